@@ -1,0 +1,81 @@
+"""Qwen3-TTS on one's own machine: text in, speech out, frame by frame.
+
+    from megakernel_tts import TTS
+
+    with TTS.load() as tts:
+        tts.say("Hello.").save("hello.wav")
+
+Importing this package is cheap: torch is loaded when the first of these names is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megakernel_tts.errors import (
+        CheckpointError,
+        EngineBusy,
+        EngineClosed,
+        MegakernelTTSError,
+        ReferenceAudioError,
+        SamplingError,
+        SynthesisError,
+        TextError,
+        VoiceError,
+    )
+    from megakernel_tts.sampling import Sampling
+    from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
+    from megakernel_tts.tts import TTS, ModelInfo, Speech
+    from megakernel_tts.voice import Voice
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "megakernel_tts.errors": (
+        "CheckpointError",
+        "EngineBusy",
+        "EngineClosed",
+        "MegakernelTTSError",
+        "ReferenceAudioError",
+        "SamplingError",
+        "SynthesisError",
+        "TextError",
+        "VoiceError",
+    ),
+    "megakernel_tts.sampling": ("Sampling",),
+    "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
+    "megakernel_tts.tts": ("TTS", "ModelInfo", "Speech"),
+    "megakernel_tts.voice": ("Voice",),
+}
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come from `__getattr__`
+    "TTS",
+    "AudioChunk",
+    "CheckpointError",
+    "ChunkPolicy",
+    "EngineBusy",
+    "EngineClosed",
+    "Finish",
+    "MegakernelTTSError",
+    "ModelInfo",
+    "ReferenceAudioError",
+    "Sampling",
+    "SamplingError",
+    "Session",
+    "Speech",
+    "SynthesisError",
+    "TextError",
+    "Voice",
+    "VoiceError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

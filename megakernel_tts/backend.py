@@ -1,0 +1,102 @@
+"""What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from megakernel_tts.config import ModelConfig
+from megakernel_tts.sampling import Sampling
+
+if TYPE_CHECKING:
+    from megakernel_tts.weights import Model
+
+
+class Backend(Protocol):
+    """Talker, code predictor and sampling for a fixed number of slots, one stream a slot.
+
+    A stream: `prefill`, then `feed` as its text becomes known and `step` for each frame, then
+    `release`. Frame t + 1 needs text vector t (frame 0 needs none): the caller steps a slot only if
+    that vector was fed or the text was ended, after which padding takes its place.
+
+    A method that raises leaves every slot as it was.
+    """
+
+    name: str
+    slots: int
+    positions: int  # prompt and frames of one stream together
+
+    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
+        """Starts a stream.
+
+        Args:
+            slot: A free one.
+            prompt: [positions, hidden], the talker's input vectors.
+            sampling: With a seed.
+            first_frame: The number that the random generator knows the first frame by.
+        """
+        ...
+
+    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+        """Queues text vectors [n, hidden]; `last` says that no more will come."""
+        ...
+
+    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
+        """Makes one frame for each slot: its codes [groups] (int64, on the host), or None at EOS."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Frees a slot at any time."""
+        ...
+
+
+def choose_backend(
+    model: "Model", config: ModelConfig, pad: Tensor, *, slots: int, positions: int
+) -> Backend:
+    """The backend for the device that the weights are on.
+
+    Args:
+        model: Tensors on their device, in the type to compute in.
+        config: The model's numbers.
+        pad: [hidden], the text vector that stands for "no text".
+        slots: Streams at a time.
+        positions: The most positions of one stream.
+    """
+    from megakernel_tts.reference import Reference
+
+    return Reference(model, config, pad, slots=slots, positions=positions)
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the GPU where torch sees one, else the CPU.
+
+    Raises:
+        ValueError: No such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but this torch sees no GPU; try `doctor`.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs.")
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on a CPU.
+
+    Raises:
+        ValueError: Another type (float16 overflows in this model).
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype is {dtype!r}; choose auto, bfloat16 or float32.")
+    return getattr(torch, dtype)

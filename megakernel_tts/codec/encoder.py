@@ -1,0 +1,86 @@
+"""Waveform -> codes: Mimi's encoder with the release's settings.
+
+As in the official package's pinned library, attention is causal over the whole recording: the
+window of 250 steps that the config names is not applied there.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megakernel_tts.codec import weights as w
+from megakernel_tts.config import CodecConfig
+from megakernel_tts.layers import linear, merge_heads, rotary, rotate, split_heads
+
+
+def _conv(conv: w.Conv, x: Tensor, mode: str = "constant") -> Tensor:
+    """Causal convolution: padded on the left, and on the right up to a whole number of strides."""
+    left = conv.weight.shape[-1] - conv.stride
+    right = -x.shape[-1] % conv.stride
+    x = F.pad(x, (left, right), mode=mode)
+    return F.conv1d(x, conv.weight, conv.bias, stride=conv.stride)
+
+
+def _norm(norm: w.Norm, x: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, eps)
+
+
+class Encoder:
+    """The codec's encoder."""
+
+    def __init__(self, weights: w.Encoder, config: CodecConfig) -> None:
+        self.config = config.encoder
+        self.frame = config.frame
+        self._w = weights
+
+    @torch.inference_mode()
+    def encode(self, wave: Tensor) -> Tensor:
+        """Encodes a recording.
+
+        Args:
+            wave: [samples], float32 at 24 kHz in [-1, 1].
+
+        Returns:
+            Codes [ceil(samples / samples a frame), groups].
+        """
+        weights = self._w
+        x = _conv(weights.conv_in, wave[None, None].to(weights.conv_in.weight))
+        for stage in weights.stages:
+            x = x + _conv(stage.conv2, F.elu(_conv(stage.conv1, F.elu(x))))
+            x = _conv(stage.down, F.elu(x))
+        x = _conv(weights.conv_out, F.elu(x))
+        x = self._transform(x.transpose(1, 2)).transpose(1, 2)
+        x = _conv(weights.downsample, x, mode="replicate")
+        codes = [
+            *self._quantize(weights.semantic, x),
+            *self._quantize(weights.acoustic, x),
+        ]
+        return torch.stack(codes, dim=-1)[: math.ceil(len(wave) / self.frame)]
+
+    def _transform(self, x: Tensor) -> Tensor:
+        s = self.config.stack
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        turn = rotary(positions, s.head_dim, s.theta, x.dtype)
+        for layer in self._w.layers:
+            n = _norm(layer.input_norm, x, s.eps)
+            q = rotate(split_heads(linear(n, layer.q), s.head_dim), turn)
+            k = rotate(split_heads(linear(n, layer.k), s.head_dim), turn)
+            v = split_heads(linear(n, layer.v), s.head_dim)
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + layer.scale * linear(merge_heads(attended), layer.o)
+            n = _norm(layer.post_norm, x, s.eps)
+            x = x + layer.mlp_scale * linear(F.gelu(linear(n, layer.fc1)), layer.fc2)
+        return x
+
+    def _quantize(self, quantizer: w.Quantizer, x: Tensor) -> list[Tensor]:
+        """Nearest entry of each codebook in turn to what the ones before left over."""
+        residual = F.conv1d(x, quantizer.input)[0].t()  # [frames, dim]
+        codes: list[Tensor] = []
+        for book in quantizer.codebooks:
+            entries = book.total / book.usage.clamp(min=1e-5)[:, None]
+            nearest = torch.cdist(residual[None], entries[None])[0].argmin(dim=-1)
+            residual = residual - entries[nearest]
+            codes.append(nearest)
+        return codes

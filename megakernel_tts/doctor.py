@@ -1,0 +1,102 @@
+"""What this machine can run, and what it lacks, in plain words."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Status = Literal["ok", "note", "missing"]
+
+_GIB = 1 << 30
+_TORCH = ((2, 11), (2, 14))  # supported: from, below
+# Weights, eight slots of keys and values, codec: GiB in bfloat16 and in float32.
+_MODELS = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    status: Status
+    text: str
+
+
+def examine() -> Iterator[Finding]:
+    """Looks at this machine, one finding after the other."""
+    yield Finding("ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield from _packages()
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("missing", f"torch cannot be imported ({error}); pip install 'torch>=2.11,<2.14'")
+        return
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if not _TORCH[0] <= version < _TORCH[1]:
+        yield Finding("missing", f"torch {torch.__version__} is not supported: 2.11 to 2.13 are")
+    else:
+        yield Finding("ok", f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(i)
+            memory = gpu.total_memory / _GIB
+            yield Finding(
+                "ok", f"cuda:{i}: {gpu.name}, sm_{gpu.major}{gpu.minor}, {memory:.0f} GiB"
+            )
+            yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
+    elif shutil.which("nvidia-smi"):
+        yield Finding(
+            "missing",
+            "There is an NVIDIA driver, but this torch sees no GPU: it is a CPU build, or the driver "
+            f"is older than its CUDA ({torch.version.cuda or 'none'}). Install a CUDA build of torch.",
+        )
+    else:
+        yield Finding("note", "No GPU: speech is made on the CPU, the released models far below real time")
+    memory = _system_memory()
+    if memory:
+        yield from _fits("cpu", memory, in_bfloat16=False)
+    yield from _storage()
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("safetensors", "tokenizers", "huggingface-hub", "soundfile", "soxr"):
+        try:
+            yield Finding("ok", f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("missing", f"{name} is not installed; pip install {name}")
+    try:
+        import soundfile  # noqa: F401
+    except (ImportError, OSError) as error:
+        yield Finding("missing", f"soundfile cannot find libsndfile ({error}); voices cannot be cloned")
+
+
+def _fits(device: str, memory: float, *, in_bfloat16: bool) -> Iterator[Finding]:
+    for model, (small, large) in _MODELS.items():
+        need = small if in_bfloat16 else large
+        if need <= memory:
+            yield Finding("ok", f"{device}: the {model} models fit (about {need} GiB, 8 streams)")
+        else:
+            yield Finding(
+                "note", f"{device}: the {model} models need about {need} GiB of {memory:.0f}; use fewer slots"
+            )
+
+
+def _system_memory() -> float | None:
+    """GiB of memory, where the system says."""
+    if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+
+
+def _storage() -> Iterator[Finding]:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    place = next((p for p in (home, *home.parents) if p.exists()), None)
+    if place is not None:
+        free = shutil.disk_usage(place).free / _GIB
+        need = 5.0  # a 1.7B download
+        text = f"{free:.0f} GiB free for downloaded models in {home}"
+        yield Finding("ok" if free >= need else "note", text)

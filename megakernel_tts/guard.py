@@ -1,0 +1,84 @@
+"""The runaway guard: ends speech that has lost its end, and nothing else.
+
+Sampled speech models now and then miss their end-of-speech code and go on with silence, room tone
+or a loop (0.3 to 0.7 % of requests are reported for this model). The guard knows how long a text
+takes to say and acts only far beyond that, or once the text is used up and nothing but near
+silence or repetition has come for seconds.
+"""
+
+import unicodedata
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SLACK = 4.0  # times the ordinary length: slow, emotional speech stays below
+_GRACE = 60  # frames on top: short texts may have long pauses and breaths
+_OVERDUE = 1.5  # times the ordinary length, from when on silence and loops are looked at
+_QUIET_FRAMES = 25  # 2 s
+_QUIET = 0.002 * 32767  # peak of a quiet frame (-54 dBFS), in 16-bit steps
+_REPEATED_FRAMES = 40  # 3.2 s
+_LONGEST_LOOP = 12  # frames
+
+
+def ordinary_frames(text: str) -> float:
+    """How many 80 ms frames the text takes at an ordinary pace (14 letters a second)."""
+    return sum(map(_char_frames, text))
+
+
+def _char_frames(char: str) -> float:
+    if char.isspace():
+        return 0.5
+    category = unicodedata.category(char)
+    if category[0] == "N":
+        return 5.0  # a digit is a word
+    if category[0] == "P":
+        return 3.0  # a pause
+    if unicodedata.east_asian_width(char) in "WF" and category[0] == "L":
+        return 3.0  # a syllable
+    if category[0] in "LM":
+        return 0.9
+    return 6.0  # a symbol is read by its name
+
+
+class Guard:
+    """Watches one piece of speech."""
+
+    def __init__(self) -> None:
+        self._frames = 0
+        self._quiet = 0
+        self._codes: deque[int] = deque(maxlen=_LONGEST_LOOP)
+        self._repeats = [0] * (_LONGEST_LOOP + 1)  # by length of the loop
+
+    def cap(self, expected: float) -> int:
+        """The most frames for a text that ordinarily takes `expected`."""
+        return int(_GRACE + _SLACK * expected)
+
+    def frame(self, code: int) -> None:
+        """Takes note of a frame by its first code."""
+        self._frames += 1
+        for loop, earlier in enumerate(reversed(self._codes), start=1):
+            self._repeats[loop] = self._repeats[loop] + 1 if earlier == code else 0
+        self._codes.append(code)
+
+    def sound(self, pcm: NDArray[np.int16], frame: int) -> None:
+        """Takes note of the samples of whole frames of `frame` samples."""
+        peaks = np.abs(pcm.reshape(-1, frame).astype(np.int32)).max(axis=1)
+        for peak in peaks:
+            self._quiet = self._quiet + 1 if peak < _QUIET else 0
+
+    def runaway(self, expected: float, used_up: bool) -> bool:
+        """Whether to end the speech here.
+
+        Args:
+            expected: Ordinary length of the text so far, in frames.
+            used_up: Whether the talker has been given all of the text.
+        """
+        if not used_up:
+            return False
+        if self._frames >= self.cap(expected):
+            return True
+        overdue = self._frames > _OVERDUE * expected
+        return overdue and (
+            self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
+        )

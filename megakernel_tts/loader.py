@@ -1,0 +1,136 @@
+"""A checkpoint's folder -> an engine: everything is checked before a weight reaches a device."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megakernel_tts.backend import choose_backend
+from megakernel_tts.checkpoint import Checkpoint
+from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.codec.encoder import Encoder
+from megakernel_tts.codec.speaker import SpeakerEncoder
+from megakernel_tts.codec.weights import decoder_specs, encoder_specs
+from megakernel_tts.config import (
+    CodecConfig,
+    ModelConfig,
+    read_codec_config,
+    read_json,
+    read_model_config,
+)
+from megakernel_tts.engine import Engine
+from megakernel_tts.errors import CheckpointError, SamplingError
+from megakernel_tts.prompt import Prompter
+from megakernel_tts.sampling import Sampling
+from megakernel_tts.text import TextTokenizer
+from megakernel_tts.weights import model_specs, speaker_specs
+
+POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
+
+
+@dataclass(frozen=True)
+class Cloner:
+    """What makes a voice from a recording (Base checkpoints)."""
+
+    encoder: Encoder
+    speaker: SpeakerEncoder
+    sample_rate: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint ready to speak."""
+
+    config: ModelConfig
+    sampling: Sampling
+    tokenizer: TextTokenizer
+    engine: Engine
+    cloner: Cloner | None
+
+
+def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slots: int) -> Loaded:
+    """Loads a checkpoint and starts its engine.
+
+    Args:
+        folder: In the released layout, the codec in `speech_tokenizer/`.
+        device: Where everything runs.
+        dtype: Of talker and predictor; the codec is always float32.
+        slots: Streams at a time.
+
+    Raises:
+        CheckpointError: Anything is missing or does not fit.
+    """
+    codec_folder = folder / "speech_tokenizer"
+    config = read_model_config(folder / "config.json")
+    codec_config = read_codec_config(codec_folder / "config.json")
+    _check_match(folder, config, codec_config)
+    sampling = _read_sampling(folder / "generation_config.json")
+    tokenizer = TextTokenizer(folder, config.talker.text_vocab)
+    checkpoint, codec = Checkpoint(folder), Checkpoint(codec_folder)
+    specs, decoder = model_specs(config), decoder_specs(codec_config.decoder)
+    encoder = encoder_specs(codec_config.encoder, config.talker.groups)
+    speaker = speaker_specs(config.speaker) if config.speaker is not None else None
+    checkpoint.verify((specs, speaker))
+    codec.verify((decoder, encoder) if speaker is not None else decoder)
+
+    model = checkpoint.load(specs, device, dtype)
+    prompter = Prompter(model.embeddings, config, tokenizer)
+    cloner = None
+    if speaker is not None and config.speaker is not None:
+        cloner = Cloner(
+            Encoder(codec.load(encoder, device, torch.float32), codec_config),
+            SpeakerEncoder(checkpoint.load(speaker, device, dtype), config.speaker),
+            codec_config.sample_rate,
+        )
+    engine = Engine(
+        choose_backend(model, config, prompter.pad[0], slots=slots, positions=POSITIONS),
+        prompter,
+        Decoder(codec.load(decoder, device, torch.float32), codec_config),
+    )
+    return Loaded(config, sampling, tokenizer, engine, cloner)
+
+
+def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:
+    talker, predictor, decoder = config.talker, config.predictor, codec.decoder
+    if decoder.groups != talker.groups:
+        raise CheckpointError(
+            f"{folder}: the codec has {decoder.groups} codes a frame and the talker {talker.groups}."
+        )
+    if not decoder.codebook == predictor.vocab == talker.codes:
+        raise CheckpointError(
+            f"{folder}: the codec has {decoder.codebook} entries a codebook, the predictor "
+            f"{predictor.vocab}, the talker {talker.codes} below its control ids; they must agree."
+        )
+    if config.speaker is not None and config.speaker.dim != talker.stack.hidden:
+        raise CheckpointError(
+            f"{folder}: x-vectors have {config.speaker.dim} values (enc_dim) and the talker takes "
+            f"{talker.stack.hidden} (hidden_size)."
+        )
+
+
+def _read_sampling(file: Path) -> Sampling:
+    """The checkpoint's own defaults; the release's where the file or a key is missing."""
+    if not file.exists():
+        return Sampling()
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: must be a JSON object.")
+    names = {
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "repetition_penalty": "repetition_penalty",
+        "subtalker_temperature": "predictor_temperature",
+        "subtalker_top_k": "predictor_top_k",
+        "subtalker_top_p": "predictor_top_p",
+        "max_new_tokens": "max_frames",
+    }
+    chosen = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+    if values.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+    if values.get("subtalker_dosample") is False:
+        chosen["predictor_temperature"] = 0.0
+    try:
+        return Sampling(**chosen)
+    except (SamplingError, TypeError) as error:
+        raise CheckpointError(f"{file}: {error}") from error

@@ -1,0 +1,256 @@
+"""The talker and the code predictor in plain torch: the oracle, and the backend without a kernel.
+
+One frame of a stream: the talker's layers turn the last frame's input into a hidden state; its
+head and the sampling rules give code 0; the predictor, starting from that hidden state, gives the
+other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.layers import gated_mlp, linear, merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
+from megakernel_tts.weights import Layer, Model, Projection, Stack
+
+_MIN_FRAMES = 2  # the release never lets the first two draws end the speech
+
+
+@dataclass
+class _Slot:
+    """One stream's state beside its keys and values."""
+
+    sampling: Sampling
+    first_frame: int
+    positions: int  # in the cache
+    hidden: Tensor | None  # [hidden], the talker's last output; None once it was used
+    codes: Tensor | None = None  # [groups], the last frame
+    frames: int = 0
+    fed: int = 0
+    ended: bool = False
+
+
+class _Cache:
+    """Keys and values of one network: [layers, slots, kv heads, positions, head_dim]."""
+
+    def __init__(self, c: StackConfig, slots: int, positions: int, like: Tensor) -> None:
+        shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
+        self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.empty_like(self.keys)
+
+
+class Reference:
+    """A `Backend` in plain torch, for the CPU and for CUDA, in float32 and bfloat16."""
+
+    name = "reference"
+
+    def __init__(
+        self, model: Model, config: ModelConfig, pad: Tensor, *, slots: int, positions: int
+    ) -> None:
+        self.slots = slots
+        self.positions = positions
+        self._model = model
+        self._config = config
+        self._pad = pad
+        self._device = pad.device
+        talker = config.talker
+        self._cache = _Cache(talker.stack, slots, positions, pad)
+        self._predictor_cache = _Cache(config.predictor.stack, slots, talker.groups, pad)
+        self._text = torch.empty(slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device)
+        self._seen = torch.zeros(slots, talker.vocab, dtype=torch.bool, device=pad.device)
+        allowed = torch.arange(talker.vocab, device=pad.device) < talker.codes
+        self._allowed_early = allowed.clone()
+        allowed[talker.control.eos] = True
+        self._allowed = allowed
+        self._state: dict[int, _Slot] = {}
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
+        """Runs the prompt; see `Backend.prefill`."""
+        if len(prompt) >= self.positions:
+            raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
+        hidden = self._talk([slot], prompt[None], [0])[0, -1]
+        self._seen[slot] = False
+        self._state[slot] = _Slot(sampling, first_frame, len(prompt), hidden)
+
+    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+        """Queues text vectors; see `Backend.feed`."""
+        state = self._state[slot]
+        # What lies past the last position can never be used.
+        text = text[: self.positions - state.fed]
+        self._text[slot, state.fed : state.fed + len(text)] = text
+        state.fed += len(text)
+        state.ended = last
+
+    def release(self, slot: int) -> None:
+        """Forgets the stream; see `Backend.release`."""
+        self._state.pop(slot, None)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
+        """One frame for each slot; see `Backend.step`."""
+        states = [self._state[slot] for slot in slots]
+        hidden = self._hidden(slots, states)  # [batch, 1, hidden]
+        noise = gumbel(
+            [s.sampling.seed or 0 for s in states],
+            [s.first_frame + s.frames for s in states],
+            self._config.talker.groups,
+            self._config.talker.vocab,
+            self._device,
+        )
+        first = self._first_code(slots, states, linear(hidden, self._model.talker.head)[:, 0], noise[:, 0])
+        rows = [s.sampling for s in states]
+        rest = self.predict(hidden, first, Rule.predictor(rows, self._device), noise[:, 1:])
+        codes = torch.cat([first[:, None], rest], dim=1).cpu()
+        eos = self._config.talker.control.eos
+        self._seen[torch.tensor(slots, device=self._device), first] = True
+        for row, state in zip(codes, states, strict=True):
+            state.codes, state.hidden = row, None
+            state.positions += state.frames > 0
+            state.frames += 1
+        return [None if row[0] == eos else row for row in codes]
+
+    def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> Tensor:
+        """The talker's output for each slot: the prompt's, or that of the last frame's codes."""
+        moving = [i for i, s in enumerate(states) if s.codes is not None]
+        rows: dict[int, Tensor] = {
+            i: s.hidden[None] for i, s in enumerate(states) if s.hidden is not None
+        }
+        if moving:
+            inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
+            made = self._talk([slots[i] for i in moving], inputs, [states[i].positions for i in moving])
+            rows |= dict(zip(moving, made, strict=True))
+        return torch.stack([rows[i] for i in range(len(slots))])
+
+    def _next_input(self, slot: int, state: _Slot) -> Tensor:
+        """The sum of a frame's embeddings, plus the text vector of that frame: [1, hidden]."""
+        assert state.codes is not None
+        frame = state.frames - 1
+        if frame >= state.fed and not state.ended:
+            raise RuntimeError(f"Slot {slot} was stepped before the text of frame {frame} arrived.")
+        text = self._text[slot, frame] if frame < state.fed else self._pad
+        return self._model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
+
+    def _first_code(
+        self, slots: Sequence[int], states: list[_Slot], logits: Tensor, noise: Tensor
+    ) -> Tensor:
+        """Penalty, minimum length, mask, temperature, top-k, top-p, draw: in that order."""
+        rows = [s.sampling for s in states]
+        penalty = [s.repetition_penalty for s in rows]
+        early = torch.tensor([s.frames < _MIN_FRAMES for s in states], device=self._device)
+        logits = logits.float()
+        if not bool(logits.isfinite().all()):
+            raise FloatingPointError("The talker's logits are not finite.")
+        seen = self._seen[torch.tensor(slots, device=self._device)]
+        logits = penalize(logits, seen, torch.tensor(penalty, device=self._device)[:, None])
+        allowed = torch.where(early[:, None], self._allowed_early, self._allowed)
+        logits = logits.masked_fill(~allowed, -torch.inf)
+        return draw(logits, Rule.talker(rows, self._device), noise)
+
+    def predict(self, hidden: Tensor, first: Tensor, rule: Rule, noise: Tensor) -> Tensor:
+        """Codes 1 to groups - 1 of a frame.
+
+        Args:
+            hidden: [batch, 1, talker's hidden].
+            first: [batch], code 0; the end of speech is looked up like any other.
+            rule: How the codes are drawn.
+            noise: [batch, groups - 1, at least as many ids as codes].
+
+        Returns:
+            [batch, groups - 1].
+        """
+        model, predictor = self._model, self._model.predictor
+        c = self._config.predictor
+        x = torch.cat([hidden, model.embeddings.codec[first][:, None]], dim=1)
+        rows = list(range(len(first)))
+        position = 0
+        codes: list[Tensor] = []
+        for i, head in enumerate(predictor.heads):
+            x = _project(x, predictor.project)
+            starts = [position] * len(rows)
+            h = _run(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
+            position += x.shape[1]
+            logits = linear(h, head)[:, 0].float()
+            codes.append(draw(logits, rule, noise[:, i, : c.vocab]))
+            x = model.embeddings.groups[i][codes[-1]][:, None]
+        return torch.stack(codes, dim=1)
+
+    def _talk(self, slots: Sequence[int], x: Tensor, starts: Sequence[int]) -> Tensor:
+        """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
+        c, stack = self._config.talker.stack, self._model.talker.stack
+        return _run(x, stack, c, self._cache, slots, starts)
+
+
+def _project(x: Tensor, projection: Projection | None) -> Tensor:
+    return x if projection is None else linear(x, projection.weight, projection.bias)
+
+
+def _run(
+    x: Tensor,
+    stack: Stack,
+    c: StackConfig,
+    cache: _Cache,
+    slots: Sequence[int],
+    starts: Sequence[int],
+) -> Tensor:
+    """All layers and the last norm over new positions x, from position `starts` on in each slot."""
+    steps = torch.arange(x.shape[1], device=x.device)
+    positions = torch.tensor(starts, device=x.device)[:, None] + steps
+    turn = rotary(positions, c.head_dim, c.theta, x.dtype)
+    for layer, keys, values in zip(stack.layers, cache.keys, cache.values, strict=True):
+        q, k, v = _qkv(x, layer, c, turn)
+        x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
+        n = rms_norm(x, layer.post_norm, c.eps)
+        x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
+    return rms_norm(x, stack.norm, c.eps)
+
+
+def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projections, per-head norms of query and key, rotary embedding."""
+    n = rms_norm(x, layer.input_norm, c.eps)
+    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.eps)
+    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.eps)
+    return rotate(q, turn), rotate(k, turn), split_heads(linear(n, layer.v), c.head_dim)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Sequence[int],
+    starts: Sequence[int],
+) -> Tensor:
+    """Appends k and v to the slots, then causal grouped-query attention of each stream over its own.
+
+    Args:
+        q: [batch, heads, new positions, head_dim].
+        k: [batch, kv heads, new positions, head_dim].
+        v: As k.
+        keys: The layer's cache [slots, kv heads, positions, head_dim].
+        values: As keys.
+        slots: Of each stream.
+        starts: Each stream's first new position.
+
+    Returns:
+        [batch, new positions, heads * head_dim].
+    """
+    outputs: list[Tensor] = []
+    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+        end = start + q.shape[2]
+        keys[slot, :, start:end] = k[row]
+        values[slot, :, start:end] = v[row]
+        attended = F.scaled_dot_product_attention(
+            q[row : row + 1],
+            keys[slot : slot + 1, :, :end],
+            values[slot : slot + 1, :, :end],
+            is_causal=q.shape[2] > 1,  # several new positions only ever start at 0
+            enable_gqa=True,
+        )
+        outputs.append(attended)
+    return merge_heads(torch.cat(outputs))

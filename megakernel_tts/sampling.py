@@ -1,0 +1,198 @@
+"""How codes are drawn: the parameters, the logits processing, the counter-based random numbers.
+
+A draw is the argmax of `logits / temperature + Gumbel noise` over the kept ids, which is an exact
+draw from their softmax (Gumbel, 1954; Yellott, 1977) and needs no sum whose order a backend could
+change. The noise comes from Philox4x32-10 (Salmon et al., 2011) at the counter (id, codebook,
+frame) under the stream's seed: neighbours, slot and backend do not enter.
+"""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megakernel_tts.errors import SamplingError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a stream is sampled. The defaults are the release's.
+
+    Attributes:
+        temperature: Of code 0; 0 is greedy.
+        top_k: Of code 0: how many of the likeliest ids are kept; 0 keeps all.
+        top_p: Of code 0: the likeliest ids that add up to this probability are kept.
+        repetition_penalty: Of code 0: above 1 makes ids that were used before less likely.
+        predictor_temperature: Of codes 1 to 15; 0 is greedy (it sounds robotic).
+        predictor_top_k: Of codes 1 to 15.
+        predictor_top_p: Of codes 1 to 15.
+        seed: The same seed gives the same codes; None draws one.
+        max_frames: The most frames (80 ms each) that one piece of text may take.
+        guard: Whether runaway speech is stopped (see `guard`).
+    """
+
+    temperature: float = 0.9
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.05
+    predictor_temperature: float = 0.9
+    predictor_top_k: int = 50
+    predictor_top_p: float = 1.0
+    seed: int | None = None
+    max_frames: int = 8192
+    guard: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "predictor_temperature"):
+            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+        for name in ("top_k", "predictor_top_k"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("top_p", "predictor_top_p"):
+            self._check(name, 0 < getattr(self, name) <= 1, "above 0 and at most 1")
+        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
+        self._check("max_frames", self.max_frames >= 1, "1 or more")
+        if self.seed is not None:
+            self._check("seed", 0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1")
+
+    def _check(self, name: str, ok: bool, expected: str) -> None:
+        if not ok:
+            raise SamplingError(f"{name} is {getattr(self, name)!r}; it must be {expected}.")
+
+    @classmethod
+    def greedy(cls, **overrides: Any) -> "Sampling":
+        """The likeliest code everywhere: for tests and comparisons, not for listening."""
+        return cls(**({"temperature": 0.0, "predictor_temperature": 0.0} | overrides))
+
+    def seeded(self) -> "Sampling":
+        """The same with a seed drawn, if there is none."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one network's logits are drawn from, for a batch of streams: tensors of [batch, 1]."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    @staticmethod
+    def talker(rows: Sequence[Sampling], device: torch.device) -> "Rule":
+        """The rule for code 0."""
+        return _rule([(s.temperature, s.top_k, s.top_p) for s in rows], device)
+
+    @staticmethod
+    def predictor(rows: Sequence[Sampling], device: torch.device) -> "Rule":
+        """The rule for the other codes."""
+        return _rule(
+            [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in rows], device
+        )
+
+
+def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> Rule:
+    temperature, top_k, top_p = zip(*rows, strict=True)
+    return Rule(
+        torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
+        torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
+        torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
+    )
+
+
+def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Divides positive and multiplies negative logits of seen ids, once an id.
+
+    Args:
+        logits: [batch, ids], float32.
+        seen: [batch, ids], bool.
+        penalty: [batch, 1].
+    """
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, penalized, logits)
+
+
+def draw(logits: Tensor, rule: Rule, noise: Tensor) -> Tensor:
+    """One id for each row.
+
+    Args:
+        logits: [batch, ids], float32; -inf is never drawn.
+        rule: Temperature 0 takes the argmax; ties at the top-k border stay in.
+        noise: [batch, ids] of `gumbel`.
+
+    Returns:
+        [batch], int64.
+    """
+    greedy = rule.temperature == 0
+    scores = logits / torch.where(greedy, 1.0, rule.temperature)
+    scores = torch.where(greedy, scores, _top_p(_top_k(scores, rule.top_k), rule.top_p))
+    return torch.where(greedy, scores, scores + noise).argmax(dim=-1)
+
+
+def _top_k(scores: Tensor, top_k: Tensor) -> Tensor:
+    largest = min(int(top_k.max()), scores.shape[-1])
+    if largest == 0:
+        return scores
+    best = scores.topk(largest, dim=-1).values
+    border = best.gather(-1, (top_k - 1).clamp(0, largest - 1))
+    return scores.masked_fill((scores < border) & (top_k > 0), -torch.inf)
+
+
+def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+    if bool((top_p >= 1).all()):
+        return scores
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(dim=-1)
+    # An id goes if those before it suffice already; the likeliest always stays.
+    before = probability.cumsum(dim=-1) - probability
+    excess = (before >= top_p) & (top_p < 1)
+    return scores.masked_fill(torch.zeros_like(excess).scatter(-1, order, excess), -torch.inf)
+
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
+    """Philox4x32-10: four random words for each counter.
+
+    Args:
+        counter: Four int64 tensors of 32-bit words, broadcastable to each other.
+        key: Two of the same.
+
+    Returns:
+        Four int64 tensors of 32-bit words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # The product of two 32-bit words wraps in int64, but its 64 bits are the right ones.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> 32) & _MASK ^ c1 ^ k0, p1 & _MASK, (p0 >> 32) & _MASK ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return [c0, c1, c2, c3]
+
+
+def gumbel(seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, device: torch.device) -> Tensor:
+    """The noise of one frame of each stream, for all of its codebooks.
+
+    Word w of the counter (b, codebook, frame, 0) under the key (seed's low word, high word) belongs
+    to id 4b + w. Its upper 23 bits make a uniform number strictly between 0 and 1.
+
+    Returns:
+        [streams, groups, ids], float32.
+    """
+
+    def words(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)[:, None, None]
+
+    block = torch.arange((ids + 3) // 4, device=device)[None, None, :]
+    codebook = torch.arange(groups, device=device)[None, :, None]
+    key = [words([s & _MASK for s in seeds]), words([s >> 32 for s in seeds])]
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    bits = torch.stack(philox([block, codebook, words([f & _MASK for f in frames]), zero], key), dim=-1)
+    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
+    return -(-uniform.flatten(2)[..., :ids].log()).log()

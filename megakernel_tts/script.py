@@ -1,0 +1,68 @@
+"""A session's text on its way to the talker: split into pieces, each tokenised as it arrives."""
+
+import threading
+from collections import deque
+
+from megakernel_tts.guard import ordinary_frames
+from megakernel_tts.split import Splitter
+from megakernel_tts.text import IncrementalTokenizer, TextTokenizer
+
+
+class Piece:
+    """One stretch of text that is spoken as one utterance; it grows until it is ended."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.frames = 0.0  # what it takes at an ordinary pace
+        self.ended = False
+
+
+class Script:
+    """Written by the one who pushes text, read by the engine; both under `lock`."""
+
+    def __init__(self, tokenizer: TextTokenizer, splitter: Splitter) -> None:
+        self.lock = threading.Lock()
+        self.ended = False
+        self._tokenizer = tokenizer
+        self._splitter = splitter
+        self._pieces: deque[Piece] = deque()
+        self._open: tuple[Piece, IncrementalTokenizer] | None = None
+
+    def push(self, text: str) -> None:
+        """Adds text."""
+        for portion, ends in self._splitter.push(text):
+            if self._open is None:
+                self._open = Piece(), IncrementalTokenizer(self._tokenizer)
+                self._pieces.append(self._open[0])
+            piece, tokenizer = self._open
+            piece.ids += tokenizer.push(portion)
+            piece.frames += ordinary_frames(portion)
+            if ends:
+                self._close()
+
+    def end(self) -> None:
+        """Ends the text."""
+        self._close()
+        self.ended = True
+
+    def _close(self) -> None:
+        if self._open is not None:
+            piece, tokenizer = self._open
+            piece.ids += tokenizer.end()
+            piece.ended = True
+            self._open = None
+
+    def front(self) -> Piece | None:
+        """The piece to speak now, once something of it is known."""
+        while self._pieces and self._pieces[0].ended and not self._pieces[0].ids:
+            self._pieces.popleft()  # nothing but whitespace
+        return self._pieces[0] if self._pieces and self._pieces[0].ids else None
+
+    def pop(self) -> None:
+        """Drops the piece that was spoken."""
+        self._pieces.popleft()
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was spoken and nothing will come."""
+        return self.ended and self.front() is None

@@ -1,0 +1,136 @@
+"""Text -> token ids: Qwen's byte-level BPE, whole or as the text arrives.
+
+The tokenizer knows no special tokens: whatever a user writes is spoken text, `<|im_end|>` too.
+The ids that frame a text come from the config (see `prompt`).
+"""
+
+import json
+import unicodedata
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from megakernel_tts.config import read_json
+from megakernel_tts.errors import CheckpointError, TextError
+
+# Qwen2's own split, which the models were trained with. (A flag of transformers 4.57 swaps in
+# Mistral's, which cuts "helloWorld" in two.)
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def check_text(text: str) -> None:
+    """Refuses what is no Unicode text.
+
+    Raises:
+        TextError: No string, or one with a lone surrogate.
+    """
+    if not isinstance(text, str):
+        raise TextError(f"The text must be a string, found {type(text).__name__}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(
+            f"Character {error.start} of the text is the lone surrogate "
+            f"U+{ord(text[error.start]):04X}, which is half of a character; "
+            "decode the text with errors='replace' first."
+        ) from None
+
+
+class TextTokenizer:
+    """A checkpoint's `vocab.json` and `merges.txt`."""
+
+    def __init__(self, folder: Path, text_vocab: int) -> None:
+        """Reads the files.
+
+        Args:
+            folder: The checkpoint.
+            text_vocab: Rows of the text embedding; every id must be below.
+
+        Raises:
+            CheckpointError: A file is missing or broken, or an id is out of range.
+        """
+        vocab_file, merges_file = folder / "vocab.json", folder / "merges.txt"
+        vocab = read_json(vocab_file)
+        if not isinstance(vocab, dict) or not all(
+            type(i) is int and 0 <= i < text_vocab for i in vocab.values()
+        ):
+            raise CheckpointError(
+                f"{vocab_file}: must be an object of tokens and ids below {text_vocab}, "
+                "the text_vocab_size of config.json."
+            )
+        missing = [c for c in pre_tokenizers.ByteLevel.alphabet() if c not in vocab]
+        if missing:
+            raise CheckpointError(
+                f"{vocab_file}: {len(missing)} of the 256 byte tokens are missing, "
+                f"for one {json.dumps(missing[0])}."
+            )
+        try:
+            lines = merges_file.read_text(encoding="utf-8").splitlines()
+            merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#v")]
+            model = models.BPE(vocab=vocab, merges=merges)  # pyright: ignore[reportArgumentType]
+        except FileNotFoundError:
+            raise CheckpointError(f"{merges_file}: the file is missing.") from None
+        except Exception as error:  # the library raises a bare Exception for a bad merge
+            raise CheckpointError(f"{merges_file}: not usable with vocab.json ({error}).") from error
+        self._bpe = Tokenizer(model)
+        self._bpe.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
+        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+            [
+                pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        self._split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Outer whitespace is the caller's to strip."""
+        return self._bpe.encode(text, add_special_tokens=False).ids
+
+    def settled(self, text: str) -> int:
+        """How many leading characters of an NFC text no later character can re-tokenise.
+
+        A pre-token ends for good once a character follows that neither combines with what stands
+        before it nor joins a run of whitespace.
+        """
+        spans = self._split.pre_tokenize_str(text)
+        for _, (start, _) in reversed(spans):
+            if 0 < start and _stands_alone(text[start]):
+                if not (text[start - 1].isspace() and text[start].isspace()):
+                    return start
+        return 0
+
+
+def _stands_alone(char: str) -> bool:
+    """Whether normalisation never merges or reorders the character with those before it."""
+    hangul_part = "\u1160" <= char <= "\u11ff"  # vowels and finals compose with what precedes
+    return not hangul_part and not unicodedata.category(char).startswith("M") and ord(char) < 0x16D40
+
+
+class IncrementalTokenizer:
+    """Tokenises a text as it arrives; the ids add up to those of the whole text.
+
+    Outer whitespace is stripped.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pending = ""
+        self._started = False
+
+    def push(self, text: str) -> list[int]:
+        """Takes more text; gives the ids that are certain by now."""
+        pending = unicodedata.normalize("NFC", self._pending + text)
+        if not self._started:
+            pending = pending.lstrip()
+            self._started = bool(pending)
+        settled = self._tokenizer.settled(pending)
+        self._pending = pending[settled:]
+        return self._tokenizer.encode(pending[:settled]) if settled else []
+
+    def end(self) -> list[int]:
+        """Ends the text; gives the remaining ids."""
+        rest, self._pending = self._pending.rstrip(), ""
+        return self._tokenizer.encode(rest) if rest else []

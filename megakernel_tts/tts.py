@@ -1,0 +1,381 @@
+"""The public face: load a model, say something, stream it, clone a voice."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from megakernel_tts import hub
+from megakernel_tts.audio import Recording, WavWriter, read_reference
+from megakernel_tts.backend import pick_device, pick_dtype
+from megakernel_tts.config import ModelConfig, read_model_config
+from megakernel_tts.errors import SynthesisError, TextError, VoiceError
+from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.prompt import spoken_languages
+from megakernel_tts.sampling import Sampling
+from megakernel_tts.script import Script
+from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, FinishReason, Session
+from megakernel_tts.split import Limits, Splitter
+from megakernel_tts.text import check_text
+from megakernel_tts.voice import Voice
+
+TextLayout = Literal["auto", "full", "streaming"]
+
+_log = logging.getLogger("megakernel_tts")
+_SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Something said.
+
+    Attributes:
+        pcm: [samples], 16-bit.
+        sample_rate: Samples a second.
+        codes: [frames, groups].
+        finish: How it ended: `eos` (all was said), `length` or `guard`.
+    """
+
+    pcm: NDArray[np.int16]
+    sample_rate: int
+    codes: NDArray[np.int64]
+    finish: FinishReason
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return len(self.pcm) / self.sample_rate
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a wav file."""
+        with WavWriter(path, self.sample_rate) as file:
+            file.write(self.pcm)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a checkpoint can do, as its `config.json` says.
+
+    Attributes:
+        kind: `base` (clones), `custom_voice` (has named voices) or `voice_design`.
+        voices: Named voices and the languages that each speaks, its dialect first.
+        languages: What `language` may be, beside `auto`.
+        takes_instruct: Whether it follows an instruction.
+        note: What a listener should know first, if anything.
+    """
+
+    kind: str
+    voices: Mapping[str, tuple[str, ...]]
+    languages: tuple[str, ...]
+    takes_instruct: bool
+    note: str | None
+
+
+def _info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
+    languages = spoken_languages(config)
+    dialects = config.talker.dialects
+    voices = {
+        name: ((dialects[name],) if name in dialects else ()) + languages
+        for name in config.talker.speakers
+    }
+    note = hub.DEMO_NOTE if os.fspath(model) == hub.DEMO else None
+    return ModelInfo(config.kind, voices, languages, config.takes_instruct, note)
+
+
+class TTS:
+    """A loaded model and its engine. Use `TTS.load`; close it, or use it in a `with` block.
+
+    Any number of threads and tasks may speak through one TTS at once; as many streams as it has
+    slots run together, others wait.
+    """
+
+    def __init__(self, loaded: Loaded, info: ModelInfo) -> None:
+        self._loaded = loaded
+        self._info = info
+
+    @staticmethod
+    def describe(model: str | os.PathLike[str] = "demo") -> ModelInfo:
+        """What a model can do, without loading its weights.
+
+        Raises:
+            CheckpointError: There is no such model, or its config is broken.
+        """
+        return _info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str] = "demo",
+        device: str = "auto",
+        dtype: str = "auto",
+        slots: int = 8,
+    ) -> "TTS":
+        """Loads a model.
+
+        Args:
+            model: `demo`, a checkpoint's folder, or a hub id (`owner/name`, `owner/name@revision`).
+            device: `auto`, `cpu`, `cuda` or `cuda:N`.
+            dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
+            slots: How many streams can speak at once.
+
+        Raises:
+            CheckpointError: The model is missing or broken.
+            ValueError: No such device, type or number of slots.
+        """
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+        chosen = pick_device(device)
+        number = pick_dtype(dtype, chosen)
+        loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
+        info = _info(loaded.config, model)
+        _log.info("%s on %s through %s", model, chosen, loaded.engine.backend.name)
+        if info.note:
+            _log.warning(info.note)
+        return cls(loaded, info)
+
+    @property
+    def voices(self) -> Mapping[str, tuple[str, ...]]:
+        """The named voices and the languages that each speaks; empty for Base and VoiceDesign."""
+        return self._info.voices
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model can do."""
+        return self._info
+
+    @property
+    def sampling(self) -> Sampling:
+        """The model's own sampling parameters, used where none are given."""
+        return self._loaded.sampling
+
+    def say(
+        self,
+        text: str,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+        *,
+        retries: int = 0,
+    ) -> Speech:
+        """Says a text and gives back the whole of it.
+
+        Args:
+            text: Of any length.
+            voice: A named voice (None takes the model's first), or a cloned one for a Base model.
+            language: One of the model's, or `auto`.
+            instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign).
+            layout: Where the text goes: `full` (so does `auto`), or `streaming`.
+            sampling: How codes are drawn.
+            retries: How often to try again with the next seed if the guard stopped the speech.
+
+        Raises:
+            TextError: There is nothing to say, or it is no Unicode text.
+            VoiceError: The model has no such voice or language, or takes no instruction.
+            EngineBusy: Too many streams wait already.
+            EngineClosed: The model was closed.
+            SynthesisError: It failed on the way.
+        """
+        sampling = (sampling or self.sampling).seeded()
+        for attempt in range(retries + 1):
+            seed = ((sampling.seed or 0) + attempt) % (1 << 64)
+            session = self._speak(
+                text, voice, language, instruct, layout, replace(sampling, seed=seed), None
+            )
+            with session:
+                chunks = [event for event in session if isinstance(event, AudioChunk)]
+            finish = _outcome(session)
+            if finish.reason != "guard":
+                break
+        groups = self._loaded.config.talker.groups
+        pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
+        codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
+        rate = self._loaded.engine.decoder.sample_rate
+        return Speech(np.concatenate(pcm), rate, np.concatenate(codes), finish.reason)
+
+    def stream(
+        self,
+        text: str,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+        chunks: ChunkPolicy | None = None,
+    ) -> Iterator[AudioChunk]:
+        """Says a text and gives each chunk of audio as soon as it exists; arguments as `say`.
+
+        Leaving the iteration stops the speech. `open` tells how it ended, too.
+        """
+        session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
+        return _chunks(session)
+
+    async def astream(
+        self,
+        text: str,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+        chunks: ChunkPolicy | None = None,
+    ) -> AsyncIterator[AudioChunk]:
+        """As `stream`, for asyncio: nothing runs on the event loop but the hand-over."""
+        session = await asyncio.to_thread(
+            self._speak, text, voice, language, instruct, layout, sampling, chunks
+        )
+        with session:
+            async for event in session:
+                if isinstance(event, AudioChunk):
+                    yield event
+            _outcome(session)
+
+    def open(
+        self,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+        chunks: ChunkPolicy | None = None,
+    ) -> Session:
+        """Opens a session for text that is still being written.
+
+        Args:
+            voice: As in `say`.
+            language: As in `say`.
+            instruct: As in `say`.
+            layout: `streaming` (so does `auto`) speaks from the first word on, a token a frame;
+                `full` speaks sentence by sentence. With a cloned voice that has a transcript,
+                `streaming` waits until as much text is known as stands beside the recording.
+            sampling: As in `say`.
+            chunks: How many frames leave together.
+
+        Raises:
+            VoiceError: The model has no such voice or language, or takes no instruction.
+            EngineBusy: Too many streams wait already.
+            EngineClosed: The model was closed.
+        """
+        sentences = _SENTENCES if layout == "full" else None
+        live = "streaming" if layout == "auto" else layout
+        return self._open(voice, language, instruct, live, sampling, chunks, sentences)
+
+    def clone(self, wav: Recording, text: str | None = None) -> Voice:
+        """Makes a voice from a recording, for a Base model.
+
+        Args:
+            wav: A path or open file that soundfile reads, or (samples, rate); at most 60 s.
+            text: What is said in it; with it the voice is closer to the recording.
+
+        Raises:
+            VoiceError: This model clones no voices.
+            ReferenceAudioError: The recording is unreadable, silent, clipped, too long or too short.
+        """
+        cloner = self._loaded.cloner
+        if cloner is None:
+            raise VoiceError(
+                f"This model is {self._info.kind}, and only Base models clone voices; load one, "
+                "such as Qwen/Qwen3-TTS-12Hz-0.6B-Base."
+            )
+        wave = torch.from_numpy(read_reference(wav, cloner.sample_rate))
+        x_vector = cloner.speaker.embed(wave).float().cpu()
+        if text is None or not text.strip():
+            return Voice(x_vector)
+        check_text(text)
+        return Voice(x_vector, cloner.encoder.encode(wave).cpu(), text.strip())
+
+    def warmup(self) -> None:
+        """Runs every path that a request can take, so that the first one is as fast as any."""
+        hidden = self._loaded.config.talker.stack.hidden
+        voice = Voice(torch.zeros(hidden)) if self._info.kind == "base" else None
+        instruct = "A calm voice." if self._info.kind == "voice_design" else None
+        for sampling in (Sampling(seed=0, max_frames=16), Sampling.greedy(seed=0, max_frames=16)):
+            for layout in ("full", "streaming"):
+                self.say("Hello.", voice, instruct=instruct, layout=layout, sampling=sampling)
+
+    def close(self) -> None:
+        """Stops every stream and the engine; may be called twice."""
+        self._loaded.engine.close()
+
+    def __enter__(self) -> "TTS":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _speak(
+        self,
+        text: str,
+        voice: str | Voice | None,
+        language: str,
+        instruct: str | None,
+        layout: TextLayout,
+        sampling: Sampling | None,
+        chunks: ChunkPolicy | None,
+    ) -> Session:
+        """A session for a text that is known."""
+        check_text(text)
+        if not text.strip():
+            raise TextError("There is nothing to say: the text is empty or only whitespace.")
+        known = "full" if layout == "auto" else layout
+        session = self._open(voice, language, instruct, known, sampling, chunks, None)
+        session.push_text(text)
+        session.end()
+        return session
+
+    def _open(
+        self,
+        voice: str | Voice | None,
+        language: str,
+        instruct: str | None,
+        layout: Literal["full", "streaming"],
+        sampling: Sampling | None,
+        chunks: ChunkPolicy | None,
+        limits: Limits | None,
+    ) -> Session:
+        if layout not in ("full", "streaming"):
+            raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
+        if voice is None:
+            voice = next(iter(self.voices), None)
+        engine = self._loaded.engine
+        prefix = engine.prompter.prefix(voice, language, instruct)
+        script = Script(self._loaded.tokenizer, Splitter(language.strip().lower(), limits))
+        return engine.open(
+            script,
+            prefix,
+            voice if isinstance(voice, Voice) else None,
+            layout,
+            (sampling or self.sampling).seeded(),
+            chunks or ChunkPolicy(),
+        )
+
+
+def _chunks(session: Session) -> Iterator[AudioChunk]:
+    with session:
+        for event in session:
+            if isinstance(event, AudioChunk):
+                yield event
+        _outcome(session)
+
+
+def _outcome(session: Session) -> Finish:
+    """How a session ended; what failed is raised, what was cut is logged."""
+    finish = session.finish
+    assert finish is not None  # the iteration ends after the finish
+    if finish.reason == "error":
+        raise SynthesisError(f"Speaking failed: {finish.error}") from finish.error
+    if finish.reason == "cancelled":
+        raise SynthesisError("The speech was cancelled: the model was closed meanwhile.")
+    if finish.reason != "eos":
+        _log.warning("The speech was ended after %d frames: %s.", finish.frames, finish.reason)
+    return finish
