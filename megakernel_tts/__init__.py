@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megakernel_tts.errors import (
         CheckpointError,
-        EngineBusy,
-        EngineClosed,
+        EngineBusyError,
+        EngineClosedError,
         MegakernelTTSError,
         ReferenceAudioError,
         SamplingError,
@@ -33,8 +33,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "megakernel_tts.errors": (
         "CheckpointError",
-        "EngineBusy",
-        "EngineClosed",
+        "EngineBusyError",
+        "EngineClosedError",
         "MegakernelTTSError",
         "ReferenceAudioError",
         "SamplingError",
@@ -53,8 +53,8 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "AudioChunk",
     "CheckpointError",
     "ChunkPolicy",
-    "EngineBusy",
-    "EngineClosed",
+    "EngineBusyError",
+    "EngineClosedError",
     "Finish",
     "MegakernelTTSError",
     "ModelInfo",

@@ -5,7 +5,6 @@ import math
 import os
 import wave
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -22,7 +21,8 @@ Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
 def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:
     """[-1, 1] -> 16-bit samples, rounded to nearest."""
-    return np.rint(np.clip(wave, -1.0, 1.0) * 32767.0).astype(np.int16)
+    scaled: NDArray[np.float32] = np.clip(wave, -1.0, 1.0) * np.float32(32767.0)
+    return np.rint(scaled).astype(np.int16)
 
 
 class WavWriter:
@@ -45,9 +45,7 @@ class WavWriter:
     def __enter__(self) -> "WavWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -72,12 +70,11 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
         raise ReferenceAudioError(f"{name} is empty; a few seconds of clear speech are needed.")
     if not np.isfinite(mono).all():
         raise ReferenceAudioError(f"{name} holds samples that are no numbers (NaN or infinity).")
-    if seconds > _LONGEST:
-        raise ReferenceAudioError(
-            f"{name} lasts {seconds:.1f} s; cut it to {_LONGEST:.0f} s or less (5 to 15 s do best)."
-        )
+    _check_longest(name, seconds)
     if seconds < _SHORTEST:
-        raise ReferenceAudioError(f"{name} lasts {seconds:.2f} s; at least {_SHORTEST} s are needed.")
+        raise ReferenceAudioError(
+            f"{name} lasts {seconds:.2f} s; at least {_SHORTEST} s are needed."
+        )
     peak = float(np.abs(mono).max())
     if peak < _SILENT:
         raise ReferenceAudioError(f"{name} is silent (its peak is {_decibels(peak)}).")
@@ -113,19 +110,22 @@ def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
     source = str(path) if path else recording
     try:
         info = soundfile.info(source)
-        if info.frames / info.samplerate > _LONGEST:  # before a huge file is read
-            raise ReferenceAudioError(
-                f"{name} lasts {info.frames / info.samplerate:.1f} s; cut it to {_LONGEST:.0f} s or "
-                "less (5 to 15 s do best)."
-            )
+        _check_longest(name, info.frames / info.samplerate)  # before a huge file is read
         if isinstance(source, io.IOBase):
             source.seek(0)
         samples, rate = soundfile.read(source, dtype="float32")
+    except ReferenceAudioError:
+        raise
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
-        if isinstance(error, ReferenceAudioError):
-            raise
         raise ReferenceAudioError(f"{name} is not readable as audio ({error}).") from error
-    return name, samples, rate
+    return name, np.asarray(samples, dtype=np.float32), rate
+
+
+def _check_longest(name: str, seconds: float) -> None:
+    if seconds > _LONGEST:
+        raise ReferenceAudioError(
+            f"{name} lasts {seconds:.1f} s; cut it to {_LONGEST:.0f} s or less (5 to 15 s do best)."
+        )
 
 
 def _decibels(peak: float) -> str:

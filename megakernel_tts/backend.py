@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        """Makes one frame for each slot: its codes [groups] (int64, on the host), or None at EOS."""
+        """Makes a frame for each slot: its codes [groups] (int64, on the host), or None at EOS."""
         ...
 
     def release(self, slot: int) -> None:

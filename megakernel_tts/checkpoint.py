@@ -150,7 +150,9 @@ class Checkpoint:
 
             return map_leaves(tree, read)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{self.folder}: reading the tensors failed ({error}).") from error
+            raise CheckpointError(
+                f"{self.folder}: reading the tensors failed ({error})."
+            ) from error
 
 
 def _read_header(file: Path) -> dict[str, _Entry]:
@@ -176,7 +178,9 @@ def _read_header(file: Path) -> dict[str, _Entry]:
             shape = tuple(int(n) for n in info["shape"])
             width = {"BF16": 2, "F16": 2, "F32": 4}.get(info["dtype"])
             if width is not None and math.prod(shape) * width != end - begin:
-                raise CheckpointError(f"{file}: {name} of shape {list(shape)} has {end - begin} bytes.")
+                raise CheckpointError(
+                    f"{file}: {name} of shape {list(shape)} has {end - begin} bytes."
+                )
             entries[name] = _Entry(file, str(info["dtype"]), shape)
         return entries
     except (OSError, ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:

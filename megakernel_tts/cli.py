@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     say.add_argument("text", nargs="?", help="what to say; - reads standard input")
     say.add_argument("-f", "--file", type=Path, help="read the text from a file (UTF-8)")
     say.add_argument(
-        "-o", "--output", help="a wav file; without it, or with -, raw 16-bit PCM to standard output"
+        "-o",
+        "--output",
+        help="a wav file; without it, or with -, raw 16-bit PCM to standard output",
     )
     say.add_argument("--voice", help="a named voice, or a voice file made with --save-voice")
     say.add_argument("--language", default="auto", help="default: auto")
@@ -77,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     voices.set_defaults(run=_voices)
     _add_model(voices)
 
-    doctor = commands.add_parser("doctor", help="tell what this machine can run and what is missing")
+    doctor = commands.add_parser(
+        "doctor", help="tell what this machine can run and what is missing"
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -95,12 +99,16 @@ def _say(options: argparse.Namespace) -> int:
     text = _text(options)
     to_stdout = options.output in (None, "-")
     if to_stdout and sys.stdout.isatty():
-        raise _UsageError("standard output is a terminal; name a file with -o hello.wav, or pipe it")
+        raise _UsageError(
+            "standard output is a terminal; name a file with -o hello.wav, or pipe it"
+        )
     if options.voice and options.clone:
         raise _UsageError("--voice and --clone name two voices; give one of them")
     for name in ("ref_text", "save_voice"):
         if getattr(options, name) and not options.clone:
-            raise _UsageError(f"--{name.replace('_', '-')} belongs to a recording; name it with --clone")
+            raise _UsageError(
+                f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
+            )
     from megakernel_tts import TTS
 
     with TTS.load(options.model, options.device, slots=1) as tts:
@@ -132,7 +140,9 @@ def _text(options: argparse.Namespace) -> str:
             return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         source = options.file or "standard input"
-        raise _UsageError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise _UsageError(
+            f"{source} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
     return options.text
 
 
@@ -157,7 +167,9 @@ def _write(chunks: "Iterator[AudioChunk]", path: str | None, start: float) -> tu
 
     samples, rate, first = 0, 24_000, 0.0
     writer = WavWriter(path, rate) if path is not None else None
-    progress = tqdm(unit="s", desc="speaking", disable=None, bar_format="{desc} {n:.1f} s [{elapsed}]")
+    progress = tqdm(
+        unit="s", desc="speaking", disable=None, bar_format="{desc} {n:.1f} s [{elapsed}]"
+    )
     try:
         with progress:
             for chunk in chunks:

@@ -286,7 +286,9 @@ def _talker(fields: _Fields) -> TalkerConfig:
     if not vocab - 1024 <= control["eos"] < vocab:
         raise fields.wrong("codec_eos_token_id", f"one of the ids {vocab - 1024} to {vocab - 1}")
     if max(control.values()) >= vocab:
-        raise fields.wrong("vocab_size", f"more than the largest control id {max(control.values())}")
+        raise fields.wrong(
+            "vocab_size", f"more than the largest control id {max(control.values())}"
+        )
     languages = fields.ids("codec_language_id", vocab)
     speakers = fields.ids("spk_id", vocab)
     dialects = {
@@ -296,7 +298,9 @@ def _talker(fields: _Fields) -> TalkerConfig:
     }
     for name, dialect in dialects.items():
         if name not in speakers or dialect not in languages:
-            raise fields.wrong("spk_is_dialect", "speakers of spk_id and names of codec_language_id")
+            raise fields.wrong(
+                "spk_is_dialect", "speakers of spk_id and names of codec_language_id"
+            )
     return TalkerConfig(
         stack=_stack(fields),
         vocab=vocab,
@@ -324,7 +328,9 @@ def _speaker(fields: _Fields) -> SpeakerConfig:
         squeeze=fields.integer("enc_se_channels", 128),
     )
     if not len(config.channels) == len(config.kernels) == len(config.dilations) >= 3:
-        raise fields.wrong("enc_channels", "as many entries as kernel sizes and dilations, 3 or more")
+        raise fields.wrong(
+            "enc_channels", "as many entries as kernel sizes and dilations, 3 or more"
+        )
     if any(channels % config.scale for channels in config.channels[1:-1]):
         raise fields.wrong("enc_res2net_scale", "a divisor of the inner channels")
     return config

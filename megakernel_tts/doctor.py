@@ -28,12 +28,16 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Looks at this machine, one finding after the other."""
-    yield Finding("ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding(
+        "ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
     yield from _packages()
     try:
         import torch
     except ImportError as error:
-        yield Finding("missing", f"torch cannot be imported ({error}); pip install 'torch>=2.11,<2.14'")
+        yield Finding(
+            "missing", f"torch cannot be imported ({error}); pip install 'torch>=2.11,<2.14'"
+        )
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if not _TORCH[0] <= version < _TORCH[1]:
@@ -51,11 +55,14 @@ def examine() -> Iterator[Finding]:
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "missing",
-            "There is an NVIDIA driver, but this torch sees no GPU: it is a CPU build, or the driver "
-            f"is older than its CUDA ({torch.version.cuda or 'none'}). Install a CUDA build of torch.",
+            "There is an NVIDIA driver, but this torch sees no GPU: it is a CPU build, or the "
+            f"driver is older than its CUDA ({torch.version.cuda or 'none'}). Install a CUDA "
+            "build of torch.",
         )
     else:
-        yield Finding("note", "No GPU: speech is made on the CPU, the released models far below real time")
+        yield Finding(
+            "note", "No GPU: speech is made on the CPU, the released models far below real time"
+        )
     memory = _system_memory()
     if memory:
         yield from _fits("cpu", memory, in_bfloat16=False)
@@ -71,7 +78,9 @@ def _packages() -> Iterator[Finding]:
     try:
         import soundfile  # noqa: F401
     except (ImportError, OSError) as error:
-        yield Finding("missing", f"soundfile cannot find libsndfile ({error}); voices cannot be cloned")
+        yield Finding(
+            "missing", f"soundfile cannot find libsndfile ({error}); voices cannot be cloned"
+        )
 
 
 def _fits(device: str, memory: float, *, in_bfloat16: bool) -> Iterator[Finding]:
@@ -81,7 +90,9 @@ def _fits(device: str, memory: float, *, in_bfloat16: bool) -> Iterator[Finding]
             yield Finding("ok", f"{device}: the {model} models fit (about {need} GiB, 8 streams)")
         else:
             yield Finding(
-                "note", f"{device}: the {model} models need about {need} GiB of {memory:.0f}; use fewer slots"
+                "note",
+                f"{device}: the {model} models need about {need} GiB of {memory:.0f}; "
+                "use fewer slots",
             )
 
 

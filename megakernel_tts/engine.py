@@ -18,7 +18,7 @@ from torch import Tensor
 from megakernel_tts.audio import pcm16
 from megakernel_tts.backend import Backend
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.errors import EngineBusy, EngineClosed, SynthesisError
+from megakernel_tts.errors import EngineBusyError, EngineClosedError, SynthesisError
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix, Prompter
 from megakernel_tts.sampling import Sampling
@@ -106,7 +106,9 @@ class _Stream:
 class Engine:
     """Speaks for many sessions at once on one thread."""
 
-    def __init__(self, backend: Backend, prompter: Prompter, decoder: Decoder, *, waiting: int = 64) -> None:
+    def __init__(
+        self, backend: Backend, prompter: Prompter, decoder: Decoder, *, waiting: int = 64
+    ) -> None:
         """Starts the thread.
 
         Args:
@@ -149,17 +151,17 @@ class Engine:
             chunks: How frames leave.
 
         Raises:
-            EngineBusy: Too many sessions are open.
-            EngineClosed: The engine was closed or broke.
+            EngineBusyError: Too many sessions are open.
+            EngineClosedError: The engine was closed or broke.
         """
         start = self._primed(voice)
         mailbox = Mailbox(on_read=self._work.set)
         stream = _Stream(script, mailbox, prefix, start, layout, sampling, chunks)
         with self._lock:
             if self._closed or self._broken:
-                raise EngineClosed("The engine is closed; load a new one.") from self._broken
+                raise EngineClosedError("The engine is closed; load a new one.") from self._broken
             if len(self._streams) >= self._most:
-                raise EngineBusy(
+                raise EngineBusyError(
                     f"{self.backend.slots} streams can speak at once, and {len(self._streams)} "
                     "sessions are open, as many as may wait. Try again later, or load with more "
                     "slots."
@@ -350,7 +352,8 @@ class Engine:
         """Leaves a piece that was spoken; the slot is kept if the next one can start at once."""
         u = stream.utterance
         assert u is not None and u.over is not None and stream.slot is not None
-        stream.reason = max(stream.reason, u.over, key=_SEVERITY.index)
+        if _SEVERITY.index(u.over) > _SEVERITY.index(stream.reason):
+            stream.reason = u.over
         stream.utterance = None
         self.backend.release(stream.slot)
         with stream.script.lock:
@@ -360,7 +363,9 @@ class Engine:
             self._free.append(stream.slot)
             stream.slot = None
 
-    def _finish(self, stream: _Stream, reason: FinishReason, error: BaseException | None = None) -> None:
+    def _finish(
+        self, stream: _Stream, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
         """Says the last word to a stream and forgets it."""
         with self._lock:
             if stream not in self._streams:

@@ -28,11 +28,11 @@ class SamplingError(MegakernelTTSError, ValueError):
     """A sampling parameter outside its range."""
 
 
-class EngineBusy(MegakernelTTSError):
+class EngineBusyError(MegakernelTTSError):
     """Every slot speaks and the waiting queue is full."""
 
 
-class EngineClosed(MegakernelTTSError):
+class EngineClosedError(MegakernelTTSError):
     """The engine was closed, or stopped after an internal failure (its cause is chained)."""
 
 

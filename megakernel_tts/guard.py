@@ -79,6 +79,4 @@ class Guard:
         if self._frames >= self.cap(expected):
             return True
         overdue = self._frames > _OVERDUE * expected
-        return overdue and (
-            self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
-        )
+        return overdue and (self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES)

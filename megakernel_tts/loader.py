@@ -94,7 +94,7 @@ def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:
     talker, predictor, decoder = config.talker, config.predictor, codec.decoder
     if decoder.groups != talker.groups:
         raise CheckpointError(
-            f"{folder}: the codec has {decoder.groups} codes a frame and the talker {talker.groups}."
+            f"{folder}: the codec has {decoder.groups} codes a frame, the talker {talker.groups}."
         )
     if not decoder.codebook == predictor.vocab == talker.codes:
         raise CheckpointError(

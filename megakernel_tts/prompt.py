@@ -57,7 +57,9 @@ class Prompt:
 class Prompter:
     """Builds prompts from a model's embeddings."""
 
-    def __init__(self, embeddings: Embeddings, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self, embeddings: Embeddings, config: ModelConfig, tokenizer: TextTokenizer
+    ) -> None:
         self.config = config
         self._embeddings = embeddings
         self._tokenizer = tokenizer
@@ -150,8 +152,8 @@ class Prompter:
         if kind == "voice_design":
             if voice is not None:
                 raise VoiceError(
-                    f"A VoiceDesign model has no named voices (found {voice!r}); describe the voice "
-                    "with instruct='...'."
+                    f"A VoiceDesign model has no named voices (found {voice!r}); describe the "
+                    "voice with instruct='...'."
                 )
             return None, None
         if voice is None:
@@ -178,7 +180,9 @@ class Prompter:
                 "1.7B-VoiceDesign. Leave instruct out."
             )
         if not given and self.config.kind == "voice_design":
-            raise VoiceError("A VoiceDesign model needs instruct='...': a description of the voice.")
+            raise VoiceError(
+                "A VoiceDesign model needs instruct='...': a description of the voice."
+            )
 
     def _language(self, language: str, speaker: str | None) -> int | None:
         """The language's id; None lets the model find out."""
@@ -198,7 +202,9 @@ class Prompter:
         return talker.languages[name]
 
     @torch.inference_mode()
-    def start(self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool) -> Prompt | None:
+    def start(
+        self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
+    ) -> Prompt | None:
         """The prompt of a text, or None if more of the text must be known first.
 
         Args:

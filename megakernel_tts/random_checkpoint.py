@@ -42,7 +42,12 @@ _MERGED_WORDS = (
 
 
 def write_checkpoint(
-    folder: Path, kind: Kind = "custom_voice", size: Size = "0b6", *, codes: int = 256, seed: int = 0
+    folder: Path,
+    kind: Kind = "custom_voice",
+    size: Size = "0b6",
+    *,
+    codes: int = 256,
+    seed: int = 0,
 ) -> None:
     """Writes a checkpoint of a few million random weights.
 

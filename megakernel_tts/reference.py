@@ -5,7 +5,7 @@ head and the sampling rules give code 0; the predictor, starting from that hidde
 other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
-from megakernel_tts.layers import gated_mlp, linear, merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.layers import (
+    gated_mlp,
+    linear,
+    merge_heads,
+    rms_norm,
+    rotary,
+    rotate,
+    split_heads,
+)
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
 from megakernel_tts.weights import Layer, Model, Projection, Stack
 
@@ -49,18 +57,39 @@ class Reference:
     name = "reference"
 
     def __init__(
-        self, model: Model, config: ModelConfig, pad: Tensor, *, slots: int, positions: int
+        self,
+        model: Model,
+        config: ModelConfig,
+        pad: Tensor,
+        *,
+        slots: int,
+        positions: int,
+        trace: Callable[[str, Tensor], None] | None = None,
     ) -> None:
+        """Allocates the slots.
+
+        Args:
+            model: Tensors on their device, in the type to compute in.
+            config: The model's numbers.
+            pad: [hidden], the text vector that stands for "no text".
+            slots: Streams at a time.
+            positions: The most positions of one stream.
+            trace: Is shown what each frame's phases give: `hidden` [batch, 1, hidden], `logits`
+                [batch, vocab] and, for each further code, `predictor` [batch, codes].
+        """
         self.slots = slots
         self.positions = positions
-        self._model = model
+        self.model = model
         self._config = config
         self._pad = pad
+        self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
         talker = config.talker
         self._cache = _Cache(talker.stack, slots, positions, pad)
         self._predictor_cache = _Cache(config.predictor.stack, slots, talker.groups, pad)
-        self._text = torch.empty(slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device)
+        self._text = torch.empty(
+            slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
+        )
         self._seen = torch.zeros(slots, talker.vocab, dtype=torch.bool, device=pad.device)
         allowed = torch.arange(talker.vocab, device=pad.device) < talker.codes
         self._allowed_early = allowed.clone()
@@ -102,7 +131,10 @@ class Reference:
             self._config.talker.vocab,
             self._device,
         )
-        first = self._first_code(slots, states, linear(hidden, self._model.talker.head)[:, 0], noise[:, 0])
+        logits = linear(hidden, self.model.talker.head)[:, 0]
+        self._trace("hidden", hidden)
+        self._trace("logits", logits)
+        first = self._first_code(slots, states, logits, noise[:, 0])
         rows = [s.sampling for s in states]
         rest = self.predict(hidden, first, Rule.predictor(rows, self._device), noise[:, 1:])
         codes = torch.cat([first[:, None], rest], dim=1).cpu()
@@ -122,7 +154,9 @@ class Reference:
         }
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
-            made = self._talk([slots[i] for i in moving], inputs, [states[i].positions for i in moving])
+            made = self._talk(
+                [slots[i] for i in moving], inputs, [states[i].positions for i in moving]
+            )
             rows |= dict(zip(moving, made, strict=True))
         return torch.stack([rows[i] for i in range(len(slots))])
 
@@ -133,7 +167,7 @@ class Reference:
         if frame >= state.fed and not state.ended:
             raise RuntimeError(f"Slot {slot} was stepped before the text of frame {frame} arrived.")
         text = self._text[slot, frame] if frame < state.fed else self._pad
-        return self._model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
+        return self.model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
 
     def _first_code(
         self, slots: Sequence[int], states: list[_Slot], logits: Tensor, noise: Tensor
@@ -163,7 +197,7 @@ class Reference:
         Returns:
             [batch, groups - 1].
         """
-        model, predictor = self._model, self._model.predictor
+        model, predictor = self.model, self.model.predictor
         c = self._config.predictor
         x = torch.cat([hidden, model.embeddings.codec[first][:, None]], dim=1)
         rows = list(range(len(first)))
@@ -174,14 +208,15 @@ class Reference:
             starts = [position] * len(rows)
             h = _run(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
             position += x.shape[1]
-            logits = linear(h, head)[:, 0].float()
-            codes.append(draw(logits, rule, noise[:, i, : c.vocab]))
+            logits = linear(h, head)[:, 0]
+            self._trace("predictor", logits)
+            codes.append(draw(logits.float(), rule, noise[:, i, : c.vocab]))
             x = model.embeddings.groups[i][codes[-1]][:, None]
         return torch.stack(codes, dim=1)
 
     def _talk(self, slots: Sequence[int], x: Tensor, starts: Sequence[int]) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
-        c, stack = self._config.talker.stack, self._model.talker.stack
+        c, stack = self._config.talker.stack, self.model.talker.stack
         return _run(x, stack, c, self._cache, slots, starts)
 
 
@@ -226,7 +261,7 @@ def _attend(
     slots: Sequence[int],
     starts: Sequence[int],
 ) -> Tensor:
-    """Appends k and v to the slots, then causal grouped-query attention of each stream over its own.
+    """Appends k and v to the slots, then attends causally, each stream within its own slot.
 
     Args:
         q: [batch, heads, new positions, head_dim].

@@ -65,11 +65,16 @@ class Sampling:
     @classmethod
     def greedy(cls, **overrides: Any) -> "Sampling":
         """The likeliest code everywhere: for tests and comparisons, not for listening."""
-        return cls(**({"temperature": 0.0, "predictor_temperature": 0.0} | overrides))
+        chosen: dict[str, Any] = {"temperature": 0.0, "predictor_temperature": 0.0}
+        return cls(**(chosen | overrides))
 
     def seeded(self) -> "Sampling":
         """The same with a seed drawn, if there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+
+    def next_seed(self) -> "Sampling":
+        """The same with the seed after its own."""
+        return replace(self, seed=((self.seed or 0) + 1) % (1 << 64))
 
 
 @dataclass(frozen=True)
@@ -171,12 +176,19 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
     for _ in range(10):
         # The product of two 32-bit words wraps in int64, but its 64 bits are the right ones.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (p1 >> 32) & _MASK ^ c1 ^ k0, p1 & _MASK, (p0 >> 32) & _MASK ^ c3 ^ k1, p0 & _MASK
+        c0, c1, c2, c3 = (
+            (p1 >> 32) & _MASK ^ c1 ^ k0,
+            p1 & _MASK,
+            (p0 >> 32) & _MASK ^ c3 ^ k1,
+            p0 & _MASK,
+        )
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
     return [c0, c1, c2, c3]
 
 
-def gumbel(seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, device: torch.device) -> Tensor:
+def gumbel(
+    seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, device: torch.device
+) -> Tensor:
     """The noise of one frame of each stream, for all of its codebooks.
 
     Word w of the counter (b, codebook, frame, 0) under the key (seed's low word, high word) belongs
@@ -193,6 +205,8 @@ def gumbel(seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, d
     codebook = torch.arange(groups, device=device)[None, :, None]
     key = [words([s & _MASK for s in seeds]), words([s >> 32 for s in seeds])]
     zero = torch.zeros((), dtype=torch.long, device=device)
-    bits = torch.stack(philox([block, codebook, words([f & _MASK for f in frames]), zero], key), dim=-1)
+    bits = torch.stack(
+        philox([block, codebook, words([f & _MASK for f in frames]), zero], key), dim=-1
+    )
     uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
     return -(-uniform.flatten(2)[..., :ids].log()).log()

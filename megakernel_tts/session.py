@@ -83,7 +83,7 @@ class Mailbox:
         self._events: deque[Event] = deque()
         self._arrived = threading.Condition()
         self._on_read = on_read
-        self._on_put: Callable[[], None] | None = None
+        self._on_put: Callable[[], object] | None = None
         self.unread = 0  # frames
 
     def put(self, event: Event) -> None:
@@ -119,7 +119,7 @@ class Mailbox:
                 self._arrived.wait_for(lambda: bool(self._events))
         return event
 
-    def notify(self, wake: Callable[[], None] | None) -> None:
+    def notify(self, wake: Callable[[], object] | None) -> None:
         """Calls `wake` from the engine's thread after every delivery."""
         with self._arrived:
             self._on_put = wake
@@ -133,7 +133,11 @@ class Session:
     """
 
     def __init__(
-        self, script: "Script", mailbox: Mailbox, wake: Callable[[], None], cancel: Callable[[], None]
+        self,
+        script: "Script",
+        mailbox: Mailbox,
+        wake: Callable[[], None],
+        cancel: Callable[[], None],
     ) -> None:
         self._script = script
         self._mailbox = mailbox

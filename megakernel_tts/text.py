@@ -69,12 +69,16 @@ class TextTokenizer:
             )
         try:
             lines = merges_file.read_text(encoding="utf-8").splitlines()
-            merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#v")]
+            merges = [
+                tuple(line.split(" ")) for line in lines if line and not line.startswith("#v")
+            ]
             model = models.BPE(vocab=vocab, merges=merges)  # pyright: ignore[reportArgumentType]
         except FileNotFoundError:
             raise CheckpointError(f"{merges_file}: the file is missing.") from None
         except Exception as error:  # the library raises a bare Exception for a bad merge
-            raise CheckpointError(f"{merges_file}: not usable with vocab.json ({error}).") from error
+            raise CheckpointError(
+                f"{merges_file}: not usable with vocab.json ({error})."
+            ) from error
         self._bpe = Tokenizer(model)
         self._bpe.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
@@ -106,7 +110,9 @@ class TextTokenizer:
 def _stands_alone(char: str) -> bool:
     """Whether normalisation never merges or reorders the character with those before it."""
     hangul_part = "\u1160" <= char <= "\u11ff"  # vowels and finals compose with what precedes
-    return not hangul_part and not unicodedata.category(char).startswith("M") and ord(char) < 0x16D40
+    return (
+        not hangul_part and not unicodedata.category(char).startswith("M") and ord(char) < 0x16D40
+    )
 
 
 class IncrementalTokenizer:

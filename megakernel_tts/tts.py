@@ -4,8 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -180,21 +179,20 @@ class TTS:
         Raises:
             TextError: There is nothing to say, or it is no Unicode text.
             VoiceError: The model has no such voice or language, or takes no instruction.
-            EngineBusy: Too many streams wait already.
-            EngineClosed: The model was closed.
+            EngineBusyError: Too many streams wait already.
+            EngineClosedError: The model was closed.
             SynthesisError: It failed on the way.
         """
         sampling = (sampling or self.sampling).seeded()
-        for attempt in range(retries + 1):
-            seed = ((sampling.seed or 0) + attempt) % (1 << 64)
-            session = self._speak(
-                text, voice, language, instruct, layout, replace(sampling, seed=seed), None
-            )
+        while True:
+            session = self._speak(text, voice, language, instruct, layout, sampling, None)
             with session:
                 chunks = [event for event in session if isinstance(event, AudioChunk)]
             finish = _outcome(session)
-            if finish.reason != "guard":
+            if finish.reason != "guard" or retries <= 0:
                 break
+            retries -= 1
+            sampling = sampling.next_seed()
         groups = self._loaded.config.talker.groups
         pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
         codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
@@ -261,8 +259,8 @@ class TTS:
 
         Raises:
             VoiceError: The model has no such voice or language, or takes no instruction.
-            EngineBusy: Too many streams wait already.
-            EngineClosed: The model was closed.
+            EngineBusyError: Too many streams wait already.
+            EngineClosedError: The model was closed.
         """
         sentences = _SENTENCES if layout == "full" else None
         live = "streaming" if layout == "auto" else layout
@@ -277,7 +275,7 @@ class TTS:
 
         Raises:
             VoiceError: This model clones no voices.
-            ReferenceAudioError: The recording is unreadable, silent, clipped, too long or too short.
+            ReferenceAudioError: The recording is unreadable, silent, clipped, too long or short.
         """
         cloner = self._loaded.cloner
         if cloner is None:
@@ -308,9 +306,7 @@ class TTS:
     def __enter__(self) -> "TTS":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _speak(

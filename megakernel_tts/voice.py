@@ -1,4 +1,4 @@
-"""What a voice is beside a speaker's name: an x-vector, and the recording's codes and transcript."""
+"""What a cloned voice is: an x-vector, and the recording's codes with its transcript."""
 
 import os
 from dataclasses import dataclass
@@ -32,7 +32,9 @@ class Voice:
 
     def __post_init__(self) -> None:
         if (self.codes is None) != (self.text is None):
-            raise VoiceError("A voice has both codes and a transcript of its recording, or neither.")
+            raise VoiceError(
+                "A voice has both codes and a transcript of its recording, or neither."
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the voice to one safetensors file."""
@@ -57,7 +59,9 @@ class Voice:
 
         file = Path(path)
         if not file.is_file():
-            raise VoiceError(f"{file} does not exist; a voice file is made by TTS.clone and Voice.save.")
+            raise VoiceError(
+                f"{file} does not exist; a voice file is made by TTS.clone and Voice.save."
+            )
         try:
             with safe_open(str(file), framework="pt") as stored:
                 metadata = stored.metadata() or {}

@@ -131,7 +131,9 @@ def model_specs(c: ModelConfig) -> Model:
                 spec(f"{predictor}.model.codec_embedding.{i}.weight", p.vocab, h) for i in rest
             ),
         ),
-        talker=Talker(_stack("talker.model", t.stack), spec("talker.codec_head.weight", t.vocab, h)),
+        talker=Talker(
+            _stack("talker.model", t.stack), spec("talker.codec_head.weight", t.vocab, h)
+        ),
         predictor=Predictor(
             project=None
             if same_width

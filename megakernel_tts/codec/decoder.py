@@ -15,7 +15,15 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 from megakernel_tts.config import CodecConfig
-from megakernel_tts.layers import gated_mlp, linear, merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.layers import (
+    gated_mlp,
+    linear,
+    merge_heads,
+    rms_norm,
+    rotary,
+    rotate,
+    split_heads,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,9 @@ class State:
     def stack(states: "Sequence[State]") -> "State":
         """Joins streams into one batch."""
         return State(
-            columns=tuple(torch.cat(parts) for parts in zip(*(s.columns for s in states), strict=True)),
+            columns=tuple(
+                torch.cat(parts) for parts in zip(*(s.columns for s in states), strict=True)
+            ),
             keys=torch.cat([s.keys for s in states], dim=1),
             values=torch.cat([s.values for s in states], dim=1),
             position=torch.cat([s.position for s in states]),
@@ -94,7 +104,7 @@ def _transposed(conv: w.Conv, x: Tensor, memory: _Memory) -> Tensor:
 
 
 def _snake(snake: w.Snake, x: Tensor) -> Tensor:
-    """x + sin^2(a x) / b (SnakeBeta); `Decoder` has folded a = e^alpha and 1/b into the tensors."""
+    """SnakeBeta: x + sin^2(a x) / b; `Decoder` has folded a = e^alpha and 1/b into the tensors."""
     return x + torch.sin(x * snake.alpha).square() * snake.beta
 
 

@@ -97,6 +97,8 @@ class SpeakerEncoder:
         x = _tdnn(weights.aggregate, torch.cat(outputs, dim=1), c.dilations[-1])
         mean, deviation = _statistics(x, torch.full_like(x, 1.0 / x.shape[2]))
         context = torch.cat([x, mean.expand_as(x), deviation.expand_as(x)], dim=1)
-        attention = _conv(weights.attention_conv, torch.tanh(_tdnn(weights.attention_tdnn, context)))
+        attention = _conv(
+            weights.attention_conv, torch.tanh(_tdnn(weights.attention_tdnn, context))
+        )
         pooled = torch.cat(_statistics(x, attention.softmax(dim=2)), dim=1)
         return _conv(weights.fc, pooled)[0, :, 0]

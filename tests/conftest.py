@@ -1,0 +1,66 @@
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from megakernel_tts import TTS
+from megakernel_tts.config import Kind
+from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.random_checkpoint import Size, write_checkpoint
+
+Maker = Callable[..., Path]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither the user's cache nor the hub has a part in the tests."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Small checkpoints, each made once."""
+    made: dict[tuple[object, ...], Path] = {}
+
+    def make(kind: Kind = "custom_voice", size: Size = "0b6", codes: int = 256) -> Path:
+        key = (kind, size, codes)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("checkpoint")
+            write_checkpoint(made[key], kind, size, codes=codes)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
+    """Loaded checkpoints on the CPU in float32; their engines are closed at the end."""
+    loaded: dict[tuple[object, ...], Loaded] = {}
+
+    def make(kind: Kind = "custom_voice", size: Size = "0b6", codes: int = 256) -> Loaded:
+        key = (kind, size, codes)
+        if key not in loaded:
+            folder = checkpoint(kind, size, codes)
+            loaded[key] = load_checkpoint(folder, torch.device("cpu"), torch.float32, 4)
+        return loaded[key]
+
+    yield make
+    for one in loaded.values():
+        one.engine.close()
+
+
+@pytest.fixture(scope="session")
+def tts(checkpoint: Maker) -> Iterator[TTS]:
+    """A CustomVoice model; shared, since loading is most of a short test's time."""
+    with TTS.load(checkpoint(), device="cpu", slots=4) as one:
+        yield one

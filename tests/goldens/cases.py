@@ -1,0 +1,85 @@
+"""The cases that are compared with the official package; shared by the script and the tests."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megakernel_tts.config import Kind
+from megakernel_tts.prompt import Layout
+from megakernel_tts.random_checkpoint import Size
+
+FRAMES = 16
+REFERENCE_TEXT = "the quick brown fox"
+TEXT = "hello to the world, this is a test."
+LONG = " ".join([TEXT] * 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request."""
+
+    name: str
+    kind: Kind
+    text: str
+    layout: Layout
+    language: str = "English"
+    speaker: str | None = None
+    instruct: str | None = None
+    reference: str | None = None  # "x-vector" or "in-context"
+
+
+CASES = (
+    Case("cv-full", "custom_voice", TEXT, "full", speaker="Ryan"),
+    Case("cv-streaming", "custom_voice", TEXT, "streaming", speaker="Ryan"),
+    Case("cv-auto", "custom_voice", TEXT, "full", language="Auto", speaker="Serena"),
+    Case("cv-dialect", "custom_voice", "你好，世界。", "full", language="Auto", speaker="eric"),
+    Case("cv-chinese-dialect", "custom_voice", TEXT, "full", language="Chinese", speaker="Dylan"),
+    Case("cv-nobody", "custom_voice", TEXT, "full"),
+    Case("cv-instruct", "custom_voice", TEXT, "full", speaker="Ryan", instruct="Speak slowly"),
+    Case("vd-full", "voice_design", TEXT, "full", instruct="a warm voice"),
+    Case("vd-streaming", "voice_design", TEXT, "streaming", instruct="a warm voice"),
+    Case("base-x-streaming", "base", TEXT, "streaming", reference="x-vector"),
+    Case("base-x-full", "base", TEXT, "full", reference="x-vector"),
+    Case("base-icl-streaming", "base", TEXT, "streaming", reference="in-context"),
+    Case("base-icl-full", "base", TEXT, "full", reference="in-context"),
+    Case("base-icl-long", "base", LONG, "streaming", language="Auto", reference="in-context"),
+)
+
+# The small model has the released 2,048 codes a codebook; the large one 256, with shifted ids, so
+# that nothing can hard-code the released numbers. There is no 0.6B VoiceDesign.
+CHECKPOINTS: dict[Size, tuple[tuple[Kind, ...], int]] = {
+    "0b6": (("custom_voice", "base"), 2048),
+    "1b7": (("custom_voice", "base", "voice_design"), 256),
+}
+
+
+def cases(size: Size) -> list[Case]:
+    """The cases of a size; the 0.6B follows no instruction."""
+    kinds, _ = CHECKPOINTS[size]
+    return [c for c in CASES if c.kind in kinds and not (size == "0b6" and c.instruct)]
+
+
+def reference_audio() -> NDArray[np.float32]:
+    """A recording of 2.03 s: a tone in noise."""
+    t = np.arange(int(24000 * 2.03)) / 24000
+    noise = np.random.RandomState(0).standard_normal(t.size)
+    return (0.3 * np.sin(2 * np.pi * 180 * t) + 0.05 * noise).astype(np.float32)
+
+
+def codec_codes(codes: int) -> NDArray[np.int64]:
+    """Frames past one chunk of the official decoder, [330, 16]."""
+    return np.random.RandomState(5).randint(0, codes, (330, 16)).astype(np.int64)
+
+
+def long_text_ids() -> tuple[str, ...]:
+    """Texts whose token ids are compared."""
+    return (
+        TEXT,
+        "  helloWorld OpenAI iPhone 3.14 1,000€ don't I'LL we've  ",
+        "naïve e\u0301te\u0301 Ångström ﬁne",
+        "你好，世界。今天天气真好！",
+        "नमस्ते दुनिया — สวัสดีชาวโลก",
+        "👩‍👩‍👧‍👦 ok 🏳️‍🌈!!\n\nnew  paragraph\t tab",
+        "안녕하세요 세계",
+    )

@@ -1,0 +1,148 @@
+"""Records what the official package makes of this project's small checkpoints.
+
+    python -m venv official
+    official/bin/pip install torch==2.13.0
+    official/bin/pip install transformers==4.57.3 accelerate==1.12.0 librosa soundfile einops \
+        onnxruntime sox
+    official/bin/pip install --no-deps qwen-tts==0.1.1
+    PYTHONPATH=. official/bin/python tests/goldens/make.py
+
+Large arrays are thinned: every 61st sample of a waveform, every 17th logit.
+"""
+
+import importlib.machinery
+import os
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+sys.path.insert(0, str(Path(__file__).parent))
+for _name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
+    # Only the 25 Hz tokenizer, which is not released, uses it.
+    _module: Any = types.ModuleType(_name)
+    _module.__spec__ = importlib.machinery.ModuleSpec(_name, None)
+    _module.__path__ = []
+    sys.modules[_name] = _module
+sys.modules["torchaudio"].compliance = sys.modules["torchaudio.compliance"]  # type: ignore
+sys.modules["torchaudio.compliance"].kaldi = sys.modules["torchaudio.compliance.kaldi"]  # type: ignore
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from cases import (  # noqa: E402
+    CHECKPOINTS,
+    FRAMES,
+    REFERENCE_TEXT,
+    Case,
+    cases,
+    codec_codes,
+    long_text_ids,
+    reference_audio,
+)
+from qwen_tts import Qwen3TTSModel  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+from megakernel_tts.random_checkpoint import write_checkpoint  # noqa: E402
+
+WAVE_STEP, LOGIT_STEP = 61, 17
+
+
+def record(model: Any, case: Case, prompt: Any) -> dict[str, np.ndarray]:
+    """One greedy request: what the talker is fed and what comes out of each stage."""
+    seen: dict[str, Any] = {"logits": [], "predictor": []}
+    talker = model.model.talker
+    generate, head = talker.generate, talker.codec_head
+    heads = talker.code_predictor.lm_head
+
+    def spy(**arguments: Any) -> Any:
+        seen["prefill"] = arguments["inputs_embeds"][0]
+        seen["trailing"] = arguments["trailing_text_hidden"][0]
+        return generate(**arguments)
+
+    def note(key: str) -> Any:
+        return lambda _module, _inputs, out: seen[key].append(out[0, -1])
+
+    whole = model.model.generate
+
+    def spy_whole(**arguments: Any) -> Any:
+        codes, hidden = whole(**arguments)
+        seen["codes"], seen["hidden"] = codes[0], hidden[0]
+        return codes, hidden
+
+    hooks = [head.register_forward_hook(note("logits"))]
+    hooks += [h.register_forward_hook(note("predictor")) for h in heads]
+    talker.generate, model.model.generate = spy, spy_whole
+    greedy = dict(do_sample=False, subtalker_dosample=False, max_new_tokens=FRAMES + 1)
+    full = case.layout == "full"
+    common: dict[str, Any] = dict(text=case.text, language=case.language, non_streaming_mode=full)
+    if case.kind == "custom_voice":
+        waves, _ = model.generate_custom_voice(
+            **common, speaker=case.speaker or "", instruct=case.instruct, **greedy
+        )
+    elif case.kind == "voice_design":
+        waves, _ = model.generate_voice_design(**common, instruct=case.instruct, **greedy)
+    else:
+        waves, _ = model.generate_voice_clone(**common, voice_clone_prompt=prompt, **greedy)
+    talker.generate, model.model.generate = generate, whole
+    for hook in hooks:
+        hook.remove()
+    predictor = torch.stack(seen["predictor"])[: FRAMES * 15].view(FRAMES, 15, -1)
+    return {
+        "prefill": seen["prefill"].numpy(),
+        "trailing": seen["trailing"].numpy(),
+        "codes": seen["codes"].numpy().astype(np.int16),
+        "hidden": seen["hidden"].numpy()[::5],
+        "logits": torch.stack(seen["logits"])[:FRAMES:5, ::LOGIT_STEP].numpy(),
+        "predictor": predictor[::7, :, :: 3 * LOGIT_STEP].numpy(),
+        "wave": np.asarray(waves[0])[::WAVE_STEP],
+        "samples": np.asarray(len(waves[0])),
+    }
+
+
+@torch.no_grad()
+def main() -> None:
+    """Writes one file a size."""
+    torch.manual_seed(0)
+    for size, (kinds, codes) in CHECKPOINTS.items():
+        golden: dict[str, np.ndarray] = {}
+        for kind in kinds:
+            with tempfile.TemporaryDirectory() as folder:
+                # The folder's name must not look like a hub id.
+                write_checkpoint(Path(folder), kind, size, codes=codes)
+                model = Qwen3TTSModel.from_pretrained(
+                    folder, device_map="cpu", dtype=torch.float32, attn_implementation="eager"
+                )
+            prompts: dict[str | None, Any] = {None: None}
+            if kind == "base":
+                audio = (reference_audio(), 24000)
+                prompts["in-context"] = model.create_voice_clone_prompt(audio, REFERENCE_TEXT)
+                prompts["x-vector"] = model.create_voice_clone_prompt(
+                    audio, None, x_vector_only_mode=True
+                )
+                item = prompts["in-context"][0]
+                golden["reference/codes"] = item.ref_code.numpy().astype(np.int16)
+                golden["reference/x_vector"] = item.ref_spk_embedding.numpy()
+            for case in cases(size):
+                if case.kind == kind:
+                    arrays = record(model, case, prompts[case.reference])
+                    golden |= {f"{case.name}/{key}": value for key, value in arrays.items()}
+                    print(size, case.name, arrays["codes"].shape, arrays["prefill"].shape)
+            if kind == "custom_voice":
+                decoder = model.model.speech_tokenizer.model.decoder
+                frames = torch.from_numpy(codec_codes(codes)).t()[None]
+                golden["codec/full"] = decoder(frames)[0, 0, :: 3 * WAVE_STEP].numpy()
+                chunked = decoder.chunked_decode(frames)[0, 0, :: 3 * WAVE_STEP]
+                golden["codec/chunked"] = chunked.numpy()
+                tokenizer = model.processor.tokenizer
+                for i, text in enumerate(long_text_ids()):
+                    ids = tokenizer(text.strip())["input_ids"]
+                    golden[f"ids/{i}"] = np.asarray(ids, dtype=np.int32)
+        file = Path(__file__).parent / f"official-{size}.npz"
+        np.savez_compressed(file, **golden)  # pyright: ignore[reportArgumentType]
+        print(file, file.stat().st_size, "bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Against what the official package recorded (`goldens/make.py`), case by case and stage by stage."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from megakernel_tts.loader import Loaded
+from megakernel_tts.prompt import Prompt
+from megakernel_tts.random_checkpoint import Size
+from megakernel_tts.reference import Reference
+from megakernel_tts.sampling import Sampling
+from megakernel_tts.voice import Voice
+from tests.goldens.cases import (
+    CHECKPOINTS,
+    FRAMES,
+    REFERENCE_TEXT,
+    Case,
+    cases,
+    codec_codes,
+    long_text_ids,
+    reference_audio,
+)
+
+WAVE_STEP, LOGIT_STEP = 61, 17
+
+pairs = pytest.mark.parametrize(
+    ("size", "case"),
+    [
+        pytest.param(size, case, id=f"{size}-{case.name}")
+        for size in CHECKPOINTS
+        for case in cases(size)
+    ],
+)
+sizes = pytest.mark.parametrize("size", CHECKPOINTS)
+
+
+@cache
+def golden(size: Size) -> dict[str, NDArray[Any]]:
+    with np.load(Path(__file__).parent / "goldens" / f"official-{size}.npz") as file:
+        return dict(file)
+
+
+def expected(size: Size, case: Case, key: str) -> NDArray[Any]:
+    return golden(size)[f"{case.name}/{key}"]
+
+
+def voice_of(size: Size, case: Case) -> str | Voice | None:
+    if case.reference is None:
+        return case.speaker
+    x_vector = torch.from_numpy(golden(size)["reference/x_vector"])
+    if case.reference == "x-vector":
+        return Voice(x_vector)
+    codes = torch.from_numpy(golden(size)["reference/codes"].astype(np.int64))
+    return Voice(x_vector, codes, REFERENCE_TEXT)
+
+
+def build(loaded: Loaded, size: Size, case: Case) -> tuple[Prompt, torch.Tensor]:
+    """The prompt, and the text vectors that follow it."""
+    prompter = loaded.engine.prompter
+    prefix = prompter.prefix(voice_of(size, case), case.language, case.instruct)
+    ids = loaded.tokenizer.encode(case.text)
+    prompt = prompter.start(prefix, ids, case.layout, ended=True)
+    assert prompt is not None
+    if prompt.closed:
+        return prompt, prompter.pad
+    with torch.inference_mode():
+        rest = [prompt.lead, prompter.text(ids[prompt.taken :]), prompter.eos]
+        return prompt, torch.cat(rest)
+
+
+@pairs
+def test_prefill_and_trailing_text(size: Size, case: Case, load: Callable[..., Loaded]) -> None:
+    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+    prompt, trailing = build(loaded, size, case)
+    np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(trailing, expected(size, case, "trailing"), rtol=0, atol=1e-5)
+
+
+@pairs
+def test_greedy_codes_hidden_states_and_logits(
+    size: Size, case: Case, load: Callable[..., Loaded]
+) -> None:
+    """The codes are identical, so that every later stage is compared on the same history."""
+    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+    seen: dict[str, list[torch.Tensor]] = {"hidden": [], "logits": [], "predictor": []}
+    prompter = loaded.engine.prompter
+    backend = loaded.engine.backend
+    assert isinstance(backend, Reference)
+    prompt, trailing = build(loaded, size, case)
+    reference = Reference(
+        backend.model,
+        loaded.config,
+        prompter.pad[0],
+        slots=3,
+        positions=256,
+        trace=lambda phase, tensor: seen[phase].append(tensor[0]),
+    )
+    reference.prefill(1, prompt.prefill, Sampling.greedy(seed=0), 0)
+    reference.feed(1, trailing, True)
+    frames = [reference.step([1])[0] for _ in range(FRAMES)]
+    codes = torch.stack([frame for frame in frames if frame is not None]).numpy()
+    np.testing.assert_array_equal(codes, expected(size, case, "codes"))
+    hidden = torch.stack(seen["hidden"])[::5, 0]
+    np.testing.assert_allclose(hidden, expected(size, case, "hidden"), rtol=0, atol=1e-4)
+    logits = torch.stack(seen["logits"])[::5, ::LOGIT_STEP]
+    np.testing.assert_allclose(logits, expected(size, case, "logits"), rtol=0, atol=1e-4)
+    predictor = torch.stack(seen["predictor"]).unflatten(0, (FRAMES, 15))
+    thinned = predictor[::7, :, :: 3 * LOGIT_STEP]
+    np.testing.assert_allclose(thinned, expected(size, case, "predictor"), rtol=0, atol=1e-4)
+
+
+@pairs
+def test_waveform(size: Size, case: Case, load: Callable[..., Loaded]) -> None:
+    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+    decoder = loaded.engine.decoder
+    codes = torch.from_numpy(expected(size, case, "codes").astype(np.int64))
+    state = decoder.start()
+    voice = voice_of(size, case)
+    if isinstance(voice, Voice) and voice.codes is not None:
+        _, state = decoder.decode(voice.codes[None], state)
+    wave, _ = decoder.decode(codes[None], state)
+    assert wave.shape[1] == expected(size, case, "samples")
+    reference = expected(size, case, "wave")
+    np.testing.assert_allclose(
+        wave[0, ::WAVE_STEP], reference, rtol=0, atol=1e-4 * np.abs(reference).max()
+    )
+
+
+@sizes
+def test_codec_whole_and_chunked(size: Size, load: Callable[..., Loaded]) -> None:
+    """The official chunked decode is exact for its first 300 frames, and so are we."""
+    decoder = load("custom_voice", size, CHECKPOINTS[size][1]).engine.decoder
+    codes = torch.from_numpy(codec_codes(CHECKPOINTS[size][1]))
+    wave = decoder.decode(codes[None], decoder.start())[0][0, :: 3 * WAVE_STEP].numpy()
+    full, chunked = golden(size)["codec/full"], golden(size)["codec/chunked"]
+    tolerance = 1e-4 * np.abs(full).max()
+    np.testing.assert_allclose(wave, full, rtol=0, atol=tolerance)
+    exact = 300 * decoder.frame // (3 * WAVE_STEP)
+    np.testing.assert_allclose(wave[:exact], chunked[:exact], rtol=0, atol=tolerance)
+
+
+@sizes
+def test_token_ids(size: Size, load: Callable[..., Loaded]) -> None:
+    tokenizer = load("custom_voice", size, CHECKPOINTS[size][1]).tokenizer
+    for i, text in enumerate(long_text_ids()):
+        assert tokenizer.encode(text.strip()) == golden(size)[f"ids/{i}"].tolist(), text
+
+
+@sizes
+def test_reference_codes_and_x_vector(size: Size, load: Callable[..., Loaded]) -> None:
+    cloner = load("base", size, CHECKPOINTS[size][1]).cloner
+    assert cloner is not None
+    audio = torch.from_numpy(reference_audio())
+    codes = cloner.encoder.encode(audio).numpy()
+    assert codes.shape == golden(size)["reference/codes"].shape
+    assert (codes == golden(size)["reference/codes"]).mean() >= 0.99
+    ours = cloner.speaker.embed(audio).numpy()
+    theirs = golden(size)["reference/x_vector"]
+    cosine = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)
+    assert cosine >= 0.9999
