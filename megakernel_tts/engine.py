@@ -169,6 +169,12 @@ class Engine:
             self._streams.append(stream)
         return Session(script, mailbox, self._work.set, partial(_cancel, stream, self._work))
 
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        with self._lock:
+            return len(self._streams)
+
     def close(self) -> None:
         """Cancels every session and stops the thread; may be called twice."""
         with self._lock:
@@ -228,7 +234,6 @@ class Engine:
     def _prepare(self, stream: _Stream) -> None:
         """Cancels, finishes, starts or feeds a stream, as its state asks for."""
         if stream.cancelled.is_set():
-            stream.mailbox.clear()
             self._finish(stream, "cancelled")
             return
         with stream.script.lock:
@@ -389,4 +394,5 @@ class Engine:
 
 def _cancel(stream: _Stream, work: threading.Event) -> None:
     stream.cancelled.set()
+    stream.mailbox.mute()
     work.set()

@@ -84,22 +84,27 @@ class Mailbox:
         self._arrived = threading.Condition()
         self._on_read = on_read
         self._on_put: Callable[[], object] | None = None
+        self._muted = False
         self.unread = 0  # frames
 
     def put(self, event: Event) -> None:
         """Delivers an event; called by the engine."""
         with self._arrived:
+            if isinstance(event, AudioChunk):
+                if self._muted:
+                    return
+                self.unread += len(event.codes)
             self._events.append(event)
-            self.unread += len(event.codes) if isinstance(event, AudioChunk) else 0
             self._arrived.notify_all()
             wake = self._on_put
         if wake is not None:
             wake()
 
-    def clear(self) -> None:
-        """Drops what was not read."""
+    def mute(self) -> None:
+        """Drops the audio that was not read, and all that will come; the finish stays."""
         with self._arrived:
-            self._events.clear()
+            self._muted = True
+            self._events = deque(e for e in self._events if isinstance(e, Finish))
             self.unread = 0
 
     def take(self) -> Event | None:
@@ -172,7 +177,7 @@ class Session:
         self._wake()
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; chunks that were not read are dropped."""
+        """Stops the speech within one frame; no chunk is read after this returns."""
         self._cancel()
 
     def __iter__(self) -> Iterator[Event]:

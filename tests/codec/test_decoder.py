@@ -1,0 +1,98 @@
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from megakernel_tts.codec.decoder import Decoder, State
+from megakernel_tts.loader import Loaded
+
+FRAMES = 160  # more than two attention windows
+
+
+@pytest.fixture
+def decoder(load: Callable[..., Loaded]) -> Decoder:
+    return load().engine.decoder
+
+
+def some_codes(frames: int, seed: int) -> torch.Tensor:
+    return torch.randint(0, 256, (frames, 16), generator=torch.Generator().manual_seed(seed))
+
+
+def stream(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    state, parts = decoder.start(), []
+    for part in codes.split(sizes):
+        wave, state = decoder.decode(part[None], state)
+        parts.append(wave[0])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 72, 159])
+def test_streamed_equals_whole(decoder: Decoder, size: int) -> None:
+    codes = some_codes(FRAMES, 0)
+    whole = stream(decoder, codes, [FRAMES])
+    sizes = [size] * (FRAMES // size) + ([FRAMES % size] if FRAMES % size else [])
+    streamed = stream(decoder, codes, sizes)
+    assert (streamed - whole).abs().max() <= 2e-6 * whole.abs().max()
+
+
+def test_streamed_equals_whole_for_random_chunks(decoder: Decoder) -> None:
+    codes = some_codes(FRAMES, 1)
+    whole = stream(decoder, codes, [FRAMES])
+    rng = random.Random(0)
+    for _ in range(3):
+        sizes: list[int] = []
+        while sum(sizes) < FRAMES:
+            sizes.append(min(rng.choice([1, 2, 5, 13]), FRAMES - sum(sizes)))
+        assert (stream(decoder, codes, sizes) - whole).abs().max() <= 2e-6 * whole.abs().max()
+
+
+def test_streams_at_different_positions_share_a_batch(decoder: Decoder) -> None:
+    codes = [some_codes(40, seed) for seed in range(3)]
+    expected = [stream(decoder, c, [40]) for c in codes]
+    states: list[State] = []
+    parts: list[list[torch.Tensor]] = []
+    for i, c in enumerate(codes):  # stream i has a head start of 10 i frames
+        wave, state = (
+            decoder.decode(c[None, : 10 * i], decoder.start()) if i else (None, decoder.start())
+        )
+        states.append(state)
+        parts.append([wave[0]] if wave is not None else [])
+    for step in range(0, 20, 4):
+        batch = torch.stack([c[10 * i + step : 10 * i + step + 4] for i, c in enumerate(codes)])
+        waves, joined = decoder.decode(batch, State.stack(states))
+        states = joined.split()
+        for part, wave in zip(parts, waves, strict=True):
+            part.append(wave)
+    for i, part in enumerate(parts):
+        made = torch.cat(part)
+        reference = expected[i][: len(made)]
+        assert (made - reference).abs().max() <= 2e-6 * reference.abs().max()
+
+
+def test_a_state_is_not_touched_and_may_be_used_again(decoder: Decoder) -> None:
+    codes = some_codes(12, 3)
+    _, state = decoder.decode(codes[None, :5], decoder.start())
+    before = [c.clone() for c in (*state.columns, state.keys, state.values, state.position)]
+    first, _ = decoder.decode(codes[None, 5:], state)
+    second, _ = decoder.decode(codes[None, 5:], state)
+    assert torch.equal(first, second)
+    after = (*state.columns, state.keys, state.values, state.position)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_state_holds_what_the_architecture_needs_and_no_more(decoder: Decoder) -> None:
+    """The widths of the convolutions' memories and the attention window, whatever the chunk."""
+    start = decoder.start()
+    _, state = decoder.decode(some_codes(100, 4)[None], start)
+    assert [c.shape for c in state.columns] == [c.shape for c in start.columns]
+    assert state.keys.shape == start.keys.shape
+    assert state.keys.shape[3] == decoder.config.window - 1
+    for tensor in state.columns:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_output_length_and_range(decoder: Decoder) -> None:
+    wave = stream(decoder, some_codes(9, 5), [9])
+    assert wave.shape == (9 * 1920,)
+    assert wave.abs().max() <= 1

@@ -1,0 +1,76 @@
+"""Stand-ins whose behaviour a test decides."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megakernel_tts.sampling import Sampling
+
+
+class ScriptedBackend:
+    """Keeps the `Backend` protocol without a network.
+
+    A stream's codes depend on its seed and the frame's number. It ends `tail` frames after its text
+    is used up; with `endless` never.
+    """
+
+    name = "scripted"
+
+    def __init__(self, slots: int = 2, positions: int = 512, *, tail: int = 3) -> None:
+        self.slots = slots
+        self.positions = positions
+        self.tail = tail
+        self.endless = False
+        self.poisoned: set[int] = set()  # seeds whose step fails
+        self.gate = threading.Event()  # steps wait for it
+        self.gate.set()
+        self.batches: list[int] = []
+        self.prompts: list[int] = []
+        self.threads: set[int] = set()
+        self._streams: dict[int, dict[str, int]] = {}
+
+    @property
+    def busy(self) -> set[int]:
+        return set(self._streams)
+
+    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
+        assert slot not in self._streams, "the slot is taken"
+        assert sampling.seed is not None
+        self.prompts.append(len(prompt))
+        self._streams[slot] = {
+            "seed": sampling.seed, "first": first_frame, "frames": 0, "fed": 0, "ended": 0,
+        }  # fmt: skip
+
+    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+        stream = self._streams[slot]
+        assert not stream["ended"] or len(text) == 0, "text after its end"
+        stream["fed"] += len(text)
+        stream["ended"] = int(last)
+
+    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
+        self.gate.wait()
+        self.threads.add(threading.get_ident())
+        self.batches.append(len(slots))
+        for slot in slots:
+            if self._streams[slot]["seed"] in self.poisoned:
+                raise ArithmeticError(f"poisoned seed {self._streams[slot]['seed']}")
+        return [self._frame(self._streams[slot]) for slot in slots]
+
+    def _frame(self, stream: dict[str, int]) -> Tensor | None:
+        t = stream["frames"]
+        assert t <= stream["fed"] or stream["ended"], "stepped before its text arrived"
+        if stream["ended"] and t >= stream["fed"] + self.tail and not self.endless:
+            return None
+        stream["frames"] += 1
+        return codes_of(stream["seed"], stream["first"] + t)
+
+    def release(self, slot: int) -> None:
+        self._streams.pop(slot, None)
+
+
+def codes_of(seed: int, frame: int) -> Tensor:
+    """The codes that `ScriptedBackend` makes."""
+    generator = torch.Generator().manual_seed(1000 * seed + frame)
+    return torch.randint(0, 256, (16,), generator=generator)

@@ -1,0 +1,135 @@
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megakernel_tts import Sampling, SamplingError
+from megakernel_tts.sampling import Rule, draw, gumbel, penalize, philox
+
+CPU = torch.device("cpu")
+
+
+def rule(rows: int, **how: float | int) -> Rule:
+    return Rule.talker([Sampling(**how)] * rows, CPU)  # type: ignore[arg-type]
+
+
+# Known answers of Philox4x32-10, as published with the Random123 library.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_philox_known_answers(
+    counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    words = philox([torch.tensor(c) for c in counter], [torch.tensor(k) for k in key])
+    assert tuple(int(w) for w in words) == expected
+
+
+def test_noise_depends_on_seed_frame_and_codebook_alone() -> None:
+    noise = gumbel([3, 7, 3], [0, 5, 6], 16, 300, CPU)
+    assert noise.shape == (3, 16, 300)
+    assert torch.equal(noise[1:2], gumbel([7], [5], 16, 300, CPU))
+    assert torch.equal(noise[2, :4, :100], gumbel([3], [6], 4, 100, CPU)[0])
+    assert not torch.equal(noise[0], noise[2])
+    high = gumbel([1 << 40], [0], 1, 8, CPU)
+    assert not torch.equal(high, gumbel([0], [0], 1, 8, CPU))
+
+
+def test_noise_is_gumbel_distributed() -> None:
+    noise = gumbel(list(range(64)), [0] * 64, 16, 1024, CPU).flatten().double()
+    assert noise.isfinite().all()
+    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
+    assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.01)
+
+
+def test_draws_follow_the_softmax() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+    rows = 40_000
+    noise = gumbel(list(range(rows)), [0] * rows, 1, 5, CPU)[:, 0]
+    drawn = draw(logits.expand(rows, -1), rule(rows, temperature=0.7, top_k=0), noise)
+    counts = torch.bincount(drawn, minlength=5).double() / rows
+    expected = (logits / 0.7).softmax(-1).double()
+    # Four standard deviations of a binomial share.
+    assert ((counts - expected).abs() <= 4 * (expected * (1 - expected) / rows).sqrt()).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32), k=st.integers(1, 20), p=st.floats(0.05, 1.0))
+def test_top_k_and_top_p_keep_what_they_say(seed: int, k: int, p: float) -> None:
+    logits = torch.randn(1, 20, generator=torch.Generator().manual_seed(seed)) * 3
+    scaled = logits[0] / 0.9
+    kept_k = scaled >= scaled.topk(k).values[-1]
+    probability = scaled.masked_fill(~kept_k, -torch.inf).softmax(-1)
+    ordered, order = probability.sort(descending=True)
+    enough = int((ordered.cumsum(0) - ordered < p).sum())
+    allowed = set(order[:enough].tolist())
+    for frame in range(30):
+        noise = gumbel([seed], [frame], 1, 20, CPU)[:, 0]
+        assert int(draw(logits, rule(1, top_k=k, top_p=p), noise)) in allowed
+
+
+def test_ties_at_the_top_k_border_stay_in() -> None:
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
+    drawn = {
+        int(draw(logits, rule(1, top_k=2, temperature=2.0), gumbel([s], [0], 1, 5, CPU)[:, 0]))
+        for s in range(200)
+    }
+    assert drawn == {0, 1, 2, 3}
+
+
+def test_greedy_and_sampled_rows_side_by_side() -> None:
+    rows = [
+        Sampling.greedy(),
+        Sampling(temperature=0.9),
+        Sampling(temperature=1.5, top_k=3, top_p=0.5),
+    ]
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    noise = gumbel([1, 2, 3], [4, 4, 4], 1, 50, CPU)[:, 0]
+    together = draw(logits, Rule.talker(rows, CPU), noise)
+    alone = [
+        draw(logits[i : i + 1], Rule.talker([row], CPU), noise[i : i + 1])
+        for i, row in enumerate(rows)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+    assert together[0] == logits[0].argmax()
+
+
+def test_repetition_penalty_once_for_each_seen_id() -> None:
+    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
+    seen = torch.tensor([[True, True, False, False]])
+    out = penalize(logits, seen, torch.tensor([[2.0]]))
+    assert out.tolist() == [[1.0, -4.0, 2.0, -2.0]]
+    encouraged = penalize(logits, seen, torch.tensor([[0.5]]))
+    assert encouraged.tolist() == [[4.0, -1.0, 2.0, -2.0]]
+
+
+def test_released_defaults() -> None:
+    assert Sampling() == Sampling(0.9, 50, 1.0, 1.05, 0.9, 50, 1.0, None, 8192, True)
+    greedy = Sampling.greedy(seed=3)
+    assert (greedy.temperature, greedy.predictor_temperature, greedy.seed) == (0.0, 0.0, 3)
+    assert [f.name for f in fields(Sampling)] == [
+        "temperature", "top_k", "top_p", "repetition_penalty", "predictor_temperature",
+        "predictor_top_k", "predictor_top_p", "seed", "max_frames", "guard",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0},
+        {"predictor_top_p": 1.5}, {"repetition_penalty": 0.0}, {"max_frames": 0}, {"seed": -1},
+        {"seed": 1 << 64},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(SamplingError, match=next(iter(wrong))):
+        Sampling(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megakernel_tts.script import Script
+from megakernel_tts.split import Limits, Splitter
+from megakernel_tts.text import TextTokenizer
+
+
+@pytest.fixture
+def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
+    return TextTokenizer(checkpoint(), 10_000)
+
+
+def spoken(script: Script) -> list[list[int]]:
+    pieces = []
+    while (piece := script.front()) is not None:
+        assert piece.ended
+        pieces.append(piece.ids)
+        script.pop()
+    return pieces
+
+
+def test_each_piece_has_the_ids_of_its_own_text(tokenizer: TextTokenizer) -> None:
+    script = Script(tokenizer, Splitter(limits=Limits(hard=1)))
+    for char in "  One two.  Three!\n\n Four ":
+        script.push(char)
+    script.end()
+    assert spoken(script) == [tokenizer.encode(t) for t in ("One two.", "Three!", "Four")]
+    assert script.done
+
+
+def test_a_piece_grows_while_its_text_arrives(tokenizer: TextTokenizer) -> None:
+    script = Script(tokenizer, Splitter())
+    script.push("hello")
+    assert script.front() is None
+    script.push(" wor")
+    piece = script.front()
+    assert piece is not None and piece.ids == tokenizer.encode("hello") and not piece.ended
+    script.end()
+    assert piece.ids == tokenizer.encode("hello wor") and piece.ended
+    assert not script.done
+    script.pop()
+    assert script.done
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])
+def test_whitespace_is_nothing_to_say(tokenizer: TextTokenizer, text: str) -> None:
+    script = Script(tokenizer, Splitter())
+    script.push(text)
+    assert not script.done
+    script.end()
+    assert script.done

@@ -1,0 +1,112 @@
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megakernel_tts.errors import CheckpointError, TextError
+from megakernel_tts.random_checkpoint import write_checkpoint
+from megakernel_tts.text import IncrementalTokenizer, TextTokenizer, check_text
+
+SCRIPTS = st.sampled_from(
+    list("abcXYZ019 .,!?'’-–\n\r\t\u00a0\u3000")
+    + ["'s", "'ll", "'RE", "e\u0301", "n\u0303", "\u0323", "ﬁ", "你", "好", "，", "。", "か\u3099"]
+    + ["한", "\u1112", "\u1161", "\u11ab", "न", "\u093f", "ก", "\u0e49", "ع", "\u064b", "ש", "ы"]
+    + ["👩", "\u200d", "👧", "🏳", "\ufe0f", "🏽", "🇩", "🇪", "<|im_end|>", "<tts_pad>", "\x00"]
+)
+TEXTS = st.lists(SCRIPTS | st.characters(exclude_categories=["Cs"]), max_size=40).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
+    return TextTokenizer(checkpoint(), 10_000)
+
+
+def portions(text: str, cuts: list[int]) -> list[str]:
+    borders = sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)})
+    return [text[a:b] for a, b in itertools.pairwise(borders)]
+
+
+@settings(max_examples=600, deadline=None)
+@given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=12))
+def test_incremental_ids_add_up_to_the_whole(
+    tokenizer: TextTokenizer, text: str, cuts: list[int]
+) -> None:
+    incremental = IncrementalTokenizer(tokenizer)
+    ids = [i for portion in portions(text, cuts) for i in incremental.push(portion)]
+    assert ids + incremental.end() == tokenizer.encode(text.strip())
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=TEXTS, first=TEXTS, second=TEXTS)
+def test_settled_ids_do_not_depend_on_what_comes(
+    tokenizer: TextTokenizer, text: str, first: str, second: str
+) -> None:
+    incremental = IncrementalTokenizer(tokenizer)
+    early = incremental.push(text)
+    for continuation in (first, second):
+        assert tokenizer.encode((text + continuation).strip())[: len(early)] == early
+
+
+def test_words_are_emitted_as_soon_as_they_end(tokenizer: TextTokenizer) -> None:
+    incremental = IncrementalTokenizer(tokenizer)
+    assert incremental.push("hello") == []
+    assert incremental.push(" ") == tokenizer.encode("hello")
+    assert incremental.push("wor") == []
+    assert incremental.push("ld.") == tokenizer.encode(" world")
+    assert incremental.end() == tokenizer.encode(".")
+
+
+def test_special_strings_are_spoken_text(
+    tokenizer: TextTokenizer, checkpoint: Callable[..., Path]
+) -> None:
+    config = json.loads((checkpoint() / "config.json").read_text())
+    control = {value for name, value in config.items() if name.endswith("_token_id")}
+    control.discard(config["assistant_token_id"])
+    for special in ("<|im_end|>", "<|im_start|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"):
+        ids = tokenizer.encode(f"a {special} b")
+        assert not control & set(ids)
+        assert len(ids) > 5
+
+
+def test_qwens_split_and_not_mistrals(tokenizer: TextTokenizer) -> None:
+    """Mistral's split would cut before the capital, and "Wor" could never join "hello"."""
+    assert tokenizer.settled("helloWorld x") == len("helloWorld")
+    digits = tokenizer.encode("2024")
+    assert len(digits) == 4
+
+
+def test_lone_surrogates_are_refused_with_their_place() -> None:
+    with pytest.raises(TextError, match=r"Character 2 .* U\+D83D"):
+        check_text("ab\ud83d")
+    check_text("NUL \x00 and emoji 👩 are text")
+
+
+def test_broken_tokenizer_files_name_the_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    with pytest.raises(CheckpointError, match=r"vocab.json: .*below 10"):
+        TextTokenizer(tmp_path, 10)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nnot a merge at all\n")
+    with pytest.raises(CheckpointError, match=r"merges\.txt"):
+        TextTokenizer(tmp_path, 10_000)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"merges\.txt: the file is missing"):
+        TextTokenizer(tmp_path, 10_000)
+    del vocab["a"]
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    with pytest.raises(CheckpointError, match="1 of the 256 byte tokens"):
+        TextTokenizer(tmp_path, 10_000)
+
+
+def test_long_random_text_in_single_characters(tokenizer: TextTokenizer) -> None:
+    rng = random.Random(0)
+    alphabet = "ab '\n\t.,9é\u0301你，。👩\u200d"
+    text = "".join(rng.choice(alphabet) for _ in range(3000))
+    incremental = IncrementalTokenizer(tokenizer)
+    ids = [i for char in text for i in incremental.push(char)]
+    assert ids + incremental.end() == tokenizer.encode(text.strip())
