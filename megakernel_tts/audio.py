@@ -29,7 +29,8 @@ class WavWriter:
     """Writes a mono 16-bit wav file as the audio comes; the file is valid after every write."""
 
     def __init__(self, path: str | os.PathLike[str], sample_rate: int) -> None:
-        self._wave = wave.open(os.fspath(path), "wb")
+        self._file = open(path, "wb")
+        self._wave = wave.open(self._file, "wb")
         self._wave.setnchannels(1)
         self._wave.setsampwidth(2)
         self._wave.setframerate(sample_rate)
@@ -37,10 +38,12 @@ class WavWriter:
     def write(self, pcm: NDArray[np.int16]) -> None:
         """Appends samples."""
         self._wave.writeframes(pcm.astype("<i2").tobytes())
+        self._file.flush()
 
     def close(self) -> None:
         """Closes the file; a file without samples is valid too."""
         self._wave.close()
+        self._file.close()
 
     def __enter__(self) -> "WavWriter":
         return self

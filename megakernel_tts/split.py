@@ -19,8 +19,9 @@ _CLOSERS = "\"'”’»)]}」』）】〉》"
 
 # Words whose full stop ends no sentence, in lower case and without it.
 _ABBREVIATIONS = {
-    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e no vol fig approx dept est inc ltd "
-    "co corp gen col capt lt sgt rev hon mt ave blvd rd jan feb mar apr jun jul aug sep sept oct nov dec",
+    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e no vol fig approx dept est "
+    "inc ltd co corp gen col capt lt sgt rev hon mt ave blvd rd "
+    "jan feb mar apr jun jul aug sep sept oct nov dec",
     "german": "hr fr dr prof nr bzw z.b usw ca d.h u.a str s bd evtl ggf inkl jh mio mrd tel vgl",
     "french": "m mm mme mlle dr me st ste av bd p etc env ex cf no vol",
     "spanish": "sr sra srta dr dra ud uds etc p.ej av núm pág ee.uu",

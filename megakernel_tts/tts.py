@@ -234,7 +234,7 @@ class TTS:
             async for event in session:
                 if isinstance(event, AudioChunk):
                     yield event
-            _outcome(session)
+        _log_cut(_outcome(session))
 
     def open(
         self,
@@ -361,17 +361,21 @@ def _chunks(session: Session) -> Iterator[AudioChunk]:
         for event in session:
             if isinstance(event, AudioChunk):
                 yield event
-        _outcome(session)
+    _log_cut(_outcome(session))
 
 
 def _outcome(session: Session) -> Finish:
-    """How a session ended; what failed is raised, what was cut is logged."""
+    """How a session ended; what failed is raised."""
     finish = session.finish
     assert finish is not None  # the iteration ends after the finish
     if finish.reason == "error":
         raise SynthesisError(f"Speaking failed: {finish.error}") from finish.error
     if finish.reason == "cancelled":
         raise SynthesisError("The speech was cancelled: the model was closed meanwhile.")
+    return finish
+
+
+def _log_cut(finish: Finish) -> None:
+    """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
     if finish.reason != "eos":
         _log.warning("The speech was ended after %d frames: %s.", finish.frames, finish.reason)
-    return finish

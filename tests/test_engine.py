@@ -114,12 +114,8 @@ def test_chunks_grow_to_their_bound(rig: Rig) -> None:
 def test_streamed_pcm_equals_whole_for_any_chunks(rig: Rig) -> None:
     """The codes are equal; samples within one 16-bit step (sums are ordered by chunk length)."""
     whole = np.concatenate([c.pcm for c in drain(rig.open(first=100, largest=100))[0]])
-    for policy in (
-        {"first": 1, "largest": 1},
-        {"first": 1, "largest": 8},
-        {"first": 5, "largest": 7},
-    ):
-        chunks, _ = drain(rig.open(**policy))
+    for first, largest in ((1, 1), (1, 8), (5, 7)):
+        chunks, _ = drain(rig.open(first=first, largest=largest))
         pcm = np.concatenate([c.pcm for c in chunks])
         assert np.abs(pcm.astype(int) - whole).max() <= 1
 

@@ -1,4 +1,4 @@
-"""Against what the official package recorded (`goldens/make.py`), case by case and stage by stage."""
+"""Against what the official package recorded (`goldens/make.py`), stage by stage."""
 
 from collections.abc import Callable
 from functools import cache

@@ -52,7 +52,7 @@ SAMPLINGS = [
 
 
 def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> None:
-    """Streams join and leave at random times, in any slot; each gives bit for bit what it gives alone."""
+    """Streams join and leave at any time, in any slot; each gives just what it gives alone."""
     loaded = load(size="1b7")
     count = 12
     solo: list[list[list[int]]] = []

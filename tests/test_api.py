@@ -1,0 +1,67 @@
+"""The public names and signatures; a change here is a change for users."""
+
+import inspect
+import subprocess
+import sys
+
+import megakernel_tts
+from megakernel_tts import TTS, ChunkPolicy, Session, Speech
+
+NAMES = {
+    "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
+    "Finish", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError", "Sampling", "SamplingError",
+    "Session", "Speech", "SynthesisError", "TextError", "Voice", "VoiceError",
+}  # fmt: skip
+
+VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"
+
+
+def signature(function: object) -> str:
+    bare = inspect.signature(function)  # type: ignore[arg-type]
+    parameters = [
+        p.replace(annotation=p.empty) for p in bare.parameters.values() if p.name != "self"
+    ]
+    return str(bare.replace(parameters=parameters, return_annotation=bare.empty))
+
+
+def test_names() -> None:
+    assert set(megakernel_tts.__all__) == NAMES
+    assert all(getattr(megakernel_tts, name).__name__ == name for name in NAMES)
+
+
+def test_signatures() -> None:
+    assert signature(TTS.load) == "(model='demo', device='auto', dtype='auto', slots=8)"
+    assert signature(TTS.say) == f"(text, {VOICE}, *, retries=0)"
+    assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None)"
+    assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None)"
+    assert signature(TTS.open) == f"({VOICE}, chunks=None)"
+    assert signature(TTS.clone) == "(wav, text=None)"
+    assert signature(TTS.describe) == "(model='demo')"
+    assert signature(TTS.warmup) == signature(TTS.close) == "()"
+    assert signature(Session.push_text) == "(text)"
+    assert signature(Session.end) == signature(Session.cancel) == "()"
+    assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
+    assert {n for n in vars(TTS) if not n.startswith("_")} == {
+        "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "close",
+        "voices", "info", "sampling",
+    }  # fmt: skip
+    assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
+
+
+def test_importing_is_cheap() -> None:
+    program = (
+        "import time; t = time.perf_counter(); import megakernel_tts, sys; "
+        "print(time.perf_counter() - t, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    outputs = [run.stdout.split() for run in runs]
+    assert all(rest == ["False", "False"] for _, *rest in outputs)
+    assert min(float(seconds) for seconds, *_ in outputs) < 0.1
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(megakernel_tts, "Megaphone")
+    assert set(megakernel_tts.__all__) <= set(dir(megakernel_tts))

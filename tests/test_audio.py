@@ -1,0 +1,91 @@
+import io
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from megakernel_tts.audio import WavWriter, pcm16, read_reference
+from megakernel_tts.errors import ReferenceAudioError
+
+
+def speech(seconds: float = 2.0, rate: int = 24_000, level: float = 0.3) -> np.ndarray:
+    t = np.arange(int(seconds * rate)) / rate
+    return (level * np.sin(2 * np.pi * 220 * t) * np.sin(2 * np.pi * 3 * t)).astype(np.float32)
+
+
+def test_pcm16_rounds_and_clips() -> None:
+    out = pcm16(np.array([0.0, 1.0, -1.0, 2.0, 0.5 / 32767, 0.6 / 32767], np.float32))
+    assert out.tolist() == [0, 32767, -32767, 32767, 0, 1]
+    assert out.dtype == np.int16
+
+
+def test_a_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    with WavWriter(path, 24_000) as writer:
+        for n in (1, 2):
+            writer.write(np.full(100, n, np.int16))
+            with wave.open(io.BytesIO(path.read_bytes())) as so_far:
+                assert so_far.getnframes() == 100 * n
+    assert soundfile.read(path, dtype="int16")[0].tolist() == [1] * 100 + [2] * 100
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_any_rate_and_stereo(tmp_path: Path, rate: int, channels: int) -> None:
+    mono = speech(rate=rate)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.stack([mono] * channels, axis=1), rate, subtype="FLOAT")
+    read = read_reference(path, 24_000)
+    assert abs(len(read) - 48_000) <= 1
+    assert read.dtype == np.float32
+    middle = slice(4800, 43_200)
+    np.testing.assert_allclose(read[middle], speech()[middle], atol=2e-3)
+
+
+def test_paths_files_and_arrays_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, speech(), 24_000)
+    expected = read_reference(path, 24_000)
+    np.testing.assert_array_equal(read_reference(str(path), 24_000), expected)
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(read_reference(file, 24_000), expected)
+    np.testing.assert_array_equal(read_reference((expected, 24_000), 24_000), expected)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "empty": ((np.zeros(0, np.float32), 24_000), "is empty"),
+    "short": ((speech(0.2), 24_000), "lasts 0.20 s; at least"),
+    "long": ((speech(61), 24_000), r"lasts 61.0 s; cut it to 60 s"),
+    "silent": ((speech(level=0.0), 24_000), "is silent"),
+    "faint": ((speech(level=1e-4), 24_000), "is silent"),
+    "clipped": ((np.clip(20 * speech(), -1, 1), 24_000), "is clipped"),
+    "nan": ((np.full(24_000, np.nan, np.float32), 24_000), "no numbers"),
+    "integers": ((np.zeros(24_000, np.int16), 24_000), "must be floats"),
+    "cube": ((np.zeros((2, 2, 2), np.float32), 24_000), "must be floats"),
+    "rate": ((speech(), 0), "sample rate 0"),
+    "no file": ("/nowhere/at/all.wav", "does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_unusable_recordings_get_a_sentence(name: str) -> None:
+    recording, message = BAD[name]
+    with pytest.raises(ReferenceAudioError, match=message):
+        read_reference(recording, 24_000)
+
+
+def test_what_is_no_audio_file_gets_a_sentence(tmp_path: Path) -> None:
+    for content in (b"", b"RIFF\x00\x00", b"this is a text", bytes(1000)):
+        path = tmp_path / "a.wav"
+        path.write_bytes(content)
+        with pytest.raises(ReferenceAudioError, match=r"a\.wav is not readable as audio"):
+            read_reference(path, 24_000)
+    with pytest.raises(ReferenceAudioError, match="is no file"):
+        read_reference(tmp_path, 24_000)
+
+
+def test_a_loud_but_clean_recording_is_not_clipped() -> None:
+    read_reference((speech(level=1.0), 24_000), 24_000)

@@ -1,0 +1,142 @@
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from megakernel_tts.checkpoint import Checkpoint, leaves, map_leaves
+from megakernel_tts.config import read_model_config
+from megakernel_tts.errors import CheckpointError
+from megakernel_tts.loader import load_checkpoint
+from megakernel_tts.weights import Model, model_specs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(checkpoint(), tmp_path / "model"))
+
+
+def specs(folder: Path) -> Model:
+    return model_specs(read_model_config(folder / "config.json"))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder, CPU, torch.float32, 1).engine.close()
+    return str(caught.value)
+
+
+def resave(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(str(file))
+    change(tensors)
+    save_file(tensors, str(file))
+
+
+def test_an_index_with_shards_equals_one_file(folder: Path) -> None:
+    whole = Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+    tensors = load_file(str(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, part in shards.items():
+        save_file({n: tensors[n] for n in part}, str(folder / shard))
+    index = {"weight_map": {n: shard for shard, part in shards.items() for n in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    sharded = Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(whole), leaves(sharded), strict=True))
+    (folder / "b.safetensors").unlink()
+    assert "b.safetensors" in refused(folder) and "missing" in refused(folder)
+    index["weight_map"][names[0]] = "../../etc/passwd"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "passwd" in refused(folder)
+
+
+def test_missing_tensor_wrong_shape_wrong_type(folder: Path) -> None:
+    name = "talker.model.layers.1.mlp.up_proj.weight"
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[name]
+
+    resave(folder, drop)
+    assert f"{name} is missing" in refused(folder)
+    resave(folder, lambda t: t.update({name: torch.zeros(3, 5)}))
+    message = refused(folder)
+    assert "[3, 5]" in message and "expected [384, 128]" in message and name in message
+    resave(folder, lambda t: t.update({name: torch.zeros(384, 128, dtype=torch.int8)}))
+    assert "I8" in refused(folder) and "BF16, F16, F32" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json", "model.safetensors", "vocab.json", "merges.txt",
+        "speech_tokenizer/config.json", "speech_tokenizer/model.safetensors",
+    ],
+)  # fmt: skip
+def test_a_missing_file_is_named(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    message = refused(folder)
+    assert file in message and "missing" in message
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "Only safetensors" in refused(folder)
+
+
+def test_a_codec_of_another_model_is_refused(folder: Path, checkpoint: Callable[..., Path]) -> None:
+    shutil.rmtree(folder / "speech_tokenizer")
+    shutil.copytree(checkpoint(codes=2048) / "speech_tokenizer", folder / "speech_tokenizer")
+    assert "2048 entries" in refused(folder)
+
+
+def test_base_needs_its_encoders(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("base"), tmp_path / "model"))
+    name = "speaker_encoder.fc.weight"
+    resave(folder, lambda t: t.update({name: torch.zeros(1)}))
+    assert f"{name} has shape [1]" in refused(folder)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_truncated_and_corrupted_files_are_refused_or_load(
+    folder: Path, data: st.DataObject
+) -> None:
+    """Any cut, and any damage to the header, ends in the one exception and never in another."""
+    file = folder / "model.safetensors"
+    good = file.read_bytes()
+    try:
+        header = struct.unpack("<Q", good[:8])[0]
+        if data.draw(st.booleans()):
+            bad = good[: data.draw(st.integers(0, len(good) - 1))]
+        else:
+            at = data.draw(st.integers(0, 8 + header - 1))
+            bad = good[:at] + data.draw(st.binary(min_size=1, max_size=8)) + good[at + 1 :]
+        file.write_bytes(bad)
+        try:
+            Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+        except CheckpointError as error:
+            assert "model" in str(error)
+        else:
+            assert len(bad) >= len(good)
+    finally:
+        file.write_bytes(good)
+
+
+def test_specs_are_rebuilt_leaf_by_leaf(folder: Path) -> None:
+    tree = specs(folder)
+    names = [leaf.name for leaf in leaves(tree)]
+    assert len(names) == len(set(names))
+    assert list(leaves(map_leaves(tree, lambda leaf: leaf))) == list(leaves(tree))

@@ -1,0 +1,29 @@
+import pytest
+import torch
+
+from megakernel_tts import doctor
+
+
+def texts() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {"ok": [], "note": [], "missing": []}
+    for finding in doctor.examine():
+        found[finding.status].append(finding.text)
+    return found
+
+
+def test_this_machine_has_all_that_is_needed() -> None:
+    found = texts()
+    assert found["missing"] == []
+    assert any(text.startswith(f"torch {torch.__version__}") for text in found["ok"])
+    assert any(text.startswith("soundfile") for text in found["ok"])
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(doctor, "_system_memory", lambda: 2.0)
+    found = texts()
+    assert any("torch 2.4.1+cpu is not supported" in text for text in found["missing"])
+    assert any("sees no GPU" in text for text in found["missing"])
+    assert any("cpu: the 1.7B models need about" in text for text in found["note"])

@@ -1,0 +1,125 @@
+"""Who may know whom. A new file must find its place here."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "megakernel_tts"
+
+LEAVES = {"errors"}
+PUBLIC = {"", "errors"}
+
+# Module -> the modules of ours that it may import.
+ALLOWED: dict[str, set[str]] = {
+    "": set(),  # lazily, all of the public homes
+    "errors": set(),
+    "layers": set(),
+    "config": LEAVES,
+    "audio": LEAVES,
+    "sampling": LEAVES,
+    "split": LEAVES,
+    "guard": LEAVES,
+    "voice": LEAVES,
+    "doctor": LEAVES,
+    "checkpoint": LEAVES | {"config"},
+    "weights": {"checkpoint", "config"},
+    "text": LEAVES | {"config"},
+    "codec": set(),
+    "codec.weights": {"checkpoint", "config"},
+    "codec.decoder": {"codec.weights", "config", "layers", "codec"},
+    "codec.encoder": {"codec.weights", "config", "layers", "codec"},
+    "codec.speaker": {"config", "weights"},
+    "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
+    "backend": {"config", "sampling", "weights", "reference"},  # reference: inside the chooser
+    "reference": {"config", "layers", "sampling", "weights"},
+    "script": {"guard", "split", "text"},
+    "session": LEAVES | {"script", "text"},
+    "engine": LEAVES
+    | {
+        "audio",
+        "backend",
+        "codec.decoder",
+        "guard",
+        "prompt",
+        "sampling",
+        "script",
+        "session",
+        "voice",
+    },
+    "random_checkpoint": {"checkpoint", "codec.weights", "config", "weights"},
+    "hub": LEAVES | {"random_checkpoint"},
+    "loader": LEAVES
+    | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
+    | {"config", "engine", "prompt", "sampling", "text", "weights"},
+    "tts": LEAVES
+    | {"audio", "backend", "config", "hub", "loader", "prompt", "sampling", "script", "session"}
+    | {"split", "text", "voice"},
+    "cli": PUBLIC | {"audio", "doctor"},
+}
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file names in import statements, wherever they stand."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide who knows whom"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_imports_stay_within_the_rules(file: Path) -> None:
+    module = module_of(file)
+    assert module in ALLOWED, f"{module} has no place in the layering"
+    modules = {module_of(f) for f in FILES}
+    prefix = "megakernel_tts"
+    ours = {
+        name.removeprefix(prefix).lstrip(".")
+        for name in imported(file)
+        if name == prefix or name.startswith(f"{prefix}.")
+    } & modules
+    if module == "":
+        assert ours <= {"errors", "sampling", "session", "tts", "voice"}
+        return
+    surplus = ours - ALLOWED[module] - {"", "codec"} if module != "cli" else ours - ALLOWED[module]
+    assert not surplus, f"{module} may not import {sorted(surplus)}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_the_engine_side_knows_no_pipecat_and_no_tests(file: Path) -> None:
+    strangers = {"pipecat", "pipecat_service", "tests", "bench", "examples", "qwen_tts"}
+    assert not {name.split(".")[0] for name in imported(file)} & strangers
+
+
+def test_examples_see_public_names_alone() -> None:
+    for file in (ROOT / "examples").rglob("*.py"):
+        ours = {name for name in imported(file) if name.startswith("megakernel_tts.")}
+        homes = {f"megakernel_tts.{name}" for name in __import__("megakernel_tts").__all__}
+        assert ours <= homes, f"{file} reaches inside: {sorted(ours - homes)}"
+
+
+def test_no_module_state() -> None:
+    """Module-level names are constants, types, functions and loggers: two engines share nothing."""
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+                for name in names:
+                    fine = name.isupper() or name.startswith("__") or name[0].isupper()
+                    fine = fine or name.lstrip("_").isupper() or name == "_log"
+                    assert fine, f"{file}: {name} looks like state"

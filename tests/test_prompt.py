@@ -1,0 +1,63 @@
+"""Refusals; what prompts hold is compared with the official package in `test_parity`."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from megakernel_tts.errors import VoiceError
+from megakernel_tts.loader import Loaded
+from megakernel_tts.prompt import spoken_languages
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "voice", "language", "instruct", "message"),
+    [
+        ("custom_voice", "0b6", "nobody", "auto", None,
+         r"no voice 'nobody'; choose one of: serena, ryan, eric, dylan\."),
+        ("custom_voice", "0b6", "ryan", "klingon", None,
+         r"no language 'klingon'; choose auto or one of: chinese, english, german"),
+        ("custom_voice", "0b6", "ryan", "sichuan_dialect", None, "no language 'sichuan_dialect'"),
+        ("custom_voice", "0b6", "ryan", "auto", "Speak slowly", "follows no instruction"),
+        ("base", "1b7", None, "auto", None, "speaks with a cloned voice"),
+        ("voice_design", "1b7", "ryan", "auto", "a voice", r"no named voices \(found 'ryan'\)"),
+        ("voice_design", "1b7", None, "auto", " ", "needs instruct="),
+    ],
+)  # fmt: skip
+def test_what_a_model_cannot_do_is_refused_with_the_choices(
+    load: Callable[..., Loaded],
+    kind: str,
+    size: str,
+    voice: str | None,
+    language: str,
+    instruct: str | None,
+    message: str,
+) -> None:
+    prompter = load(kind, size).engine.prompter
+    with pytest.raises(VoiceError, match=message):
+        prompter.prefix(voice, language, instruct)
+
+
+def test_names_and_languages_in_any_case(load: Callable[..., Loaded]) -> None:
+    prompter = load().engine.prompter
+    one = prompter.prefix("RYAN", " English ", None).vectors
+    assert torch.equal(one, prompter.prefix("ryan", "english", "  ").vectors)
+
+
+def test_dialects_are_spoken_by_their_speakers_alone(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    assert "beijing_dialect" not in spoken_languages(loaded.config)
+    prefix = loaded.engine.prompter.prefix
+    assert torch.equal(
+        prefix("eric", "auto", None).vectors, prefix("eric", "chinese", None).vectors
+    )
+    assert not torch.equal(
+        prefix("eric", "english", None).vectors, prefix("eric", "auto", None).vectors
+    )
+
+
+def test_a_token_has_one_vector_whatever_stands_beside_it(load: Callable[..., Loaded]) -> None:
+    prompter = load("custom_voice", "1b7").engine.prompter
+    with torch.inference_mode():
+        together = prompter.text([5, 9, 200, 9])
+        assert torch.equal(together, torch.cat([prompter.text([i]) for i in (5, 9, 200, 9)]))

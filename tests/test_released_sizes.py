@@ -1,0 +1,86 @@
+"""The released sizes, by arithmetic: parameter counts as in the public listings."""
+
+import json
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megakernel_tts.checkpoint import leaves
+from megakernel_tts.codec.weights import decoder_specs
+from megakernel_tts.config import read_codec_config, read_model_config
+from megakernel_tts.weights import model_specs, speaker_specs
+
+STACK = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+PREDICTOR = STACK | {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 2048,
+}  # fmt: skip
+TALKER = STACK | {
+    "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
+    "text_hidden_size": 2048,
+}  # fmt: skip
+
+
+def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
+    content = json.loads(source.read_text(encoding="utf-8"))
+    talker = content["talker_config"]
+    shift = 2048 - (talker["vocab_size"] - 1024)
+    ids: dict[str, Any] = {
+        name: value + shift
+        for name, value in talker.items()
+        if name.startswith("codec_") and name.endswith("_id") and isinstance(value, int)
+    }
+    talker |= TALKER | ids | {"hidden_size": hidden, "intermediate_size": intermediate}
+    talker["code_predictor_config"] |= PREDICTOR
+    if "speaker_encoder_config" in content:
+        content["speaker_encoder_config"] = {"enc_dim": hidden, "sample_rate": 24000}
+    target.write_text(json.dumps(content))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "hidden", "intermediate", "tensors", "values"),
+    [
+        ("custom_voice", "0b6", 1024, 3072, 402, 905_788_672),
+        ("base", "0b6", 1024, 3072, 478, 914_643_008),
+        ("custom_voice", "1b7", 2048, 6144, 404, 1_916_676_352),
+        ("base", "1b7", 2048, 6144, 480, 1_928_677_440),
+    ],
+)
+def test_talker_and_predictor(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    kind: str,
+    size: str,
+    hidden: int,
+    intermediate: int,
+    tensors: int,
+    values: int,
+) -> None:
+    file = released(
+        checkpoint(kind, size) / "config.json", tmp_path / "config.json", hidden, intermediate
+    )
+    config = read_model_config(file)
+    found = list(leaves(model_specs(config)))
+    if config.speaker is not None:
+        found += leaves(speaker_specs(config.speaker))
+    assert len({leaf.name for leaf in found}) == len(found) == tensors
+    assert sum(prod(leaf.shape) for leaf in found) == values
+
+
+def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    content = json.loads((checkpoint() / "speech_tokenizer" / "config.json").read_text())
+    content["decoder_config"] |= {
+        "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
+        "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "num_hidden_layers": 8,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+    found = list(leaves(decoder_specs(read_codec_config(file).decoder)))
+    # The two input projections of the quantiser are stored and never used.
+    unused = 2 * 256 * 512
+    assert len(found) == 271 - 2
+    assert sum(prod(leaf.shape) for leaf in found) == 114_323_137 - unused

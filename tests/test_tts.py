@@ -1,0 +1,260 @@
+import asyncio
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megakernel_tts import (
+    TTS,
+    AudioChunk,
+    CheckpointError,
+    ChunkPolicy,
+    EngineClosedError,
+    Finish,
+    MegakernelTTSError,
+    Sampling,
+    TextError,
+    Voice,
+)
+
+TEXT = "Hello to the world, this is speech."
+SHORT = Sampling(seed=5, max_frames=14)
+
+
+def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
+    one, two = tts.say(TEXT, sampling=SHORT), tts.say(TEXT, sampling=SHORT)
+    np.testing.assert_array_equal(one.codes, two.codes)
+    np.testing.assert_array_equal(one.pcm, two.pcm)
+    other = tts.say(TEXT, sampling=Sampling(seed=6, max_frames=14))
+    assert not np.array_equal(one.codes, other.codes)
+    assert one.finish == "length"
+    assert one.codes.shape == (14, 16) and one.pcm.shape == (14 * 1920,)
+    assert (one.pcm.dtype, one.sample_rate, one.seconds) == (np.int16, 24_000, 14 * 0.08)
+
+
+def test_streams_say_what_say_says(tts: TTS) -> None:
+    whole = tts.say(TEXT, "serena", "english", sampling=SHORT)
+    policy = ChunkPolicy(first=2, largest=5)
+    streamed = list(tts.stream(TEXT, "serena", "english", sampling=SHORT, chunks=policy))
+    assert [len(c.codes) for c in streamed] == [2, 4, 5, 3]
+    np.testing.assert_array_equal(np.concatenate([c.codes for c in streamed]), whole.codes)
+    pcm = np.concatenate([c.pcm for c in streamed]).astype(int)
+    assert np.abs(pcm - whole.pcm).max() <= 1
+
+    async def collect() -> list[AudioChunk]:
+        return [c async for c in tts.astream(TEXT, "serena", "english", sampling=SHORT)]
+
+    np.testing.assert_array_equal(
+        np.concatenate([c.codes for c in asyncio.run(collect())]), whole.codes
+    )
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_characters_pushed_one_by_one_say_what_the_whole_says(tts: TTS, layout: str) -> None:
+    text = "你好 to the world. It is e\u0301t\u0323e\u0301, don't you know? 3.14 👩\u200d👧!"
+    results: list[np.ndarray] = []
+    for portions in ([text], list(text)):
+        session = tts.open(layout=layout, sampling=SHORT)  # type: ignore[arg-type]
+        for portion in portions:
+            session.push_text(portion)
+        session.end()
+        chunks = [e for e in session if isinstance(e, AudioChunk)]
+        results.append(np.concatenate([c.codes for c in chunks]))
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_streams_side_by_side_say_what_they_say_alone(tts: TTS) -> None:
+    """Seven streams on four slots, from threads; codes bit for bit, samples within a step."""
+    jobs = [
+        (f"Number {i} is speaking to you.", voice, Sampling(seed=i, max_frames=10 + i))
+        for i, voice in enumerate(["ryan", "serena", "eric", "dylan", "ryan", "eric", "ryan"])
+    ]
+    alone = [tts.say(text, voice, sampling=sampling) for text, voice, sampling in jobs]
+    together: dict[int, object] = {}
+
+    def run(i: int) -> None:
+        text, voice, sampling = jobs[i]
+        together[i] = tts.say(text, voice, sampling=sampling)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, expected in enumerate(alone):
+        np.testing.assert_array_equal(together[i].codes, expected.codes)  # type: ignore[attr-defined]
+        difference = together[i].pcm.astype(int) - expected.pcm  # type: ignore[attr-defined]
+        assert np.abs(difference).max() <= 1
+
+
+def test_leaving_a_stream_gives_a_prefix_and_frees_its_slot(tts: TTS) -> None:
+    whole = tts.say(TEXT, sampling=SHORT)
+    for _ in range(6):  # more than there are slots
+        got: list[AudioChunk] = []
+        for chunk in tts.stream(TEXT, sampling=SHORT):
+            got.append(chunk)
+            if len(got) == 2:
+                break
+        codes = np.concatenate([c.codes for c in got])
+        np.testing.assert_array_equal(codes, whole.codes[: len(codes)])
+
+
+def test_speech_is_saved_as_a_wav(tts: TTS, tmp_path: Path) -> None:
+    speech = tts.say(TEXT, sampling=SHORT)
+    speech.save(tmp_path / "a.wav")
+    samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
+    assert rate == 24_000
+    np.testing.assert_array_equal(samples, speech.pcm)
+
+
+def test_retries_take_the_next_seed_and_the_last_result_stands(tts: TTS) -> None:
+    endless = Sampling(seed=1, temperature=1e-6)  # so sure of itself that it never ends
+    once = tts.say("Hi.", sampling=endless)
+    again = tts.say("Hi.", sampling=endless, retries=1)
+    assert once.finish == again.finish == "guard"
+    np.testing.assert_array_equal(again.codes, tts.say("Hi.", sampling=endless.next_seed()).codes)
+
+
+def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        list(tts.stream(TEXT, sampling=SHORT))
+    assert [r.getMessage() for r in caplog.records] == [
+        "The speech was ended after 14 frames: length."
+    ]
+
+
+def test_the_guard_can_be_switched_off(tts: TTS) -> None:
+    frames = 200
+    assert len(tts.say("Hi.", sampling=Sampling(seed=1, temperature=1e-6)).codes) < frames
+    off = Sampling(seed=1, temperature=1e-6, guard=False, max_frames=frames)
+    assert len(tts.say("Hi.", sampling=off).codes) == frames
+
+
+def test_a_slot_ends_with_length(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.loader.POSITIONS", 40)
+    with TTS.load(checkpoint(), device="cpu", slots=1) as small:
+        speech = small.say("Hi.", sampling=Sampling(seed=1, temperature=1e-6, guard=False))
+        assert speech.finish == "length" and len(speech.codes) < 40
+        with pytest.raises(MegakernelTTSError, match="positions"):
+            small.say("word " * 60)
+        assert small.say("Hi.", sampling=SHORT).finish == "length"
+
+
+def test_models_describe_themselves(checkpoint: Callable[..., Path]) -> None:
+    info = TTS.describe(checkpoint())
+    assert info.kind == "custom_voice" and not info.takes_instruct and info.note is None
+    assert info.voices["ryan"] == info.languages
+    assert info.voices["eric"][0] == "sichuan_dialect"
+    assert TTS.describe(checkpoint("base")).voices == {}
+    assert "noise" in str(TTS.describe().note)
+
+
+def test_two_models_in_one_process(tts: TTS, checkpoint: Callable[..., Path]) -> None:
+    expected = tts.say(TEXT, sampling=SHORT).codes
+    with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as other:
+        assert len(other.say(TEXT, instruct="low", sampling=SHORT).codes) == 14
+        np.testing.assert_array_equal(tts.say(TEXT, sampling=SHORT).codes, expected)
+    np.testing.assert_array_equal(tts.say(TEXT, sampling=SHORT).codes, expected)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("base", "0b6"), ("voice_design", "1b7")])
+def test_warmup_runs_on_every_kind_and_closing_twice_is_fine(
+    checkpoint: Callable[..., Path], kind: str, size: str
+) -> None:
+    with TTS.load(checkpoint(kind, size), device="cpu", slots=1) as one:
+        one.warmup()
+        one.close()
+    voice = Voice(torch.zeros(128)) if kind == "base" else None
+    with pytest.raises(EngineClosedError, match="is closed"):
+        one.say(TEXT, voice, instruct="x" if kind == "voice_design" else None)
+
+
+def test_closing_ends_a_running_stream(checkpoint: Callable[..., Path]) -> None:
+    one = TTS.load(checkpoint(), device="cpu", slots=1)
+    stream = one.stream("A long text. " * 50)
+    next(stream)
+    one.close()
+    with pytest.raises(MegakernelTTSError, match="closed"):
+        list(stream)
+
+
+def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint(), tmp_path / "model"))
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({"temperature": 0.5, "subtalker_dosample": False}))
+    with TTS.load(folder, device="cpu", slots=1) as one:
+        assert one.sampling == Sampling(temperature=0.5, predictor_temperature=0.0)
+    file.write_text(json.dumps({"temperature": -2}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature is -2"):
+        TTS.load(folder, device="cpu")
+    file.unlink()
+    with TTS.load(folder, device="cpu", slots=1) as one:
+        assert one.sampling == Sampling()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "tpu"}, "choose auto, cpu, cuda"),
+        ({"device": "meta"}, "choose auto, cpu, cuda"),
+        ({"dtype": "float16"}, "choose auto, bfloat16 or float32"),
+        ({"slots": 0}, "at least one stream"),
+    ],
+)
+def test_wrong_load_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TTS.load(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t\u3000"])
+def test_nothing_to_say_is_an_error(tts: TTS, text: str) -> None:
+    with pytest.raises(TextError, match="nothing to say"):
+        tts.say(text)
+    with pytest.raises(TextError, match="nothing to say"):
+        tts.stream(text)
+
+
+def test_wrong_arguments_raise_at_the_call(tts: TTS) -> None:
+    with pytest.raises(MegakernelTTSError):
+        tts.stream("hello", "nobody")
+    with pytest.raises(TextError, match="lone surrogate"):
+        tts.say("a\ud800")
+    with pytest.raises(TextError, match="found int"):
+        tts.say(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layout is 'both'"):
+        tts.say("hello", layout="both")  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.text(max_size=60)
+    | st.text(st.sampled_from("!?.,… \x00\n👩\u200d🏽<|im_end|>"), max_size=30)
+)
+def test_any_text_is_spoken_or_refused(tts: TTS, text: str) -> None:
+    few = Sampling(seed=0, max_frames=2)
+    try:
+        assert len(tts.say(text, sampling=few).codes) >= 1
+    except TextError:
+        assert not text.strip()
+    session = tts.open(sampling=few)
+    session.push_text(text)
+    session.end()
+    assert isinstance(list(session)[-1], Finish)
+
+
+def test_a_megabyte_without_a_space_starts_and_stops_quickly(tts: TTS) -> None:
+    stream = tts.stream("a" * 1_000_000, sampling=Sampling(seed=0, max_frames=2))
+    assert len(next(stream).codes) == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert tts.say("hello", sampling=SHORT).finish == "length"

@@ -1,0 +1,85 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from megakernel_tts import TTS, Sampling, Voice, VoiceError
+
+SAMPLING = Sampling(seed=1, max_frames=6)
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint: Callable[..., Path]):
+    with TTS.load(checkpoint("base", "1b7"), device="cpu", slots=2) as tts:
+        yield tts
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    rng = np.random.RandomState(0)
+    path = tmp_path / "ref.wav"
+    soundfile.write(path, 0.1 * rng.standard_normal((44_100, 2)), 44_100)
+    return path
+
+
+@pytest.mark.parametrize("text", [None, "the quick brown fox"])
+def test_a_cloned_voice_survives_its_file(
+    base: TTS, recording: Path, tmp_path: Path, text: str | None
+) -> None:
+    voice = base.clone(recording, text)
+    assert (voice.codes is None) == (text is None)
+    voice.save(tmp_path / "voice.safetensors")
+    loaded = Voice.load(tmp_path / "voice.safetensors")
+    assert torch.equal(loaded.x_vector, voice.x_vector)
+    assert loaded.text == text
+    for layout in ("full", "streaming"):
+        one = base.say("hello there", voice, layout=layout, sampling=SAMPLING)
+        two = base.say("hello there", loaded, layout=layout, sampling=SAMPLING)
+        np.testing.assert_array_equal(one.pcm, two.pcm)
+
+
+def test_the_transcript_and_the_recording_matter(base: TTS, recording: Path) -> None:
+    said = [
+        base.say("hello", base.clone(recording, text), sampling=SAMPLING).codes.tolist()
+        for text in (None, "the quick brown fox", "another text")
+    ]
+    assert said[0] != said[1] != said[2] != said[0]
+
+
+def test_a_transcript_longer_than_the_recording_is_spoken(base: TTS, recording: Path) -> None:
+    """Its rest is fed before the text, as the official package does."""
+    voice = base.clone(recording, "a very long transcript " * 10)
+    assert len(base.say("hello", voice, layout="streaming", sampling=SAMPLING).codes) == 6
+
+
+def test_only_base_models_clone(tts: TTS, recording: Path) -> None:
+    with pytest.raises(VoiceError, match="only Base models clone"):
+        tts.clone(recording)
+    with pytest.raises(VoiceError, match="choose one of: serena, ryan, eric, dylan"):
+        tts.say("hello", Voice(torch.zeros(128)))
+
+
+def test_a_voice_of_another_model_is_refused(base: TTS) -> None:
+    with pytest.raises(VoiceError, match="5 values and this model takes 192"):
+        base.say("hello", Voice(torch.zeros(5)))
+    with pytest.raises(VoiceError, match="not of this model's codec"):
+        base.say("hello", Voice(torch.zeros(192), torch.full((4, 16), 999), "text"))
+    with pytest.raises(VoiceError, match="no voice was given"):
+        base.say("hello")
+    with pytest.raises(VoiceError, match="'ryan' is a name"):
+        base.say("hello", "ryan")
+
+
+def test_what_is_no_voice_file_is_refused(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(VoiceError, match="does not exist"):
+        Voice.load(tmp_path / "none.safetensors")
+    (tmp_path / "a.safetensors").write_bytes(b"no")
+    with pytest.raises(VoiceError, match="is no voice file"):
+        Voice.load(tmp_path / "a.safetensors")
+    with pytest.raises(VoiceError, match=r"Voice\.save did not write it"):
+        Voice.load(checkpoint() / "model.safetensors")
+    with pytest.raises(VoiceError, match="both codes and a transcript"):
+        Voice(torch.zeros(3), None, "text")
