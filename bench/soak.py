@@ -111,6 +111,7 @@ async def _all(tts: TTS, sessions: int, seed: int) -> tuple[int, int, float, int
 
 def soak(tts: TTS, sessions: int, seed: int = 0) -> Report:
     """Runs the sessions and looks at what is left of them."""
+    tqdm.monitor_interval = 0  # its thread would count as left over
     tts.warmup()
     threads = threading.active_count()
     start = time.perf_counter()

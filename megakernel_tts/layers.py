@@ -4,9 +4,28 @@ Norms, rotary angles and softmax are computed in float32 whatever the weights' t
 batch is computed as if it were alone, so that a stream's result never depends on its neighbours.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_CUDNN_FLAGS = threading.Lock()  # they belong to the process, not to a thread
+
+
+@contextmanager
+def exact_convolutions(device: torch.device) -> Iterator[None]:
+    """Convolutions in full float32: by default cuDNN rounds their inputs to TF32's ten bits."""
+    if device.type != "cuda":
+        yield
+        return
+    with (
+        _CUDNN_FLAGS,
+        torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False),
+    ):
+        yield
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "codec.weights": {"checkpoint", "config"},
     "codec.decoder": {"codec.weights", "config", "layers", "codec"},
     "codec.encoder": {"codec.weights", "config", "layers", "codec"},
-    "codec.speaker": {"config", "weights"},
+    "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
     "backend": {"config", "sampling", "weights", "reference"},  # reference: inside the chooser
     "reference": {"config", "layers", "sampling", "weights"},

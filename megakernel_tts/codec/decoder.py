@@ -16,6 +16,7 @@ from torch import Tensor
 from megakernel_tts.codec import weights as w
 from megakernel_tts.config import CodecConfig
 from megakernel_tts.layers import (
+    exact_convolutions,
     gated_mlp,
     linear,
     merge_heads,
@@ -174,6 +175,10 @@ class Decoder:
         Returns:
             The waveform [batch, frames * samples a frame] in [-1, 1], and the state after it.
         """
+        with exact_convolutions(codes.device):
+            return self._decode(codes, state)
+
+    def _decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         weights, memory = self._w, _Memory(state.columns)
         groups = torch.arange(self._tables.shape[0], device=codes.device)
         x = self._tables[groups, codes].sum(dim=-2)  # [batch, frames, dim]

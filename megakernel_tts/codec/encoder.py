@@ -12,7 +12,14 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 from megakernel_tts.config import CodecConfig
-from megakernel_tts.layers import linear, merge_heads, rotary, rotate, split_heads
+from megakernel_tts.layers import (
+    exact_convolutions,
+    linear,
+    merge_heads,
+    rotary,
+    rotate,
+    split_heads,
+)
 
 
 def _conv(conv: w.Conv, x: Tensor, mode: str = "constant") -> Tensor:
@@ -45,6 +52,10 @@ class Encoder:
         Returns:
             Codes [ceil(samples / samples a frame), groups].
         """
+        with exact_convolutions(self._w.conv_in.weight.device):
+            return self._encode(wave)
+
+    def _encode(self, wave: Tensor) -> Tensor:
         weights = self._w
         x = _conv(weights.conv_in, wave[None, None].to(weights.conv_in.weight))
         for stage in weights.stages:

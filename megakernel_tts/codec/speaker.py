@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import SpeakerConfig
+from megakernel_tts.layers import exact_convolutions
 from megakernel_tts.weights import Speaker, SpeakerBlock, Tdnn
 
 SAMPLE_RATE = 24_000
@@ -86,8 +87,12 @@ class SpeakerEncoder:
         Returns:
             [dim], in the weights' type, not normalised.
         """
+        wave = wave.to(self._w.fc.weight.device)
+        with exact_convolutions(wave.device):
+            return self._embed(wave)
+
+    def _embed(self, wave: Tensor) -> Tensor:
         weights, c = self._w, self.config
-        wave = wave.to(weights.fc.weight.device)
         x = log_mel(wave, self._filters)[None].to(weights.fc.weight.dtype)
         x = _tdnn(weights.first, x, c.dilations[0])
         outputs: list[Tensor] = []

@@ -11,7 +11,7 @@ def test_slaney_filters_have_unit_area_and_cover_the_band() -> None:
     assert filters.shape == (128, 513)
     bin_width = 12_000 / 512
     areas = filters.sum(dim=1) * bin_width
-    assert (areas[80:] - 1).abs().max() < 0.01  # the narrow low ones span only a few bins
+    assert (areas[80:] - 1).abs().max() < 0.02  # the narrow low ones span only a few bins
     assert filters.sum(dim=0)[2:-1].min() > 0
 
 

@@ -1,0 +1,124 @@
+"""The plain-torch networks and the codec on a GPU: the same numbers as on the CPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megakernel_tts import TTS, Sampling, Voice
+from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.random_checkpoint import Size
+from megakernel_tts.reference import Reference
+from megakernel_tts.sampling import gumbel
+from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
+from tests.test_parity import build, expected, golden
+
+pytestmark = pytest.mark.gpu
+
+TEXT = "Hello to the world, this is speech."
+
+
+@pytest.fixture(scope="module")
+def on_gpu(checkpoint: Callable[..., Path]):
+    made: dict[tuple[object, ...], Loaded] = {}
+
+    def make(kind: str, size: Size, codes: int = 256, dtype: torch.dtype = torch.float32) -> Loaded:
+        key = (kind, size, codes, dtype)
+        if key not in made:
+            made[key] = load_checkpoint(
+                checkpoint(kind, size, codes), torch.device("cuda"), dtype, 4
+            )
+        return made[key]
+
+    yield make
+    for one in made.values():
+        one.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "case"),
+    [pytest.param(s, c, id=f"{s}-{c.name}") for s in CHECKPOINTS for c in cases(s)],
+)
+def test_greedy_codes_equal_the_official_ones(
+    size: Size, case: Case, on_gpu: Callable[..., Loaded]
+) -> None:
+    loaded = on_gpu(case.kind, size, CHECKPOINTS[size][1])
+    prompt, trailing = build(loaded, size, case)
+    np.testing.assert_allclose(
+        prompt.prefill.cpu(), expected(size, case, "prefill"), rtol=0, atol=1e-5
+    )
+    backend = loaded.engine.backend
+    backend.prefill(0, prompt.prefill, Sampling.greedy(seed=0), 0)
+    backend.feed(0, trailing, True)
+    made = [backend.step([0])[0] for _ in range(FRAMES)]
+    backend.release(0)
+    codes = torch.stack([frame for frame in made if frame is not None]).numpy()
+    np.testing.assert_array_equal(codes, expected(size, case, "codes"))
+
+
+@pytest.mark.parametrize("size", CHECKPOINTS)
+def test_codec_and_encoders_equal_the_official_ones(
+    size: Size, on_gpu: Callable[..., Loaded]
+) -> None:
+    """In full float32: with cuDNN's TF32 the waveform would be off by 1e-3 of its peak."""
+    loaded = on_gpu("base", size, CHECKPOINTS[size][1])
+    decoder, cloner = loaded.engine.decoder, loaded.cloner
+    assert cloner is not None
+    custom = on_gpu("custom_voice", size, CHECKPOINTS[size][1]).engine.decoder
+    codes = torch.from_numpy(codec_codes(CHECKPOINTS[size][1]))[None].cuda()
+    wave = custom.decode(codes, custom.start())[0][0, :: 3 * 61].cpu().numpy()
+    full = golden(size)["codec/full"]
+    np.testing.assert_allclose(wave, full, rtol=0, atol=1e-4 * np.abs(full).max())
+    assert decoder.sample_rate == 24_000
+    audio = torch.from_numpy(reference_audio())
+    encoded = cloner.encoder.encode(audio).cpu().numpy()
+    assert (encoded == golden(size)["reference/codes"]).mean() >= 0.99
+    x_vector = cloner.speaker.embed(audio).cpu()
+    theirs = torch.from_numpy(golden(size)["reference/x_vector"])
+    assert torch.cosine_similarity(x_vector, theirs, dim=0) >= 0.9999
+
+
+def test_the_same_random_numbers() -> None:
+    arguments = ([1, 2**40 + 3], [0, 99], 16, 300)
+    cpu = gumbel(*arguments, torch.device("cpu"))
+    gpu = gumbel(*arguments, torch.device("cuda")).cpu()
+    torch.testing.assert_close(gpu, cpu, rtol=1e-6, atol=1e-6)  # the bits agree; logarithms round
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_speech_with_neighbours_and_alone(checkpoint: Callable[..., Path], dtype: str) -> None:
+    with TTS.load(checkpoint("custom_voice", "1b7"), device="cuda", dtype=dtype, slots=4) as tts:
+        tts.warmup()
+        samplings = [Sampling(seed=i, max_frames=20) for i in range(4)]
+        alone = [tts.say(TEXT, sampling=s).codes for s in samplings]
+        sessions = [tts.open("serena", sampling=s, layout="full") for s in samplings]
+        for session in sessions:
+            session.push_text(TEXT)
+        for session in sessions:
+            session.end()
+        for session, codes in zip(sessions, alone, strict=True):
+            *chunks, _ = list(session)
+            together = np.concatenate([c.codes for c in chunks])  # type: ignore[union-attr]
+            np.testing.assert_array_equal(together, codes)
+
+
+def test_float32_speech_equals_the_cpus(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("base", "0b6")
+    voice = Voice(torch.randn(128, generator=torch.Generator().manual_seed(0)))
+    said = []
+    for device in ("cpu", "cuda"):
+        with TTS.load(folder, device=device, dtype="float32", slots=1) as tts:
+            said.append(tts.say(TEXT, voice, sampling=Sampling(seed=3, max_frames=24)))
+    np.testing.assert_array_equal(said[0].codes, said[1].codes)
+    assert np.abs(said[0].pcm.astype(int) - said[1].pcm).max() <= 4
+
+
+def test_bfloat16_is_the_default_on_a_gpu(checkpoint: Callable[..., Path]) -> None:
+    with TTS.load(checkpoint(), slots=1) as tts:
+        backend = tts._loaded.engine.backend
+        assert isinstance(backend, Reference)
+        assert backend.model.talker.head.dtype == torch.bfloat16
+        assert backend.model.talker.head.device.type == "cuda"
+        assert len(tts.say(TEXT, sampling=Sampling(seed=0, max_frames=8)).codes) == 8
