@@ -5,8 +5,10 @@ something to say, hands over the text that has arrived, makes one frame for ever
 move, and decodes and delivers what is due. Streams join and leave between turns.
 """
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,27 @@ _SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
 _PRIME_FRAMES = 64  # reference frames decoded at a time
 
 
+class _Bell:
+    """Wakes the engine. `ring` takes no lock, so that it may be called from a finaliser."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        """Wakes the engine now, or keeps it from falling asleep."""
+        self._rings.put(None)
+
+    def clear(self) -> None:
+        """Forgets earlier rings."""
+        with suppress(queue.Empty):
+            while True:
+                self._rings.get_nowait()
+
+    def wait(self) -> None:
+        """Sleeps until it rings."""
+        self._rings.get()
+
+
 class _Utterance:
     """One piece of text being spoken in a slot."""
 
@@ -52,10 +75,9 @@ class _Utterance:
         """Whether the next frame's text is there."""
         return self.over is None and (self.frames <= self.fed or self.closed)
 
-    @property
-    def used_up(self) -> bool:
-        """Whether the talker has been given all of the text."""
-        return self.closed and self.frames >= self.fed
+    def used_up(self, frame: int) -> bool:
+        """Whether the talker had been given all of the text before this frame."""
+        return self.closed and frame >= self.fed
 
 
 class _Stream:
@@ -81,7 +103,7 @@ class _Stream:
         self.chunk = chunks.first  # frames of the next one
         self.frames = 0
         self.reason: FinishReason = "eos"  # the worst of its pieces
-        self.cancelled = threading.Event()
+        self.abandoned = False
         self.slot: int | None = None
         self.utterance: _Utterance | None = None
 
@@ -126,7 +148,7 @@ class Engine:
         self._lock = threading.Lock()  # of the list and of the two fields below
         self._closed = False
         self._broken: BaseException | None = None
-        self._work = threading.Event()
+        self._bell = _Bell()
         self._primed = lru_cache(maxsize=32)(self._prime)
         self._thread = threading.Thread(target=self._run, name="megakernel-tts-engine", daemon=True)
         self._thread.start()
@@ -155,7 +177,7 @@ class Engine:
             EngineClosedError: The engine was closed or broke.
         """
         start = self._primed(voice)
-        mailbox = Mailbox(on_read=self._work.set)
+        mailbox = Mailbox(on_read=self._bell.ring)
         stream = _Stream(script, mailbox, prefix, start, layout, sampling, chunks)
         with self._lock:
             if self._closed or self._broken:
@@ -167,7 +189,8 @@ class Engine:
                     "slots."
                 )
             self._streams.append(stream)
-        return Session(script, mailbox, self._work.set, partial(_cancel, stream, self._work))
+        self._bell.ring()
+        return Session(script, mailbox, self._bell.ring, partial(_abandon, stream, self._bell))
 
     @property
     def sessions(self) -> int:
@@ -179,7 +202,7 @@ class Engine:
         """Cancels every session and stops the thread; may be called twice."""
         with self._lock:
             self._closed = True
-        self._work.set()
+        self._bell.ring()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -196,19 +219,17 @@ class Engine:
     def _run(self) -> None:
         try:
             while not self._closed:
-                self._work.clear()
+                self._bell.clear()
                 if not self._turn():
-                    self._work.wait()
+                    self._bell.wait()
         except BaseException as error:  # a bug: no session may hang because of it
             self._broken = error
         with self._lock:
             self._closed = True
             streams = list(self._streams)
         for stream in streams:
-            if self._broken is None:
-                self._finish(stream, "cancelled")
-            else:
-                self._finish(stream, "error", self._broken)
+            with suppress(Exception):  # everyone is told, whatever the backend says
+                self._finish(stream, "error" if self._broken else "cancelled", self._broken)
 
     def _turn(self) -> bool:
         """One turn; whether anything moved."""
@@ -233,7 +254,7 @@ class Engine:
 
     def _prepare(self, stream: _Stream) -> None:
         """Cancels, finishes, starts or feeds a stream, as its state asks for."""
-        if stream.cancelled.is_set():
+        if stream.abandoned:
             self._finish(stream, "cancelled")
             return
         with stream.script.lock:
@@ -249,7 +270,7 @@ class Engine:
 
     def _start(self, stream: _Stream, piece: Piece, ids: list[int], ended: bool) -> None:
         """Gives a stream a slot and runs the prompt of its next piece."""
-        if stream.slot is None and not self._free:
+        if not self._free:
             return
         prompt = self.prompter.start(stream.prefix, ids, stream.layout, ended=ended)
         if prompt is None:
@@ -260,8 +281,7 @@ class Engine:
                 f"The prompt takes {len(prompt.prefill)} positions and a slot has "
                 f"{self.backend.positions}: use a shorter reference recording or instruction."
             )
-        if stream.slot is None:
-            stream.slot = self._free.pop(0)
+        stream.slot = self._free.pop(0)
         self.backend.prefill(stream.slot, prompt.prefill, stream.sampling, stream.frames)
         u = _Utterance(piece, stream.start, min(stream.sampling.max_frames, room))
         u.tokens, u.fed, u.closed = prompt.taken, len(prompt.lead), prompt.closed
@@ -300,7 +320,7 @@ class Engine:
             self._take(stream, codes)
 
     def _take(self, stream: _Stream, codes: Tensor | None) -> None:
-        """Takes a frame into its utterance, and sees whether it was the last."""
+        """Takes a frame into its utterance."""
         u = stream.utterance
         assert u is not None
         if codes is None:
@@ -309,11 +329,8 @@ class Engine:
         u.pending.append(codes)
         u.frames += 1
         stream.frames += 1
-        u.guard.frame(int(codes[0]))
         if u.frames >= u.cap:
             u.over = "length"
-        elif stream.sampling.guard and u.guard.runaway(u.piece.frames, u.used_up):
-            u.over = "guard"
 
     def _decode(self, due: Sequence[_Stream]) -> None:
         """Decodes and delivers pending frames: streams with as many together."""
@@ -346,27 +363,41 @@ class Engine:
     def _deliver(
         self, stream: _Stream, u: _Utterance, codes: Tensor, samples: NDArray[np.int16]
     ) -> None:
-        first = stream.frames - len(codes)
+        """Hands a chunk over; one in which the speech runs away is cut at that frame."""
+        count, frame = len(codes), self.decoder.frame
+        first = stream.frames - count
+        if stream.sampling.guard:
+            for i in range(count):
+                pcm = samples[i * frame : (i + 1) * frame]
+                used_up = u.used_up(u.frames - count + i)
+                if u.guard.runaway(int(codes[i, 0]), pcm, u.piece.frames, used_up=used_up):
+                    u.over = "guard"
+                    codes, samples = codes[: i + 1], samples[: (i + 1) * frame]
+                    stream.frames = first + i + 1
+                    break
         stream.chunk = min(2 * stream.chunk, stream.chunks.largest)
         stream.mailbox.put(AudioChunk(samples, self.decoder.sample_rate, codes.numpy(), first))
-        u.guard.sound(samples, self.decoder.frame)
-        if u.over is None and stream.sampling.guard and u.guard.runaway(u.piece.frames, u.used_up):
-            u.over = "guard"
 
     def _end_piece(self, stream: _Stream) -> None:
-        """Leaves a piece that was spoken; the slot is kept if the next one can start at once."""
+        """Leaves a piece that was spoken, and goes to the end of the line for the next one."""
         u = stream.utterance
         assert u is not None and u.over is not None and stream.slot is not None
         if _SEVERITY.index(u.over) > _SEVERITY.index(stream.reason):
             stream.reason = u.over
-        stream.utterance = None
-        self.backend.release(stream.slot)
         with stream.script.lock:
             stream.script.pop()
-            more = stream.script.front() is not None
-        if not more:
-            self._free.append(stream.slot)
-            stream.slot = None
+        self._free_slot(stream)
+        with self._lock:
+            self._streams.remove(stream)
+            self._streams.append(stream)
+
+    def _free_slot(self, stream: _Stream) -> None:
+        stream.utterance = None
+        if stream.slot is not None:
+            slot, stream.slot = stream.slot, None
+            self._free.append(slot)
+            self._bell.ring()  # somebody may be waiting for it
+            self.backend.release(slot)
 
     def _finish(
         self, stream: _Stream, reason: FinishReason, error: BaseException | None = None
@@ -376,23 +407,17 @@ class Engine:
             if stream not in self._streams:
                 return
             self._streams.remove(stream)
-        if stream.slot is not None:
-            self.backend.release(stream.slot)
-            self._free.append(stream.slot)
-            stream.slot = None
-        stream.utterance = None
-        self._work.set()  # a slot may have come free
+        with stream.script.lock:
+            stream.script.close()
         failure = None
         if error is not None:
             failure = error if isinstance(error, SynthesisError) else SynthesisError(f"{error}")
             failure.__cause__ = error if failure is not error else None
-        try:
+        with suppress(RuntimeError):  # the reader's event loop is gone: nobody is left to tell
             stream.mailbox.put(Finish(reason, stream.frames, failure))
-        except RuntimeError:
-            pass  # the reader's event loop is gone, and nobody is left to tell
+        self._free_slot(stream)
 
 
-def _cancel(stream: _Stream, work: threading.Event) -> None:
-    stream.cancelled.set()
-    stream.mailbox.mute()
-    work.set()
+def _abandon(stream: _Stream, bell: _Bell) -> None:
+    stream.abandoned = True
+    bell.ring()

@@ -50,33 +50,26 @@ class Guard:
         self._codes: deque[int] = deque(maxlen=_LONGEST_LOOP)
         self._repeats = [0] * (_LONGEST_LOOP + 1)  # by length of the loop
 
-    def cap(self, expected: float) -> int:
-        """The most frames for a text that ordinarily takes `expected`."""
-        return int(_GRACE + _SLACK * expected)
+    def runaway(self, code: int, pcm: NDArray[np.int16], expected: float, *, used_up: bool) -> bool:
+        """Takes note of the next frame.
 
-    def frame(self, code: int) -> None:
-        """Takes note of a frame by its first code."""
+        Args:
+            code: The frame's first code.
+            pcm: Its samples.
+            expected: Ordinary length of the text so far, in frames.
+            used_up: Whether the talker had been given all of the text before it.
+
+        Returns:
+            Whether to end the speech with this frame.
+        """
         self._frames += 1
         for loop, earlier in enumerate(reversed(self._codes), start=1):
             self._repeats[loop] = self._repeats[loop] + 1 if earlier == code else 0
         self._codes.append(code)
-
-    def sound(self, pcm: NDArray[np.int16], frame: int) -> None:
-        """Takes note of the samples of whole frames of `frame` samples."""
-        peaks = np.abs(pcm.reshape(-1, frame).astype(np.int32)).max(axis=1)
-        for peak in peaks:
-            self._quiet = self._quiet + 1 if peak < _QUIET else 0
-
-    def runaway(self, expected: float, used_up: bool) -> bool:
-        """Whether to end the speech here.
-
-        Args:
-            expected: Ordinary length of the text so far, in frames.
-            used_up: Whether the talker has been given all of the text.
-        """
+        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET
+        self._quiet = self._quiet + 1 if quiet else 0
         if not used_up:
             return False
-        if self._frames >= self.cap(expected):
-            return True
         overdue = self._frames > _OVERDUE * expected
-        return overdue and (self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES)
+        lost = self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
+        return (overdue and lost) or self._frames >= int(_GRACE + _SLACK * expected)

@@ -34,12 +34,17 @@ class _Slot:
 
     sampling: Sampling
     first_frame: int
-    positions: int  # in the cache
-    hidden: Tensor | None  # [hidden], the talker's last output; None once it was used
+    prompt: int  # positions of the prompt
+    hidden: Tensor  # [hidden], the talker's output at the prompt's end
     codes: Tensor | None = None  # [groups], the last frame
     frames: int = 0
     fed: int = 0
     ended: bool = False
+
+    @property
+    def position(self) -> int:
+        """Where the last frame's input goes."""
+        return self.prompt + self.frames - 1
 
 
 class _Cache:
@@ -141,22 +146,18 @@ class Reference:
         eos = self._config.talker.control.eos
         self._seen[torch.tensor(slots, device=self._device), first] = True
         for row, state in zip(codes, states, strict=True):
-            state.codes, state.hidden = row, None
-            state.positions += state.frames > 0
+            state.codes = row
             state.frames += 1
         return [None if row[0] == eos else row for row in codes]
 
     def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> Tensor:
         """The talker's output for each slot: the prompt's, or that of the last frame's codes."""
         moving = [i for i, s in enumerate(states) if s.codes is not None]
-        rows: dict[int, Tensor] = {
-            i: s.hidden[None] for i, s in enumerate(states) if s.hidden is not None
-        }
+        rows = {i: s.hidden[None] for i, s in enumerate(states) if s.codes is None}
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
-            made = self._talk(
-                [slots[i] for i in moving], inputs, [states[i].positions for i in moving]
-            )
+            places = [states[i].position for i in moving]
+            made = self._talk([slots[i] for i in moving], inputs, places)
             rows |= dict(zip(moving, made, strict=True))
         return torch.stack([rows[i] for i in range(len(slots))])
 
@@ -177,8 +178,7 @@ class Reference:
         penalty = [s.repetition_penalty for s in rows]
         early = torch.tensor([s.frames < _MIN_FRAMES for s in states], device=self._device)
         logits = logits.float()
-        if not bool(logits.isfinite().all()):
-            raise FloatingPointError("The talker's logits are not finite.")
+        _check_finite("talker", logits)
         seen = self._seen[torch.tensor(slots, device=self._device)]
         logits = penalize(logits, seen, torch.tensor(penalty, device=self._device)[:, None])
         allowed = torch.where(early[:, None], self._allowed_early, self._allowed)
@@ -203,6 +203,7 @@ class Reference:
         rows = list(range(len(first)))
         position = 0
         codes: list[Tensor] = []
+        peaks: list[Tensor] = []
         for i, head in enumerate(predictor.heads):
             x = _project(x, predictor.project)
             starts = [position] * len(rows)
@@ -210,14 +211,21 @@ class Reference:
             position += x.shape[1]
             logits = linear(h, head)[:, 0]
             self._trace("predictor", logits)
+            peaks.append(logits.amax())
             codes.append(draw(logits.float(), rule, noise[:, i, : c.vocab]))
             x = model.embeddings.groups[i][codes[-1]][:, None]
+        _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)
 
     def _talk(self, slots: Sequence[int], x: Tensor, starts: Sequence[int]) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
         return _run(x, stack, c, self._cache, slots, starts)
+
+
+def _check_finite(network: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise FloatingPointError(f"The {network}'s logits are not finite; try dtype='float32'.")
 
 
 def _project(x: Tensor, projection: Projection | None) -> Tensor:

@@ -23,6 +23,7 @@ class Script:
     def __init__(self, tokenizer: TextTokenizer, splitter: Splitter) -> None:
         self.lock = threading.Lock()
         self.ended = False
+        self.closed = False
         self._tokenizer = tokenizer
         self._splitter = splitter
         self._pieces: deque[Piece] = deque()
@@ -38,14 +39,20 @@ class Script:
             piece.ids += tokenizer.push(portion)
             piece.frames += ordinary_frames(portion)
             if ends:
-                self._close()
+                self._end_piece()
 
     def end(self) -> None:
         """Ends the text."""
-        self._close()
+        self._end_piece()
         self.ended = True
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Forgets the text: nobody will speak it any more."""
+        self.closed = True
+        self._pieces.clear()
+        self._open = None
+
+    def _end_piece(self) -> None:
         if self._open is not None:
             piece, tokenizer = self._open
             piece.ids += tokenizer.end()

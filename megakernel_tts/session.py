@@ -108,10 +108,11 @@ class Mailbox:
             self.unread = 0
 
     def take(self) -> Event | None:
-        """The next event, if there is one."""
+        """The next event, if there is one; the finish stays for whoever asks again."""
         with self._arrived:
-            event = self._events.popleft() if self._events else None
+            event = self._events[0] if self._events else None
             if isinstance(event, AudioChunk):
+                self._events.popleft()
                 self.unread -= len(event.codes)
         if event is not None:
             self._on_read()
@@ -142,12 +143,12 @@ class Session:
         script: "Script",
         mailbox: Mailbox,
         wake: Callable[[], None],
-        cancel: Callable[[], None],
+        abandon: Callable[[], None],
     ) -> None:
         self._script = script
         self._mailbox = mailbox
         self._wake = wake
-        self._cancel = cancel
+        self._abandon = abandon
         self._finish: Finish | None = None
 
     @property
@@ -156,7 +157,7 @@ class Session:
         return self._finish
 
     def push_text(self, text: str) -> None:
-        """Adds text to be spoken; without effect after `cancel`.
+        """Adds text to be spoken; without effect once the stream is over.
 
         Raises:
             TextError: It is no Unicode text, or the text was ended.
@@ -164,6 +165,8 @@ class Session:
         check_text(text)
         for start in range(0, len(text), _PORTION):
             with self._script.lock:
+                if self._script.closed:
+                    return
                 if self._script.ended:
                     raise TextError("The session's text was ended; open a new session for more.")
                 self._script.push(text[start : start + _PORTION])
@@ -172,13 +175,14 @@ class Session:
     def end(self) -> None:
         """Says that no more text will come; speech goes on to its end."""
         with self._script.lock:
-            if not self._script.ended:
+            if not (self._script.ended or self._script.closed):
                 self._script.end()
         self._wake()
 
     def cancel(self) -> None:
         """Stops the speech within one frame; no chunk is read after this returns."""
-        self._cancel()
+        self._mailbox.mute()
+        self._abandon()
 
     def __iter__(self) -> Iterator[Event]:
         while self._finish is None:
@@ -210,4 +214,4 @@ class Session:
         self.cancel()
 
     def __del__(self) -> None:
-        self._cancel()
+        self._abandon()  # takes no lock: this may run within any code of any thread

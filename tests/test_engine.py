@@ -19,6 +19,7 @@ from megakernel_tts import (
     Session,
     TextError,
 )
+from megakernel_tts.codec.decoder import State
 from megakernel_tts.engine import Engine
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout
@@ -410,3 +411,117 @@ def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
                 codes(got), scripted(seed, sum(len(c.codes) for c in got))
             )
     assert rig.idle()
+
+
+def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> None:
+    """With one slot a short text waits for a piece of the long one, not for its end."""
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
+    short = rig.open("Hello there.", seed=2)
+    order: list[str] = []
+    readers = [
+        threading.Thread(target=lambda s=s, name=name: (drain(s), order.append(name)))
+        for name, s in (("long", long), ("short", short))
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    assert order == ["short", "long"]
+    rig.engine.close()
+
+
+def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, layout="full", limits=Limits(hard=1))
+    live.push_text("hello to you. And then")
+    next(iter(live))
+    assert drain(rig.open(seed=5))[1].reason == "eos"
+    live.end()
+    assert drain(live)[1].reason == "eos"
+    rig.engine.close()
+
+
+def test_the_guard_ends_at_the_same_frame_for_any_chunks(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.backend.endless = True
+    decode = rig.engine.decoder.decode
+
+    def hush(frames: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        wave, after = decode(frames, state)
+        return 0 * wave, after
+
+    monkeypatch.setattr(rig.engine.decoder, "decode", hush)
+    finishes = set()
+    for first, largest in ((1, 1), (1, 8), (8, 8), (3, 100)):
+        chunks, finish = drain(rig.open("hello to you.", first=first, largest=largest))
+        np.testing.assert_array_equal(codes(chunks), scripted(1, finish.frames))
+        finishes.add(finish)
+    assert finishes == {Finish("guard", finish.frames)}
+
+
+def test_the_finish_is_told_to_every_reader(rig: Rig) -> None:
+    session = rig.open()
+    readers = [threading.Thread(target=lambda: list(session)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(10)
+    assert not any(reader.is_alive() for reader in readers)
+
+
+def test_text_pushed_after_the_finish_is_forgotten(rig: Rig) -> None:
+    rig.backend.poisoned = {13}
+    session = rig.open(None, seed=13)
+    session.push_text("hello to ")
+    assert drain(session)[1].reason == "error"
+    session.push_text("more text. " * 100)
+    session.end()
+    assert session._script.front() is None
+
+
+def test_text_that_is_there_before_the_session_is_spoken(rig: Rig) -> None:
+    script = Script(rig.loaded.tokenizer, Splitter())
+    script.push(TEXT)
+    script.end()
+    prefix = rig.engine.prompter.prefix("ryan", "english", None)
+    time.sleep(0.05)  # the engine sleeps
+    session = rig.engine.open(script, prefix, None, "full", Sampling(seed=1), ChunkPolicy())
+    assert drain(session)[1].reason == "eos"
+
+
+def test_a_session_may_be_dropped_within_any_code(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector may run the finaliser in the engine's thread, whatever it holds at that time."""
+    rig.backend.endless = True
+    sessions = [rig.open(None, seed=9)]
+    bell = rig.engine._bell
+    clear = bell.clear
+
+    def collect() -> None:
+        with rig.engine._lock:
+            sessions.clear()
+        clear()
+
+    monkeypatch.setattr(bell, "clear", collect)
+    rig.backend.endless = False
+    assert drain(rig.open(seed=2))[1].reason == "eos"
+    assert rig.idle()
+
+
+def test_a_backend_that_cannot_release_hangs_nobody(load: Callable[..., Loaded]) -> None:
+    backend = ScriptedBackend()
+
+    def fail(slot: int) -> None:
+        raise OSError("lost the device")
+
+    backend.release = fail  # type: ignore[method-assign]
+    rig = Rig(load(), backend)
+    for session in [rig.open(seed=i) for i in range(4)]:
+        session_reader = threading.Thread(target=drain, args=(session,), daemon=True)
+        session_reader.start()
+        session_reader.join(10)
+        assert not session_reader.is_alive()
+    rig.engine.close()

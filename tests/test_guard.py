@@ -23,10 +23,9 @@ def run(text: str, codes: list[int], loud: list[bool], *, used_up_at: int = 0) -
     guard, expected = Guard(), ordinary_frames(text)
     rng = np.random.RandomState(0)
     for i, (code, sounds) in enumerate(zip(codes, loud, strict=True)):
-        guard.frame(code)
         level = 3000 if sounds else 20
-        guard.sound(rng.randint(-level, level, FRAME).astype(np.int16), FRAME)
-        if guard.runaway(expected, used_up=i >= used_up_at):
+        pcm = rng.randint(-level, level, FRAME).astype(np.int16)
+        if guard.runaway(code, pcm, expected, used_up=i >= used_up_at):
             return i
     return None
 
