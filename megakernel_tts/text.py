@@ -80,7 +80,8 @@ class TextTokenizer:
                 f"{merges_file}: not usable with vocab.json ({error})."
             ) from error
         self._bpe = Tokenizer(model)
-        self._bpe.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
+        self._normalizer = normalizers.NFC()
+        self._bpe.normalizer = self._normalizer  # pyright: ignore[reportAttributeAccessIssue]
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
             [
                 pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
@@ -93,26 +94,29 @@ class TextTokenizer:
         """The ids of a text. Outer whitespace is the caller's to strip."""
         return self._bpe.encode(text, add_special_tokens=False).ids
 
-    def settled(self, text: str) -> int:
-        """How many leading characters of an NFC text no later character can re-tokenise.
+    def normalize(self, text: str) -> str:
+        """NFC by the tokenizer's own tables; Python's may be of another Unicode version."""
+        return self._normalizer.normalize_str(text)
 
-        A pre-token ends for good once a character follows that neither combines with what stands
-        before it nor joins a run of whitespace.
+    def settled(self, text: str) -> int:
+        """How many leading characters of a normalised text no later character can re-tokenise.
+
+        A pre-token ends for good once a character follows that does not combine with what stands
+        before it. One that ends in whitespace is not cut off: the split looks beyond whitespace.
         """
         spans = self._split.pre_tokenize_str(text)
         for _, (start, _) in reversed(spans):
-            if 0 < start and _stands_alone(text[start]):
-                if not (text[start - 1].isspace() and text[start].isspace()):
-                    return start
+            if 0 < start and _stands_alone(text[start]) and not text[start - 1].isspace():
+                return start
         return 0
 
 
 def _stands_alone(char: str) -> bool:
     """Whether normalisation never merges or reorders the character with those before it."""
-    hangul_part = "\u1160" <= char <= "\u11ff"  # vowels and finals compose with what precedes
-    return (
-        not hangul_part and not unicodedata.category(char).startswith("M") and ord(char) < 0x16D40
-    )
+    # Letters that compose with what precedes: Hangul vowels and finals, Kirat Rai vowels.
+    joins = "\u1160" <= char <= "\u11ff" or "\U00016d63" <= char <= "\U00016d6a"
+    # An unassigned character may be a mark of a Unicode version that Python does not know yet.
+    return not joins and unicodedata.category(char)[0] != "M" and unicodedata.category(char) != "Cn"
 
 
 class IncrementalTokenizer:
@@ -128,7 +132,7 @@ class IncrementalTokenizer:
 
     def push(self, text: str) -> list[int]:
         """Takes more text; gives the ids that are certain by now."""
-        pending = unicodedata.normalize("NFC", self._pending + text)
+        pending = self._tokenizer.normalize(self._pending + text)
         if not self._started:
             pending = pending.lstrip()
             self._started = bool(pending)

@@ -42,6 +42,22 @@ def test_incremental_ids_add_up_to_the_whole(
     assert ids + incremental.end() == tokenizer.encode(text.strip())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\u202f\u2003'", "?s \t.", " \n \n  x", "a  \u0ce9", "x\r\n\r\n y", "'re 'rest 'LL",
+        "\u1dcc\u1df8", "\U0001e8d1\ua82c", "\u08fd\u08d0", "\u0323\u0d3c\u0d10", "a\u0331\u0301",
+        "\u1112\u1161\u11ab", "\U00016d63\U00016d67\U00016d67", "か\u3099", "\x1c a\x1f b",
+    ],
+)  # fmt: skip
+def test_hard_borders(tokenizer: TextTokenizer, text: str) -> None:
+    """Cases that broke earlier rules: whitespace runs, marks of other Unicode versions."""
+    for cuts in ([], [1], [2], list(range(len(text)))):
+        incremental = IncrementalTokenizer(tokenizer)
+        ids = [i for portion in portions(text, cuts) for i in incremental.push(portion)]
+        assert ids + incremental.end() == tokenizer.encode(text.strip())
+
+
 @settings(max_examples=300, deadline=None)
 @given(text=TEXTS, first=TEXTS, second=TEXTS)
 def test_settled_ids_do_not_depend_on_what_comes(
