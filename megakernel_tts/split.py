@@ -17,17 +17,21 @@ _BREATHS = ",;:—–、，；：､،؛"
 _WIDE_BREATHS = "、，；：､"
 _CLOSERS = "\"'”’»)]}」』）】〉》"
 
+_CLOSERS_ALONE = "”»)]}」』）】〉》"  # never open anything
+_RECENT = 300  # characters before a border that are looked at; longer tags and URLs may be cut
+
 # Words whose full stop ends no sentence, in lower case and without it.
 _ABBREVIATIONS = {
-    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e no vol fig approx dept est "
-    "inc ltd co corp gen col capt lt sgt rev hon mt ave blvd rd "
-    "jan feb mar apr jun jul aug sep sept oct nov dec",
-    "german": "hr fr dr prof nr bzw z.b usw ca d.h u.a str s bd evtl ggf inkl jh mio mrd tel vgl",
+    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e ph.d no vol fig sec pp al approx dept "
+    "est inc ltd co corp gov sen rep gen col capt lt sgt rev hon mt ave blvd rd mon tue wed thu "
+    "fri sat sun jan feb mar apr jun jul aug sep sept oct nov dec",
+    "german": "hr fr dr med prof dipl ing nr bzw z.b usw ca d.h u.a str s bd abs art evtl ggf inkl "
+    "jh mio mrd tel vgl min sek std jan feb apr aug sept okt nov dez",
     "french": "m mm mme mlle dr me st ste av bd p etc env ex cf no vol",
-    "spanish": "sr sra srta dr dra ud uds etc p.ej av núm pág ee.uu",
+    "spanish": "sr sra srta dr dra ud uds sto sta etc p.ej av núm pág ee uu",
     "italian": "sig sigg sig.ra dott prof ing avv ecc es pag nr",
     "portuguese": "sr sra dr dra prof etc av pág núm ex",
-    "russian": "г ул д стр т.д т.п т.е т.к им руб тыс млн см",
+    "russian": "г гг ул д стр т.д т.п т.е т.к им руб тыс млн см проф акад",
 }
 
 
@@ -39,7 +43,8 @@ class Limits:
         hard: At a sentence end.
         mid: At a mark where one breathes.
         weak: At a space.
-        longest: Anywhere between two characters.
+        longest: Anywhere between two characters, but within a number, URL or tag only at twice
+            this length, where everything ends.
     """
 
     hard: int = 200
@@ -84,15 +89,18 @@ class Splitter:
     def _cuts_before(self, char: str) -> bool:
         limits, n = self._limits, self._weight
         last = self._piece[-1]
-        if char.isspace() or _joins(last, char):
-            return False
-        if n >= limits.longest:
+        if n >= 2 * limits.longest:
             return True
-        if not last.isspace() and last not in _WIDE_ENDS + _WIDE_BREATHS + _CLOSERS:
+        if char.isspace() or char in _CLOSERS_ALONE or _joins(last, char):
             return False
-        before = "".join(self._piece)
+        border = last.isspace() or last in _WIDE_ENDS + _WIDE_BREATHS + _CLOSERS
+        if not border and n < limits.longest:
+            return False
+        before = "".join(self._piece[-_RECENT:])
         if _in_tag(before):
             return False
+        if not border:
+            return not _in_word(before, char)
         if self._ends_sentence(before, char):
             return True
         if n >= limits.mid and _breathes(before, char):
@@ -103,11 +111,12 @@ class Splitter:
         text = before.rstrip()
         if "\n" in before[len(text) :].replace("\r\n", "\n").partition("\n")[2]:
             return True  # a blank line
-        bare = text.rstrip(_CLOSERS)
+        bare = text.rstrip(_CLOSERS + " \u00a0\u202f")
         if not bare or bare[-1] not in _SENTENCE_ENDS:
             return False
         if text == before:  # without a space only a wide mark ends a sentence
-            return bare[-1] in _WIDE_ENDS and char not in _SENTENCE_ENDS + _CLOSERS
+            joined = bare[-1] == "．" and char.isalnum()  # "３．５" is one number
+            return bare[-1] in _WIDE_ENDS and char not in _SENTENCE_ENDS and not joined
         if bare[-1] not in ".…":
             return True
         return not char.islower() and not (bare[-1] == "." and self._abbreviates(bare))
@@ -126,9 +135,9 @@ def _breathes(before: str, char: str) -> bool:
     bare = text.rstrip(_CLOSERS)
     if not bare or bare[-1] not in _BREATHS:
         return False
-    if text == before:  # "3，000" is one number
-        return bare[-1] in _WIDE_BREATHS and not (char.isdigit() and bare[-2:-1].isdigit())
-    return True
+    if char.isdigit() and bare[:-1].rstrip()[-1:].isdigit():
+        return False  # "3，000" is one number
+    return text != before or bare[-1] in _WIDE_BREATHS
 
 
 def _splits_number(before: str, char: str) -> bool:
@@ -136,17 +145,26 @@ def _splits_number(before: str, char: str) -> bool:
     return char.isdigit() and before.rstrip()[-1:].isdigit()
 
 
+def _in_word(before: str, char: str) -> bool:
+    """Whether a cut here would fall into a number or an address."""
+    if char.isdigit() and re.search(r"\d[.,:/]?$", before):
+        return True
+    word = before.split()[-1]
+    return any(mark in word for mark in ("://", "www.", "@"))
+
+
 def _in_tag(before: str) -> bool:
     """Whether an opened `<tag ...` or `[tag ...` of ordinary length has not been closed yet."""
-    return bool(re.search(r"(?:<[/\w][^<>]{0,80}|\[\w[^\[\]]{0,80})$", before))
+    return bool(re.search(r"(?:<[/\w][^<>]*|\[\w[^\[\]]*)$", before))
 
 
 def _joins(last: str, char: str) -> bool:
-    """Whether two characters make one on paper (marks, joiners, skin tones)."""
-    joiner = "\u200d"
+    """Whether two characters make one on paper: marks, joiners, skin tones, flags, Hangul."""
+    joiner, first_flag, last_flag = "\u200d", "\U0001f1e6", "\U0001f1ff"
     return (
         unicodedata.category(char).startswith("M")
-        or char == joiner
-        or last == joiner
+        or joiner in (last, char)
         or "\U0001f3fb" <= char <= "\U0001f3ff"
+        or (first_flag <= last <= last_flag and first_flag <= char <= last_flag)
+        or "\u1160" <= char <= "\u11ff"
     )

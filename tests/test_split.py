@@ -64,6 +64,10 @@ def test_pieces_add_up_and_do_not_depend_on_how_the_text_arrives(
          ["Use [a tag. With dots.] here.", "And <break time=\"1. s\"/> there.", "End."]),
         ("A title\n\nA paragraph", "auto", ["A title", "A paragraph"]),
         ("क्या हाल है। ठीक।", "auto", ["क्या हाल है।", "ठीक।"]),
+        ("« Oui. » Il part.", "french", ["« Oui. »", "Il part."]),
+        ("価格は３．５円です。はい。", "japanese", ["価格は３．５円です。", "はい。"]),
+        ("Smith et al. 2020, Ph.D. Gov. Lee agrees. Ok.", "english",
+         ["Smith et al. 2020, Ph.D. Gov. Lee agrees.", "Ok."]),
         ("Is it me or I. You know.", "english", ["Is it me or I.", "You know."]),
     ],
 )  # fmt: skip
@@ -95,10 +99,27 @@ def test_a_text_without_any_border_is_cut_between_characters() -> None:
     pieces = split("a" * 5000)
     assert [len(p) for p in pieces[:-1]] == [600] * (len(pieces) - 1)
     family = "👩\u200d👩\u200d👧"
-    limits = Limits(hard=4, mid=4, weak=4, longest=4)
+    limits = Limits(hard=4, mid=4, weak=4, longest=8)
     for piece in split(family * 6 + "e\u0301" * 9, limits=limits):
         assert not piece.startswith(("\u200d", "\u0301"))
         assert not piece.endswith("\u200d")
+
+
+def test_nothing_is_cut_within_an_address_a_number_or_a_tag() -> None:
+    for whole in (
+        "https://example.com/" + "abcdefghi/" * 22,
+        "3." + "14159265" * 30,
+        "<break strength='" + "x y " * 40 + "'/>",
+    ):
+        text = "word " * 79 + whole + " and more " * 30
+        assert any(whole in piece for piece in split(text)), whole[:20]
+
+
+@pytest.mark.parametrize("char", [*" 9)\n🏽🇩", "\u0301", "\u200d", "\u1161", "<a"])
+def test_no_text_makes_an_endless_piece(char: str) -> None:
+    """A megabyte of anything is cut, and in linear time."""
+    pieces = split("a" + char * (1_000_000 // len(char)))
+    assert max(len(piece) for piece in pieces) <= 1201
 
 
 def test_an_opened_angle_is_no_tag_for_ever() -> None:
