@@ -1,7 +1,6 @@
 """Waveforms at the edge: files and arrays in, 16-bit PCM and wav files out."""
 
 import io
-import math
 import os
 import wave
 from pathlib import Path
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 from megakernel_tts.errors import ReferenceAudioError
 
 _LONGEST, _SHORTEST = 60.0, 0.5  # seconds of a reference recording
-_SILENT = 1e-3  # peak below which a recording is called silent (-60 dBFS)
-_CLIPPED = 1e-3  # share of samples in flat runs at the peak above which it is called clipped
+_SILENT = 3e-3  # root mean square below which 20 ms are silent (-50 dBFS)
+_LEAST_SOUND = 0.3  # seconds that must not be silent
+_CLIPPED = 2e-3  # share of samples in flat runs at the peak above which a channel is clipped
 
 Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
@@ -67,24 +67,27 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
         ReferenceAudioError: Unreadable, empty, too short or too long, silent or clipped.
     """
     name, samples, rate = _read(recording)
-    mono = samples.mean(axis=1) if samples.ndim == 2 else samples
-    seconds = len(mono) / rate
-    if len(mono) == 0:
+    seconds = len(samples) / rate
+    if len(samples) == 0:
         raise ReferenceAudioError(f"{name} is empty; a few seconds of clear speech are needed.")
-    if not np.isfinite(mono).all():
+    if not np.isfinite(samples).all():
         raise ReferenceAudioError(f"{name} holds samples that are no numbers (NaN or infinity).")
-    _check_longest(name, seconds)
+    if seconds > _LONGEST:
+        raise ReferenceAudioError(
+            f"{name} lasts longer than {_LONGEST:.0f} s; cut it (5 to 15 s do best)."
+        )
     if seconds < _SHORTEST:
         raise ReferenceAudioError(
             f"{name} lasts {seconds:.2f} s; at least {_SHORTEST} s are needed."
         )
-    peak = float(np.abs(mono).max())
-    if peak < _SILENT:
-        raise ReferenceAudioError(f"{name} is silent (its peak is {_decibels(peak)}).")
-    if _flat_share(mono, peak) > _CLIPPED:
+    if np.abs(samples).max() > 4:
+        raise ReferenceAudioError(f"{name} is out of scale: samples go from -1 to 1.")
+    mono = samples.mean(axis=1)
+    if _sounding(mono, rate) < _LEAST_SOUND:
+        raise ReferenceAudioError(f"{name} is silent, or all but: there is nothing to hear in it.")
+    if any(_flat_share(channel) > _CLIPPED for channel in samples.T):
         raise ReferenceAudioError(
-            f"{name} is clipped: it stays flat at its peak of {_decibels(peak)}; record it at a "
-            "lower level."
+            f"{name} is clipped: it stays flat at its peak; record it at a lower level."
         )
     if rate != sample_rate:
         import soxr
@@ -94,48 +97,54 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
 
 
 def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
+    """Name for messages, samples [n, channels] of at most a little over the longest, and rate."""
     if isinstance(recording, tuple):
-        samples = np.asarray(recording[0])
-        if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.floating):
-            raise ReferenceAudioError(
-                f"The reference audio must be floats [n] or [n, channels], found {samples.dtype} "
-                f"of shape {samples.shape}."
-            )
-        if not 1000 <= recording[1] <= 768_000:
-            raise ReferenceAudioError(f"The sample rate {recording[1]} is not one of a recording.")
-        return "The reference audio", samples.astype(np.float32), int(recording[1])
+        return _check_array(*recording) if len(recording) == 2 else _check_array(None, None)
     import soundfile
 
-    path = Path(os.fspath(recording)) if isinstance(recording, str | os.PathLike) else None
-    name = str(path) if path else "The reference audio"
-    if path and not path.is_file():
-        raise ReferenceAudioError(f"{name} does not exist or is no file.")
-    source = str(path) if path else recording
+    name = "The reference audio"
+    source: str | io.BytesIO
     try:
-        info = soundfile.info(source)
-        _check_longest(name, info.frames / info.samplerate)  # before a huge file is read
-        if isinstance(source, io.IOBase):
-            source.seek(0)
-        samples, rate = soundfile.read(source, dtype="float32")
+        if isinstance(recording, str | os.PathLike):
+            source = name = os.fspath(recording)
+            if not Path(source).is_file():
+                raise ReferenceAudioError(f"{name[:200]} does not exist or is no file.")
+        else:
+            source = io.BytesIO(recording.read())
+        with soundfile.SoundFile(source) as file:
+            rate = file.samplerate
+            # The header's length may be unknown or a lie: what counts is what can be read.
+            samples = file.read(int(_LONGEST * rate) + 1, dtype="float32", always_2d=True)
     except ReferenceAudioError:
         raise
-    except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
-        raise ReferenceAudioError(f"{name} is not readable as audio ({error}).") from error
+    except (soundfile.LibsndfileError, AttributeError, OSError, TypeError, ValueError) as error:
+        raise ReferenceAudioError(f"{name[:200]} is not readable as audio ({error}).") from error
     return name, np.asarray(samples, dtype=np.float32), rate
 
 
-def _check_longest(name: str, seconds: float) -> None:
-    if seconds > _LONGEST:
+def _check_array(samples: object, rate: object) -> tuple[str, NDArray[np.float32], int]:
+    array = np.asarray(samples)
+    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.floating):
         raise ReferenceAudioError(
-            f"{name} lasts {seconds:.1f} s; cut it to {_LONGEST:.0f} s or less (5 to 15 s do best)."
+            "The reference audio must be (samples, rate) with floats [n] or [n, channels], found "
+            f"{array.dtype} of shape {array.shape}."
         )
+    if not isinstance(rate, int | np.integer) or not 1000 <= rate <= 768_000:
+        raise ReferenceAudioError(f"The sample rate {rate!r} is not one of a recording.")
+    longest = int(_LONGEST * rate) + 1
+    columns = array[:longest] if array.ndim == 2 else array[:longest, None]
+    return "The reference audio", columns.astype(np.float32), int(rate)
 
 
-def _decibels(peak: float) -> str:
-    return f"{20 * math.log10(peak):.0f} dBFS" if peak > 0 else "digital silence"
+def _sounding(mono: NDArray[np.float32], rate: int) -> float:
+    """Seconds that are not silent, a constant offset aside."""
+    block = rate // 50
+    whole = mono[: len(mono) // block * block].reshape(-1, block)
+    loud = (whole - mono.mean()).std(axis=1) > _SILENT
+    return float(loud.sum()) / 50
 
 
-def _flat_share(mono: NDArray[np.float32], peak: float) -> float:
+def _flat_share(channel: NDArray[np.float32]) -> float:
     """The share of samples that stand at the peak together with both of their neighbours."""
-    top = np.abs(mono) >= 0.999 * peak
-    return float((top[2:] & top[1:-1] & top[:-2]).mean()) if peak > 0.9 else 0.0
+    top = np.abs(channel) >= (1 - 1e-4) * np.abs(channel).max()
+    return float((top[2:] & top[1:-1] & top[:-2]).mean()) if channel.any() else 0.0

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
-    except (MegakernelTTSError, ValueError, OSError) as error:
+    except (MegakernelTTSError, ValueError, OSError, RuntimeError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
@@ -109,6 +109,8 @@ def _say(options: argparse.Namespace) -> int:
             raise _UsageError(
                 f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
             )
+    if not to_stdout:
+        _check_output(Path(options.output))
     from megakernel_tts import TTS
 
     with TTS.load(options.model, options.device, slots=1) as tts:
@@ -128,6 +130,16 @@ def _say(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """Refuses a place that cannot be written to before a model is loaded for it."""
+    if path.exists() and not path.is_file():
+        raise _UsageError(f"{path} is no regular file; leave -o out and pipe the PCM instead")
+    if not path.parent.is_dir():
+        raise _UsageError(f"{path.parent} is no folder that {path.name} could be written to")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _UsageError(f"{path} cannot be written to")
 
 
 def _text(options: argparse.Namespace) -> str:

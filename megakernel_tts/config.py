@@ -17,6 +17,7 @@ from megakernel_tts.errors import CheckpointError
 Kind = Literal["base", "custom_voice", "voice_design"]
 
 _LARGEST = 1 << 20  # no size in any released model comes near it; a hostile file stops here
+_MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096
 _LARGEST_FILE = 16 << 20  # bytes
 
 
@@ -184,17 +185,19 @@ class _Fields:
     def section(self, name: str) -> "_Fields":
         return _Fields(self._get(name, "a JSON object"), self.file, f"{self.path}{name}.")
 
-    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
-        expected = f"a whole number from {least} to {_LARGEST}"
+    def integer(
+        self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST
+    ) -> int:
+        expected = f"a whole number from {least} to {most}"
         value = self._get(name, expected) if default is None else self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise self.wrong(name, expected)
         return value
 
     def number(self, name: str) -> float:
         value = self._get(name, "a positive number")
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (real and math.isfinite(value) and 0 < value < 1e12):
+        if not (real and 1e-12 <= value <= 1e12):  # no NaN passes a comparison
             raise self.wrong(name, "a positive finite number")
         return float(value)
 
@@ -207,7 +210,7 @@ class _Fields:
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         expected = "a short list of positive whole numbers"
         value = self._get(name, expected) if default is None else self.values.get(name, default)
-        ok = isinstance(value, list | tuple) and 0 < len(value) <= 64
+        ok = isinstance(value, list | tuple) and 0 < len(value) <= 16
         if not ok or not all(type(v) is int and 0 < v <= _LARGEST for v in value):
             raise self.wrong(name, expected)
         return tuple(value)
@@ -230,7 +233,10 @@ class _Fields:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a deeply nested value"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -241,6 +247,8 @@ def read_json(file: Path) -> Any:
         CheckpointError: It is missing, larger than any real one, or no JSON.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise CheckpointError(f"{file}: is no regular file.")
         if file.stat().st_size > _LARGEST_FILE:
             raise CheckpointError(f"{file}: larger than {_LARGEST_FILE} bytes, so no JSON of ours.")
         return json.loads(file.read_text(encoding="utf-8"))
@@ -252,10 +260,13 @@ def read_json(file: Path) -> Any:
 
 def _stack(fields: _Fields) -> StackConfig:
     fields.must_be(hidden_act="silu", attention_bias=False, use_sliding_window=False)
+    scaling = fields.values.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
+        raise fields.wrong("rope_scaling", "the rope_type default, the only one implemented")
     stack = StackConfig(
         hidden=fields.integer("hidden_size"),
         intermediate=fields.integer("intermediate_size"),
-        layers=fields.integer("num_hidden_layers"),
+        layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
         heads=fields.integer("num_attention_heads"),
         kv_heads=fields.integer("num_key_value_heads"),
         head_dim=fields.integer("head_dim"),
@@ -266,6 +277,8 @@ def _stack(fields: _Fields) -> StackConfig:
         raise fields.wrong("num_key_value_heads", f"a divisor of {stack.heads} attention heads")
     if stack.head_dim % 2:
         raise fields.wrong("head_dim", "an even number")
+    if any(kind != "full_attention" for kind in fields.values.get("layer_types") or ()):
+        raise fields.wrong("layer_types", "full_attention everywhere, the only one implemented")
     return stack
 
 
@@ -285,9 +298,10 @@ def _talker(fields: _Fields) -> TalkerConfig:
     }
     if not vocab - 1024 <= control["eos"] < vocab:
         raise fields.wrong("codec_eos_token_id", f"one of the ids {vocab - 1024} to {vocab - 1}")
-    if max(control.values()) >= vocab:
+    ids = control.values()
+    if max(ids) >= vocab or min(ids) < vocab - 1024 or len(set(ids)) < len(ids):
         raise fields.wrong(
-            "vocab_size", f"more than the largest control id {max(control.values())}"
+            "vocab_size", f"one whose top 1,024 ids hold all control ids, each another: {control}"
         )
     languages = fields.ids("codec_language_id", vocab)
     speakers = fields.ids("spk_id", vocab)
@@ -297,7 +311,7 @@ def _talker(fields: _Fields) -> TalkerConfig:
         if dialect
     }
     for name, dialect in dialects.items():
-        if name not in speakers or dialect not in languages:
+        if name not in speakers or not isinstance(dialect, str) or dialect not in languages:
             raise fields.wrong(
                 "spk_is_dialect", "speakers of spk_id and names of codec_language_id"
             )
@@ -306,7 +320,7 @@ def _talker(fields: _Fields) -> TalkerConfig:
         vocab=vocab,
         text_vocab=fields.integer("text_vocab_size"),
         text_hidden=fields.integer("text_hidden_size"),
-        groups=fields.integer("num_code_groups", least=2),
+        groups=fields.integer("num_code_groups", least=2, most=_MOST_GROUPS),
         control=ControlIds(**control),
         languages=languages,
         speakers=speakers,
@@ -324,7 +338,7 @@ def _speaker(fields: _Fields) -> SpeakerConfig:
         kernels=fields.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
         dilations=fields.integers("enc_dilations", (1, 2, 3, 4, 1)),
         attention=fields.integer("enc_attention_channels", 128),
-        scale=fields.integer("enc_res2net_scale", 8),
+        scale=fields.integer("enc_res2net_scale", 8, most=64),
         squeeze=fields.integer("enc_se_channels", 128),
     )
     if not len(config.channels) == len(config.kernels) == len(config.dilations) >= 3:
@@ -333,6 +347,10 @@ def _speaker(fields: _Fields) -> SpeakerConfig:
         )
     if any(channels % config.scale for channels in config.channels[1:-1]):
         raise fields.wrong("enc_res2net_scale", "a divisor of the inner channels")
+    if len(set(config.channels[:-1])) > 1:
+        raise fields.wrong("enc_channels", "equal widths but for the last")
+    if any(n % 2 == 0 or n > 63 for n in config.kernels) or max(config.dilations) > 64:
+        raise fields.wrong("enc_kernel_sizes", "odd kernels below 64, and dilations up to 64")
     return config
 
 
@@ -374,12 +392,12 @@ def read_model_config(file: Path) -> ModelConfig:
 
 def _codec_decoder(fields: _Fields) -> CodecDecoderConfig:
     return CodecDecoderConfig(
-        groups=fields.integer("num_quantizers", least=2),
+        groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
         codebook=fields.integer("codebook_size"),
         codebook_dim=fields.integer("codebook_dim", least=2),
         latent=fields.integer("latent_dim"),
         stack=_stack(fields),
-        window=fields.integer("sliding_window", least=2),
+        window=fields.integer("sliding_window", least=2, most=_MOST_WINDOW),
         upsampling=fields.integers("upsampling_ratios"),
         width=fields.integer("decoder_dim"),
         rates=fields.integers("upsample_rates"),
@@ -398,6 +416,8 @@ def _codec_encoder(fields: _Fields) -> CodecEncoderConfig:
         attention_bias=False,
     )
     heads = fields.integer("num_attention_heads")
+    if fields.integer("head_dim") % 2:
+        raise fields.wrong("head_dim", "an even number")
     if fields.integer("num_key_value_heads") != heads:
         raise fields.wrong("num_key_value_heads", f"{heads}, as many as attention heads")
     return CodecEncoderConfig(
@@ -410,7 +430,7 @@ def _codec_encoder(fields: _Fields) -> CodecEncoderConfig:
         stack=StackConfig(
             hidden=fields.integer("hidden_size"),
             intermediate=fields.integer("intermediate_size"),
-            layers=fields.integer("num_hidden_layers"),
+            layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
             heads=heads,
             kv_heads=heads,
             head_dim=fields.integer("head_dim"),
@@ -439,6 +459,12 @@ def read_codec_config(file: Path) -> CodecConfig:
         raise fields.wrong("decode_upsample_rate", "the product of all of the decoder's rates")
     if 2 * math.prod(encoder.ratios) != fields.integer("encode_downsample_rate"):
         raise fields.wrong("encode_downsample_rate", "twice the product of the encoder's ratios")
+    if fields.integer("encode_downsample_rate") != frame:
+        raise fields.wrong("encode_downsample_rate", f"{frame}, as decode_upsample_rate")
+    if encoder.codebook != decoder.codebook:
+        raise fields.wrong("encoder_config", f"a codebook_size of {decoder.codebook}")
+    if fields.integer("encoder_valid_num_quantizers") != decoder.groups:
+        raise fields.wrong("encoder_valid_num_quantizers", f"{decoder.groups}, as num_quantizers")
     if encoder.quantizers < decoder.groups:
         raise fields.wrong("encoder_config", f"at least {decoder.groups} quantizers")
     return CodecConfig(sample_rate=24000, frame=frame, decoder=decoder, encoder=encoder)

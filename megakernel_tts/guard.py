@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 _SLACK = 4.0  # times the ordinary length: slow, emotional speech stays below
 _GRACE = 60  # frames on top: short texts may have long pauses and breaths
-_OVERDUE = 1.5  # times the ordinary length, from when on silence and loops are looked at
-_QUIET_FRAMES = 25  # 2 s
+_OVERDUE = 2.0  # times the ordinary length, from when on silence and loops are looked at
+_QUIET_FRAMES = 50  # 4 s
 _QUIET = 0.002 * 32767  # peak of a quiet frame (-54 dBFS), in 16-bit steps
 _REPEATED_FRAMES = 40  # 3.2 s
 _LONGEST_LOOP = 12  # frames

@@ -29,7 +29,7 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
     name = os.fspath(model)
     if name == DEMO:
         return _demo()
-    if name and Path(name).is_dir():
+    if 0 < len(name) < 4096 and Path(name).is_dir():
         return Path(name)
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
     if match is None or name.startswith((".", "/", "~")):

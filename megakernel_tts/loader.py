@@ -109,9 +109,7 @@ def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:
 
 
 def _read_sampling(file: Path) -> Sampling:
-    """The checkpoint's own defaults; the release's where the file or a key is missing."""
-    if not file.exists():
-        return Sampling()
+    """The checkpoint's own defaults; the release's where a key is missing."""
     values = read_json(file)
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: must be a JSON object.")
@@ -126,11 +124,15 @@ def _read_sampling(file: Path) -> Sampling:
         "max_new_tokens": "max_frames",
     }
     chosen = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
-    if values.get("do_sample") is False:
-        chosen["temperature"] = 0.0
-    if values.get("subtalker_dosample") is False:
-        chosen["predictor_temperature"] = 0.0
+    for switch, ours in (
+        ("do_sample", "temperature"),
+        ("subtalker_dosample", "predictor_temperature"),
+    ):
+        if values.get(switch) not in (None, True, False):
+            raise CheckpointError(f"{file}: {switch} is {values[switch]!r}; expected a boolean.")
+        if values.get(switch) is False:
+            chosen[ours] = 0.0
     try:
         return Sampling(**chosen)
-    except (SamplingError, TypeError) as error:
+    except SamplingError as error:
         raise CheckpointError(f"{file}: {error}") from error

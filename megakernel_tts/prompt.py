@@ -15,7 +15,7 @@ from torch import Tensor
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.layers import linear
-from megakernel_tts.text import TextTokenizer
+from megakernel_tts.text import TextTokenizer, check_text
 from megakernel_tts.voice import Voice
 from megakernel_tts.weights import Embeddings
 
@@ -132,7 +132,7 @@ class Prompter:
         hidden = talker.stack.hidden
         if kind == "base":
             if not isinstance(voice, Voice):
-                found = "no voice was given" if voice is None else f"{voice!r} is a name"
+                found = "no voice was given" if voice is None else f"{voice!r} is none"
                 raise VoiceError(
                     f"A Base model speaks with a cloned voice, and {found}; make one with "
                     "TTS.clone('recording.wav') or load one with Voice.load('voice.safetensors')."
@@ -158,6 +158,8 @@ class Prompter:
             return None, None
         if voice is None:
             return None, None
+        if not isinstance(voice, str):
+            raise VoiceError(f"A voice is a name or a Voice, found {type(voice).__name__}.")
         name = voice.strip().lower()
         if name not in talker.speakers:
             raise VoiceError(f"There is no voice {voice!r}; {self._choices()}")
@@ -173,6 +175,7 @@ class Prompter:
         return "choose one of: " + ", ".join(self.config.talker.speakers) + "."
 
     def _check_instruct(self, instruct: str | None) -> None:
+        check_text(instruct or "")
         given = bool(instruct and instruct.strip())
         if given and not self.config.takes_instruct:
             raise VoiceError(

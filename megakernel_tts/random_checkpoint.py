@@ -36,8 +36,11 @@ _SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
 )  # fmt: skip
 _MERGED_WORDS = (
+    # The last two rows cross borders of the split: they show where it cuts.
     "assistant", "user", "the", " the", " and", " you", " to", " is", "hello", " hello", " world",
     "ing", " quick", " brown", " speech", " voice", "你好", "世界", "。", "ght", "tion",
+    "  ", "\n\n", "\t\t", " \n", "!!", "\r\n", "oW", "nA", "iP", "'s", "'ll", "24", "1,", "a,",
+    "e\u0301", " 4", " !", ".\n", "!\n", "，世", "d ",
 )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ change. The noise comes from Philox4x32-10 (Salmon et al., 2011) at the counter 
 frame) under the stream's seed: neighbours, slot and backend do not enter.
 """
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,14 +46,22 @@ class Sampling:
     guard: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("top_k", "predictor_top_k", "max_frames", "seed"):
+            value = getattr(self, name)
+            whole = type(value) is int or (name == "seed" and value is None)
+            self._check(name, whole, "a whole number")
+        for name in ("temperature", "predictor_temperature", "top_p", "predictor_top_p"):
+            self._check(name, type(getattr(self, name)) in (int, float), "a number")
+        self._check("repetition_penalty", type(self.repetition_penalty) in (int, float), "a number")
+        self._check("guard", type(self.guard) is bool, "True or False")
         for name in ("temperature", "predictor_temperature"):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
+            self._check(name, 0 <= getattr(self, name) <= 1e6, "from 0 to 1,000,000")
         for name in ("top_k", "predictor_top_k"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
+            self._check(name, 0 <= getattr(self, name) < 1 << 31, "from 0 to 2^31 - 1")
         for name in ("top_p", "predictor_top_p"):
             self._check(name, 0 < getattr(self, name) <= 1, "above 0 and at most 1")
-        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0")
-        self._check("max_frames", self.max_frames >= 1, "1 or more")
+        self._check("repetition_penalty", 1e-6 <= self.repetition_penalty <= 1e6, "above 0")
+        self._check("max_frames", 1 <= self.max_frames < 1 << 31, "1 or more")
         if self.seed is not None:
             self._check("seed", 0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1")
 

@@ -17,22 +17,26 @@ _BREATHS = ",;:—–、，；：､،؛"
 _WIDE_BREATHS = "、，；：､"
 _CLOSERS = "\"'”’»)]}」』）】〉》"
 
-_CLOSERS_ALONE = "”»)]}」』）】〉》"  # never open anything
+_CLOSERS_ALONE = "”)]}」』）】〉》"  # never open anything
+_CLOSING_GUILLEMETS = ("french", "italian", "spanish", "portuguese", "russian")  # »German«
+_UNBROKEN = "\u00a0\u202f"  # spaces at which nothing is broken
 _RECENT = 300  # characters before a border that are looked at; longer tags and URLs may be cut
 
 # Words whose full stop ends no sentence, in lower case and without it.
 _ABBREVIATIONS = {
-    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e ph.d no vol fig sec pp al approx dept "
-    "est inc ltd co corp gov sen rep gen col capt lt sgt rev hon mt ave blvd rd mon tue wed thu "
-    "fri sat sun jan feb mar apr jun jul aug sep sept oct nov dec",
-    "german": "hr fr dr med prof dipl ing nr bzw z.b usw ca d.h u.a str s bd abs art evtl ggf inkl "
-    "jh mio mrd tel vgl min sek std jan feb apr aug sept okt nov dez",
-    "french": "m mm mme mlle dr me st ste av bd p etc env ex cf no vol",
-    "spanish": "sr sra srta dr dra ud uds sto sta etc p.ej av núm pág ee uu",
-    "italian": "sig sigg sig.ra dott prof ing avv ecc es pag nr",
-    "portuguese": "sr sra dr dra prof etc av pág núm ex",
+    "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e ph.d al approx dept "
+    "est inc ltd co corp gov sen rep gen col capt lt sgt rev hon mt ave blvd rd "
+    "jan feb mar apr jun jul aug sep sept oct nov dec",
+    "german": "hr fr dr med prof dipl ing bzw z.b usw ca d.h u.a str s bd evtl ggf inkl "
+    "jh mio mrd tel vgl jan feb apr aug sept okt nov dez",
+    "french": "m mm mme mlle dr me st ste av bd p etc env ex cf",
+    "spanish": "sr sra srta dr dra ud uds sto sta etc p.ej av ee uu",
+    "italian": "sig sigg sig.ra dott prof ing avv ecc es",
+    "portuguese": "sr sra dr dra prof etc av ex",
     "russian": "г гг ул д стр т.д т.п т.е т.к им руб тыс млн см проф акад",
 }
+# Words that are abbreviations before a number alone.
+_COUNTED = set("no vol fig sec pp p art abs nr núm pág pag min sek std".split())
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Splitter:
         """
         self._limits = limits or Limits()
         self._german = language == "german"
+        self._closing = _CLOSERS_ALONE + ("»" if language in _CLOSING_GUILLEMETS else "")
+        self._closers = _CLOSERS + ("“«" if self._german else "")
         names = [language] if language in _ABBREVIATIONS else list(_ABBREVIATIONS)
         self._abbreviations = {w for name in names for w in _ABBREVIATIONS[name].split()}
         self._piece: list[str] = []
@@ -91,9 +97,10 @@ class Splitter:
         last = self._piece[-1]
         if n >= 2 * limits.longest:
             return True
-        if char.isspace() or char in _CLOSERS_ALONE or _joins(last, char):
+        if char.isspace() or char in self._closing or _joins(last, char):
             return False
-        border = last.isspace() or last in _WIDE_ENDS + _WIDE_BREATHS + _CLOSERS
+        space = last.isspace() and last not in _UNBROKEN
+        border = space or last in _WIDE_ENDS + _WIDE_BREATHS + _CLOSERS
         if not border and n < limits.longest:
             return False
         before = "".join(self._piece[-_RECENT:])
@@ -105,13 +112,13 @@ class Splitter:
             return True
         if n >= limits.mid and _breathes(before, char):
             return True
-        return n >= limits.weak and last.isspace() and not _splits_number(before, char)
+        return n >= limits.weak and space and not _splits_number(before, char)
 
     def _ends_sentence(self, before: str, char: str) -> bool:
         text = before.rstrip()
         if "\n" in before[len(text) :].replace("\r\n", "\n").partition("\n")[2]:
             return True  # a blank line
-        bare = text.rstrip(_CLOSERS + " \u00a0\u202f")
+        bare = text.rstrip(self._closers + " " + _UNBROKEN)
         if not bare or bare[-1] not in _SENTENCE_ENDS:
             return False
         if text == before:  # without a space only a wide mark ends a sentence
@@ -119,15 +126,16 @@ class Splitter:
             return bare[-1] in _WIDE_ENDS and char not in _SENTENCE_ENDS and not joined
         if bare[-1] not in ".…":
             return True
-        return not char.islower() and not (bare[-1] == "." and self._abbreviates(bare))
+        return not char.islower() and not (bare[-1] == "." and self._abbreviates(bare, char))
 
-    def _abbreviates(self, text: str) -> bool:
+    def _abbreviates(self, text: str, char: str) -> bool:
         """Whether the full stop at the end of the text belongs to its last word."""
         word = re.split(r"[\s(\[{\"'“‘«-]", text[:-1])[-1].lower()
         initial = len(word) == 1 and word.isalpha() and word != "i"
         ordinal = self._german and word.isdigit()
         acronym = bool(re.fullmatch(r"(?:[^\W\d_]\.)+[^\W\d_]", word))
-        return word in self._abbreviations or initial or ordinal or acronym
+        counted = word in _COUNTED and char.isdigit()
+        return word in self._abbreviations or initial or ordinal or acronym or counted
 
 
 def _breathes(before: str, char: str) -> bool:

@@ -68,10 +68,10 @@ class TextTokenizer:
                 f"for one {json.dumps(missing[0])}."
             )
         try:
-            lines = merges_file.read_text(encoding="utf-8").splitlines()
-            merges = [
-                tuple(line.split(" ")) for line in lines if line and not line.startswith("#v")
-            ]
+            lines = merges_file.read_text(encoding="utf-8").split("\n")
+            if lines[0].startswith("#version"):
+                del lines[0]
+            merges = [tuple(line.rstrip("\r").split(" ")) for line in lines if line]
             model = models.BPE(vocab=vocab, merges=merges)  # pyright: ignore[reportArgumentType]
         except FileNotFoundError:
             raise CheckpointError(f"{merges_file}: the file is missing.") from None
@@ -79,6 +79,12 @@ class TextTokenizer:
             raise CheckpointError(
                 f"{merges_file}: not usable with vocab.json ({error})."
             ) from error
+        made = {"".join(merge) for merge in merges}.union(pre_tokenizers.ByteLevel.alphabet())
+        if lost := [token for token in vocab if token not in made]:
+            raise CheckpointError(
+                f"{merges_file}: no line makes {json.dumps(lost[0])} and {len(lost) - 1} other "
+                "tokens of vocab.json; the file is damaged."
+            )
         self._bpe = Tokenizer(model)
         self._normalizer = normalizers.NFC()
         self._bpe.normalizer = self._normalizer  # pyright: ignore[reportAttributeAccessIssue]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megakernel_tts.errors import VoiceError
+from megakernel_tts.text import check_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,13 +32,27 @@ class Voice:
     text: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.codes is None) != (self.text is None):
+        import torch
+
+        x, codes = self.x_vector, self.codes
+        if not (isinstance(x, torch.Tensor) and x.ndim == 1 and x.is_floating_point()):
+            raise VoiceError("A voice's x_vector must be a tensor [hidden] of floats.")
+        if not bool(x.isfinite().all()):
+            raise VoiceError("The voice's x_vector holds NaN or infinity; clone the voice again.")
+        if (codes is None) != (self.text is None):
             raise VoiceError(
                 "A voice has both codes and a transcript of its recording, or neither."
             )
+        if codes is not None:
+            fits = isinstance(codes, torch.Tensor) and codes.ndim == 2 and len(codes) > 0
+            if not (fits and codes.dtype == torch.int64):
+                raise VoiceError("A voice's codes must be an int64 tensor [frames, groups].")
+        if self.text is not None:
+            check_text(self.text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the voice to one safetensors file."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         tensors = {"x_vector": self.x_vector.float().contiguous()}
@@ -45,7 +60,10 @@ class Voice:
         if self.codes is not None and self.text is not None:
             tensors["codes"] = self.codes.contiguous()
             metadata["text"] = self.text
-        save_file(tensors, os.fspath(path), metadata=metadata)
+        try:
+            save_file(tensors, os.fspath(path), metadata=metadata)
+        except (SafetensorError, OSError) as error:
+            raise VoiceError(f"The voice cannot be written to {path} ({error}).") from error
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Voice":
@@ -54,24 +72,20 @@ class Voice:
         Raises:
             VoiceError: No such file, or none that `save` wrote.
         """
-        import torch
         from safetensors import SafetensorError, safe_open
 
         file = Path(path)
-        if not file.is_file():
-            raise VoiceError(
-                f"{file} does not exist; a voice file is made by TTS.clone and Voice.save."
-            )
         try:
+            if not file.is_file():
+                raise VoiceError(
+                    f"{file} does not exist; a voice file is made by TTS.clone and Voice.save."
+                )
             with safe_open(str(file), framework="pt") as stored:
                 metadata = stored.metadata() or {}
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}
+                if metadata.get("format") != _FORMAT:
+                    raise VoiceError(f"{file} is no voice file: Voice.save did not write it.")
+                x_vector = stored.get_tensor("x_vector")
+                codes = stored.get_tensor("codes") if "text" in metadata else None
         except (SafetensorError, OSError) as error:
             raise VoiceError(f"{file} is no voice file ({error}).") from error
-        x_vector, codes = tensors.get("x_vector"), tensors.get("codes")
-        ok = metadata.get("format") == _FORMAT and x_vector is not None and x_vector.ndim == 1
-        ok = ok and (codes is None or (codes.ndim == 2 and codes.dtype == torch.int64))
-        if not ok or (codes is None) != ("text" not in metadata):
-            raise VoiceError(f"{file} is no voice file: Voice.save did not write it.")
-        assert x_vector is not None
         return Voice(x_vector, codes, metadata.get("text"))

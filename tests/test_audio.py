@@ -1,4 +1,5 @@
 import io
+import tempfile
 import wave
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,24 @@ def test_paths_files_and_arrays_are_the_same(tmp_path: Path) -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "empty": ((np.zeros(0, np.float32), 24_000), "is empty"),
     "short": ((speech(0.2), 24_000), "lasts 0.20 s; at least"),
-    "long": ((speech(61), 24_000), r"lasts 61.0 s; cut it to 60 s"),
+    "long": ((speech(61), 24_000), r"lasts longer than 60 s; cut it"),
     "silent": ((speech(level=0.0), 24_000), "is silent"),
     "faint": ((speech(level=1e-4), 24_000), "is silent"),
     "clipped": ((np.clip(20 * speech(), -1, 1), 24_000), "is clipped"),
     "nan": ((np.full(24_000, np.nan, np.float32), 24_000), "no numbers"),
-    "integers": ((np.zeros(24_000, np.int16), 24_000), "must be floats"),
-    "cube": ((np.zeros((2, 2, 2), np.float32), 24_000), "must be floats"),
+    "integers": ((np.zeros(24_000, np.int16), 24_000), "with floats"),
+    "cube": ((np.zeros((2, 2, 2), np.float32), 24_000), "with floats"),
+    "no rate": ((speech(),), "with floats"),
+    "words": ((speech(), "24000"), "sample rate '24000'"),
+    "scale": ((20_000 * speech(), 24_000), "out of scale"),
+    "offset": ((np.full(48_000, 0.5, np.float32), 24_000), "is silent"),
+    "click": ((np.eye(1, 48_000, 99, dtype=np.float32)[0], 24_000), "is silent"),
+    "lowered": ((0.5 * np.clip(20 * speech(), -1, 1), 24_000), "is clipped"),
+    "one side": (
+        (np.stack([np.clip(20 * speech(), -1, 1), 0 * speech()], 1), 24_000),
+        "is clipped",
+    ),
+    "nothing": (None, "not readable"),
     "rate": ((speech(), 0), "sample rate 0"),
     "no file": ("/nowhere/at/all.wav", "does not exist"),
 }
@@ -89,3 +101,18 @@ def test_what_is_no_audio_file_gets_a_sentence(tmp_path: Path) -> None:
 
 def test_a_loud_but_clean_recording_is_not_clipped() -> None:
     read_reference((speech(level=1.0), 24_000), 24_000)
+    tone = 0.95 * np.sin(2 * np.pi * 100 * np.arange(48_000) / 24_000)
+    read_reference((tone.astype(np.float32), 24_000), 24_000)
+
+
+def test_file_objects_of_any_kind(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, speech(), 24_000)
+    expected = read_reference(path, 24_000)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(path.read_bytes())
+        file.seek(0)
+        np.testing.assert_array_equal(read_reference(file, 24_000), expected)  # type: ignore[arg-type]
+    behind = io.BytesIO(b"junk" + path.read_bytes())
+    behind.seek(4)
+    np.testing.assert_array_equal(read_reference(behind, 24_000), expected)

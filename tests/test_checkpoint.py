@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from megakernel_tts import TTS, Sampling, SynthesisError
 from megakernel_tts.checkpoint import Checkpoint, leaves, map_leaves
 from megakernel_tts.config import read_model_config
 from megakernel_tts.errors import CheckpointError
@@ -105,6 +106,37 @@ def test_base_needs_its_encoders(checkpoint: Callable[..., Path], tmp_path: Path
     name = "speaker_encoder.fc.weight"
     resave(folder, lambda t: t.update({name: torch.zeros(1)}))
     assert f"{name} has shape [1]" in refused(folder)
+
+
+@pytest.mark.parametrize("damage", ["tail", "metadata", "shape", "infinity"])
+def test_nothing_is_loaded_before_every_file_is_checked(
+    folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "speech_tokenizer" / "model.safetensors"
+    content = file.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if damage == "tail":
+        data += b"x"
+    elif damage == "metadata":
+        header["__metadata__"] = 5
+    else:
+        huge = [10**4000] * 300 if damage == "shape" else [float("inf")]
+        header["decoder.decoder.0.conv.bias"]["shape"] = huge
+    new = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(new)) + new + data)
+    monkeypatch.setattr(Checkpoint, "load", lambda *_: pytest.fail("a weight was loaded"))
+    assert "speech_tokenizer" in refused(folder)
+
+
+def test_a_weight_that_is_no_number_is_an_error_and_no_silence(folder: Path) -> None:
+    file = folder / "speech_tokenizer" / "model.safetensors"
+    tensors = load_file(str(file))
+    tensors["decoder.pre_conv.conv.weight"][:] = torch.nan
+    save_file(tensors, str(file))
+    with TTS.load(folder, device="cpu", slots=1) as tts:
+        with pytest.raises(SynthesisError, match="not finite"):
+            tts.say("hello", sampling=Sampling(max_frames=3))
 
 
 @settings(

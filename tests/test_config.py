@@ -67,6 +67,9 @@ def test_fields_that_change_nothing_are_not_read(checkpoint: Checkpoint, tmp_pat
         ("talker_config.spk_is_dialect", {"ryan": "klingon"}, r"spk_is_dialect"),
         ("talker_config.code_predictor_config.num_code_groups", 8, r"16, as in talker_config"),
         ("tts_eos_token_id", 10**5, r"text_vocab_size"),
+        ("talker_config.num_hidden_layers", 1 << 20, r"from 1 to 256"),
+        ("talker_config.spk_is_dialect", {"ryan": ["x"]}, r"spk_is_dialect"),
+        ("talker_config.rope_scaling", {"rope_type": "yarn"}, r"rope_type default"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_was_found(
@@ -86,6 +89,8 @@ def test_a_wrong_field_is_named_with_what_was_found(
         ("decoder_config.upsample_rates", [8, 5, 4], r"the product of all of the decoder's rates"),
         ("decoder_config.upsample_rates", "8543", r"short list of positive whole numbers"),
         ("decoder_config.sliding_window", 0, r"sliding_window is 0"),
+        ("decoder_config.sliding_window", 1 << 20, r"from 2 to 4096"),
+        ("decoder_config.num_quantizers", 1 << 20, r"from 2 to 128"),
         ("encoder_config.num_quantizers", 4, r"at least 16 quantizers"),
         ("encoder_config.upsampling_ratios", [8, 6], r"twice the product"),
         ("encoder_config.pad_mode", "reflect", r"pad_mode"),

@@ -327,6 +327,16 @@ def test_long_text_is_spoken_piece_by_piece(rig: Rig) -> None:
     assert rig.idle()
 
 
+def test_a_hundred_thousand_characters_are_spoken_to_the_end(rig: Rig) -> None:
+    sentence = "Every one of these sentences is to be spoken, in its own place and to its end. "
+    text = sentence * (100_000 // len(sentence))
+    session = rig.open(text, seed=5, layout="full", first=8, largest=8)
+    frames = sum(len(e.codes) for e in session if isinstance(e, AudioChunk))
+    assert session.finish == Finish("eos", frames)
+    assert len(rig.backend.prompts) > 300
+    assert frames == rig.backend.tail * len(rig.backend.prompts)
+
+
 def test_full_layout_takes_a_whole_piece_into_the_prompt(rig: Rig) -> None:
     session = rig.open(None, layout="full", limits=Limits(hard=1))
     session.push_text("hello to you. And")

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": LEAVES,
     "split": LEAVES,
     "guard": LEAVES,
-    "voice": LEAVES,
+    "voice": LEAVES | {"text"},
     "doctor": LEAVES,
     "checkpoint": LEAVES | {"config"},
     "weights": {"checkpoint", "config"},

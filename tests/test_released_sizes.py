@@ -77,6 +77,7 @@ def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
         "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
         "num_key_value_heads": 16, "num_hidden_layers": 8,
     }  # fmt: skip
+    content["encoder_config"]["codebook_size"] = 2048
     file = tmp_path / "config.json"
     file.write_text(json.dumps(content))
     found = list(leaves(decoder_specs(read_codec_config(file).decoder)))

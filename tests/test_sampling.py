@@ -124,6 +124,7 @@ def test_released_defaults() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"top_k": 50.7}, {"top_k": True}, {"temperature": True}, {"max_frames": 2.5}, {"guard": 1},
         {"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0},
         {"predictor_top_p": 1.5}, {"repetition_penalty": 0.0}, {"max_frames": 0}, {"seed": -1},
         {"seed": 1 << 64},

@@ -103,6 +103,19 @@ def test_lone_surrogates_are_refused_with_their_place() -> None:
     check_text("NUL \x00 and emoji 👩 are text")
 
 
+def test_a_damaged_merges_file_is_refused(tmp_path: Path) -> None:
+    """Without its merges a text would silently become other tokens."""
+    write_checkpoint(tmp_path)
+    file = tmp_path / "merges.txt"
+    whole = file.read_text(encoding="utf-8")
+    for damaged in ("", whole[: len(whole) // 3], whole.replace("\n", "\n\n", 1).split("\n", 9)[9]):
+        file.write_text(damaged, encoding="utf-8")
+        with pytest.raises(CheckpointError, match=r"merges\.txt"):
+            TextTokenizer(tmp_path, 10_000)
+    file.write_text(whole.replace("\n", "\r\n"), encoding="utf-8")
+    TextTokenizer(tmp_path, 10_000)
+
+
 def test_broken_tokenizer_files_name_the_file(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     vocab = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))

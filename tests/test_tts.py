@@ -133,7 +133,7 @@ def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixtur
 
 
 def test_the_guard_can_be_switched_off(tts: TTS) -> None:
-    frames = 200
+    frames = 100
     assert len(tts.say("Hi.", sampling=Sampling(seed=1, temperature=1e-6)).codes) < frames
     off = Sampling(seed=1, temperature=1e-6, guard=False, max_frames=frames)
     assert len(tts.say("Hi.", sampling=off).codes) == frames
@@ -199,8 +199,8 @@ def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_
     with pytest.raises(CheckpointError, match=r"generation_config\.json: temperature is -2"):
         TTS.load(folder, device="cpu")
     file.unlink()
-    with TTS.load(folder, device="cpu", slots=1) as one:
-        assert one.sampling == Sampling()
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: the file is missing"):
+        TTS.load(folder, device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_voice_of_another_model_is_refused(base: TTS) -> None:
         base.say("hello", Voice(torch.zeros(192), torch.full((4, 16), 999), "text"))
     with pytest.raises(VoiceError, match="no voice was given"):
         base.say("hello")
-    with pytest.raises(VoiceError, match="'ryan' is a name"):
+    with pytest.raises(VoiceError, match="'ryan' is none"):
         base.say("hello", "ryan")
 
 
@@ -81,5 +81,17 @@ def test_what_is_no_voice_file_is_refused(tmp_path: Path, checkpoint: Callable[.
         Voice.load(tmp_path / "a.safetensors")
     with pytest.raises(VoiceError, match=r"Voice\.save did not write it"):
         Voice.load(checkpoint() / "model.safetensors")
+    for x_vector, codes in (
+        (torch.tensor([1.0, torch.nan]), None),
+        (torch.zeros(2, 2), None),
+        (torch.zeros(2, dtype=torch.int64), None),
+        (np.zeros(2, np.float32), None),
+        (torch.zeros(2), torch.zeros(0, 16, dtype=torch.int64)),
+        (torch.zeros(2), torch.zeros(3, 16)),
+    ):
+        with pytest.raises(VoiceError, match=r"x_vector|codes"):
+            Voice(x_vector, codes, None if codes is None else "text")  # type: ignore[arg-type]
+    with pytest.raises(VoiceError, match="cannot be written"):
+        Voice(torch.zeros(3)).save(tmp_path / "none" / "a.safetensors")
     with pytest.raises(VoiceError, match="both codes and a transcript"):
         Voice(torch.zeros(3), None, "text")

@@ -174,9 +174,15 @@ class Decoder:
 
         Returns:
             The waveform [batch, frames * samples a frame] in [-1, 1], and the state after it.
+
+        Raises:
+            FloatingPointError: The waveform is not finite: a weight is broken.
         """
         with exact_convolutions(codes.device):
-            return self._decode(codes, state)
+            wave, after = self._decode(codes, state)
+        if not bool(wave.isfinite().all()):
+            raise FloatingPointError("The codec's waveform is not finite.")
+        return wave, after
 
     def _decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         weights, memory = self._w, _Memory(state.columns)

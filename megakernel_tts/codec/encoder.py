@@ -51,6 +51,9 @@ class Encoder:
 
         Returns:
             Codes [ceil(samples / samples a frame), groups].
+
+        Raises:
+            FloatingPointError: The embedding is not finite: a weight is broken.
         """
         with exact_convolutions(self._w.conv_in.weight.device):
             return self._encode(wave)
@@ -64,6 +67,8 @@ class Encoder:
         x = _conv(weights.conv_out, F.elu(x))
         x = self._transform(x.transpose(1, 2)).transpose(1, 2)
         x = _conv(weights.downsample, x, mode="replicate")
+        if not bool(x.isfinite().all()):
+            raise FloatingPointError("The codec encoder's embedding is not finite.")
         codes = [
             *self._quantize(weights.semantic, x),
             *self._quantize(weights.acoustic, x),

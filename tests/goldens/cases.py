@@ -82,4 +82,5 @@ def long_text_ids() -> tuple[str, ...]:
         "नमस्ते दुनिया — สวัสดีชาวโลก",
         "👩‍👩‍👧‍👦 ok 🏳️‍🌈!!\n\nnew  paragraph\t tab",
         "안녕하세요 세계",
+        "OpenAI iPhone helloWorld  4 1,234 a,b it's we'll ok!!\n\n\tnext  !\r\n\t\tand \n x",
     )
