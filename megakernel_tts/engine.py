@@ -182,9 +182,10 @@ class Engine:
         with self._lock:
             if self._closed or self._broken:
                 raise EngineClosedError("The engine is closed; load a new one.") from self._broken
-            if len(self._streams) >= self._most:
+            live = sum(not stream.abandoned for stream in self._streams)
+            if live >= self._most:
                 raise EngineBusyError(
-                    f"{self.backend.slots} streams can speak at once, and {len(self._streams)} "
+                    f"{self.backend.slots} streams can speak at once, and {live} "
                     "sessions are open, as many as may wait. Try again later, or load with more "
                     "slots."
                 )
@@ -409,10 +410,10 @@ class Engine:
             self._streams.remove(stream)
         with stream.script.lock:
             stream.script.close()
-        failure = None
-        if error is not None:
-            failure = error if isinstance(error, SynthesisError) else SynthesisError(f"{error}")
-            failure.__cause__ = error if failure is not error else None
+        failure = error if isinstance(error, SynthesisError) else None
+        if error is not None and failure is None:
+            failure = SynthesisError(str(error) or type(error).__name__)
+            failure.__cause__ = error
         with suppress(RuntimeError):  # the reader's event loop is gone: nobody is left to tell
             stream.mailbox.put(Finish(reason, stream.frames, failure))
         self._free_slot(stream)
