@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from megakernel_tts.config import read_json
 from megakernel_tts.errors import CheckpointError
+from megakernel_tts.fields import read_json
 
 T = TypeVar("T")
 

@@ -5,20 +5,17 @@ field. Fields that would change the mathematics must hold the one value that is 
 other field of the file (the saving library writes dozens) is not read.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from megakernel_tts.errors import CheckpointError
+from megakernel_tts.fields import Fields, read_json
 
 Kind = Literal["base", "custom_voice", "voice_design"]
 
-_LARGEST = 1 << 20  # no size in any released model comes near it; a hostile file stops here
-_MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096
-_LARGEST_FILE = 16 << 20  # bytes
+_MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096  # what no hostile file exceeds
 
 
 @dataclass(frozen=True)
@@ -160,105 +157,7 @@ class CodecConfig:
     encoder: CodecEncoderConfig
 
 
-class _Fields:
-    """A JSON object whose every read is checked and whose every error names file and field."""
-
-    def __init__(self, values: Any, file: Path, path: str = "") -> None:
-        if not isinstance(values, dict):
-            place = f"{file}: {path or 'the file'}"
-            raise CheckpointError(f"{place} must be a JSON object, found {_shown(values)}.")
-        self.values: dict[str, Any] = values
-        self.file = file
-        self.path = path
-
-    def _get(self, name: str, expected: str) -> Any:
-        if name not in self.values:
-            raise CheckpointError(
-                f"{self.file}: the field {self.path}{name} is missing; expected {expected}."
-            )
-        return self.values[name]
-
-    def wrong(self, name: str, expected: str) -> CheckpointError:
-        found = _shown(self.values.get(name))
-        return CheckpointError(f"{self.file}: {self.path}{name} is {found}; expected {expected}.")
-
-    def section(self, name: str) -> "_Fields":
-        return _Fields(self._get(name, "a JSON object"), self.file, f"{self.path}{name}.")
-
-    def integer(
-        self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST
-    ) -> int:
-        expected = f"a whole number from {least} to {most}"
-        value = self._get(name, expected) if default is None else self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, expected)
-        return value
-
-    def number(self, name: str) -> float:
-        value = self._get(name, "a positive number")
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (real and 1e-12 <= value <= 1e12):  # no NaN passes a comparison
-            raise self.wrong(name, "a positive finite number")
-        return float(value)
-
-    def word(self, name: str, choices: tuple[str, ...]) -> str:
-        expected = "one of " + ", ".join(choices)
-        if self._get(name, expected) not in choices:
-            raise self.wrong(name, expected)
-        return self.values[name]
-
-    def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        expected = "a short list of positive whole numbers"
-        value = self._get(name, expected) if default is None else self.values.get(name, default)
-        ok = isinstance(value, list | tuple) and 0 < len(value) <= 16
-        if not ok or not all(type(v) is int and 0 < v <= _LARGEST for v in value):
-            raise self.wrong(name, expected)
-        return tuple(value)
-
-    def ids(self, name: str, below: int) -> dict[str, int]:
-        expected = f"an object of names and ids below {below}"
-        value = self._get(name, expected)
-        ok = isinstance(value, dict) and all(
-            type(v) is int and 0 <= v < below for v in value.values()
-        )
-        if not ok:
-            raise self.wrong(name, expected)
-        return {key.lower(): index for key, index in value.items()}
-
-    def must_be(self, **fixed: Any) -> None:
-        """Refuses a value under which the network would compute something else."""
-        for name, value in fixed.items():
-            if name in self.values and self.values[name] != value:
-                raise self.wrong(name, f"{value!r}, the only one implemented")
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        return "a deeply nested value"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def read_json(file: Path) -> Any:
-    """Reads a small JSON file.
-
-    Raises:
-        CheckpointError: It is missing, larger than any real one, or no JSON.
-    """
-    try:
-        if file.exists() and not file.is_file():
-            raise CheckpointError(f"{file}: is no regular file.")
-        if file.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(f"{file}: larger than {_LARGEST_FILE} bytes, so no JSON of ours.")
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file}: the file is missing from the checkpoint.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON ({error}).") from error
-
-
-def _stack(fields: _Fields) -> StackConfig:
+def _stack(fields: Fields) -> StackConfig:
     fields.must_be(hidden_act="silu", attention_bias=False, use_sliding_window=False)
     scaling = fields.values.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
@@ -282,7 +181,7 @@ def _stack(fields: _Fields) -> StackConfig:
     return stack
 
 
-def _talker(fields: _Fields) -> TalkerConfig:
+def _talker(fields: Fields) -> TalkerConfig:
     vocab = fields.integer("vocab_size", least=1025)
     control = {
         name: fields.integer(key, least=0)
@@ -328,7 +227,7 @@ def _talker(fields: _Fields) -> TalkerConfig:
     )
 
 
-def _speaker(fields: _Fields) -> SpeakerConfig:
+def _speaker(fields: Fields) -> SpeakerConfig:
     # A released file holds enc_dim and sample_rate alone; the rest are the architecture's defaults.
     fields.must_be(sample_rate=24000)
     config = SpeakerConfig(
@@ -360,7 +259,7 @@ def read_model_config(file: Path) -> ModelConfig:
     Raises:
         CheckpointError: A field is missing, of a wrong type, or of a value that no model has.
     """
-    fields = _Fields(read_json(file), file)
+    fields = Fields(read_json(file), file)
     fields.word("model_type", ("qwen3_tts",))
     fields.word("tokenizer_type", ("qwen3_tts_tokenizer_12hz",))
     kind = fields.word("tts_model_type", ("base", "custom_voice", "voice_design"))
@@ -390,7 +289,7 @@ def read_model_config(file: Path) -> ModelConfig:
     )
 
 
-def _codec_decoder(fields: _Fields) -> CodecDecoderConfig:
+def _codec_decoder(fields: Fields) -> CodecDecoderConfig:
     return CodecDecoderConfig(
         groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
         codebook=fields.integer("codebook_size"),
@@ -404,7 +303,7 @@ def _codec_decoder(fields: _Fields) -> CodecDecoderConfig:
     )
 
 
-def _codec_encoder(fields: _Fields) -> CodecEncoderConfig:
+def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
     fields.must_be(
         audio_channels=1,
         hidden_act="gelu",
@@ -449,7 +348,7 @@ def read_codec_config(file: Path) -> CodecConfig:
     Raises:
         CheckpointError: A field is missing, of a wrong type, or of a value that no codec has.
     """
-    fields = _Fields(read_json(file), file)
+    fields = Fields(read_json(file), file)
     fields.word("model_type", ("qwen3_tts_tokenizer_12hz",))
     fields.must_be(input_sample_rate=24000, output_sample_rate=24000)
     frame = fields.integer("decode_upsample_rate")

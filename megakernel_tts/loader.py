@@ -15,11 +15,11 @@ from megakernel_tts.config import (
     CodecConfig,
     ModelConfig,
     read_codec_config,
-    read_json,
     read_model_config,
 )
 from megakernel_tts.engine import Engine
 from megakernel_tts.errors import CheckpointError, SamplingError
+from megakernel_tts.fields import read_json
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text import TextTokenizer

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from megakernel_tts.config import read_json
 from megakernel_tts.errors import CheckpointError, TextError
+from megakernel_tts.fields import read_json
 
 # Qwen2's own split, which the models were trained with. (A flag of transformers 4.57 swaps in
 # Mistral's, which cuts "helloWorld" in two.)

@@ -16,16 +16,17 @@ ALLOWED: dict[str, set[str]] = {
     "": set(),  # lazily, all of the public homes
     "errors": set(),
     "layers": set(),
-    "config": LEAVES,
+    "fields": LEAVES,
+    "config": LEAVES | {"fields"},
     "audio": LEAVES,
     "sampling": LEAVES,
     "split": LEAVES,
     "guard": LEAVES,
     "voice": LEAVES | {"text"},
     "doctor": LEAVES,
-    "checkpoint": LEAVES | {"config"},
+    "checkpoint": LEAVES | {"fields"},
     "weights": {"checkpoint", "config"},
-    "text": LEAVES | {"config"},
+    "text": LEAVES | {"fields"},
     "codec": set(),
     "codec.weights": {"checkpoint", "config"},
     "codec.decoder": {"codec.weights", "config", "layers", "codec"},
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "hub": LEAVES | {"random_checkpoint"},
     "loader": LEAVES
     | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
-    | {"config", "engine", "prompt", "sampling", "text", "weights"},
+    | {"config", "engine", "fields", "prompt", "sampling", "text", "weights"},
     "tts": LEAVES
     | {"audio", "backend", "config", "hub", "loader", "prompt", "sampling", "script", "session"}
     | {"split", "text", "voice"},
