@@ -377,7 +377,9 @@ class Engine:
                     stream.frames = first + i + 1
                     break
         stream.chunk = min(2 * stream.chunk, stream.chunks.largest)
-        stream.mailbox.put(AudioChunk(samples, self.decoder.sample_rate, codes.numpy(), first))
+        # Copies: a chunk that is kept must not keep those of the whole batch.
+        pcm, rows = samples.copy(), codes.numpy().copy()
+        stream.mailbox.put(AudioChunk(pcm, self.decoder.sample_rate, rows, first))
 
     def _end_piece(self, stream: _Stream) -> None:
         """Leaves a piece that was spoken, and goes to the end of the line for the next one."""

@@ -534,3 +534,21 @@ def test_a_backend_that_cannot_release_hangs_nobody(load: Callable[..., Loaded])
         session_reader.join(10)
         assert not session_reader.is_alive()
     rig.engine.close()
+
+
+def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(load: Callable[..., Loaded]) -> None:
+    """The one who waits stands before the one who leaves, and nothing else moves."""
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    waiting = rig.open(None, seed=2)
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    waiting.push_text(TEXT)
+    waiting.end()
+    time.sleep(0.1)
+    live.cancel()
+    reader = threading.Thread(target=drain, args=(waiting,), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert not reader.is_alive()
+    rig.engine.close()
