@@ -5,6 +5,7 @@ something to say, hands over the text that has arrived, makes one frame for ever
 move, and decodes and delivers what is due. Streams join and leave between turns.
 """
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -152,6 +153,8 @@ class Engine:
         self._primed = lru_cache(maxsize=32)(self._prime)
         self._thread = threading.Thread(target=self._run, name="megakernel-tts-engine", daemon=True)
         self._thread.start()
+        # A thread that is still computing while the interpreter goes away aborts the process.
+        atexit.register(self.close)
 
     def open(
         self,
@@ -204,6 +207,7 @@ class Engine:
         with self._lock:
             self._closed = True
         self._bell.ring()
+        atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

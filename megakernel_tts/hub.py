@@ -63,6 +63,8 @@ def _demo() -> Path:
     folder = cache / f"demo-{_DEMO_VERSION}"
     if folder.is_dir():
         return folder
+    from safetensors import SafetensorError
+
     from megakernel_tts.random_checkpoint import write_checkpoint
 
     try:
@@ -73,7 +75,7 @@ def _demo() -> Path:
             made.rename(folder)
         except OSError:  # another process was first
             shutil.rmtree(made)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The demo model could not be written to {cache} ({error}); set XDG_CACHE_HOME to a "
             "folder that can be written to."

@@ -192,7 +192,7 @@ class Prompter:
         talker = self.config.talker
         name = language.strip().lower()
         dialect = talker.dialects.get(speaker) if speaker else None
-        if dialect and name in ("auto", "chinese"):
+        if dialect and name in ("auto", "chinese", dialect):
             return talker.languages[dialect]
         if name == "auto":
             return None

@@ -51,6 +51,8 @@ def test_dialects_are_spoken_by_their_speakers_alone(load: Callable[..., Loaded]
     assert torch.equal(
         prefix("eric", "auto", None).vectors, prefix("eric", "chinese", None).vectors
     )
+    own = prefix("eric", "sichuan_dialect", None).vectors
+    assert torch.equal(prefix("eric", "auto", None).vectors, own)
     assert not torch.equal(
         prefix("eric", "english", None).vectors, prefix("eric", "auto", None).vectors
     )

@@ -2,6 +2,8 @@ import asyncio
 import json
 import logging
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -258,3 +260,16 @@ def test_a_megabyte_without_a_space_starts_and_stops_quickly(tts: TTS) -> None:
     assert len(next(stream).codes) == 1
     stream.close()  # type: ignore[attr-defined]
     assert tts.say("hello", sampling=SHORT).finish == "length"
+
+
+def test_a_process_may_end_while_speech_is_made(checkpoint: Callable[..., Path]) -> None:
+    program = (
+        "import sys, time; from megakernel_tts import TTS\n"
+        "tts = TTS.load(sys.argv[1], device='cpu', slots=1)\n"
+        "stream = tts.stream('A long text. ' * 50); next(stream); time.sleep(0.2)"
+    )
+    for _ in range(3):
+        run = subprocess.run(
+            [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
+        )
+        assert (run.returncode, run.stderr) == (0, b"")
