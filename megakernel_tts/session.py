@@ -165,10 +165,10 @@ class Session:
         check_text(text)
         for start in range(0, len(text), _PORTION):
             with self._script.lock:
-                if self._script.closed:
-                    return
                 if self._script.ended:
                     raise TextError("The session's text was ended; open a new session for more.")
+                if self._script.closed:
+                    return
                 self._script.push(text[start : start + _PORTION])
             self._wake()
 

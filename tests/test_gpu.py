@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from megakernel_tts import TTS, Sampling, Voice
+from megakernel_tts.layers import linear
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size
 from megakernel_tts.reference import Reference
@@ -78,6 +79,25 @@ def test_codec_and_encoders_equal_the_official_ones(
     x_vector = cloner.speaker.embed(audio).cpu()
     theirs = torch.from_numpy(golden(size)["reference/x_vector"])
     assert torch.cosine_similarity(x_vector, theirs, dim=0) >= 0.9999
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("into", "out"),
+    [
+        (1024, 1024), (1024, 2048), (1024, 3072), (2048, 1024), (2048, 2048), (2048, 3072),
+        (2048, 6144), (3072, 1024), (6144, 2048),
+    ],
+)  # fmt: skip
+def test_a_row_is_the_same_in_any_batch(into: int, out: int, dtype: torch.dtype) -> None:
+    """At every released width: alone, at any place, with any neighbours, for any number of rows."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    weight = torch.randn(out, into, device="cuda", generator=generator).to(dtype) * 0.03
+    x = torch.randn(19, 1, into, device="cuda", generator=generator).to(dtype)
+    alone = torch.cat([linear(row[None], weight) for row in x])
+    for count in range(1, 20):
+        assert torch.equal(linear(x[:count], weight), alone[:count]), count
+        assert torch.equal(linear(x[-count:].transpose(0, 1), weight)[0], alone[-count:, 0]), count
 
 
 def test_the_same_random_numbers() -> None:
