@@ -132,7 +132,7 @@ def soak(tts: TTS, sessions: int, seed: int = 0) -> Report:
         threads_left=threading.active_count() - threads,
         tasks_left=tasks,
         sessions_left=engine.sessions,
-        slots_free=sorted(engine._free) == list(range(engine.backend.slots)),
+        slots_free=engine.free == engine.backend.slots,
     )
 
 

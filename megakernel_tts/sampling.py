@@ -79,9 +79,9 @@ class Sampling:
         """The same with a seed drawn, if there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
-    def next_seed(self) -> "Sampling":
-        """The same with the seed after its own."""
-        return replace(self, seed=((self.seed or 0) + 1) % (1 << 64))
+    def next_seed(self, steps: int = 1) -> "Sampling":
+        """The same with a later seed."""
+        return replace(self, seed=((self.seed or 0) + steps) % (1 << 64))
 
 
 @dataclass(frozen=True)

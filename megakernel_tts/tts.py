@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from megakernel_tts.voice import Voice
 TextLayout = Literal["auto", "full", "streaming"]
 
 _log = logging.getLogger("megakernel_tts")
+_WARM = Sampling(seed=0, max_frames=16, guard=False)
 _SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
 
 
@@ -174,7 +175,8 @@ class TTS:
             instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign).
             layout: Where the text goes: `full` (so does `auto`), or `streaming`.
             sampling: How codes are drawn.
-            retries: How often to try again with the next seed if the guard stopped the speech.
+            retries: How often a piece of the text that the guard stopped is said again, with the
+                next seed.
 
         Raises:
             TextError: There is nothing to say, or it is no Unicode text.
@@ -183,16 +185,10 @@ class TTS:
             EngineClosedError: The model was closed.
             SynthesisError: It failed on the way.
         """
-        sampling = (sampling or self.sampling).seeded()
-        while True:
-            session = self._speak(text, voice, language, instruct, layout, sampling, None)
-            with session:
-                chunks = [event for event in session if isinstance(event, AudioChunk)]
-            finish = _outcome(session)
-            if finish.reason != "guard" or retries <= 0:
-                break
-            retries -= 1
-            sampling = sampling.next_seed()
+        session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
+        with session:
+            chunks = [event for event in session if isinstance(event, AudioChunk)]
+        finish = _outcome(session)
         groups = self._loaded.config.talker.groups
         pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
         codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
@@ -291,13 +287,37 @@ class TTS:
         return Voice(x_vector, cloner.encoder.encode(wave).cpu(), text.strip())
 
     def warmup(self) -> None:
-        """Runs every path that a request can take, so that the first one is as fast as any."""
-        hidden = self._loaded.config.talker.stack.hidden
-        voice = Voice(torch.zeros(hidden)) if self._info.kind == "base" else None
-        instruct = "A calm voice." if self._info.kind == "voice_design" else None
-        for sampling in (Sampling(seed=0, max_frames=16), Sampling.greedy(seed=0, max_frames=16)):
-            for layout in ("full", "streaming"):
-                self.say("Hello.", voice, instruct=instruct, layout=layout, sampling=sampling)
+        """Runs every path that a request can take, so that the first one is as fast as any.
+
+        That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
+        every slot taken.
+        """
+        for voice, instruct in self._manners():
+            for sampling in (_WARM, replace(_WARM, temperature=0.0, predictor_temperature=0.0)):
+                for layout in ("full", "streaming"):
+                    self.say("Hello.", voice, "auto", instruct, layout, sampling)
+        voice, instruct = self._manners()[0]
+        slots = self._loaded.engine.backend.slots
+        streams = [
+            self.stream("Hello.", voice, "auto", instruct, "full", _WARM) for _ in range(slots)
+        ]
+        for stream in streams:
+            for _ in stream:
+                pass
+
+    def _manners(self) -> list[tuple[Voice | None, str | None]]:
+        """A voice and an instruction of each kind that the model takes."""
+        talker = self._loaded.config.talker
+        if self._info.kind == "base":
+            x_vector = torch.zeros(talker.stack.hidden)
+            codes = torch.zeros(2, talker.groups, dtype=torch.long)
+            return [(Voice(x_vector), None), (Voice(x_vector, codes, "Hi."), None)]
+        manners: list[tuple[Voice | None, str | None]] = []
+        if self._info.kind == "custom_voice":
+            manners.append((None, None))
+        if self._info.takes_instruct:
+            manners.append((None, "A calm voice."))
+        return manners
 
     def close(self) -> None:
         """Stops every stream and the engine; may be called twice."""
@@ -318,13 +338,14 @@ class TTS:
         layout: TextLayout,
         sampling: Sampling | None,
         chunks: ChunkPolicy | None,
+        retries: int = 0,
     ) -> Session:
         """A session for a text that is known."""
         check_text(text)
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
-        session = self._open(voice, language, instruct, known, sampling, chunks, None)
+        session = self._open(voice, language, instruct, known, sampling, chunks, None, retries)
         session.push_text(text)
         session.end()
         return session
@@ -338,6 +359,7 @@ class TTS:
         sampling: Sampling | None,
         chunks: ChunkPolicy | None,
         limits: Limits | None,
+        retries: int = 0,
     ) -> Session:
         if layout not in ("full", "streaming"):
             raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
@@ -353,6 +375,7 @@ class TTS:
             layout,
             (sampling or self.sampling).seeded(),
             chunks or ChunkPolicy(),
+            retries=retries,
         )
 
 
@@ -369,7 +392,8 @@ def _outcome(session: Session) -> Finish:
     finish = session.finish
     assert finish is not None  # the iteration ends after the finish
     if finish.reason == "error":
-        raise SynthesisError(f"Speaking failed: {finish.error}") from finish.error
+        assert finish.error is not None
+        raise finish.error
     if finish.reason == "cancelled":
         raise SynthesisError("The speech was cancelled: the model was closed meanwhile.")
     return finish

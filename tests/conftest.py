@@ -9,6 +9,8 @@ from megakernel_tts import TTS
 from megakernel_tts.config import Kind
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from tests.fakes import ScriptedBackend
+from tests.rig import Rig
 
 Maker = Callable[..., Path]
 
@@ -64,3 +66,11 @@ def tts(checkpoint: Maker) -> Iterator[TTS]:
     """A CustomVoice model; shared, since loading is most of a short test's time."""
     with TTS.load(checkpoint(), device="cpu", slots=4) as one:
         yield one
+
+
+@pytest.fixture
+def rig(load: Callable[..., Loaded]) -> Iterator[Rig]:
+    one = Rig(load(), ScriptedBackend())
+    yield one
+    one.backend.gate.set()
+    one.engine.close()
