@@ -30,7 +30,8 @@ class Sampling:
         predictor_top_k: Of codes 1 to 15.
         predictor_top_p: Of codes 1 to 15.
         seed: The same seed gives the same codes; None draws one.
-        max_frames: The most frames (80 ms each) that one piece of text may take.
+        max_frames: The most frames (80 ms each) that one piece of text may take; what a slot of the
+            engine holds beside the prompt is less than the default.
         guard: Whether runaway speech is stopped (see `guard`).
     """
 

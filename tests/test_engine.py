@@ -3,10 +3,12 @@ import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from megakernel_tts import (
     AudioChunk,
@@ -17,6 +19,7 @@ from megakernel_tts import (
     Sampling,
     Session,
     TextError,
+    Voice,
 )
 from megakernel_tts.loader import Loaded
 from megakernel_tts.script import Script
@@ -115,6 +118,49 @@ def test_closing_ends_every_session(load: Callable[..., Loaded]) -> None:
         rig.open()
 
 
+def test_closing_waits_for_the_thread(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend())
+    rig.backend.endless = True
+    session = rig.open()
+    next(iter(session))
+    rig.engine.close()
+    assert not rig.engine._thread.is_alive()
+
+
+def test_an_engine_that_nobody_holds_ends(load: Callable[..., Loaded]) -> None:
+    """Its thread ends, and what it held is freed; a session that is held keeps it alive."""
+    rig = Rig(load(), ScriptedBackend())
+    rig.backend.endless = True
+    session = rig.open()
+    thread, loop = rig.engine._thread, weakref.ref(rig.engine._loop)
+    del rig
+    gc.collect()
+    for _ in range(3):
+        assert isinstance(next(iter(session)), AudioChunk)
+    del session
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    gc.collect()
+    assert loop() is None
+
+
+def test_a_voice_is_not_primed_for_a_session_that_is_refused(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(load("base"), ScriptedBackend(slots=1), waiting=0)
+    plain = Voice(torch.randn(128))
+    cloned = Voice(plain.x_vector, torch.zeros(3, 16, dtype=torch.long), "Hi.")
+    rig.backend.endless = True
+    session = rig.open(voice=plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine, "_primed", lambda voice: pytest.fail("primed in vain"))
+        with pytest.raises(EngineBusyError):
+            rig.open(voice=cloned)
+    session.cancel()
+    rig.engine.close()
+
+
 def test_text_after_the_end_is_refused_and_after_cancel_ignored(rig: Rig) -> None:
     session = rig.open(None)
     session.end()
@@ -166,6 +212,43 @@ def test_a_reader_whose_event_loop_is_gone_harms_nobody(rig: Rig) -> None:
     session.cancel()
     rig.backend.endless = False
     assert drain(rig.open(seed=2))[1].reason == "eos"
+    assert rig.idle()
+
+
+def test_random_sessions_side_by_side(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads, pauses, pushes, cancels in any order: what is heard is always a stream's prefix."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.001)
+    rng = random.Random(0)
+    open_ones: dict[int, tuple[Session, list[AudioChunk], list[str]]] = {}
+    for step in range(400):
+        time.sleep(0.005)
+        if len(open_ones) < 6:
+            text = list(TEXT) if rng.random() < 0.5 else [TEXT]
+            session = rig.open(None, seed=step, largest=3, ahead=6)
+            open_ones[step] = session, [], text
+        seed = rng.choice(list(open_ones))
+        session, heard, left = open_ones[seed]
+        for _ in range(rng.choice((1, 10))):
+            if left:
+                session.push_text(left.pop(0))
+        if not left:
+            session.end()
+        event = session._mailbox.take()
+        if isinstance(event, AudioChunk):
+            heard.append(event)
+        cancelled = rng.random() < 0.05
+        if cancelled:
+            session.cancel()
+        if cancelled or isinstance(event, Finish):
+            del open_ones[seed]
+            if heard:
+                np.testing.assert_array_equal(
+                    codes(heard), scripted(seed, sum(len(c.codes) for c in heard))
+                )
+            assert cancelled or event == Finish("eos", rig.frames)
+    for session, _, _ in open_ones.values():
+        session.cancel()
+    assert rig.backend.suspended > 10
     assert rig.idle()
 
 

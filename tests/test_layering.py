@@ -37,18 +37,11 @@ ALLOWED: dict[str, set[str]] = {
     "reference": {"config", "layers", "sampling", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
+    "stream": {"backend", "codec.decoder", "guard", "prompt", "sampling", "script", "session"},
+    "loop": LEAVES | {"audio", "backend", "codec.decoder", "prompt", "session", "stream"},
     "engine": LEAVES
-    | {
-        "audio",
-        "backend",
-        "codec.decoder",
-        "guard",
-        "prompt",
-        "sampling",
-        "script",
-        "session",
-        "voice",
-    },
+    | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
+    | {"voice"},
     "random_checkpoint": {"checkpoint", "codec.weights", "config", "weights"},
     "hub": LEAVES | {"random_checkpoint"},
     "loader": LEAVES

@@ -1,10 +1,12 @@
 import asyncio
+import gc
 import json
 import logging
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +98,49 @@ def test_streams_side_by_side_say_what_they_say_alone(tts: TTS) -> None:
         np.testing.assert_array_equal(together[i].codes, expected.codes)  # type: ignore[attr-defined]
         difference = together[i].pcm.astype(int) - expected.pcm  # type: ignore[attr-defined]
         assert np.abs(difference).max() <= 1
+
+
+def test_a_long_transcript_is_fed_before_the_text(checkpoint: Callable[..., Path]) -> None:
+    """In-context, streaming: text by characters says what the whole says, whatever the lengths."""
+    generator = torch.Generator().manual_seed(0)
+    x_vector = torch.randn(128, generator=generator)
+    with TTS.load(checkpoint("base"), device="cpu", slots=2) as base:
+        for frames, transcript in ((3, "A transcript of many words."), (40, "Hi.")):
+            recording = torch.randint(0, 256, (frames, 16), generator=generator)
+            voice = Voice(x_vector, recording, transcript)
+            results: list[np.ndarray] = []
+            for portions in ([TEXT], list(TEXT)):
+                session = base.open(voice, sampling=SHORT)
+                for portion in portions:
+                    session.push_text(portion)
+                session.end()
+                chunks = [e for e in session if isinstance(e, AudioChunk)]
+                results.append(np.concatenate([c.codes for c in chunks]))
+            np.testing.assert_array_equal(results[0], results[1])
+            plain = base.say(TEXT, Voice(x_vector), layout="streaming", sampling=SHORT)
+            assert not np.array_equal(plain.codes, results[0])
+
+
+def test_live_text_in_the_full_layout_is_spoken_sentence_by_sentence(tts: TTS) -> None:
+    session = tts.open(layout="full", sampling=SHORT)
+    session.push_text("Hello to you. And then")
+    assert isinstance(next(iter(session)), AudioChunk)  # before the end of the text is known
+    session.cancel()
+
+
+def test_a_model_that_is_dropped_is_freed(checkpoint: Callable[..., Path]) -> None:
+    one = TTS.load(checkpoint(), device="cpu", slots=1)
+    stream = one.stream(TEXT)
+    thread = one._loaded.engine._thread
+    talker = weakref.ref(one._loaded.engine.backend)
+    del one
+    gc.collect()
+    next(stream)  # who still listens keeps it
+    del stream
+    gc.collect()
+    thread.join(10)
+    gc.collect()
+    assert not thread.is_alive() and talker() is None
 
 
 def test_leaving_a_stream_gives_a_prefix_and_frees_its_slot(tts: TTS) -> None:
