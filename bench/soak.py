@@ -81,8 +81,8 @@ async def _one(tts: TTS, rng: random.Random) -> tuple[int, bool]:
                 break
         await stream.aclose()  # type: ignore[attr-defined]
         return frames, chunks >= stop_after
-    failing = manner == "failing" and isinstance(voice, Voice)
-    if failing:  # its prompt fits no slot
+    failing = manner == "failing" and not isinstance(voice, str)
+    if manner == "failing" and not isinstance(voice, str):  # its prompt fits no slot
         voice = Voice(voice.x_vector, torch.full((1, 16), 7), "Many words. " * 500)
     layout = "full" if failing else rng.choice(("full", "streaming"))
     session = tts.open(voice, layout=layout, sampling=sampling, chunks=ChunkPolicy(1, 2, 3))

@@ -83,6 +83,7 @@ class ScriptedBackend:
 
     def resume(self, slot: int, suspended: dict[str, int]) -> None:
         assert slot not in self._streams, "the slot is taken"
+        self.events.append("resume")
         self._streams[slot] = suspended
 
 

@@ -168,8 +168,11 @@ def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> No
     rig.engine.close()
 
 
-def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(load: Callable[..., Loaded]) -> None:
+def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one who waits stands before the one who leaves, and nothing else moves."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 60.0)
     rig = Rig(load(), ScriptedBackend(slots=1))
     waiting = rig.open(None, seed=2)
     live = rig.open(None, seed=1)
@@ -227,17 +230,31 @@ def test_a_failing_stream_ends_alone(rig: Rig) -> None:
 
 
 def test_a_failing_decoder_ends_its_stream_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = rig.engine.decoder.decode
+    """Also where its frames were decoded together with those of others."""
+    decode, batches = rig.engine.decoder.decode, []
     marked = codes_of(66, 4)
 
-    def fail(frames: torch.Tensor, state: object) -> object:
+    def fail(frames: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         if (frames == marked).all(dim=-1).any():
+            batches.append(len(frames))
             raise ArithmeticError("out of luck")
-        return decode(frames, state)  # type: ignore[arg-type]
+        return decode(frames, state)
 
     monkeypatch.setattr(rig.engine.decoder, "decode", fail)
-    bad, good = rig.open(seed=66), rig.open(seed=1)
-    assert drain(bad)[1].reason == "error"
+    bad, good = (rig.open(None, seed=seed, first=3, largest=3) for seed in (66, 1))
+    for session in (bad, good):
+        session.push_text("hello to ")
+        next(iter(session))
+    rig.backend.gate.clear()
+    for session in (bad, good):  # from here on they move together
+        session.push_text("the world, this is a test of speech and more ")
+    time.sleep(0.05)
+    rig.backend.gate.set()
+    for session in (bad, good):
+        session.end()
+    finish = drain(bad)[1]
+    assert finish.reason == "error" and "out of luck" in str(finish.error)
+    assert batches[0] == 2
     assert drain(good)[1].reason == "eos"
 
 
@@ -315,6 +332,24 @@ def test_suspended_streams_may_be_cancelled(rig: Rig) -> None:
     for session in live:
         session.cancel()
     assert rig.idle()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_was_suspended_goes_on_before_anyone_begins(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    late, live = rig.open(None, seed=1), rig.open(None, seed=2)
+    live.push_text("hello to ")
+    next(iter(live))
+    other = rig.open(seed=3)
+    next(iter(other))
+    rig.backend.gate.clear()
+    for session in (late, live):
+        session.push_text(TEXT)
+        session.end()
+    rig.backend.gate.set()
+    assert {f.reason for f in read([late, live, other])} == {"eos"}
+    assert [e for e in rig.backend.events if e != "step"] == ["prefill"] * 2 + ["resume", "prefill"]
+    rig.engine.close()
 
 
 def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(load: Callable[..., Loaded]) -> None:
