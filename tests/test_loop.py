@@ -26,6 +26,8 @@ def test_frames_arrive_in_order_and_complete(rig: Rig) -> None:
     np.testing.assert_array_equal(codes(chunks), scripted(7, rig.frames))
     assert [c.frame for c in chunks] == list(np.cumsum([0, *(len(c.codes) for c in chunks)])[:-1])
     assert all(len(c.pcm) == 1920 * len(c.codes) for c in chunks)
+    # A chunk that is kept must not keep those of the whole batch.
+    assert all(c.pcm.base is None and c.codes.base is None for c in chunks)
     assert rig.idle()
 
 
@@ -284,6 +286,8 @@ def test_readers_that_stop_hold_no_slot_against_others(rig: Rig) -> None:
         time.sleep(0.005)
     assert {f.reason for f in read([rig.open(seed=10 + i) for i in range(3)])} == {"eos"}
     assert rig.backend.suspended >= 1
+    time.sleep(0.05)
+    assert "resume" not in rig.backend.events  # nobody has read yet
     for seed, session in enumerate(lazy):
         chunks, finish = drain(session)
         assert finish == Finish("eos", rig.frames)
@@ -319,6 +323,25 @@ def test_nobody_is_suspended_while_nobody_waits(rig: Rig) -> None:
         next(iter(session))
     time.sleep(0.1)
     assert rig.backend.suspended == 0
+
+
+def test_short_pauses_cost_no_slot(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of a word now and then keeps its slot, however long it goes on."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.4)
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    waiting = rig.open(seed=2)
+    for _ in range(8):
+        live.push_text("the world ")
+        time.sleep(0.1)
+    assert rig.backend.suspended == 0
+    live.cancel()
+    assert drain(waiting)[1].reason == "eos"
+    rig.engine.close()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -407,6 +430,12 @@ def test_a_piece_that_runs_away_is_said_again_alone(rig: Rig) -> None:
     )
     assert chunks[0].frame == 0
     assert sum(len(c.codes) for c in chunks) == finish.frames
+
+
+def test_only_runaways_are_said_again(rig: Rig) -> None:
+    session = rig.open("hello to the world", seed=5, max_frames=2, retries=3)
+    assert drain(session)[1] == Finish("length", 2)
+    assert rig.backend.starts == [(5, 0)]
 
 
 def test_the_last_try_stands(rig: Rig) -> None:
