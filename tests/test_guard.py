@@ -90,6 +90,14 @@ def test_nothing_is_cut_while_text_is_left() -> None:
     assert run("Hi.", [5] * 2000, [False] * 2000, used_up_at=10_000) is None
 
 
+def test_a_long_silence_within_the_ordinary_length_is_none() -> None:
+    """With the whole text in the prompt, the talker may pause long before it is through."""
+    text = "A sentence of some words. " * 8
+    said = int(ordinary_frames(text))
+    loud = [True] * 30 + [False] * 80 + [True] * (said - 110)
+    assert run(text, noise(30) + [7] * 80 + noise(said - 110), loud) is None
+
+
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_the_parts_of_a_text_add_up(one: str, other: str) -> None:
     parts = ordinary_frames(one) + ordinary_frames(other, one[-1:])

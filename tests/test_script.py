@@ -52,3 +52,17 @@ def test_whitespace_is_nothing_to_say(tokenizer: TextTokenizer, text: str) -> No
     assert not script.done
     script.end()
     assert script.done
+
+
+def test_a_text_takes_as_long_however_it_arrives(tokenizer: TextTokenizer) -> None:
+    text = "Hello to you, A B C and 1234. And the other one!"
+    lengths: list[float] = []
+    for portions in ([text], list(text)):
+        script = Script(tokenizer, Splitter())
+        for portion in portions:
+            script.push(portion)
+        script.end()
+        piece = script.front()
+        assert piece is not None
+        lengths.append(piece.frames)
+    assert lengths[0] == pytest.approx(lengths[1])
