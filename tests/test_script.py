@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,3 +67,17 @@ def test_a_text_takes_as_long_however_it_arrives(tokenizer: TextTokenizer) -> No
         assert piece is not None
         lengths.append(piece.frames)
     assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_memory_does_not_grow_with_what_was_spoken(tokenizer: TextTokenizer) -> None:
+    script, peaks = Script(tokenizer, Splitter()), list[int]()
+    tracemalloc.start()
+    for _ in range(6):
+        for _ in range(100):
+            script.push("Every one of these sentences is to be spoken, in its place. ")
+            while (piece := script.front()) is not None and piece.ended:
+                script.pop()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    assert max(peaks[2:]) < 1.1 * peaks[1]
