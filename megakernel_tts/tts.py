@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,9 @@ from megakernel_tts import hub
 from megakernel_tts.audio import Recording, WavWriter, read_reference
 from megakernel_tts.backend import pick_device, pick_dtype
 from megakernel_tts.config import ModelConfig, read_model_config
+from megakernel_tts.doctor import system_memory
 from megakernel_tts.errors import SynthesisError, TextError, VoiceError
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import POSITIONS, Loaded, load_checkpoint
 from megakernel_tts.prompt import spoken_languages
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Script
@@ -28,10 +29,11 @@ from megakernel_tts.voice import Voice
 TextLayout = Literal["auto", "full", "streaming"]
 
 _log = logging.getLogger("megakernel_tts")
+_MODEL = (str, os.PathLike)
 _SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class Speech:
     """Something said.
 
@@ -106,6 +108,7 @@ class TTS:
         Raises:
             CheckpointError: There is no such model, or its config is broken.
         """
+        _expect("model", model, _MODEL, "demo, a folder or a hub id")
         return _info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
 
     @classmethod
@@ -126,13 +129,17 @@ class TTS:
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: No such device, type or number of slots.
+            ValueError: No such device or type, or more slots than memory can hold.
+            TypeError: An argument is of another type.
         """
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+        _expect("model", model, _MODEL, "demo, a folder or a hub id")
+        _expect("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
+        _expect("slots", slots, int, "a whole number")
         chosen = pick_device(device)
         number = pick_dtype(dtype, chosen)
-        loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
+        folder = hub.find_checkpoint(model)
+        _check_slots(slots, read_model_config(folder / "config.json"), chosen, number)
+        loaded = load_checkpoint(folder, chosen, number, slots)
         info = _info(loaded.config, model)
         _log.info("%s on %s through %s", model, chosen, loaded.engine.backend.name)
         if info.note:
@@ -183,6 +190,8 @@ class TTS:
             EngineClosedError: The model was closed.
             SynthesisError: It failed on the way.
         """
+        _expect("retries", retries, int, "a whole number")
+        _expect("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
         sampling = (sampling or self.sampling).seeded()
         while True:
             session = self._speak(text, voice, language, instruct, layout, sampling, None)
@@ -208,10 +217,10 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
-    ) -> Iterator[AudioChunk]:
+    ) -> Generator[AudioChunk, None, Finish]:
         """Says a text and gives each chunk of audio as soon as it exists; arguments as `say`.
 
-        Leaving the iteration stops the speech. `open` tells how it ended, too.
+        Leaving the iteration stops the speech. How it ended is what the generator returns.
         """
         session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
         return _chunks(session)
@@ -283,11 +292,12 @@ class TTS:
                 f"This model is {self._info.kind}, and only Base models clone voices; load one, "
                 "such as Qwen/Qwen3-TTS-12Hz-0.6B-Base."
             )
+        if text is not None:
+            check_text(text)
         wave = torch.from_numpy(read_reference(wav, cloner.sample_rate))
         x_vector = cloner.speaker.embed(wave).float().cpu()
         if text is None or not text.strip():
             return Voice(x_vector)
-        check_text(text)
         return Voice(x_vector, cloner.encoder.encode(wave).cpu(), text.strip())
 
     def warmup(self) -> None:
@@ -341,6 +351,10 @@ class TTS:
     ) -> Session:
         if layout not in ("full", "streaming"):
             raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
+        _expect("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
+        _expect("chunks", chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
+        for name, frames in vars(chunks or ChunkPolicy()).items():
+            _expect(f"ChunkPolicy.{name}", frames, int, "a whole number")
         if voice is None:
             voice = next(iter(self.voices), None)
         engine = self._loaded.engine
@@ -356,12 +370,37 @@ class TTS:
         )
 
 
-def _chunks(session: Session) -> Iterator[AudioChunk]:
+def _expect(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Refuses an argument of another type at the call, before it fails far from there."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; it must be {expected}.")
+
+
+def _check_slots(slots: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuses slots whose keys and values alone are more than the device can hold."""
+    if slots < 1:
+        raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+    stack = config.talker.stack
+    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * POSITIONS * dtype.itemsize
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = system_memory()
+    if memory is not None and slots * one > memory:
+        raise ValueError(
+            f"slots is {slots}; each takes {one / (1 << 20):.0f} MiB, and {device} has "
+            f"{memory / (1 << 30):.0f} GiB in all: {memory // one} at most."
+        )
+
+
+def _chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
     with session:
         for event in session:
             if isinstance(event, AudioChunk):
                 yield event
-    _log_cut(_outcome(session))
+    finish = _outcome(session)
+    _log_cut(finish)
+    return finish
 
 
 def _outcome(session: Session) -> Finish:
@@ -378,4 +417,6 @@ def _outcome(session: Session) -> Finish:
 def _log_cut(finish: Finish) -> None:
     """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
     if finish.reason != "eos":
-        _log.warning("The speech was ended after %d frames: %s.", finish.frames, finish.reason)
+        count = f"{finish.frames} frame{'s' * (finish.frames != 1)}"
+        # A logger of its own, for programs that tell of the end in other words.
+        _log.getChild("finish").warning("The speech was ended after %s: %s.", count, finish.reason)

@@ -55,9 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
     | {"config", "engine", "fields", "prompt", "sampling", "text", "weights"},
     "tts": LEAVES
-    | {"audio", "backend", "config", "hub", "loader", "prompt", "sampling", "script", "session"}
-    | {"split", "text", "voice"},
-    "cli": PUBLIC | {"audio", "doctor"},
+    | {"audio", "backend", "config", "doctor", "hub", "loader", "prompt", "sampling", "script"}
+    | {"session", "split", "text", "voice"},
+    "console": set(),
+    "cli": PUBLIC | {"audio", "console", "doctor"},
+    "__main__": {"cli"},
 }
 
 
