@@ -32,13 +32,14 @@ def tell(message: str) -> None:
 
 
 def drop_unwritten() -> None:
-    """Drops what standard output no longer takes, or the interpreter fails at exit over it."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Drops what the standard streams no longer take, or the interpreter fails at exit over it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def arriving_text() -> Iterator[str]:

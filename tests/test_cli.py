@@ -1,5 +1,7 @@
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,30 +156,24 @@ def test_what_a_model_needs_is_told_in_the_words_of_the_command_line(
 @pytest.mark.parametrize(
     ("sampling", "reason"),
     [
-        ({"max_frames": 1}, "cut at the greatest length"),
-        ({"temperature": 1e-6}, "ran away from its text"),  # so sure of itself that it never ends
+        ({"max_new_tokens": 1}, "cut at the greatest length"),
+        # So sure of itself that it never ends, whatever the seed.
+        ({"temperature": 1e-6, "subtalker_temperature": 1e-6}, "ran away from its text"),
     ],
     ids=["length", "guard"],
 )
 def test_speech_that_was_cut_is_explained_and_its_drawn_seed_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    sampling: dict[str, float],
-    reason: str,
+    tmp_path: Path, checkpoint: Callable[..., Path], sampling: dict[str, float], reason: str
 ) -> None:
-    from megakernel_tts import TTS, Sampling
-
-    defaults = Sampling(**sampling)  # type: ignore[arg-type]
-    monkeypatch.setattr(TTS, "sampling", property(lambda self: defaults))
-    outputs = [tmp_path / "a.wav", tmp_path / "b.wav"]
-    assert main(["say", "Hi.", "-o", str(outputs[0])]) == 0
-    *_, explanation, last = capsys.readouterr().err.splitlines()
+    model = shutil.copytree(checkpoint(), tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(sampling))
+    command = ["say", "Hi.", "--model", str(model), "--device", "cpu"]
+    drawn = program(*command)
+    explanation, last = drawn.stderr.decode().splitlines()
     assert reason in explanation and "another --seed" in explanation
     seed = re.fullmatch(r".* real-time factor \S+, seed (\d+)", last)
     assert seed is not None
-    assert main(["say", "Hi.", "-o", str(outputs[1]), "--seed", seed[1]]) == 0
-    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert program(*command, "--seed", seed[1]).stdout == drawn.stdout != b""
 
 
 def speaking(output: Path, text: str) -> subprocess.Popen[bytes]:
@@ -245,7 +241,9 @@ def test_an_interrupt_keeps_what_was_written(tmp_path: Path, text: str) -> None:
 
 def shell(command: str) -> Run:
     line = command.replace("COMMAND", f"{sys.executable} -m megakernel_tts")
-    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)
+    # With what Python keeps in its buffers, and flushes at exit, as for most users.
+    env = os.environ | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=env)
 
 
 @pytest.mark.parametrize("command", ["COMMAND say 'hello to you. '", "COMMAND voices"])
@@ -272,6 +270,11 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     assert shell(f"COMMAND say hi --seed 1 -o {output} <&- >&- 2>&-").returncode == 0
     with wave.open(str(output)) as file:
         assert file.readframes(1 << 20) == whole.stdout
+    unheard = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
+    assert unheard.returncode == 0
+    filled = "from megakernel_tts.console import fill_closed_streams as fill; fill()"
+    null = "import os; [os.fstat(number) for number in range(3)]"
+    assert shell(f"{sys.executable} -c '{filled}; {null}' <&- >&- 2>&-").returncode == 0
     for command in ("COMMAND say hi >&-", "COMMAND say - <&-"):
         run = shell(command)
         assert run.returncode == 2
