@@ -72,6 +72,9 @@ class ChunkPolicy:
     ahead: int = 250
 
     def __post_init__(self) -> None:
+        for name, frames in vars(self).items():
+            if type(frames) is not int:
+                raise TypeError(f"ChunkPolicy.{name} is {frames!r}; it must be a whole number.")
         if not 1 <= self.first <= self.largest <= self.ahead:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 
