@@ -20,7 +20,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from megakernel_tts import TTS, AudioChunk, Sampling
+from megakernel_tts import TTS, AudioChunk, ChunkPolicy, Sampling, Voice
 
 _WORKERS = 12  # more than slots, so that sessions wait, too
 _TEXTS = (
@@ -29,6 +29,7 @@ _TEXTS = (
     "This is a test of speech. And another one!",
     "3.14",
     "👩\u200d👧 ok",
+    "A long one, of many sentences. " * 12,
 )
 _SETTLED = 0.2  # the share of the sessions after which memory should have stopped growing
 
@@ -54,15 +55,25 @@ class Report:
         return self.rss_end_mb / self.rss_settled_mb - 1
 
 
+def _voice(tts: TTS, rng: random.Random) -> str | Voice:
+    """A named voice; for a Base model one of an x-vector or of a recording."""
+    if tts.voices:
+        return rng.choice(list(tts.voices))
+    hidden = tts._loaded.config.talker.stack.hidden
+    x_vector = torch.full((hidden,), 0.01 * rng.randrange(3))
+    recorded = torch.full((rng.randint(1, 9), 16), 7)
+    return rng.choice((Voice(x_vector), Voice(x_vector, recorded, "What was said.")))
+
+
 async def _one(tts: TTS, rng: random.Random) -> tuple[int, bool]:
     """One session in a random manner; gives its frames and whether it was cancelled."""
     text = rng.choice(_TEXTS)
     sampling = Sampling(seed=rng.randrange(1 << 32), max_frames=rng.randint(1, 5))
-    voice = rng.choice(list(tts.voices))
+    voice = _voice(tts, rng)
     stop_after = rng.choice((0, 1, 2, 99, 99))
     frames = chunks = 0
-    manner = rng.randrange(3)
-    if manner == 0:
+    manner = rng.choice(("stream", "whole", "late", "slow reader", "failing"))
+    if manner == "stream":
         stream = tts.astream(text, voice, sampling=sampling)
         async for chunk in stream:
             frames, chunks = frames + len(chunk.codes), chunks + 1
@@ -70,21 +81,29 @@ async def _one(tts: TTS, rng: random.Random) -> tuple[int, bool]:
                 break
         await stream.aclose()  # type: ignore[attr-defined]
         return frames, chunks >= stop_after
-    session = tts.open(voice, layout=rng.choice(("full", "streaming")), sampling=sampling)
+    failing = manner == "failing" and not isinstance(voice, str)
+    if manner == "failing" and not isinstance(voice, str):  # its prompt fits no slot
+        voice = Voice(voice.x_vector, torch.full((1, 16), 7), "Many words. " * 500)
+    layout = "full" if failing else rng.choice(("full", "streaming"))
+    session = tts.open(voice, layout=layout, sampling=sampling, chunks=ChunkPolicy(1, 2, 3))
     session.push_text(text)
     if stop_after == 0:
         session.cancel()
-    if manner == 1:
-        session.end()
-    else:
+    if manner == "late":
         asyncio.get_running_loop().call_later(0.01, session.end)
+    else:
+        session.end()
     async for event in session:
+        if manner == "slow reader":
+            await asyncio.sleep(0.005)
         if isinstance(event, AudioChunk):
             frames, chunks = frames + len(event.codes), chunks + 1
             if chunks >= stop_after:
                 session.cancel()
-    assert session.finish is not None and session.finish.reason != "error", session.finish
-    return frames, session.finish.reason == "cancelled"
+    assert session.finish is not None
+    reason = session.finish.reason
+    assert reason != "error" or failing, session.finish
+    return frames, reason == "cancelled"
 
 
 async def _all(tts: TTS, sessions: int, seed: int) -> tuple[int, int, float, int]:
@@ -132,7 +151,7 @@ def soak(tts: TTS, sessions: int, seed: int = 0) -> Report:
         threads_left=threading.active_count() - threads,
         tasks_left=tasks,
         sessions_left=engine.sessions,
-        slots_free=sorted(engine._free) == list(range(engine.backend.slots)),
+        slots_free=engine.free == engine.backend.slots,
     )
 
 
@@ -140,10 +159,11 @@ def main() -> None:
     """Prints the report; writes it with --json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--model", default="demo")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with TTS.load(device=options.device) as tts:
+    with TTS.load(options.model, options.device) as tts:
         report = soak(tts, options.sessions)
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
         TextError,
         VoiceError,
     )
+    from megakernel_tts.info import ModelInfo
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
-    from megakernel_tts.tts import TTS, ModelInfo, Speech
+    from megakernel_tts.tts import TTS, Speech
     from megakernel_tts.voice import Voice
 
 __version__ = "0.1.0"
@@ -44,7 +45,8 @@ _HOMES = {
     ),
     "megakernel_tts.sampling": ("Sampling",),
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
-    "megakernel_tts.tts": ("TTS", "ModelInfo", "Speech"),
+    "megakernel_tts.info": ("ModelInfo",),
+    "megakernel_tts.tts": ("TTS", "Speech"),
     "megakernel_tts.voice": ("Voice",),
 }
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from megakernel_tts.errors import ReferenceAudioError
 
+_LARGEST_WAV = (1 << 32) - 1 - 36  # bytes of samples: the header's sizes have 32 bits
 _LONGEST, _SHORTEST = 60.0, 0.5  # seconds of a reference recording
 _SILENT = 3e-3  # root mean square below which 20 ms are silent (-50 dBFS)
 _LEAST_SOUND = 0.3  # seconds that must not be silent
@@ -36,7 +37,16 @@ class WavWriter:
         self._wave.setframerate(sample_rate)
 
     def write(self, pcm: NDArray[np.int16]) -> None:
-        """Appends samples."""
+        """Appends samples.
+
+        Raises:
+            ValueError: They do not fit; the file stays as it was.
+        """
+        if 2 * (self._wave.getnframes() + len(pcm)) > _LARGEST_WAV:
+            raise ValueError(
+                f"{self._file.name} is full: a wav file holds 4 GiB, about 24 hours; write the "
+                "rest to another file, or raw PCM."
+            )
         self._wave.writeframes(pcm.astype("<i2").tobytes())
         self._file.flush()
 

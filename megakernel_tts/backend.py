@@ -1,7 +1,7 @@
 """What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +12,16 @@ from megakernel_tts.sampling import Sampling
 if TYPE_CHECKING:
     from megakernel_tts.weights import Model
 
+Suspended = Any  # a stream outside its slot: what that is, only its backend knows
+
 
 class Backend(Protocol):
     """Talker, code predictor and sampling for a fixed number of slots, one stream a slot.
 
     A stream: `prefill`, then `feed` as its text becomes known and `step` for each frame, then
-    `release`. Frame t + 1 needs text vector t (frame 0 needs none): the caller steps a slot only if
-    that vector was fed or the text was ended, after which padding takes its place.
+    `release`. Between frames it may be taken out of its slot and put into another. Frame t + 1
+    needs text vector t (frame 0 needs none): the caller steps a slot only if that vector was fed or
+    the text was ended, after which padding takes its place.
 
     A method that raises leaves every slot as it was.
     """
@@ -48,6 +51,14 @@ class Backend(Protocol):
 
     def release(self, slot: int) -> None:
         """Frees a slot at any time."""
+        ...
+
+    def suspend(self, slot: int) -> Suspended:
+        """Frees a slot and gives, in the host's memory, all that its stream needs to go on."""
+        ...
+
+    def resume(self, slot: int, suspended: Suspended) -> None:
+        """Puts a suspended stream into a free slot; it goes on as if it had never left."""
         ...
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megakernel_tts.errors import CheckpointError
-from megakernel_tts.fields import read_json
+from megakernel_tts.fields import check_regular, read_json
 
 T = TypeVar("T")
 
@@ -91,6 +91,7 @@ class Checkpoint:
         single = self.folder / "model.safetensors"
         index = self.folder / "model.safetensors.index.json"
         if single.exists():
+            check_regular(single)
             return [single]
         if not index.exists():
             raise CheckpointError(

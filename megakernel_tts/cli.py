@@ -4,25 +4,38 @@ import argparse
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import megakernel_tts
-from megakernel_tts.errors import MegakernelTTSError
+from megakernel_tts.console import (
+    UsageError,
+    arriving_text,
+    drop_unwritten,
+    fill_closed_streams,
+    tell,
+)
+from megakernel_tts.errors import MegakernelTTSError, TextError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
-    from megakernel_tts import TTS, AudioChunk, Voice
+    from megakernel_tts import TTS, AudioChunk, Finish, ModelInfo, Session, Voice
+
+    Chunks = Generator[AudioChunk, None, Finish]
 
 _PROGRAM = "megakernel-tts"
-
-
-class _UsageError(Exception):
-    """The words of the command line do not fit together."""
+_CUT_SHORT = {
+    "guard": "The speech ran away from its text and was stopped; another --seed may say it all.",
+    "length": "The speech came to no end of its own and was cut at the greatest length; another "
+    "--seed may say it all.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,22 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted.
     """
+    fill_closed_streams()
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(lambda record: record.name != "megakernel_tts.finish")  # `_say` tells it
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
-        return options.run(options)
-    except _UsageError as error:
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        code = options.run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except UsageError as error:
+        tell(f"{_PROGRAM}: {error}")
         return 2
+    except BrokenPipeError:  # whoever read the output has had enough
+        return 1
     except (MegakernelTTSError, ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        print(f"{_PROGRAM}: {error}", file=sys.stderr)
+        tell(f"{_PROGRAM}: {error}")
         return 1
     except KeyboardInterrupt:
-        print(f"\n{_PROGRAM}: interrupted", file=sys.stderr)
+        tell(f"\n{_PROGRAM}: interrupted")
         return 130
+    finally:
+        drop_unwritten()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
     say = commands.add_parser("say", help="say a text", description="Says a text.")
     say.set_defaults(run=_say)
-    say.add_argument("text", nargs="?", help="what to say; - reads standard input")
+    say.add_argument("text", nargs="?", help="what to say; - speaks standard input as it comes")
     say.add_argument("-f", "--file", type=Path, help="read the text from a file (UTF-8)")
     say.add_argument(
         "-o",
@@ -98,64 +118,118 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _say(options: argparse.Namespace) -> int:
     text = _text(options)
     to_stdout = options.output in (None, "-")
-    if to_stdout and sys.stdout.isatty():
-        raise _UsageError(
-            "standard output is a terminal; name a file with -o hello.wav, or pipe it"
-        )
-    if options.voice and options.clone:
-        raise _UsageError("--voice and --clone name two voices; give one of them")
-    for name in ("ref_text", "save_voice"):
-        if getattr(options, name) and not options.clone:
-            raise _UsageError(
-                f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
-            )
+    if to_stdout and (sys.stdout is None or sys.stdout.isatty()):
+        found = "closed" if sys.stdout is None else "a terminal"
+        raise UsageError(f"standard output is {found}; name a file with -o hello.wav, or pipe it")
     if not to_stdout:
         _check_output(Path(options.output))
+    _check_voice(options)
     from megakernel_tts import TTS
 
     with TTS.load(options.model, options.device, slots=1) as tts:
+        _check_model(tts.info, options)
         voice = _voice(tts, options)
         sampling = tts.sampling
         if options.seed is not None:
             sampling = replace(sampling, seed=options.seed)
-        start = time.perf_counter()
-        chunks = tts.stream(text, voice, options.language, options.instruct, sampling=sampling)
-        seconds, first = _write(chunks, None if to_stdout else options.output, start)
+        sampling = sampling.seeded()
+        manner = (voice, options.language, options.instruct)
+        if text is None:
+            session = tts.open(*manner, sampling=sampling)
+            portions = _first_words()
+            start = time.perf_counter()
+            chunks = _speak_live(session, portions)
+        else:
+            start = time.perf_counter()
+            chunks = tts.stream(text, *manner, sampling=sampling)
+        said = _write(chunks, None if to_stdout else options.output, start)
         elapsed = time.perf_counter() - start
+    if said.finish.reason in _CUT_SHORT:
+        tell(_CUT_SHORT[said.finish.reason])
     where = "" if to_stdout else f" in {options.output}"
-    factor = elapsed / seconds if seconds else 0.0
-    print(
-        f"{seconds:.2f} s of audio{where}, first chunk after {1000 * first:.0f} ms, "
-        f"real-time factor {factor:.2f}",
-        file=sys.stderr,
+    factor = elapsed / said.seconds if said.seconds else 0.0
+    tell(
+        f"{said.seconds:.2f} s of audio{where}, first chunk after {1000 * said.first:.0f} ms, "
+        f"real-time factor {factor:.2f}, seed {sampling.seed}"
     )
     return 0
 
 
 def _check_output(path: Path) -> None:
     """Refuses a place that cannot be written to before a model is loaded for it."""
+    if path.suffix.lower() not in ("", ".wav"):
+        raise UsageError(
+            f"{path}: only wav files are written; name it {path.with_suffix('.wav').name}, or pipe "
+            "the PCM to a program that makes others"
+        )
     if path.exists() and not path.is_file():
-        raise _UsageError(f"{path} is no regular file; leave -o out and pipe the PCM instead")
+        raise UsageError(f"{path} is no regular file; leave -o out and pipe the PCM instead")
     if not path.parent.is_dir():
-        raise _UsageError(f"{path.parent} is no folder that {path.name} could be written to")
+        raise UsageError(f"{path.parent} is no folder that {path.name} could be written to")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _UsageError(f"{path} cannot be written to")
+        raise UsageError(f"{path} cannot be written to")
 
 
-def _text(options: argparse.Namespace) -> str:
+def _text(options: argparse.Namespace) -> str | None:
+    """The text; None if it comes from standard input."""
     if (options.text is None) == (options.file is None):
-        raise _UsageError("give a text, - for standard input, or --file (one of them)")
+        raise UsageError("give a text, - for standard input, or --file (one of them)")
     try:
         if options.file is not None:
             return options.file.read_text(encoding="utf-8")
-        if options.text == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        source = options.file or "standard input"
-        raise _UsageError(
-            f"{source} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise UsageError(
+            f"{options.file} is not UTF-8 text: {error.reason} at byte {error.start}"
         ) from None
-    return options.text
+    if options.text == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed; give a text, or name a file with --file")
+    return None if options.text == "-" else options.text
+
+
+def _check_voice(options: argparse.Namespace) -> None:
+    """Refuses options that do not fit together."""
+    if options.voice and options.clone:
+        raise UsageError("--voice and --clone name two voices; give one of them")
+    for name in ("ref_text", "save_voice"):
+        if getattr(options, name) and not options.clone:
+            raise UsageError(
+                f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
+            )
+    if _is_file(options.voice) and not Path(options.voice).is_file():
+        raise UsageError(
+            f"{options.voice} does not exist; --clone makes a voice, and --save-voice keeps it"
+        )
+
+
+def _check_model(info: "ModelInfo", options: argparse.Namespace) -> None:
+    """Refuses options that do not fit the model, and asks for those that it needs."""
+    if info.kind == "base":
+        if not (options.clone or _is_file(options.voice)):
+            raise UsageError(
+                "a Base model speaks with a cloned voice: give --clone with a recording (and "
+                "--ref-text with what is said in it), or --voice with a file of --save-voice"
+            )
+    elif options.clone or _is_file(options.voice):
+        raise UsageError(
+            f"a cloned voice (--clone, or --voice with a file) needs a Base model, and this one is "
+            f"{info.kind}; name one, such as --model Qwen/Qwen3-TTS-12Hz-0.6B-Base"
+        )
+    instruct = (options.instruct or "").strip()
+    if info.kind == "voice_design" and (options.voice or not instruct):
+        raise UsageError(
+            "a VoiceDesign model has no named voices; describe one with --instruct 'a warm, low "
+            "voice', and leave --voice out"
+        )
+    if instruct and not info.takes_instruct:
+        raise UsageError(
+            "this model follows no --instruct; those that do are 1.7B-CustomVoice and "
+            "1.7B-VoiceDesign"
+        )
+
+
+def _is_file(voice: str | None) -> bool:
+    """Whether a voice is a file's name, and not a voice's."""
+    return voice is not None and (voice.endswith(".safetensors") or Path(voice).is_file())
 
 
 def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
@@ -166,13 +240,64 @@ def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
         if options.save_voice:
             voice.save(options.save_voice)
         return voice
-    if options.voice and (options.voice.endswith(".safetensors") or Path(options.voice).is_file()):
+    if _is_file(options.voice):
         return Voice.load(options.voice)
     return options.voice
 
 
-def _write(chunks: "Iterator[AudioChunk]", path: str | None, start: float) -> tuple[float, float]:
-    """Writes chunks as they come; gives the seconds of audio and the time to the first chunk."""
+def _first_words() -> Iterator[str]:
+    """Standard input as it arrives, once there is something in it to say."""
+    portions = arriving_text()
+    for text in portions:
+        if text.strip():
+            return chain([text], portions)
+    raise TextError("There is nothing to say: standard input is empty or only whitespace.")
+
+
+def _speak_live(session: "Session", portions: Iterator[str]) -> "Chunks":
+    """Speaks a text while it is being written."""
+    from megakernel_tts import AudioChunk
+
+    failures: list[Exception] = []
+    pushing = threading.Lock()
+
+    def push() -> None:
+        try:
+            for text in portions:
+                with pushing:
+                    session.push_text(text)
+            with pushing:
+                session.end()
+        except Exception as error:
+            failures.append(error)
+            session.cancel()
+
+    threading.Thread(target=push, daemon=True).start()  # a daemon: more may never come
+    try:
+        for event in session:
+            if isinstance(event, AudioChunk):
+                yield event
+    finally:
+        session.cancel()
+        pushing.acquire()  # for good: at exit no thread may be inside the tokenizer
+    finish = session.finish
+    assert finish is not None  # the iteration ends after the finish
+    if failure := next(iter(failures), finish.error):
+        raise failure
+    return finish
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What was written."""
+
+    seconds: float
+    first: float  # seconds until the first chunk
+    finish: "Finish"
+
+
+def _write(chunks: "Chunks", path: str | None, start: float) -> _Said:
+    """Writes chunks as they come."""
     from tqdm import tqdm
 
     from megakernel_tts.audio import WavWriter
@@ -183,8 +308,12 @@ def _write(chunks: "Iterator[AudioChunk]", path: str | None, start: float) -> tu
         unit="s", desc="speaking", disable=None, bar_format="{desc} {n:.1f} s [{elapsed}]"
     )
     try:
-        with progress:
-            for chunk in chunks:
+        with progress, closing(chunks):
+            while True:
+                try:
+                    chunk = next(chunks)
+                except StopIteration as end:
+                    return _Said(samples / rate, first, end.value)
                 first = first or time.perf_counter() - start
                 if writer is not None:
                     writer.write(chunk.pcm)
@@ -196,7 +325,6 @@ def _write(chunks: "Iterator[AudioChunk]", path: str | None, start: float) -> tu
     finally:
         if writer is not None:
             writer.close()
-    return samples / rate, first
 
 
 def _voices(options: argparse.Namespace) -> int:
@@ -204,7 +332,7 @@ def _voices(options: argparse.Namespace) -> int:
 
     info = TTS.describe(options.model)
     if info.note:
-        print(info.note, file=sys.stderr)
+        tell(info.note)
     for name, languages in info.voices.items():
         print(f"{name:12} {', '.join(languages)}")
     if info.kind == "base":
@@ -226,7 +354,3 @@ def _doctor(_: argparse.Namespace) -> int:
         missing += finding.status == "missing"
     print("This machine can speak." if not missing else f"{missing} missing: see above.")
     return 1 if missing else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

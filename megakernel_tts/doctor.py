@@ -54,7 +54,7 @@ def examine() -> Iterator[Finding]:
             yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
     elif shutil.which("nvidia-smi"):
         yield Finding(
-            "missing",
+            "note",
             "There is an NVIDIA driver, but this torch sees no GPU: it is a CPU build, or the "
             f"driver is older than its CUDA ({torch.version.cuda or 'none'}). Install a CUDA "
             "build of torch.",
@@ -63,9 +63,9 @@ def examine() -> Iterator[Finding]:
         yield Finding(
             "note", "No GPU: speech is made on the CPU, the released models far below real time"
         )
-    memory = _system_memory()
+    memory = system_memory()
     if memory:
-        yield from _fits("cpu", memory, in_bfloat16=False)
+        yield from _fits("cpu", memory / _GIB, in_bfloat16=False)
     yield from _storage()
 
 
@@ -96,18 +96,27 @@ def _fits(device: str, memory: float, *, in_bfloat16: bool) -> Iterator[Finding]
             )
 
 
-def _system_memory() -> float | None:
-    """GiB of memory, where the system says."""
+def system_memory() -> int | None:
+    """Bytes of memory, where the system says."""
     if sys.platform == "win32" or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _storage() -> Iterator[Finding]:
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    place = next((p for p in (home, *home.parents) if p.exists()), None)
-    if place is not None:
-        free = shutil.disk_usage(place).free / _GIB
-        need = 5.0  # a 1.7B download
-        text = f"{free:.0f} GiB free for downloaded models in {home}"
-        yield Finding("ok" if free >= need else "note", text)
+    """The folders that models are kept in; a model's own folder does without them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    for folder, what, variable, need in (
+        (hub, "downloaded models", "HF_HUB_CACHE", 5.0),  # GiB: a 1.7B download
+        (cache / "megakernel-tts", "the demo's files", "XDG_CACHE_HOME", 0.1),
+    ):
+        place = next((p for p in (folder, *folder.parents) if p.exists()), None)
+        if place is None or not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+            text = f"{folder} cannot be written to, and {what} go there"
+            yield Finding("note", f"{text}; point {variable} to a folder that can")
+        else:
+            free = shutil.disk_usage(place).free / _GIB
+            text = f"{free:.0f} GiB free for {what} in {folder}"
+            yield Finding("ok" if free >= need else "note", text)

@@ -101,15 +101,37 @@ def read_json(file: Path) -> Any:
     """Reads a small JSON file.
 
     Raises:
-        CheckpointError: It is missing, larger than any real one, or no JSON.
+        CheckpointError: As `read_text`, or it is no JSON.
+    """
+    text = read_text(file)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not readable as JSON ({error}).") from error
+
+
+def read_text(file: Path) -> str:
+    """Reads a small text file.
+
+    Raises:
+        CheckpointError: It is missing, no regular file, larger than any real one, or no UTF-8.
     """
     try:
-        if file.exists() and not file.is_file():
-            raise CheckpointError(f"{file}: is no regular file.")
+        check_regular(file)
         if file.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(f"{file}: larger than {_LARGEST_FILE} bytes, so no JSON of ours.")
-        return json.loads(file.read_text(encoding="utf-8"))
+            raise CheckpointError(f"{file}: larger than {_LARGEST_FILE} bytes, so none of ours.")
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{file}: the file is missing from the checkpoint.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: not readable as JSON ({error}).") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as UTF-8 text ({error}).") from error
+
+
+def check_regular(file: Path) -> None:
+    """Refuses what stands in a file's place: opening a pipe would wait for ever.
+
+    Raises:
+        CheckpointError: It exists and is a folder, a pipe, a socket or a device.
+    """
+    if file.exists() and not file.is_file():
+        raise CheckpointError(f"{file}: is no regular file; the checkpoint is damaged.")

@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+_WORD = 3.0  # frames of a word's first letter, which may be all of it
 _SLACK = 4.0  # times the ordinary length: slow, emotional speech stays below
 _GRACE = 60  # frames on top: short texts may have long pauses and breaths
 _OVERDUE = 2.0  # times the ordinary length, from when on silence and loops are looked at
@@ -21,23 +22,28 @@ _REPEATED_FRAMES = 40  # 3.2 s
 _LONGEST_LOOP = 12  # frames
 
 
-def ordinary_frames(text: str) -> float:
-    """How many 80 ms frames the text takes at an ordinary pace (14 letters a second)."""
-    return sum(map(_char_frames, text))
+def ordinary_frames(text: str, before: str = "") -> float:
+    """How many 80 ms frames the text takes at an unhurried pace.
+
+    Args:
+        text: Any part of a text.
+        before: The character before it; the parts' lengths then add up to that of the whole.
+    """
+    return sum(map(_char_frames, text, (before or " ") + text))
 
 
-def _char_frames(char: str) -> float:
+def _char_frames(char: str, before: str) -> float:
     if char.isspace():
         return 0.5
     category = unicodedata.category(char)
-    if category[0] == "N":
-        return 5.0  # a digit is a word
+    if category[0] == "N" or category == "Lu":
+        return 5.0  # a digit is a word, and so may a capital be
     if category[0] == "P":
         return 3.0  # a pause
     if unicodedata.east_asian_width(char) in "WF" and category[0] == "L":
         return 3.0  # a syllable
     if category[0] in "LM":
-        return 0.9
+        return 0.6 if before.isalpha() else _WORD
     return 6.0  # a symbol is read by its name
 
 
@@ -46,6 +52,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._frames = 0
+        self._spent = 0.0  # frames, quiet ones by half: pauses are not what runs away
         self._quiet = 0
         self._codes: deque[int] = deque(maxlen=_LONGEST_LOOP)
         self._repeats = [0] * (_LONGEST_LOOP + 1)  # by length of the loop
@@ -63,13 +70,14 @@ class Guard:
             Whether to end the speech with this frame.
         """
         self._frames += 1
+        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET
+        self._spent += 0.5 if quiet else 1.0
+        if not used_up:
+            return False
         for loop, earlier in enumerate(reversed(self._codes), start=1):
             self._repeats[loop] = self._repeats[loop] + 1 if earlier == code else 0
         self._codes.append(code)
-        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET
         self._quiet = self._quiet + 1 if quiet else 0
-        if not used_up:
-            return False
         overdue = self._frames > _OVERDUE * expected
         lost = self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
-        return (overdue and lost) or self._frames >= int(_GRACE + _SLACK * expected)
+        return (overdue and lost) or self._spent >= _GRACE + _SLACK * expected

@@ -175,7 +175,8 @@ class Prompter:
         return "choose one of: " + ", ".join(self.config.talker.speakers) + "."
 
     def _check_instruct(self, instruct: str | None) -> None:
-        check_text(instruct or "")
+        if instruct is not None:
+            check_text(instruct, "instruct")
         given = bool(instruct and instruct.strip())
         if given and not self.config.takes_instruct:
             raise VoiceError(
@@ -190,6 +191,8 @@ class Prompter:
     def _language(self, language: str, speaker: str | None) -> int | None:
         """The language's id; None lets the model find out."""
         talker = self.config.talker
+        if not isinstance(language, str):
+            raise VoiceError(f"language is {language!r}; it must be auto or a language's name.")
         name = language.strip().lower()
         dialect = talker.dialects.get(speaker) if speaker else None
         if dialect and name in ("auto", "chinese", dialect):

@@ -47,6 +47,17 @@ class _Slot:
         return self.prompt + self.frames - 1
 
 
+@dataclass(frozen=True)
+class _Suspended:
+    """All of a stream that lay in its slot, on the host."""
+
+    state: _Slot
+    keys: Tensor  # [layers, kv heads, positions so far, head_dim]
+    values: Tensor
+    text: Tensor  # [fed, hidden]
+    seen: Tensor  # [vocab]
+
+
 class _Cache:
     """Keys and values of one network: [layers, slots, kv heads, positions, head_dim]."""
 
@@ -123,6 +134,31 @@ class Reference:
     def release(self, slot: int) -> None:
         """Forgets the stream; see `Backend.release`."""
         self._state.pop(slot, None)
+
+    @torch.inference_mode()
+    def suspend(self, slot: int) -> _Suspended:
+        """Takes a stream out; see `Backend.suspend`."""
+        state, cache = self._state[slot], self._cache
+        end = state.position + 1
+        suspended = _Suspended(
+            state,
+            _on_host(cache.keys[:, slot, :, :end]),
+            _on_host(cache.values[:, slot, :, :end]),
+            _on_host(self._text[slot, : state.fed]),
+            _on_host(self._seen[slot]),
+        )
+        self.release(slot)
+        return suspended
+
+    @torch.inference_mode()
+    def resume(self, slot: int, suspended: _Suspended) -> None:
+        """Puts a stream back; see `Backend.resume`."""
+        end = suspended.keys.shape[2]
+        self._cache.keys[:, slot, :, :end] = suspended.keys.to(self._device)
+        self._cache.values[:, slot, :, :end] = suspended.values.to(self._device)
+        self._text[slot, : len(suspended.text)] = suspended.text.to(self._device)
+        self._seen[slot] = suspended.seen.to(self._device)
+        self._state[slot] = suspended.state
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int]) -> list[Tensor | None]:
@@ -221,6 +257,10 @@ class Reference:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
         return _run(x, stack, c, self._cache, slots, starts)
+
+
+def _on_host(x: Tensor) -> Tensor:
+    return x.to("cpu", copy=True)
 
 
 def _check_finite(network: str, values: Tensor) -> None:

@@ -7,6 +7,7 @@ frame) under the stream's seed: neighbours, slot and backend do not enter.
 """
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,21 +17,28 @@ from torch import Tensor
 
 from megakernel_tts.errors import SamplingError
 
+# Beyond these, dividing and multiplying logits could leave float32. No draw is the worse for it:
+# probabilities have long become 0 and 1, and penalised ids keep their order.
+_COLDEST = 1e-6
+_PENALTIES = 1e-20, 1e20
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How a stream is sampled. The defaults are the release's.
 
     Attributes:
-        temperature: Of code 0; 0 is greedy.
+        temperature: Of code 0; 0 is greedy, and so is all below 1e-6.
         top_k: Of code 0: how many of the likeliest ids are kept; 0 keeps all.
         top_p: Of code 0: the likeliest ids that add up to this probability are kept.
-        repetition_penalty: Of code 0: above 1 makes ids that were used before less likely.
-        predictor_temperature: Of codes 1 to 15; 0 is greedy (it sounds robotic).
+        repetition_penalty: Of code 0: above 1 makes ids that were used before less likely, below
+            1 more.
+        predictor_temperature: Of codes 1 to 15; 0 is greedy (it sounds robotic), as above.
         predictor_top_k: Of codes 1 to 15.
         predictor_top_p: Of codes 1 to 15.
         seed: The same seed gives the same codes; None draws one.
-        max_frames: The most frames (80 ms each) that one piece of text may take.
+        max_frames: The most frames (80 ms each) that one piece of text may take; what a slot of the
+            engine holds beside the prompt is less than the default.
         guard: Whether runaway speech is stopped (see `guard`).
     """
 
@@ -60,7 +68,9 @@ class Sampling:
             self._check(name, 0 <= getattr(self, name) < 1 << 31, "from 0 to 2^31 - 1")
         for name in ("top_p", "predictor_top_p"):
             self._check(name, 0 < getattr(self, name) <= 1, "above 0 and at most 1")
-        self._check("repetition_penalty", 1e-6 <= self.repetition_penalty <= 1e6, "above 0")
+        penalty = self.repetition_penalty
+        self._check("repetition_penalty", 0 < penalty <= sys.float_info.max, "above 0 and finite")
+        object.__setattr__(self, "repetition_penalty", float(penalty))  # no tensor holds 10**300
         self._check("max_frames", 1 <= self.max_frames < 1 << 31, "1 or more")
         if self.seed is not None:
             self._check("seed", 0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1")
@@ -79,9 +89,9 @@ class Sampling:
         """The same with a seed drawn, if there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
-    def next_seed(self) -> "Sampling":
-        """The same with the seed after its own."""
-        return replace(self, seed=((self.seed or 0) + 1) % (1 << 64))
+    def next_seed(self, steps: int = 1) -> "Sampling":
+        """The same with a later seed."""
+        return replace(self, seed=((self.seed or 0) + steps) % (1 << 64))
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,9 @@ class Rule:
 
 def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> Rule:
     temperature, top_k, top_p = zip(*rows, strict=True)
+    warm = [t if t >= _COLDEST else 0.0 for t in temperature]
     return Rule(
-        torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
+        torch.tensor(warm, dtype=torch.float32, device=device)[:, None],
         torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
         torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
     )
@@ -120,8 +131,9 @@ def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     Args:
         logits: [batch, ids], float32.
         seen: [batch, ids], bool.
-        penalty: [batch, 1].
+        penalty: [batch, 1]; 0 and infinity are what float32 makes of extreme ones.
     """
+    penalty = penalty.clamp(*_PENALTIES)
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 

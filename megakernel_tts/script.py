@@ -28,6 +28,7 @@ class Script:
         self._splitter = splitter
         self._pieces: deque[Piece] = deque()
         self._open: tuple[Piece, IncrementalTokenizer] | None = None
+        self._before = ""  # the last character of the text so far
 
     def push(self, text: str) -> None:
         """Adds text."""
@@ -37,7 +38,8 @@ class Script:
                 self._pieces.append(self._open[0])
             piece, tokenizer = self._open
             piece.ids += tokenizer.push(portion)
-            piece.frames += ordinary_frames(portion)
+            piece.frames += ordinary_frames(portion, self._before)
+            self._before = portion[-1:] or self._before
             if ends:
                 self._end_piece()
 

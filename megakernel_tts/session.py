@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.errors import TextError
+from megakernel_tts.errors import SynthesisError, TextError
 from megakernel_tts.text import check_text
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ class Finish:
     Attributes:
         reason: `eos`: all was said. `length`: a piece of the text reached max_frames or the end of
             its slot. `guard`: a piece ran away and was stopped. `cancelled`, `error`.
-        frames: Frames made in all.
-        error: What went wrong, with the reason `error`.
+        frames: Delivered in all.
+        error: What went wrong, with the reason `error`; what it came from is its cause.
     """
 
     reason: FinishReason
     frames: int
-    error: Exception | None = None
+    error: SynthesisError | None = None
 
 
 Event = AudioChunk | Finish
@@ -72,6 +72,9 @@ class ChunkPolicy:
     ahead: int = 250
 
     def __post_init__(self) -> None:
+        for name, frames in vars(self).items():
+            if type(frames) is not int:
+                raise TypeError(f"ChunkPolicy.{name} is {frames!r}; it must be a whole number.")
         if not 1 <= self.first <= self.largest <= self.ahead:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 

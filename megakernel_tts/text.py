@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from megakernel_tts.errors import CheckpointError, TextError
-from megakernel_tts.fields import read_json
+from megakernel_tts.fields import read_json, read_text
 
 # Qwen2's own split, which the models were trained with. (A flag of transformers 4.57 swaps in
 # Mistral's, which cuts "helloWorld" in two.)
@@ -21,21 +21,24 @@ _SPLIT = (
 )
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, name: str = "The text") -> None:
     """Refuses what is no Unicode text.
+
+    Args:
+        text: What was given.
+        name: What the errors call it.
 
     Raises:
         TextError: No string, or one with a lone surrogate.
     """
     if not isinstance(text, str):
-        raise TextError(f"The text must be a string, found {type(text).__name__}.")
+        raise TextError(f"{name} must be a string, found {type(text).__name__}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise TextError(
-            f"Character {error.start} of the text is the lone surrogate "
-            f"U+{ord(text[error.start]):04X}, which is half of a character; "
-            "decode the text with errors='replace' first."
+            f"{name} has the lone surrogate U+{ord(text[error.start]):04X}, half of a character, "
+            f"as character {error.start}: it was decoded wrongly; give valid Unicode."
         ) from None
 
 
@@ -77,14 +80,12 @@ class TextTokenizer:
                 f"{vocab_file}: {len(missing)} of the 256 byte tokens are missing, "
                 f"for one {json.dumps(missing[0])}."
             )
+        lines = read_text(merges_file).split("\n")
         try:
-            lines = merges_file.read_text(encoding="utf-8").split("\n")
             if lines[0].startswith("#version"):
                 del lines[0]
             merges = [tuple(line.rstrip("\r").split(" ")) for line in lines if line]
             model = models.BPE(vocab=vocab, merges=merges)  # pyright: ignore[reportArgumentType]
-        except FileNotFoundError:
-            raise CheckpointError(f"{merges_file}: the file is missing.") from None
         except Exception as error:  # the library raises a bare Exception for a bad merge
             raise CheckpointError(
                 f"{merges_file}: not usable with vocab.json ({error})."

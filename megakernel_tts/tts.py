@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Generator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,9 +15,10 @@ from megakernel_tts import hub
 from megakernel_tts.audio import Recording, WavWriter, read_reference
 from megakernel_tts.backend import pick_device, pick_dtype
 from megakernel_tts.config import ModelConfig, read_model_config
+from megakernel_tts.doctor import system_memory
 from megakernel_tts.errors import SynthesisError, TextError, VoiceError
-from megakernel_tts.loader import Loaded, load_checkpoint
-from megakernel_tts.prompt import spoken_languages
+from megakernel_tts.info import ModelInfo, model_info
+from megakernel_tts.loader import POSITIONS, Loaded, load_checkpoint
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Script
 from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, FinishReason, Session
@@ -28,10 +29,12 @@ from megakernel_tts.voice import Voice
 TextLayout = Literal["auto", "full", "streaming"]
 
 _log = logging.getLogger("megakernel_tts")
+_WARM = Sampling(seed=0, max_frames=16, guard=False)
+_MODEL = (str, os.PathLike)
 _SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
 class Speech:
     """Something said.
 
@@ -58,36 +61,6 @@ class Speech:
             file.write(self.pcm)
 
 
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a checkpoint can do, as its `config.json` says.
-
-    Attributes:
-        kind: `base` (clones), `custom_voice` (has named voices) or `voice_design`.
-        voices: Named voices and the languages that each speaks, its dialect first.
-        languages: What `language` may be, beside `auto`.
-        takes_instruct: Whether it follows an instruction.
-        note: What a listener should know first, if anything.
-    """
-
-    kind: str
-    voices: Mapping[str, tuple[str, ...]]
-    languages: tuple[str, ...]
-    takes_instruct: bool
-    note: str | None
-
-
-def _info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
-    languages = spoken_languages(config)
-    dialects = config.talker.dialects
-    voices = {
-        name: ((dialects[name],) if name in dialects else ()) + languages
-        for name in config.talker.speakers
-    }
-    note = hub.DEMO_NOTE if os.fspath(model) == hub.DEMO else None
-    return ModelInfo(config.kind, voices, languages, config.takes_instruct, note)
-
-
 class TTS:
     """A loaded model and its engine. Use `TTS.load`; close it, or use it in a `with` block.
 
@@ -106,7 +79,8 @@ class TTS:
         Raises:
             CheckpointError: There is no such model, or its config is broken.
         """
-        return _info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
+        _expect("model", model, _MODEL, "demo, a folder or a hub id")
+        return model_info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
 
     @classmethod
     def load(
@@ -126,14 +100,18 @@ class TTS:
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: No such device, type or number of slots.
+            ValueError: No such device or type, or more slots than memory can hold.
+            TypeError: An argument is of another type.
         """
-        if slots < 1:
-            raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+        _expect("model", model, _MODEL, "demo, a folder or a hub id")
+        _expect("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
+        _expect("slots", slots, int, "a whole number")
         chosen = pick_device(device)
         number = pick_dtype(dtype, chosen)
-        loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
-        info = _info(loaded.config, model)
+        folder = hub.find_checkpoint(model)
+        _check_slots(slots, read_model_config(folder / "config.json"), chosen, number)
+        loaded = load_checkpoint(folder, chosen, number, slots)
+        info = model_info(loaded.config, model)
         _log.info("%s on %s through %s", model, chosen, loaded.engine.backend.name)
         if info.note:
             _log.warning(info.note)
@@ -174,7 +152,8 @@ class TTS:
             instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign).
             layout: Where the text goes: `full` (so does `auto`), or `streaming`.
             sampling: How codes are drawn.
-            retries: How often to try again with the next seed if the guard stopped the speech.
+            retries: How often a piece of the text that the guard stopped is said again, with the
+                next seed.
 
         Raises:
             TextError: There is nothing to say, or it is no Unicode text.
@@ -183,16 +162,11 @@ class TTS:
             EngineClosedError: The model was closed.
             SynthesisError: It failed on the way.
         """
-        sampling = (sampling or self.sampling).seeded()
-        while True:
-            session = self._speak(text, voice, language, instruct, layout, sampling, None)
-            with session:
-                chunks = [event for event in session if isinstance(event, AudioChunk)]
-            finish = _outcome(session)
-            if finish.reason != "guard" or retries <= 0:
-                break
-            retries -= 1
-            sampling = sampling.next_seed()
+        _expect("retries", retries, int, "a whole number")
+        session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
+        with session:
+            chunks = [event for event in session if isinstance(event, AudioChunk)]
+        finish = _outcome(session)
         groups = self._loaded.config.talker.groups
         pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
         codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
@@ -208,10 +182,10 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
-    ) -> Iterator[AudioChunk]:
+    ) -> Generator[AudioChunk, None, Finish]:
         """Says a text and gives each chunk of audio as soon as it exists; arguments as `say`.
 
-        Leaving the iteration stops the speech. `open` tells how it ended, too.
+        Leaving the iteration stops the speech. How it ended is what the generator returns.
         """
         session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
         return _chunks(session)
@@ -283,21 +257,46 @@ class TTS:
                 f"This model is {self._info.kind}, and only Base models clone voices; load one, "
                 "such as Qwen/Qwen3-TTS-12Hz-0.6B-Base."
             )
+        if text is not None:
+            check_text(text)
         wave = torch.from_numpy(read_reference(wav, cloner.sample_rate))
         x_vector = cloner.speaker.embed(wave).float().cpu()
         if text is None or not text.strip():
             return Voice(x_vector)
-        check_text(text)
         return Voice(x_vector, cloner.encoder.encode(wave).cpu(), text.strip())
 
     def warmup(self) -> None:
-        """Runs every path that a request can take, so that the first one is as fast as any."""
-        hidden = self._loaded.config.talker.stack.hidden
-        voice = Voice(torch.zeros(hidden)) if self._info.kind == "base" else None
-        instruct = "A calm voice." if self._info.kind == "voice_design" else None
-        for sampling in (Sampling(seed=0, max_frames=16), Sampling.greedy(seed=0, max_frames=16)):
-            for layout in ("full", "streaming"):
-                self.say("Hello.", voice, instruct=instruct, layout=layout, sampling=sampling)
+        """Runs every path that a request can take, so that the first one is as fast as any.
+
+        That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
+        every slot taken.
+        """
+        for voice, instruct in self._manners():
+            for sampling in (_WARM, replace(_WARM, temperature=0.0, predictor_temperature=0.0)):
+                for layout in ("full", "streaming"):
+                    self.say("Hello.", voice, "auto", instruct, layout, sampling)
+        voice, instruct = self._manners()[0]
+        slots = self._loaded.engine.backend.slots
+        streams = [
+            self.stream("Hello.", voice, "auto", instruct, "full", _WARM) for _ in range(slots)
+        ]
+        for stream in streams:
+            for _ in stream:
+                pass
+
+    def _manners(self) -> list[tuple[Voice | None, str | None]]:
+        """A voice and an instruction of each kind that the model takes."""
+        talker = self._loaded.config.talker
+        if self._info.kind == "base":
+            x_vector = torch.zeros(talker.stack.hidden)
+            codes = torch.zeros(2, talker.groups, dtype=torch.long)
+            return [(Voice(x_vector), None), (Voice(x_vector, codes, "Hi."), None)]
+        manners: list[tuple[Voice | None, str | None]] = []
+        if self._info.kind == "custom_voice":
+            manners.append((None, None))
+        if self._info.takes_instruct:
+            manners.append((None, "A calm voice."))
+        return manners
 
     def close(self) -> None:
         """Stops every stream and the engine; may be called twice."""
@@ -318,13 +317,14 @@ class TTS:
         layout: TextLayout,
         sampling: Sampling | None,
         chunks: ChunkPolicy | None,
+        retries: int = 0,
     ) -> Session:
         """A session for a text that is known."""
         check_text(text)
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
-        session = self._open(voice, language, instruct, known, sampling, chunks, None)
+        session = self._open(voice, language, instruct, known, sampling, chunks, None, retries)
         session.push_text(text)
         session.end()
         return session
@@ -338,9 +338,12 @@ class TTS:
         sampling: Sampling | None,
         chunks: ChunkPolicy | None,
         limits: Limits | None,
+        retries: int = 0,
     ) -> Session:
         if layout not in ("full", "streaming"):
             raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
+        _expect("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
+        _expect("chunks", chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
         if voice is None:
             voice = next(iter(self.voices), None)
         engine = self._loaded.engine
@@ -353,15 +356,41 @@ class TTS:
             layout,
             (sampling or self.sampling).seeded(),
             chunks or ChunkPolicy(),
+            retries=retries,
         )
 
 
-def _chunks(session: Session) -> Iterator[AudioChunk]:
+def _expect(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Refuses an argument of another type at the call, before it fails far from there."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}; it must be {expected}.")
+
+
+def _check_slots(slots: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuses slots whose keys and values alone are more than the device can hold."""
+    if slots < 1:
+        raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+    stack = config.talker.stack
+    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * POSITIONS * dtype.itemsize
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = system_memory()
+    if memory is not None and slots * one > memory:
+        raise ValueError(
+            f"slots is {slots}; each takes {one / (1 << 20):.0f} MiB, and {device} has "
+            f"{memory / (1 << 30):.0f} GiB in all: {memory // one} at most."
+        )
+
+
+def _chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
     with session:
         for event in session:
             if isinstance(event, AudioChunk):
                 yield event
-    _log_cut(_outcome(session))
+    finish = _outcome(session)
+    _log_cut(finish)
+    return finish
 
 
 def _outcome(session: Session) -> Finish:
@@ -369,7 +398,8 @@ def _outcome(session: Session) -> Finish:
     finish = session.finish
     assert finish is not None  # the iteration ends after the finish
     if finish.reason == "error":
-        raise SynthesisError(f"Speaking failed: {finish.error}") from finish.error
+        assert finish.error is not None
+        raise finish.error
     if finish.reason == "cancelled":
         raise SynthesisError("The speech was cancelled: the model was closed meanwhile.")
     return finish
@@ -378,4 +408,6 @@ def _outcome(session: Session) -> Finish:
 def _log_cut(finish: Finish) -> None:
     """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
     if finish.reason != "eos":
-        _log.warning("The speech was ended after %d frames: %s.", finish.frames, finish.reason)
+        count = f"{finish.frames} frame{'s' * (finish.frames != 1)}"
+        # A logger of its own, for programs that tell of the end in other words.
+        _log.getChild("finish").warning("The speech was ended after %s: %s.", count, finish.reason)

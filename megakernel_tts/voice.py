@@ -78,12 +78,12 @@ class Voice:
         try:
             if not file.is_file():
                 raise VoiceError(
-                    f"{file} does not exist; a voice file is made by TTS.clone and Voice.save."
+                    f"{file} does not exist; a voice file is what a cloned voice is saved to."
                 )
             with safe_open(str(file), framework="pt") as stored:
                 metadata = stored.metadata() or {}
                 if metadata.get("format") != _FORMAT:
-                    raise VoiceError(f"{file} is no voice file: Voice.save did not write it.")
+                    raise VoiceError(f"{file} is no voice file: no voice was saved to it.")
                 x_vector = stored.get_tensor("x_vector")
                 codes = stored.get_tensor("codes") if "text" in metadata else None
         except (SafetensorError, OSError) as error:

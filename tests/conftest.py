@@ -10,7 +10,9 @@ from megakernel_tts.config import Kind
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from tests.fakes import ScriptedBackend
 from tests.goldens.cases import Model
+from tests.rig import Rig
 
 Maker = Callable[..., Path]
 
@@ -66,3 +68,11 @@ def tts(checkpoint: Maker) -> Iterator[TTS]:
     """A CustomVoice model; shared, since loading is most of a short test's time."""
     with TTS.load(checkpoint(), device="cpu", slots=4) as one:
         yield one
+
+
+@pytest.fixture
+def rig(load: Callable[..., Loaded]) -> Iterator[Rig]:
+    one = Rig(load(), ScriptedBackend())
+    yield one
+    one.backend.gate.set()
+    one.engine.close()

@@ -13,7 +13,7 @@ class ScriptedBackend:
     """Keeps the `Backend` protocol without a network.
 
     A stream's codes depend on its seed and the frame's number. It ends `tail` frames after its text
-    is used up; with `endless` never.
+    is used up; with `endless`, or a seed in `runaway`, never.
     """
 
     name = "scripted"
@@ -23,12 +23,16 @@ class ScriptedBackend:
         self.positions = positions
         self.tail = tail
         self.endless = False
-        self.poisoned: set[int] = set()  # seeds whose step fails
+        self.runaway: set[int] = set()  # seeds that never end
+        self.poisoned: dict[int, int] = {}  # seed -> the frame at which its step fails
         self.gate = threading.Event()  # steps wait for it
         self.gate.set()
         self.batches: list[int] = []
         self.prompts: list[int] = []
+        self.starts: list[tuple[int, int]] = []  # seed and first frame of every prompt
+        self.events: list[str] = []
         self.threads: set[int] = set()
+        self.suspended = 0
         self._streams: dict[int, dict[str, int]] = {}
 
     @property
@@ -39,6 +43,8 @@ class ScriptedBackend:
         assert slot not in self._streams, "the slot is taken"
         assert sampling.seed is not None
         self.prompts.append(len(prompt))
+        self.starts.append((sampling.seed, first_frame))
+        self.events.append("prefill")
         self._streams[slot] = {
             "seed": sampling.seed, "first": first_frame, "frames": 0, "fed": 0, "ended": 0,
         }  # fmt: skip
@@ -53,21 +59,32 @@ class ScriptedBackend:
         self.gate.wait()
         self.threads.add(threading.get_ident())
         self.batches.append(len(slots))
-        for slot in slots:
-            if self._streams[slot]["seed"] in self.poisoned:
-                raise ArithmeticError(f"poisoned seed {self._streams[slot]['seed']}")
+        self.events.append("step")
+        for stream in (self._streams[slot] for slot in slots):
+            if self.poisoned.get(stream["seed"]) == stream["frames"]:
+                raise ArithmeticError(f"poisoned seed {stream['seed']}")
         return [self._frame(self._streams[slot]) for slot in slots]
 
     def _frame(self, stream: dict[str, int]) -> Tensor | None:
         t = stream["frames"]
         assert t <= stream["fed"] or stream["ended"], "stepped before its text arrived"
-        if stream["ended"] and t >= stream["fed"] + self.tail and not self.endless:
+        endless = self.endless or stream["seed"] in self.runaway
+        if stream["ended"] and t >= stream["fed"] + self.tail and not endless:
             return None
         stream["frames"] += 1
         return codes_of(stream["seed"], stream["first"] + t)
 
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)
+
+    def suspend(self, slot: int) -> dict[str, int]:
+        self.suspended += 1
+        return self._streams.pop(slot)
+
+    def resume(self, slot: int, suspended: dict[str, int]) -> None:
+        assert slot not in self._streams, "the slot is taken"
+        self.events.append("resume")
+        self._streams[slot] = suspended
 
 
 def codes_of(seed: int, frame: int) -> Tensor:

@@ -1,4 +1,5 @@
 import io
+import struct
 import tempfile
 import wave
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from megakernel_tts import audio
 from megakernel_tts.audio import WavWriter, pcm16, read_reference
 from megakernel_tts.errors import ReferenceAudioError
 
@@ -31,6 +33,22 @@ def test_a_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:
             with wave.open(io.BytesIO(path.read_bytes())) as so_far:
                 assert so_far.getnframes() == 100 * n
     assert soundfile.read(path, dtype="int16")[0].tolist() == [1] * 100 + [2] * 100
+
+
+def test_a_wav_file_is_full_before_its_header_overflows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struct.pack("<L", audio._LARGEST_WAV + 36)
+    with pytest.raises(struct.error):
+        struct.pack("<L", audio._LARGEST_WAV + 37)
+    monkeypatch.setattr(audio, "_LARGEST_WAV", 401)
+    path = tmp_path / "a.wav"
+    with WavWriter(path, 24_000) as writer:
+        writer.write(np.full(150, 1, np.int16))
+        with pytest.raises(ValueError, match=r"a\.wav is full: a wav file holds 4 GiB"):
+            writer.write(np.full(51, 2, np.int16))
+        writer.write(np.full(50, 3, np.int16))
+    assert soundfile.read(path, dtype="int16")[0].tolist() == [1] * 150 + [3] * 50
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 24_000, 44_100, 48_000])

@@ -1,6 +1,10 @@
+import contextlib
 import json
+import os
 import shutil
+import socket
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +92,98 @@ def test_a_missing_file_is_named(folder: Path, file: str) -> None:
     (folder / file).unlink()
     message = refused(folder)
     assert file in message and "missing" in message
+
+
+FILES = [
+    "config.json", "generation_config.json", "vocab.json", "merges.txt", "model.safetensors",
+    "speech_tokenizer/config.json", "speech_tokenizer/model.safetensors",
+]  # fmt: skip
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _sparse(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+def _in_its_place(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace
+
+
+def _socket(file: Path) -> None:
+    with contextlib.chdir(file.parent), socket.socket(socket.AF_UNIX) as one:
+        one.bind(file.name)  # a full path may be too long for one
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": _truncate,
+    "empty": lambda file: file.write_bytes(b""),
+    "binary": lambda file: file.write_bytes(bytes(range(256)) * 64),
+    "null": lambda file: file.write_text("null"),
+    "list": lambda file: file.write_text("[1, 2]"),
+    "string": lambda file: file.write_text('"x"'),
+    "nested": lambda file: file.write_text("[" * 100_000),
+    "digits": lambda file: file.write_text("9" * 100_000),
+    "a tebibyte": _sparse,
+    "pipe": _in_its_place(os.mkfifo),
+    "folder": _in_its_place(Path.mkdir),
+    "socket": _in_its_place(_socket),
+    "device": _in_its_place(lambda file: file.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_by_name_and_at_once(
+    folder: Path, file: str, damage: str
+) -> None:
+    DAMAGES[damage](folder / file)
+    start = time.process_time()
+    message = refused(folder)
+    assert str(folder / file) in message
+    assert time.process_time() - start < 1
+
+
+JUNK = st.sampled_from(
+    [None, True, False, -1, 0, 0.5, 1e300, -1e300, 10**30, float("nan"), float("inf"), "", "x",
+     "\x00", [], [[]], [None], [10**9] * 20, {}, {"x": None}, {"x": 10**30}]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+@pytest.mark.parametrize(
+    "file", ["config.json", "speech_tokenizer/config.json", "generation_config.json", "vocab.json"]
+)
+def test_a_wrong_value_anywhere_is_refused_by_name_or_changes_nothing_that_is_read(
+    folder: Path, file: str, data: st.DataObject
+) -> None:
+    good = (folder / file).read_bytes()
+    values = place = json.loads(good)
+    key = data.draw(st.sampled_from(sorted(place)))
+    while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(sorted(place)))
+    place[key] = data.draw(JUNK)
+    try:
+        (folder / file).write_text(json.dumps(values))
+        start = time.process_time()
+        try:
+            load_checkpoint(folder, CPU, torch.float32, 1).engine.close()
+        except CheckpointError as error:
+            assert any(name in str(error) for name in (file, "merges.txt"))
+            assert time.process_time() - start < 1
+    finally:
+        (folder / file).write_bytes(good)
 
 
 def test_pickles_are_never_read(folder: Path) -> None:

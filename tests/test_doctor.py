@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,8 +26,26 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(doctor, "_system_memory", lambda: 2.0)
+    monkeypatch.setattr(doctor, "system_memory", lambda: 2 << 30)
     found = texts()
     assert any("torch 2.4.1+cpu is not supported" in text for text in found["missing"])
-    assert any("sees no GPU" in text for text in found["missing"])
+    assert any("sees no GPU" in text for text in found["note"])
     assert any("cpu: the 1.7B models need about" in text for text in found["note"])
+
+
+def test_folders_that_cannot_be_written_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file in a folder's place stops the superuser, too."""
+    (tmp_path / "file").touch()
+    for variable in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = texts()
+    assert found["missing"] == []
+    for folder in ("huggingface/hub", "megakernel-tts"):
+        named = f"{tmp_path / 'file' / folder} cannot be written to"
+        assert any(text.startswith(named) for text in found["note"])
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert not any("cannot be written" in text for text in texts()["note"])

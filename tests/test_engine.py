@@ -3,7 +3,8 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,161 +19,13 @@ from megakernel_tts import (
     Sampling,
     Session,
     TextError,
+    Voice,
 )
-from megakernel_tts.codec.decoder import State
-from megakernel_tts.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Layout
 from megakernel_tts.script import Script
-from megakernel_tts.split import Limits, Splitter
-from tests.fakes import ScriptedBackend, codes_of
-
-TEXT = "hello to the world, this is a test of speech."
-
-
-class Rig:
-    """An engine over a scripted backend."""
-
-    def __init__(self, loaded: Loaded, backend: ScriptedBackend, waiting: int = 64) -> None:
-        self.loaded = loaded
-        self.backend = backend
-        self.engine = Engine(
-            backend, loaded.engine.prompter, loaded.engine.decoder, waiting=waiting
-        )
-
-    def open(
-        self,
-        text: str | None = TEXT,
-        seed: int = 1,
-        layout: Layout = "streaming",
-        limits: Limits | None = None,
-        **chunks: int,
-    ) -> Session:
-        prefix = self.engine.prompter.prefix("ryan", "english", None)
-        script = Script(self.loaded.tokenizer, Splitter(limits=limits))
-        sampling = Sampling(seed=seed, max_frames=400)
-        session = self.engine.open(script, prefix, None, layout, sampling, ChunkPolicy(**chunks))
-        if text is not None:
-            session.push_text(text)
-            session.end()
-        return session
-
-    @property
-    def frames(self) -> int:
-        """Frames that TEXT takes."""
-        return len(self.loaded.tokenizer.encode(TEXT)) + self.backend.tail
-
-    def idle(self) -> bool:
-        """Whether every slot comes free soon."""
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            if not self.backend.busy and not self.engine.sessions:
-                return True
-            time.sleep(0.005)
-        return False
-
-
-@pytest.fixture
-def rig(load: Callable[..., Loaded]) -> Iterator[Rig]:
-    one = Rig(load(), ScriptedBackend())
-    yield one
-    one.backend.gate.set()
-    one.engine.close()
-
-
-def drain(session: Session) -> tuple[list[AudioChunk], Finish]:
-    *chunks, finish = list(session)
-    assert isinstance(finish, Finish)
-    return [c for c in chunks if isinstance(c, AudioChunk)], finish
-
-
-def codes(chunks: list[AudioChunk]) -> np.ndarray:
-    return np.concatenate([c.codes for c in chunks])
-
-
-def scripted(seed: int, frames: int) -> np.ndarray:
-    return torch.stack([codes_of(seed, i) for i in range(frames)]).numpy()
-
-
-def test_frames_arrive_in_order_and_complete(rig: Rig) -> None:
-    chunks, finish = drain(rig.open(seed=7))
-    assert finish == Finish("eos", rig.frames)
-    np.testing.assert_array_equal(codes(chunks), scripted(7, rig.frames))
-    assert [c.frame for c in chunks] == list(np.cumsum([0, *(len(c.codes) for c in chunks)])[:-1])
-    assert all(len(c.pcm) == 1920 * len(c.codes) for c in chunks)
-    assert rig.idle()
-
-
-def test_chunks_grow_to_their_bound(rig: Rig) -> None:
-    chunks, _ = drain(rig.open(first=1, largest=4))
-    sizes = [len(c.codes) for c in chunks]
-    assert sizes[:4] == [1, 2, 4, 4]
-    assert max(sizes) == 4
-    even, _ = drain(rig.open(first=3, largest=3))
-    assert {len(c.codes) for c in even[:-1]} == {3}
-
-
-def test_streamed_pcm_equals_whole_for_any_chunks(rig: Rig) -> None:
-    """The codes are equal; samples within one 16-bit step (sums are ordered by chunk length)."""
-    whole = np.concatenate([c.pcm for c in drain(rig.open(first=100, largest=100))[0]])
-    for first, largest in ((1, 1), (1, 8), (5, 7)):
-        chunks, _ = drain(rig.open(first=first, largest=largest))
-        pcm = np.concatenate([c.pcm for c in chunks])
-        assert np.abs(pcm.astype(int) - whole).max() <= 1
-
-
-def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
-    sessions = [rig.open(seed=seed) for seed in range(7)]
-    for seed, session in enumerate(sessions):
-        chunks, finish = drain(session)
-        assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
-    assert max(rig.backend.batches) == 2
-    assert rig.idle()
-    assert len(rig.backend.threads) == 1
-
-
-def test_live_text_waits_and_never_pads(rig: Rig) -> None:
-    session = rig.open(None)
-    events = iter(session)
-    session.push_text("hello ")
-    first = next(events)
-    assert isinstance(first, AudioChunk)
-    seen = len(first.codes)
-    before = len(rig.backend.batches)
-    time.sleep(0.05)
-    # The prompt holds the one token there is; frame 1 would need the next.
-    assert len(rig.backend.batches) - before <= 1
-    for char in TEXT[len("hello ") :]:
-        session.push_text(char)
-        time.sleep(0.001)
-    session.end()
-    rest = [e for e in events if isinstance(e, AudioChunk)]
-    assert seen + sum(len(c.codes) for c in rest) == rig.frames
-    np.testing.assert_array_equal(codes([first, *rest]), scripted(1, rig.frames))
-
-
-def test_a_live_stream_that_runs_dry_gives_out_what_it_has(rig: Rig) -> None:
-    session = rig.open(None, first=8, largest=8)
-    session.push_text("hello to the ")
-    event = next(iter(session))
-    assert isinstance(event, AudioChunk)
-    assert len(event.codes) < 8
-
-
-def test_waiting_for_text_holds_up_nobody(rig: Rig) -> None:
-    idle = [rig.open(None, seed=50 + i) for i in range(5)]
-    for session in idle[:1]:
-        session.push_text("hello ")
-    assert drain(rig.open())[1].reason == "eos"
-    for session in idle:
-        session.cancel()
-    assert rig.idle()
-
-
-def test_no_text_at_all_ends_at_once(rig: Rig) -> None:
-    for text in ("", "  \n "):
-        assert drain(rig.open(text)) == ([], Finish("eos", 0))
+from megakernel_tts.split import Splitter
+from tests.fakes import ScriptedBackend
+from tests.rig import TEXT, Rig, codes, drain, scripted
 
 
 def test_cancelled_is_a_prefix_and_frees_the_slot(rig: Rig) -> None:
@@ -228,19 +81,6 @@ def test_leaving_or_dropping_a_session_cancels_it(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_a_consumer_that_stops_reading_stops_its_stream_alone(rig: Rig) -> None:
-    rig.backend.endless = True
-    lazy = rig.open(seed=1, largest=4, ahead=10)
-    time.sleep(0.3)
-    made = sum(rig.backend.batches)
-    assert made <= 10
-    rig.backend.endless = False
-    assert drain(rig.open(seed=2))[1].reason == "eos"
-    chunks, finish = drain(lazy)
-    assert finish.reason == "eos"
-    np.testing.assert_array_equal(codes(chunks), scripted(1, finish.frames))
-
-
 def test_a_full_queue_refuses_with_a_sentence(load: Callable[..., Loaded]) -> None:
     rig = Rig(load(), ScriptedBackend(slots=1), waiting=2)
     rig.backend.endless = True
@@ -252,54 +92,18 @@ def test_a_full_queue_refuses_with_a_sentence(load: Callable[..., Loaded]) -> No
     rig.engine.close()
 
 
-def test_a_failing_stream_ends_alone(rig: Rig) -> None:
-    rig.backend.poisoned = {13}
-    good, bad = rig.open(seed=1), rig.open(seed=13)
-    chunks, finish = drain(bad)
-    assert (chunks, finish.reason) == ([], "error")
-    assert "poisoned seed 13" in str(finish.error)
-    chunks, finish = drain(good)
-    assert finish.reason == "eos"
-    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.frames))
-    assert drain(rig.open(seed=2))[1].reason == "eos"
-    assert rig.idle()
-
-
-def test_a_failing_decoder_ends_its_stream_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = rig.engine.decoder.decode
-    marked = codes_of(66, 4)
-
-    def fail(frames: torch.Tensor, state: object) -> object:
-        if (frames == marked).all(dim=-1).any():
-            raise ArithmeticError("out of luck")
-        return decode(frames, state)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(rig.engine.decoder, "decode", fail)
-    bad, good = rig.open(seed=66), rig.open(seed=1)
-    assert drain(bad)[1].reason == "error"
-    assert drain(good)[1].reason == "eos"
-
-
 def test_a_broken_engine_tells_everyone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.backend.gate.clear()
     session = rig.open()
     time.sleep(0.05)
     monkeypatch.setattr(
-        rig.engine, "_decode", lambda due: (_ for _ in ()).throw(SystemError("bug"))
+        rig.engine._loop, "_decode", lambda due: (_ for _ in ()).throw(SystemError("bug"))
     )
     rig.backend.gate.set()
     _, finish = drain(session)
     assert finish.reason == "error" and "bug" in str(finish.error)
     with pytest.raises(EngineClosedError):
         rig.open()
-
-
-def test_runaway_is_stopped_and_reported(rig: Rig) -> None:
-    rig.backend.endless = True
-    _, finish = drain(rig.open("hello."))
-    assert finish.reason == "guard"
-    assert finish.frames < 150
-    assert rig.idle()
 
 
 def test_closing_ends_every_session(load: Callable[..., Loaded]) -> None:
@@ -314,39 +118,47 @@ def test_closing_ends_every_session(load: Callable[..., Loaded]) -> None:
         rig.open()
 
 
-def test_long_text_is_spoken_piece_by_piece(rig: Rig) -> None:
-    """Each piece starts its own prompt; frames and their numbers go on."""
-    text = " ".join(f"Sentence number {i} is here to be said." for i in range(40))
-    for layout in ("full", "streaming"):
-        rig.backend.prompts.clear()
-        chunks, finish = drain(rig.open(text, seed=5, layout=layout))
-        assert finish.reason == "eos"
-        assert len(rig.backend.prompts) >= 6
-        np.testing.assert_array_equal(codes(chunks), scripted(5, finish.frames))
-    assert rig.idle()
+def test_closing_waits_for_the_thread(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend())
+    rig.backend.endless = True
+    session = rig.open()
+    next(iter(session))
+    rig.engine.close()
+    assert not rig.engine._thread.is_alive()
 
 
-def test_a_hundred_thousand_characters_are_spoken_to_the_end(rig: Rig) -> None:
-    sentence = "Every one of these sentences is to be spoken, in its own place and to its end. "
-    text = sentence * (100_000 // len(sentence))
-    session = rig.open(text, seed=5, layout="full", first=8, largest=8)
-    frames = sum(len(e.codes) for e in session if isinstance(e, AudioChunk))
-    assert session.finish == Finish("eos", frames)
-    assert len(rig.backend.prompts) > 300
-    assert frames == rig.backend.tail * len(rig.backend.prompts)
+def test_an_engine_that_nobody_holds_ends(load: Callable[..., Loaded]) -> None:
+    """Its thread ends, and what it held is freed; a session that is held keeps it alive."""
+    rig = Rig(load(), ScriptedBackend())
+    rig.backend.endless = True
+    session = rig.open()
+    thread, loop = rig.engine._thread, weakref.ref(rig.engine._loop)
+    del rig
+    gc.collect()
+    for _ in range(3):
+        assert isinstance(next(iter(session)), AudioChunk)
+    del session
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    gc.collect()
+    assert loop() is None
 
 
-def test_full_layout_takes_a_whole_piece_into_the_prompt(rig: Rig) -> None:
-    session = rig.open(None, layout="full", limits=Limits(hard=1))
-    session.push_text("hello to you. And")
-    first = next(iter(session))
-    assert isinstance(first, AudioChunk)
-    ids = rig.loaded.tokenizer.encode("hello to you.")
-    prefix = rig.engine.prompter.prefix("ryan", "english", None)
-    assert rig.backend.prompts == [len(prefix.vectors) + len(ids) + 2]
-    session.end()
-    drain(session)
-    assert len(rig.backend.prompts) == 2
+def test_a_voice_is_not_primed_for_a_session_that_is_refused(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(load("base"), ScriptedBackend(slots=1), waiting=0)
+    plain = Voice(torch.randn(128))
+    cloned = Voice(plain.x_vector, torch.zeros(3, 16, dtype=torch.long), "Hi.")
+    rig.backend.endless = True
+    session = rig.open(voice=plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine, "_primed", lambda voice: pytest.fail("primed in vain"))
+        with pytest.raises(EngineBusyError):
+            rig.open(voice=cloned)
+    session.cancel()
+    rig.engine.close()
 
 
 def test_text_after_the_end_is_refused_and_after_cancel_ignored(rig: Rig) -> None:
@@ -403,6 +215,43 @@ def test_a_reader_whose_event_loop_is_gone_harms_nobody(rig: Rig) -> None:
     assert rig.idle()
 
 
+def test_random_sessions_side_by_side(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads, pauses, pushes, cancels in any order: what is heard is always a stream's prefix."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.001)
+    rng = random.Random(0)
+    open_ones: dict[int, tuple[Session, list[AudioChunk], list[str]]] = {}
+    for step in range(400):
+        time.sleep(0.005)
+        if len(open_ones) < 6:
+            text = list(TEXT) if rng.random() < 0.5 else [TEXT]
+            session = rig.open(None, seed=step, largest=3, ahead=6)
+            open_ones[step] = session, [], text
+        seed = rng.choice(list(open_ones))
+        session, heard, left = open_ones[seed]
+        for _ in range(rng.choice((1, 10))):
+            if left:
+                session.push_text(left.pop(0))
+        if not left:
+            session.end()
+        event = session._mailbox.take()
+        if isinstance(event, AudioChunk):
+            heard.append(event)
+        cancelled = rng.random() < 0.05
+        if cancelled:
+            session.cancel()
+        if cancelled or isinstance(event, Finish):
+            del open_ones[seed]
+            if heard:
+                np.testing.assert_array_equal(
+                    codes(heard), scripted(seed, sum(len(c.codes) for c in heard))
+                )
+            assert cancelled or event == Finish("eos", rig.frames)
+    for session, _, _ in open_ones.values():
+        session.cancel()
+    assert rig.backend.suspended > 10
+    assert rig.idle()
+
+
 def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
     rng = random.Random(0)
     for _ in range(40):
@@ -422,54 +271,6 @@ def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> None:
-    """With one slot a short text waits for a piece of the long one, not for its end."""
-    rig = Rig(load(), ScriptedBackend(slots=1))
-    long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
-    short = rig.open("Hello there.", seed=2)
-    order: list[str] = []
-    readers = [
-        threading.Thread(target=lambda s=s, name=name: (drain(s), order.append(name)))
-        for name, s in (("long", long), ("short", short))
-    ]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join(30)
-    assert order == ["short", "long"]
-    rig.engine.close()
-
-
-def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=1))
-    live = rig.open(None, layout="full", limits=Limits(hard=1))
-    live.push_text("hello to you. And then")
-    next(iter(live))
-    assert drain(rig.open(seed=5))[1].reason == "eos"
-    live.end()
-    assert drain(live)[1].reason == "eos"
-    rig.engine.close()
-
-
-def test_the_guard_ends_at_the_same_frame_for_any_chunks(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig.backend.endless = True
-    decode = rig.engine.decoder.decode
-
-    def hush(frames: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        wave, after = decode(frames, state)
-        return 0 * wave, after
-
-    monkeypatch.setattr(rig.engine.decoder, "decode", hush)
-    finishes = set()
-    for first, largest in ((1, 1), (1, 8), (8, 8), (3, 100)):
-        chunks, finish = drain(rig.open("hello to you.", first=first, largest=largest))
-        np.testing.assert_array_equal(codes(chunks), scripted(1, finish.frames))
-        finishes.add(finish)
-    assert finishes == {Finish("guard", finish.frames)}
-
-
 def test_the_finish_is_told_to_every_reader(rig: Rig) -> None:
     session = rig.open()
     readers = [threading.Thread(target=lambda: list(session)) for _ in range(3)]
@@ -481,7 +282,7 @@ def test_the_finish_is_told_to_every_reader(rig: Rig) -> None:
 
 
 def test_text_pushed_after_the_finish_is_forgotten(rig: Rig) -> None:
-    rig.backend.poisoned = {13}
+    rig.backend.poisoned = {13: 0}
     session = rig.open(None, seed=13)
     session.push_text("hello to ")
     assert drain(session)[1].reason == "error"
@@ -506,11 +307,11 @@ def test_a_session_may_be_dropped_within_any_code(
     """A collector may run the finaliser in the engine's thread, whatever it holds at that time."""
     rig.backend.endless = True
     sessions = [rig.open(None, seed=9)]
-    bell = rig.engine._bell
+    bell = rig.engine._loop.bell
     clear = bell.clear
 
     def collect() -> None:
-        with rig.engine._lock:
+        with rig.engine._loop.lock:
             sessions.clear()
         clear()
 
@@ -533,22 +334,4 @@ def test_a_backend_that_cannot_release_hangs_nobody(load: Callable[..., Loaded])
         session_reader.start()
         session_reader.join(10)
         assert not session_reader.is_alive()
-    rig.engine.close()
-
-
-def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(load: Callable[..., Loaded]) -> None:
-    """The one who waits stands before the one who leaves, and nothing else moves."""
-    rig = Rig(load(), ScriptedBackend(slots=1))
-    waiting = rig.open(None, seed=2)
-    live = rig.open(None, seed=1)
-    live.push_text("hello to ")
-    next(iter(live))
-    waiting.push_text(TEXT)
-    waiting.end()
-    time.sleep(0.1)
-    live.cancel()
-    reader = threading.Thread(target=drain, args=(waiting,), daemon=True)
-    reader.start()
-    reader.join(10)
-    assert not reader.is_alive()
     rig.engine.close()

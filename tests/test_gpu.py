@@ -8,13 +8,17 @@ import pytest
 import torch
 
 from megakernel_tts import TTS, Sampling, Voice
+from megakernel_tts.checkpoint import Spec, map_leaves
+from megakernel_tts.config import read_model_config
 from megakernel_tts.layers import linear
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size
 from megakernel_tts.reference import Reference
 from megakernel_tts.sampling import gumbel
+from megakernel_tts.weights import model_specs
 from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
 from tests.test_parity import build, expected, golden
+from tests.test_released_sizes import released
 
 pytestmark = pytest.mark.gpu
 
@@ -98,6 +102,62 @@ def test_a_row_is_the_same_in_any_batch(into: int, out: int, dtype: torch.dtype)
     for count in range(1, 20):
         assert torch.equal(linear(x[:count], weight), alone[:count]), count
         assert torch.equal(linear(x[-count:].transpose(0, 1), weight)[0], alone[-count:, 0]), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("size", "hidden", "intermediate"), [("0b6", 1024, 3072), ("1b7", 2048, 6144)]
+)
+def test_frames_of_a_released_size_are_the_same_in_any_batch(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    size: str,
+    hidden: int,
+    intermediate: int,
+    dtype: torch.dtype,
+) -> None:
+    """Whole frames with random weights: alone, with neighbours, and suspended in between."""
+    source = checkpoint("custom_voice", size) / "config.json"
+    config = read_model_config(released(source, tmp_path / "config.json", hidden, intermediate))
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def weight(spec: Spec) -> torch.Tensor:
+        noise = torch.randn(spec.shape, device="cuda", generator=generator)
+        return (1.0 + 0.1 * noise if len(spec.shape) == 1 else 0.03 * noise).to(dtype)
+
+    model = map_leaves(model_specs(config), weight)
+    pad = torch.randn(hidden, device="cuda", generator=generator).to(dtype)
+    reference = Reference(model, config, pad, slots=4, positions=64)
+    prompts = [
+        torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype) for i in range(4)
+    ]
+    samplings = [
+        Sampling(seed=1),
+        Sampling.greedy(seed=2),
+        Sampling(seed=3, top_p=0.9),
+        Sampling(seed=4),
+    ]
+
+    def begin(slot: int, stream: int) -> None:
+        reference.prefill(slot, prompts[stream], samplings[stream], 0)
+        reference.feed(slot, pad[None][:0], True)
+
+    def codes(rows: list[torch.Tensor | None]) -> list[list[int] | None]:
+        return [None if row is None else row.tolist() for row in rows]
+
+    alone: list[list[list[int] | None]] = []
+    for stream in range(4):
+        begin(stream, stream)
+        alone.append([codes(reference.step([stream]))[0] for _ in range(6)])
+        reference.release(stream)
+    for stream in range(4):
+        begin(stream, stream)
+    together = [codes(reference.step([0, 1, 2, 3])) for _ in range(3)]
+    away = [reference.suspend(slot) for slot in range(4)]
+    for slot, suspended in enumerate(reversed(away)):
+        reference.resume(slot, suspended)
+    together += [codes(reference.step([3, 2, 1, 0])) for _ in range(3)]
+    assert [list(stream) for stream in zip(*together, strict=True)] == alone
 
 
 def test_the_same_random_numbers() -> None:

@@ -19,6 +19,7 @@ from megakernel_tts.voice import Voice
 from tests.goldens.cases import (
     CHECKPOINTS,
     FRAMES,
+    LONG_REFERENCE,
     REFERENCE_TEXT,
     Case,
     Model,
@@ -159,6 +160,8 @@ def test_reference_codes_and_x_vector(size: Size, load: Callable[..., Loaded]) -
     codes = cloner.encoder.encode(audio).numpy()
     assert codes.shape == golden(size)["reference/codes"].shape
     assert (codes == golden(size)["reference/codes"]).mean() >= 0.99
+    long = cloner.encoder.encode(torch.from_numpy(reference_audio(LONG_REFERENCE))).numpy()
+    assert (long == golden(size)["reference/long"]).mean() >= 0.99
     ours = cloner.speaker.embed(audio).numpy()
     theirs = golden(size)["reference/x_vector"]
     cosine = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)

@@ -83,6 +83,39 @@ def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> 
         assert made == dict(enumerate(solo))
 
 
+def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
+    load: Callable[..., Loaded],
+) -> None:
+    """At random moments, into random slots, while others use the slot that was left."""
+    loaded = load(size="1b7")
+    count = 10
+    solo: list[list[list[int]]] = []
+    for text, sampling in zip(TEXTS[:3], SAMPLINGS[:3], strict=True):
+        reference = make(loaded, slots=1)
+        start(reference, loaded, 0, text, sampling)
+        solo.append(frames(reference, 0, count))
+    rng = random.Random(0)
+    for _ in range(4):
+        reference = make(loaded, slots=2)
+        made: list[list[list[int]]] = [[], [], []]
+        away: dict[int, object] = {}
+        for stream in range(3):
+            slot = rng.randrange(2)
+            start(reference, loaded, slot, TEXTS[stream], SAMPLINGS[stream])
+            away[stream] = reference.suspend(slot)
+        while any(len(codes) < len(solo[stream]) for stream, codes in enumerate(made)):
+            pair = rng.sample(range(3), 2)
+            for slot, stream in enumerate(pair):
+                reference.resume(slot, away.pop(stream))  # type: ignore[arg-type]
+            for _ in range(rng.randint(1, 3)):
+                for stream, codes in zip(pair, reference.step([0, 1]), strict=True):
+                    if codes is not None and len(made[stream]) < count:
+                        made[stream].append(codes.tolist())
+            for slot, stream in enumerate(pair):
+                away[stream] = reference.suspend(slot)
+        assert made == solo
+
+
 def test_the_seed_alone_decides(load: Callable[..., Loaded]) -> None:
     loaded = load()
     runs = []

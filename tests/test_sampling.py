@@ -1,4 +1,6 @@
+import sys
 from dataclasses import fields
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -111,6 +113,36 @@ def test_repetition_penalty_once_for_each_seen_id() -> None:
     assert encouraged.tolist() == [[4.0, -1.0, 2.0, -2.0]]
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    penalty=st.floats(0, sys.float_info.max, exclude_min=True) | st.integers(1, 10**300),
+    rows=st.lists(st.tuples(st.integers(-40, 40), st.booleans()), min_size=1, max_size=8),
+)
+def test_any_penalty_above_zero_likes_what_exact_arithmetic_likes(
+    penalty: float, rows: list[tuple[int, bool]]
+) -> None:
+    """Even one that float32 knows only as zero or infinity."""
+    p = Fraction(penalty)
+    exact = [x if not seen else x * p if x < 0 else x / p for x, seen in rows]
+    logits = torch.tensor([[float(x) for x, _ in rows]])
+    seen = torch.tensor([[seen for _, seen in rows]])
+    sampling = Sampling(repetition_penalty=penalty)
+    out = penalize(logits, seen, torch.tensor([sampling.repetition_penalty])[:, None])
+    best, chosen = max(exact), exact[int(out.argmax())]
+    assert best - chosen <= abs(best) * Fraction(1, 10**6)
+    assert (out / 1e-6).isfinite().all()  # at the lowest temperature that is not greedy
+
+
+@settings(max_examples=100, deadline=None)
+@given(temperature=st.floats(0, 1e-6, exclude_max=True), seed=st.integers(0, 1 << 32))
+def test_a_temperature_that_would_overflow_is_greedy(temperature: float, seed: int) -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 10
+    noise = gumbel([seed], [0], 1, 50, CPU)[:, 0]
+    sampling = Sampling(temperature=temperature, predictor_temperature=temperature, top_p=0.9)
+    for made in (Rule.talker([sampling], CPU), Rule.predictor([sampling], CPU)):
+        assert int(draw(logits, made, noise)) == int(logits.argmax())
+
+
 def test_released_defaults() -> None:
     assert Sampling() == Sampling(0.9, 50, 1.0, 1.05, 0.9, 50, 1.0, None, 8192, True)
     greedy = Sampling.greedy(seed=3)
@@ -127,9 +159,11 @@ def test_released_defaults() -> None:
         {"top_k": 50.7}, {"top_k": True}, {"temperature": True}, {"max_frames": 2.5}, {"guard": 1},
         {"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0},
         {"predictor_top_p": 1.5}, {"repetition_penalty": 0.0}, {"max_frames": 0}, {"seed": -1},
-        {"seed": 1 << 64},
+        {"seed": 1 << 64}, {"repetition_penalty": float("inf")}, {"repetition_penalty": -1.0},
+        {"repetition_penalty": float("nan")}, {"repetition_penalty": 10**400},
+        {"repetition_penalty": True}, {"temperature": 1.1e6},
     ],
-    ids=str,
+    ids=lambda wrong: str(wrong)[:40],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SamplingError, match=next(iter(wrong))):

@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,3 +53,31 @@ def test_whitespace_is_nothing_to_say(tokenizer: TextTokenizer, text: str) -> No
     assert not script.done
     script.end()
     assert script.done
+
+
+def test_a_text_takes_as_long_however_it_arrives(tokenizer: TextTokenizer) -> None:
+    text = "Hello to you, A B C and 1234. And the other one!"
+    lengths: list[float] = []
+    for portions in ([text], list(text)):
+        script = Script(tokenizer, Splitter())
+        for portion in portions:
+            script.push(portion)
+        script.end()
+        piece = script.front()
+        assert piece is not None
+        lengths.append(piece.frames)
+    assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_memory_does_not_grow_with_what_was_spoken(tokenizer: TextTokenizer) -> None:
+    script, peaks = Script(tokenizer, Splitter()), list[int]()
+    tracemalloc.start()
+    for _ in range(6):
+        for _ in range(100):
+            script.push("Every one of these sentences is to be spoken, in its place. ")
+            while (piece := script.front()) is not None and piece.ended:
+                script.pop()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+    tracemalloc.stop()
+    assert max(peaks[2:]) < 1.1 * peaks[1]

@@ -98,7 +98,7 @@ def test_qwens_split_and_not_mistrals(tokenizer: TextTokenizer) -> None:
 
 
 def test_lone_surrogates_are_refused_with_their_place() -> None:
-    with pytest.raises(TextError, match=r"Character 2 .* U\+D83D"):
+    with pytest.raises(TextError, match=r"U\+D83D.* character 2"):
         check_text("ab\ud83d")
     check_text("NUL \x00 and emoji 👩 are text")
 

@@ -84,8 +84,13 @@ def test_word_errors_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("out", "kernel", "dilation", "stride", "groups", "replicate"),
-    [(7, 7, 3, 1, 1, False), (4, 1, 1, 1, 1, False), (6, 8, 1, 4, 1, False)]
-    + [(5, 7, 1, 1, 5, False), (6, 4, 1, 2, 1, True)],
+    [
+        (7, 7, 3, 1, 1, False),
+        (4, 1, 1, 1, 1, False),
+        (6, 8, 1, 4, 1, False),
+        (5, 7, 1, 1, 5, False),
+        (6, 4, 1, 2, 1, True),
+    ],
 )
 def test_convolutions_and_their_gradients_are_torchs(
     out: int, kernel: int, dilation: int, stride: int, groups: int, replicate: bool

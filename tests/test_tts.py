@@ -1,12 +1,18 @@
 import asyncio
+import gc
+import inspect
 import json
 import logging
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +104,49 @@ def test_streams_side_by_side_say_what_they_say_alone(tts: TTS) -> None:
         assert np.abs(difference).max() <= 1
 
 
+def test_a_long_transcript_is_fed_before_the_text(checkpoint: Callable[..., Path]) -> None:
+    """In-context, streaming: text by characters says what the whole says, whatever the lengths."""
+    generator = torch.Generator().manual_seed(0)
+    x_vector = torch.randn(128, generator=generator)
+    with TTS.load(checkpoint("base"), device="cpu", slots=2) as base:
+        for frames, transcript in ((3, "A transcript of many words."), (40, "Hi.")):
+            recording = torch.randint(0, 256, (frames, 16), generator=generator)
+            voice = Voice(x_vector, recording, transcript)
+            results: list[np.ndarray] = []
+            for portions in ([TEXT], list(TEXT)):
+                session = base.open(voice, sampling=SHORT)
+                for portion in portions:
+                    session.push_text(portion)
+                session.end()
+                chunks = [e for e in session if isinstance(e, AudioChunk)]
+                results.append(np.concatenate([c.codes for c in chunks]))
+            np.testing.assert_array_equal(results[0], results[1])
+            plain = base.say(TEXT, Voice(x_vector), layout="streaming", sampling=SHORT)
+            assert not np.array_equal(plain.codes, results[0])
+
+
+def test_live_text_in_the_full_layout_is_spoken_sentence_by_sentence(tts: TTS) -> None:
+    session = tts.open(layout="full", sampling=SHORT)
+    session.push_text("Hello to you. And then")
+    assert isinstance(next(iter(session)), AudioChunk)  # before the end of the text is known
+    session.cancel()
+
+
+def test_a_model_that_is_dropped_is_freed(checkpoint: Callable[..., Path]) -> None:
+    one = TTS.load(checkpoint(), device="cpu", slots=1)
+    stream = one.stream(TEXT)
+    thread = one._loaded.engine._thread
+    talker = weakref.ref(one._loaded.engine.backend)
+    del one
+    gc.collect()
+    next(stream)  # who still listens keeps it
+    del stream
+    gc.collect()
+    thread.join(10)
+    gc.collect()
+    assert not thread.is_alive() and talker() is None
+
+
 def test_leaving_a_stream_gives_a_prefix_and_frees_its_slot(tts: TTS) -> None:
     whole = tts.say(TEXT, sampling=SHORT)
     for _ in range(6):  # more than there are slots
@@ -132,6 +181,19 @@ def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixtur
     assert [r.getMessage() for r in caplog.records] == [
         "The speech was ended after 14 frames: length."
     ]
+    with caplog.at_level(logging.WARNING):
+        list(tts.stream(TEXT, sampling=replace(SHORT, max_frames=1)))
+    assert caplog.records[-1].getMessage() == "The speech was ended after 1 frame: length."
+
+
+def test_a_stream_returns_how_it_ended(tts: TTS) -> None:
+    stream = tts.stream(TEXT, sampling=SHORT)
+    while True:
+        try:
+            next(stream)
+        except StopIteration as end:
+            assert end.value == Finish("length", 14)
+            break
 
 
 def test_the_guard_can_be_switched_off(tts: TTS) -> None:
@@ -159,7 +221,7 @@ def test_models_describe_themselves(checkpoint: Callable[..., Path]) -> None:
     assert info.voices["ryan"] == info.languages
     assert info.voices["eric"][0] == "sichuan_dialect"
     assert TTS.describe(checkpoint("base")).voices == {}
-    assert "noise" in str(TTS.describe().note)
+    assert "small demonstration voice" in str(TTS.describe().note)
 
 
 def test_two_models_in_one_process(tts: TTS, checkpoint: Callable[..., Path]) -> None:
@@ -211,12 +273,82 @@ def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_
         ({"device": "tpu"}, "choose auto, cpu, cuda"),
         ({"device": "meta"}, "choose auto, cpu, cuda"),
         ({"dtype": "float16"}, "choose auto, bfloat16 or float32"),
+        ({"dtype": 5}, "dtype is 5; choose auto, bfloat16 or float32"),
         ({"slots": 0}, "at least one stream"),
+        ({"slots": 10**7}, r"slots is 10000000; each takes \d+ MiB, and cpu has \d+ GiB"),
+        ({"slots": 10**30}, r"slots is 10{30}; each takes"),
     ],
 )
 def test_wrong_load_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TTS.load(**arguments)  # type: ignore[arg-type]
+        TTS.load(**{"device": "cpu"} | arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("model", 5, "a folder or a hub id"),
+        ("slots", "8", "a whole number"),
+        ("slots", 2.0, "a whole number"),
+        ("slots", True, "a whole number"),
+        ("slots", None, "a whole number"),
+        ("device", 5, "auto, cpu, cuda or cuda:N"),
+        ("device", None, "auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_load_arguments_of_another_type_are_named(name: str, value: object, expected: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name} is {value!r}; it must be .*{expected}"):
+        TTS.load(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("text", None, "The text must be a string, found NoneType"),
+        ("voice", 5, "A voice is a name or a Voice, found int"),
+        ("language", None, "language is None; it must be auto or a language's name"),
+        ("language", 5, "language is 5; it must be"),
+        ("instruct", 5, "instruct must be a string, found int"),
+        ("instruct", 0, "instruct must be a string, found int"),
+        ("instruct", "\ud800", "instruct has the lone surrogate"),
+        ("layout", None, "layout is None; choose"),
+        ("sampling", {}, "sampling is {}; it must be a Sampling"),
+        ("sampling", 0, "sampling is 0; it must be a Sampling"),
+        ("chunks", 8, "chunks is 8; it must be a ChunkPolicy"),
+        ("chunks", (), r"chunks is \(\); it must be a ChunkPolicy"),
+        ("retries", "1", "retries is '1'; it must be a whole number"),
+        ("retries", True, "retries is True; it must be a whole number"),
+    ],
+)
+def test_arguments_of_another_type_are_named_at_the_call(
+    tts: TTS, name: str, value: object, expected: str
+) -> None:
+    every = (partial(tts.say, text=TEXT), partial(tts.stream, text=TEXT), tts.open)
+    calls = [call for call in every if name in inspect.signature(call).parameters]
+    assert calls
+    for call in calls:
+        with pytest.raises((MegakernelTTSError, ValueError, TypeError), match=expected):
+            call(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_transcript_of_another_type_is_named(checkpoint: Callable[..., Path]) -> None:
+    with TTS.load(checkpoint("base"), device=torch.device("cpu"), slots=1) as base:  # type: ignore[arg-type]
+        with pytest.raises(TextError, match="found int"):
+            base.clone("recording.wav", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 2, 1e300, 10**300], ids="{:.0e}".format)
+def test_any_repetition_penalty_above_zero_speaks(tts: TTS, penalty: float) -> None:
+    for temperature in (0.0, 1e-6, 0.9):
+        sampling = Sampling(
+            temperature, repetition_penalty=penalty, top_p=0.9, seed=1, max_frames=5, guard=False
+        )
+        assert len(tts.say(TEXT, sampling=sampling).codes) == 5
+
+
+def test_speech_is_compared_by_identity(tts: TTS) -> None:
+    one, two = (tts.say(TEXT, sampling=SHORT) for _ in range(2))
+    assert one != two and len({one, two, one}) == 2
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t\u3000"])
@@ -258,7 +390,7 @@ def test_any_text_is_spoken_or_refused(tts: TTS, text: str) -> None:
 def test_a_megabyte_without_a_space_starts_and_stops_quickly(tts: TTS) -> None:
     stream = tts.stream("a" * 1_000_000, sampling=Sampling(seed=0, max_frames=2))
     assert len(next(stream).codes) == 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert tts.say("hello", sampling=SHORT).finish == "length"
 
 
@@ -273,3 +405,19 @@ def test_a_process_may_end_while_speech_is_made(checkpoint: Callable[..., Path])
             [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
         )
         assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [
+        ({"first": 1.5}, TypeError, r"ChunkPolicy\.first is 1\.5; it must be a whole number"),
+        ({"ahead": "8"}, TypeError, r"ChunkPolicy\.ahead is '8'; it must be a whole number"),
+        ({"first": 0}, ValueError, "1 <= first <= largest <= ahead"),
+        ({"first": 9, "largest": 8}, ValueError, "1 <= first <= largest <= ahead"),
+    ],
+)
+def test_chunk_policies_that_cannot_be_kept(
+    policy: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ChunkPolicy(**policy)

@@ -56,13 +56,13 @@ class State:
         )
 
     def split(self) -> "list[State]":
-        """Takes a batch apart into streams."""
+        """Takes a batch apart into streams, which share no memory: one may outlive the others."""
         return [
             State(
-                columns=tuple(c[i : i + 1] for c in self.columns),
-                keys=self.keys[:, i : i + 1],
-                values=self.values[:, i : i + 1],
-                position=self.position[i : i + 1],
+                columns=tuple(c[i : i + 1].clone() for c in self.columns),
+                keys=self.keys[:, i : i + 1].clone(),
+                values=self.values[:, i : i + 1].clone(),
+                position=self.position[i : i + 1].clone(),
             )
             for i in range(len(self.position))
         ]

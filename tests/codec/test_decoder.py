@@ -96,3 +96,12 @@ def test_output_length_and_range(decoder: Decoder) -> None:
     wave = stream(decoder, some_codes(9, 5), [9])
     assert wave.shape == (9 * 1920,)
     assert wave.abs().max() <= 1
+
+
+def test_streams_of_a_batch_share_no_memory(decoder: Decoder) -> None:
+    """One that goes on must not keep the whole batch alive."""
+    state = State.stack([decoder.start() for _ in range(4)])
+    _, state = decoder.decode(torch.stack([some_codes(2, seed) for seed in range(4)]), state)
+    for one in state.split():
+        for tensor in (*one.columns, one.keys, one.values, one.position):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes

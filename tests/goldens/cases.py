@@ -72,11 +72,14 @@ def cases(model: Model) -> list[Case]:
     return [c for c in CASES if c.kind in kinds and not (model == "0b6" and c.instruct)]
 
 
-def reference_audio() -> NDArray[np.float32]:
-    """A recording of 2.03 s: a tone in noise."""
-    t = np.arange(int(24000 * 2.03)) / 24000
+def reference_audio(seconds: float = 2.03) -> NDArray[np.float32]:
+    """A recording: a tone in noise."""
+    t = np.arange(int(24000 * seconds)) / 24000
     noise = np.random.RandomState(0).standard_normal(t.size)
     return (0.3 * np.sin(2 * np.pi * 180 * t) + 0.05 * noise).astype(np.float32)
+
+
+LONG_REFERENCE = 12.5  # s: past the 10 s after which a windowed encoder would differ
 
 
 def codec_codes(codes: int) -> NDArray[np.int64]:

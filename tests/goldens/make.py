@@ -35,6 +35,7 @@ import torch  # noqa: E402
 from cases import (  # noqa: E402
     CHECKPOINTS,
     FRAMES,
+    LONG_REFERENCE,
     REFERENCE_TEXT,
     Case,
     cases,
@@ -127,6 +128,10 @@ def of_size(size: Size) -> dict[str, np.ndarray]:
             )
             item = prompts["in-context"][0]
             golden["reference/codes"] = item.ref_code.numpy().astype(np.int16)
+            long = model.create_voice_clone_prompt(
+                (reference_audio(LONG_REFERENCE), 24000), REFERENCE_TEXT
+            )
+            golden["reference/long"] = long[0].ref_code.numpy().astype(np.int16)
             golden["reference/x_vector"] = item.ref_spk_embedding.numpy()
         for case in cases(size):
             if case.kind == kind:

@@ -1,0 +1,311 @@
+"""The one loop: text in, frames out, for every stream at once.
+
+A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
+gives a slot to one stream that can use it, makes one frame for every stream that can move, and
+decodes and delivers what is due. Streams join and leave between turns.
+
+A stream that has stalled, because its text or its reader is late, keeps its slot until another
+could use it; then it is suspended, and goes on later exactly where it stopped.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from megakernel_tts.audio import pcm16
+from megakernel_tts.backend import Backend
+from megakernel_tts.codec.decoder import Decoder, State
+from megakernel_tts.errors import SynthesisError
+from megakernel_tts.prompt import Prompter
+from megakernel_tts.session import Finish, FinishReason
+from megakernel_tts.stream import Stream, Utterance
+
+_PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
+
+
+class Bell:
+    """Wakes the loop. `ring` takes no lock, so that it may be called from a finaliser."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        """Wakes the loop now, or keeps it from falling asleep."""
+        self._rings.put(None)
+
+    def clear(self) -> None:
+        """Forgets earlier rings."""
+        with suppress(queue.Empty):
+            while True:
+                self._rings.get_nowait()
+
+    def wait(self, seconds: float | None) -> None:
+        """Sleeps until it rings, or for so long."""
+        with suppress(queue.Empty):
+            self._rings.get(timeout=seconds)
+
+
+class Loop:
+    """Streams and what makes them speak.
+
+    Attributes:
+        streams: Everyone who speaks or waits, in the order in which they get a slot; under `lock`.
+        closed: Set by anyone to end the loop.
+        broken: What ended the loop, if it was a bug.
+    """
+
+    def __init__(self, backend: Backend, prompter: Prompter, decoder: Decoder) -> None:
+        self.backend = backend
+        self.prompter = prompter
+        self.decoder = decoder
+        self.bell = Bell()
+        self.lock = threading.Lock()
+        self.streams: list[Stream] = []
+        self.closed = False
+        self.broken: BaseException | None = None
+        self.free = list(range(backend.slots))
+
+    def stop(self) -> None:
+        """Ends the loop after the turn at hand; may be called from a finaliser."""
+        self.closed = True
+        self.bell.ring()
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Takes turns until the loop is stopped; then nobody is left waiting."""
+        try:
+            while not self.closed:
+                self.bell.clear()
+                if not self._turn():
+                    held_up = any(stream.waiting for stream in self._everyone())
+                    self.bell.wait(_PATIENCE if held_up else None)
+        except BaseException as error:  # a bug: no session may hang because of it
+            self.broken = error
+        self.closed = True
+        for stream in self._everyone():
+            with suppress(Exception):  # everyone is told, whatever the backend says
+                self._finish(stream, "error" if self.broken else "cancelled", self.broken)
+
+    def _everyone(self) -> list[Stream]:
+        with self.lock:
+            return list(self.streams)
+
+    def _turn(self) -> bool:
+        """One turn; whether anything moved."""
+        for stream in self._everyone():
+            if stream.abandoned:
+                self._guarded(stream, partial(self._finish, reason="cancelled"))
+        streams = self._everyone()
+        for stream in streams:
+            self._guarded(stream, self._listen)
+        self._seat(streams)
+        moving = [s for s in streams if s.movable]
+        self._step(moving)
+        self._decode([s for s in streams if s.due])
+        ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
+        for stream in ended:
+            self._guarded(stream, self._end_piece)
+        return bool(moving or ended)
+
+    def _guarded(self, stream: Stream, act: Callable[[Stream], object]) -> None:
+        """Does something for one stream; what goes wrong ends that stream alone."""
+        try:
+            act(stream)
+        except Exception as error:
+            self._fail(stream, error)
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        """Ends a stream, after the frames that it has made already."""
+        if stream.utterance is None:
+            self._finish(stream, "error", error)
+        else:
+            stream.utterance.fail(error)
+
+    def _listen(self, stream: Stream) -> None:
+        """Hands over the text that has arrived, or finishes a stream that has said all."""
+        if stream.utterance is None:
+            with stream.script.lock:
+                done = stream.script.done
+            if done:
+                self._finish(stream, stream.reason)
+        elif stream.slot is not None:
+            self._feed(stream, stream.utterance)
+
+    def _seat(self, streams: Sequence[Stream]) -> None:
+        """Gives a slot to the first who can use it, suspended ones before new ones.
+
+        One a turn: a prompt takes longer than a frame, for which the others wait.
+        """
+        waiting = [s for s in streams if s.waiting]
+        if waiting and not self.free:
+            self._make_room(streams)
+        for stream in sorted(waiting, key=lambda s: s.utterance is None):
+            if self.free:
+                self._guarded(stream, self._go_on)
+            if stream.slot is not None:
+                return
+
+    def _make_room(self, streams: Sequence[Stream]) -> None:
+        """Suspends the one that has stalled longest, if any has for too long."""
+        stalled = [s for s in streams if s.stalled(_PATIENCE)]
+        if stalled:
+            longest = min(_speaking(stalled), key=lambda pair: pair[1].moved)
+            self._guarded(longest[0], self._suspend)
+
+    def _suspend(self, stream: Stream) -> None:
+        slot, u = self._slot(stream), stream.utterance
+        assert u is not None
+        u.suspended = self.backend.suspend(slot)
+        stream.slot = None
+        self.free.append(slot)
+
+    def _go_on(self, stream: Stream) -> None:
+        """Lets a stream begin its next piece, or go on with the one that was suspended."""
+        u = stream.utterance
+        if u is None:
+            self._start(stream)
+            return
+        assert u.suspended is not None
+        stream.slot = self.free.pop(0)
+        self.backend.resume(stream.slot, u.suspended)
+        u.suspended = None
+        self._feed(stream, u)
+
+    def _start(self, stream: Stream) -> None:
+        """Runs the prompt of a stream's next piece, if enough of its text is known."""
+        piece, ids, ended = stream.text()
+        assert piece is not None
+        prompt = self.prompter.start(stream.prefix, ids, stream.layout, ended=ended)
+        if prompt is None:
+            return
+        room = self.backend.positions - len(prompt.prefill)
+        if room < 1:
+            raise SynthesisError(
+                f"The prompt takes {len(prompt.prefill)} positions and a slot has "
+                f"{self.backend.positions}: use a shorter reference recording or instruction."
+            )
+        stream.slot = slot = self.free.pop(0)
+        sampling = stream.sampling.next_seed(stream.tries)
+        self.backend.prefill(slot, prompt.prefill, sampling, stream.draws)
+        self.backend.feed(slot, prompt.lead, prompt.closed)
+        cap = min(sampling.max_frames, room)
+        stream.utterance = u = Utterance(
+            piece, stream.start, cap, prompt.taken, len(prompt.lead), prompt.closed
+        )
+        self._feed(stream, u)
+
+    def _slot(self, stream: Stream) -> int:
+        assert stream.slot is not None
+        return stream.slot
+
+    def _feed(self, stream: Stream, u: Utterance) -> None:
+        """Hands over new text; its end goes in exactly once."""
+        _, ids, ended = stream.text()
+        new = ids[u.tokens :]
+        if u.closed or not (new or ended):
+            return
+        vectors = self.prompter.text(new)
+        if ended:
+            vectors = torch.cat([vectors, self.prompter.eos])
+        self.backend.feed(self._slot(stream), vectors, ended)
+        u.tokens += len(new)
+        u.fed += len(vectors)
+        u.closed = ended
+
+    def _step(self, moving: Sequence[Stream]) -> None:
+        """Makes one frame for each stream; if that fails, for each alone, to find the culprit."""
+        if not moving:
+            return
+        try:
+            frames = self.backend.step([self._slot(s) for s in moving])
+        except Exception as error:
+            if len(moving) == 1:
+                self._fail(moving[0], error)
+                return
+            for stream in moving:
+                self._step([stream])
+            return
+        for (_, u), codes in zip(_speaking(moving), frames, strict=True):
+            u.take(codes)
+
+    def _decode(self, due: Sequence[Stream]) -> None:
+        """Decodes and delivers pending frames: streams with as many together."""
+        groups: dict[int, list[Stream]] = {}
+        for stream, u in _speaking(due):
+            groups.setdefault(len(u.pending), []).append(stream)
+        for group in groups.values():
+            try:
+                self._decode_group(group)
+            except Exception as error:
+                if len(group) == 1:
+                    for stream, u in _speaking(group):
+                        u.pending = []
+                        self._fail(stream, error)
+                    continue
+                for stream in group:
+                    self._decode([stream])
+
+    def _decode_group(self, group: Sequence[Stream]) -> None:
+        speaking = _speaking(group)
+        codes = torch.stack([torch.stack(u.pending) for _, u in speaking])
+        state = State.stack([u.state for _, u in speaking])
+        waves, state = self.decoder.decode(codes.to(state.position.device), state)
+        pcm = pcm16(waves.float().cpu().numpy())
+        for (stream, u), part, samples, after in zip(
+            speaking, codes, pcm, state.split(), strict=True
+        ):
+            u.state, u.pending = after, []
+            rate = self.decoder.sample_rate
+            self._guarded(stream, partial(Stream.deliver, codes=part, samples=samples, rate=rate))
+
+    def _end_piece(self, stream: Stream) -> None:
+        """Leaves a piece that was spoken, and goes to the end of the line for the next one."""
+        u = stream.utterance
+        assert u is not None
+        if u.over == "error":
+            self._finish(stream, "error", u.error)
+            return
+        stream.end_piece()
+        self._release(stream)
+        with self.lock:
+            self.streams.remove(stream)
+            self.streams.append(stream)
+
+    def _release(self, stream: Stream) -> None:
+        if stream.slot is not None:
+            slot, stream.slot = stream.slot, None
+            self.free.append(slot)
+            self.backend.release(slot)
+
+    def _finish(
+        self, stream: Stream, reason: FinishReason, error: BaseException | None = None
+    ) -> None:
+        """Says the last word to a stream and forgets it."""
+        with self.lock:
+            if stream not in self.streams:
+                return
+            self.streams.remove(stream)
+        with stream.script.lock:
+            stream.script.close()
+        with suppress(RuntimeError):  # the reader's event loop is gone: nobody is left to tell
+            stream.flush()
+            stream.mailbox.put(Finish(reason, stream.frames, _failure(error)))
+        stream.utterance = None
+        self._release(stream)
+
+
+def _speaking(streams: Sequence[Stream]) -> list[tuple[Stream, Utterance]]:
+    return [(s, s.utterance) for s in streams if s.utterance is not None]
+
+
+def _failure(error: BaseException | None) -> SynthesisError | None:
+    """What a reader is told, with its cause."""
+    if error is None or isinstance(error, SynthesisError):
+        return error
+    failure = SynthesisError(f"Speaking failed: {str(error) or type(error).__name__}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,227 @@
+"""What the loop keeps of a session, and of the piece of text that it is speaking."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.backend import Suspended
+from megakernel_tts.codec.decoder import State
+from megakernel_tts.guard import Guard
+from megakernel_tts.prompt import Layout, Prefix
+from megakernel_tts.sampling import Sampling
+from megakernel_tts.script import Piece, Script
+from megakernel_tts.session import AudioChunk, ChunkPolicy, FinishReason, Mailbox
+
+_SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
+
+
+@dataclass(eq=False)
+class Utterance:
+    """One piece of text being spoken: in a slot, or suspended with all that the slot held.
+
+    Attributes:
+        piece: The text.
+        state: Of the codec, after the frames that were decoded.
+        cap: Frames at most.
+        tokens: Of the piece, handed to the backend.
+        fed: Text vectors handed over after the prompt.
+        closed: Whether the end of the text was handed over too.
+        frames: Made so far, the last ones still `pending`: not decoded.
+        held: Chunks that leave once the piece is over, if it may have to be said again.
+        over: How it ended, once it did; `error` says what failed.
+        suspended: What its slot held, while it has none.
+        moved: When it last took a step, in seconds of `time.monotonic`.
+    """
+
+    piece: Piece
+    state: State
+    cap: int
+    tokens: int
+    fed: int
+    closed: bool
+    frames: int = 0
+    pending: list[Tensor] = field(default_factory=list[Tensor])
+    held: list[AudioChunk] = field(default_factory=list[AudioChunk])
+    guard: Guard = field(default_factory=Guard)
+    over: FinishReason | None = None
+    error: Exception | None = None
+    suspended: Suspended | None = None
+    moved: float = field(default_factory=time.monotonic)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next frame's text is there."""
+        return self.over is None and (self.frames <= self.fed or self.closed)
+
+    def used_up(self, frame: int) -> bool:
+        """Whether the talker had been given all of the text before this frame."""
+        return self.closed and frame >= self.fed
+
+    def take(self, codes: Tensor | None) -> None:
+        """Takes the next frame, or the end of the speech."""
+        self.moved = time.monotonic()
+        if codes is None:
+            self.over = "eos"
+            return
+        self.pending.append(codes)
+        self.frames += 1
+        if self.frames >= self.cap:
+            self.over = "length"
+
+    def fail(self, error: Exception) -> None:
+        """Ends the piece; frames that were made before still leave."""
+        self.over, self.error = "error", error
+
+    def runaway(self, codes: Tensor, samples: NDArray[np.int16]) -> int | None:
+        """How many of these frames to keep, if the speech runs away within them.
+
+        Args:
+            codes: [frames, groups], the last ones that were made.
+            samples: [frames * samples a frame].
+        """
+        first, count = self.frames - len(codes), len(codes)
+        for i, pcm in enumerate(np.split(samples, count)):
+            used_up = self.used_up(first + i)
+            if self.guard.runaway(int(codes[i, 0]), pcm, self.piece.frames, used_up=used_up):
+                return i + 1
+        return None
+
+
+@dataclass(eq=False)
+class Stream:
+    """What the loop keeps of a session.
+
+    Attributes:
+        script: The text.
+        mailbox: Where the audio goes.
+        prefix: Of the prompts.
+        start: The codec's state at the start of every piece.
+        layout: Where the text goes in the prompts.
+        sampling: With a seed.
+        chunks: How frames leave.
+        retries: How often a piece that runs away is said again.
+        tries: How often the piece at hand was said again.
+        frames: Delivered.
+        draws: Numbers of frames that earlier pieces drew with; the next piece goes on after them.
+        reason: The worst of its pieces.
+        abandoned: Whether nobody listens any more.
+        slot: Of the backend, while it has one.
+        utterance: The piece that is being spoken.
+    """
+
+    script: Script
+    mailbox: Mailbox
+    prefix: Prefix
+    start: State
+    layout: Layout
+    sampling: Sampling
+    chunks: ChunkPolicy
+    retries: int = 0
+    tries: int = 0
+    frames: int = 0
+    draws: int = 0
+    reason: FinishReason = "eos"
+    abandoned: bool = False
+    slot: int | None = None
+    utterance: Utterance | None = None
+
+    def __post_init__(self) -> None:
+        self.chunk = self.chunks.first  # frames of the next one
+
+    def text(self) -> tuple[Piece | None, list[int], bool]:
+        """The piece to speak now, its tokens so far, and whether they are all."""
+        with self.script.lock:
+            piece = self.script.front()
+            return (piece, list(piece.ids), piece.ended) if piece else (None, [], False)
+
+    @property
+    def read(self) -> bool:
+        """Whether its reader keeps up."""
+        pending = len(self.utterance.pending) if self.utterance else 0
+        return self.mailbox.unread + pending < self.chunks.ahead
+
+    @property
+    def movable(self) -> bool:
+        """Whether to make a frame for it now."""
+        u = self.utterance
+        return self.slot is not None and u is not None and u.ready and self.read
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it has no slot and could use one."""
+        if self.slot is not None:
+            return False
+        piece, ids, ended = self.text()
+        u = self.utterance
+        if u is None:
+            return piece is not None
+        news = not u.closed and (ended or len(ids) > u.tokens)
+        return self.read and (u.ready or news)
+
+    def stalled(self, patience: float) -> bool:
+        """Whether it has held its slot for `patience` seconds without using it."""
+        u = self.utterance
+        if self.slot is None or u is None or u.over is not None or self.movable:
+            return False
+        return time.monotonic() - u.moved >= patience
+
+    @property
+    def due(self) -> bool:
+        """Whether frames are to be decoded now."""
+        u = self.utterance
+        if u is None or not u.pending:
+            return False
+        # A stream whose text has run dry gives out what it has.
+        return not u.ready or len(u.pending) >= self.chunk
+
+    def deliver(self, codes: Tensor, samples: NDArray[np.int16], rate: int) -> None:
+        """Hands a chunk over; one in which the speech runs away is cut at that frame.
+
+        Args:
+            codes: [frames, groups].
+            samples: [frames * samples a frame].
+            rate: Samples a second.
+        """
+        u = self.utterance
+        assert u is not None
+        kept = u.runaway(codes, samples) if self.sampling.guard else None
+        if kept is not None:
+            u.over = "guard"
+            samples = samples[: kept * len(samples) // len(codes)]
+            codes = codes[:kept]
+        # Copies: a chunk that is kept must not keep those of the whole batch.
+        chunk = AudioChunk(samples.copy(), rate, codes.numpy().copy(), self.frames)
+        self.frames += len(codes)
+        self.chunk = min(2 * self.chunk, self.chunks.largest)
+        if self.tries < self.retries:
+            u.held.append(chunk)
+        else:
+            self.mailbox.put(chunk)
+
+    def flush(self) -> None:
+        """Hands over what was held back."""
+        if self.utterance is not None:
+            for chunk in self.utterance.held:
+                self.mailbox.put(chunk)
+            self.utterance.held = []
+
+    def end_piece(self) -> None:
+        """Leaves a piece that was spoken; one that ran away is said again if it may be."""
+        u = self.utterance
+        assert u is not None and u.over is not None
+        if u.over == "guard" and u.held:
+            self.frames -= sum(len(chunk.codes) for chunk in u.held)
+            self.tries += 1
+            self.utterance = None
+            return
+        self.flush()
+        self.utterance = None
+        self.tries = 0
+        if _SEVERITY.index(u.over) > _SEVERITY.index(self.reason):
+            self.reason = u.over
+        self.draws += u.frames + 1  # the end of the speech was drawn, too
+        with self.script.lock:
+            self.script.pop()

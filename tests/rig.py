@@ -1,0 +1,101 @@
+"""An engine over a scripted backend, and what its sessions give."""
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from megakernel_tts import (
+    AudioChunk,
+    ChunkPolicy,
+    Finish,
+    Sampling,
+    Session,
+    Voice,
+)
+from megakernel_tts.engine import Engine
+from megakernel_tts.loader import Loaded
+from megakernel_tts.prompt import Layout
+from megakernel_tts.script import Script
+from megakernel_tts.split import Limits, Splitter
+from tests.fakes import ScriptedBackend, codes_of
+
+TEXT = "hello to the world, this is a test of speech."
+
+
+class Rig:
+    """An engine over a scripted backend."""
+
+    def __init__(self, loaded: Loaded, backend: ScriptedBackend, waiting: int = 64) -> None:
+        self.loaded = loaded
+        self.backend = backend
+        self.engine = Engine(
+            backend, loaded.engine.prompter, loaded.engine.decoder, waiting=waiting
+        )
+
+    def open(
+        self,
+        text: str | None = TEXT,
+        seed: int = 1,
+        layout: Layout = "streaming",
+        limits: Limits | None = None,
+        voice: Voice | None = None,
+        max_frames: int = 400,
+        retries: int = 0,
+        **chunks: int,
+    ) -> Session:
+        prefix = self.engine.prompter.prefix(voice or "ryan", "english", None)
+        script = Script(self.loaded.tokenizer, Splitter(limits=limits))
+        sampling = Sampling(seed=seed, max_frames=max_frames)
+        session = self.engine.open(
+            script, prefix, voice, layout, sampling, ChunkPolicy(**chunks), retries=retries
+        )
+        if text is not None:
+            session.push_text(text)
+            session.end()
+        return session
+
+    @property
+    def frames(self) -> int:
+        """Frames that TEXT takes."""
+        return len(self.loaded.tokenizer.encode(TEXT)) + self.backend.tail
+
+    def idle(self) -> bool:
+        """Whether every slot comes free soon."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if not self.backend.busy and not self.engine.sessions:
+                return True
+            time.sleep(0.005)
+        return False
+
+
+def read(sessions: Sequence[Session]) -> list[Finish]:
+    """Reads sessions to their ends, each in a thread of its own."""
+    finishes: dict[int, Finish] = {}
+    readers = [
+        threading.Thread(target=lambda i=i, s=s: finishes.update({i: drain(s)[1]}), daemon=True)
+        for i, s in enumerate(sessions)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+        assert not reader.is_alive(), "a session hangs"
+    return [finishes[i] for i in range(len(sessions))]
+
+
+def drain(session: Session) -> tuple[list[AudioChunk], Finish]:
+    *chunks, finish = list(session)
+    assert isinstance(finish, Finish)
+    return [c for c in chunks if isinstance(c, AudioChunk)], finish
+
+
+def codes(chunks: list[AudioChunk]) -> np.ndarray:
+    return np.concatenate([c.codes for c in chunks])
+
+
+def scripted(seed: int, frames: int, first: int = 0) -> np.ndarray:
+    return torch.stack([codes_of(seed, first + i) for i in range(frames)]).numpy()
