@@ -46,7 +46,7 @@ def test_every_stage_runs_and_the_checkpoint_speaks(tmp_path: Path) -> None:
     first = (work / "codec.jsonl").read_text()
     run("codec", str(work), "--minutes", "0.12", *small)  # goes on
     lines = [json.loads(line) for line in (work / "codec.jsonl").read_text().splitlines()]
-    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > 3
+    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > 60 * 0.04
     run("codes", str(work))
     run("vocoder", str(work), "--minutes", "0.02", *small, "--channels", "2")
     run("talker", str(work), "--minutes", "0.03", "--positions", "600")
