@@ -117,7 +117,7 @@ class Evaluation:
         assert not any(text.lower() in lower for text in written), "a held-out text was learned"
         model = self._work.folder / "judge.lm"
         write_language_model(model, corpus, spoken)
-        judge = Judge(model)
+        judges = {"corpus": Judge(model), "general": Judge(None)}
         originals = _flite_says(written, _alternate(len(written)))
         again = _resynthesis(self._work.voice)
         conditions = {"originals": originals, "resynthesis": [again(x) for x in originals]}
@@ -128,16 +128,19 @@ class Evaluation:
                 len(made) / len(wanted)
                 for made, wanted in zip(conditions[manner], originals, strict=True)
             ]
-        rates: dict[str, Any] = {}
+        rates: dict[str, dict[str, float]] = {}
+        heard: dict[str, dict[str, list[str]]] = {}
         for name, speech in conditions.items():
-            rate, heard = judge.error_rate(speech, RATE, spoken)
-            rates[name] = {"word_error_rate": round(rate, 4), "heard": heard}
+            found = {j: judge.error_rate(speech, RATE, spoken) for j, judge in judges.items()}
+            rates[name] = {j: round(rate, 4) for j, (rate, _) in found.items()}
+            heard[name] = {j: texts for j, (_, texts) in found.items()}
         return {
             "sentences": len(written),
             "words": sum(len(words_of(s)) for s in spoken),
             "written": written,
-            "conditions": rates,
+            "word_error_rate": rates,
             "length_ratio": {name: _spread(values) for name, values in lengths.items()},
+            "heard": heard,
         }
 
     def ends(self, texts: list[str], manner: str) -> dict[str, Any]:
@@ -205,8 +208,9 @@ def main() -> None:
     start = time.monotonic()
     evaluation = Evaluation(work, options.processes)
     results: dict[str, Any] = evaluation.understanding()
-    for name, one in results["conditions"].items():
-        print(f"{name:12} word error rate {one['word_error_rate']:.3f}")
+    for name, rates in results["word_error_rate"].items():
+        shown = ", ".join(f"{rate:.3f} ({model} model)" for model, rate in rates.items())
+        print(f"{name:12} word error rate {shown}")
     texts = fresh_sentences(work, options.sentences, options.words)
     few = texts[: options.sentences // 10]
     results["ends"] = [

@@ -1,11 +1,11 @@
 """Speech to text by pocketsphinx, and how many words differ.
 
 What is fair: every condition is heard by the same recogniser with the same language model, so that
-figures compare with each other, and with the synthesiser's own recordings as the floor. The model
-is a bigram of the training corpus whose vocabulary holds the common words and those of the judged
-sentences: it knows the words, but not the sentences, none of which is in the corpus. The general
-model of the package knows neither and hears the recordings themselves far worse; a model of the
-sentences would know them before they are heard.
+figures compare with each other, and with the synthesiser's own recordings as the floor. Neither of
+two models knows the sentences. The package's general English model guesses the most: it hears the
+recordings well, and fills gaps from the context. A bigram of the training corpus, whose vocabulary
+holds the common words and those of the judged sentences, leaves more to the ear: the corpus makes
+no sense. A model of the sentences would know them before they are heard.
 """
 
 import math
@@ -92,10 +92,10 @@ def write_language_model(file: Path, corpus: Iterable[str], judged: Iterable[str
 class Judge:
     """A recogniser with one language model."""
 
-    def __init__(self, language_model: Path) -> None:
-        self._decoder = pocketsphinx.Decoder(
-            samprate=_RATE, lm=str(language_model), loglevel="FATAL"
-        )
+    def __init__(self, language_model: Path | None) -> None:
+        """Loads a language model (ARPA), or the package's general English one."""
+        chosen = {} if language_model is None else {"lm": str(language_model)}
+        self._decoder = pocketsphinx.Decoder(samprate=_RATE, loglevel="FATAL", **chosen)
 
     def hear(self, samples: NDArray[np.int16], rate: int) -> str:
         """What it understands."""
