@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from examples.train_voice.judge import Judge, words_of, write_language_model
 from examples.train_voice.layout import VOICES, Work, summary
 from examples.train_voice.synthesis import resample
 from examples.train_voice.text import held_out, make_corpus, read_words
-from megakernel_tts import TTS, AudioChunk, Finish
+from megakernel_tts import TTS, AudioChunk, Finish, Session
 from megakernel_tts.checkpoint import Checkpoint
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
@@ -32,32 +32,53 @@ from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 
 RATE = 24_000
 _CPU = torch.device("cpu")
+_TOGETHER = 16  # streams a process
+_MOST_FRAMES = 400  # 32 s, ten times the usual
 _ODD, _RUNAWAY = 2.0, 3.0  # times the synthesiser's length
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Something to say."""
+
+    folder: Path
+    text: str
+    voice: str
+    manner: str  # full, streaming or live
+    seed: int
+    guard: bool
 
 
 @cache
 def _tts(folder: Path) -> TTS:
     """One a process."""
     torch.set_num_threads(1)
-    return TTS.load(folder, device="cpu", slots=1)
+    return TTS.load(folder, device="cpu", slots=_TOGETHER)
 
 
-def _say(job: tuple[Path, str, str, str, int, bool]) -> tuple[NDArray[np.int16], str]:
-    """Says a text in one of three manners; gives the samples and how it ended."""
-    folder, text, voice, manner, seed, guard = job
-    tts = _tts(folder)
-    sampling = replace(tts.sampling, seed=seed, guard=guard, max_frames=400)
-    layout = "full" if manner == "full" else "streaming"
-    session = tts.open(voice, "english", layout=layout, sampling=sampling)
-    pieces = text.split(" ") if manner == "live" else [text]
-    for i, piece in enumerate(pieces):
-        session.push_text(piece if i == 0 else f" {piece}")
+def _say(jobs: list[_Job]) -> list[tuple[NDArray[np.int16], str]]:
+    """Says a few texts at once; gives the samples of each and how it ended."""
+    sessions = [_open(job) for job in jobs]
+    said: list[tuple[NDArray[np.int16], str]] = []
+    for session in sessions:
+        *chunks, finish = session
+        assert isinstance(finish, Finish) and finish.reason != "error", finish
+        pcm = [chunk.pcm for chunk in chunks if isinstance(chunk, AudioChunk)]
+        said.append((np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason))
+    return said
+
+
+def _open(job: _Job) -> Session:
+    tts = _tts(job.folder)
+    sampling = replace(tts.sampling, seed=job.seed, guard=job.guard, max_frames=_MOST_FRAMES)
+    layout = "full" if job.manner == "full" else "streaming"
+    session = tts.open(job.voice, "english", layout=layout, sampling=sampling)
+    first, *rest = job.text.split(" ") if job.manner == "live" else [job.text]
+    session.push_text(first)
+    for word in rest:
+        session.push_text(f" {word}")
     session.end()
-    events = list(session)
-    pcm = [e.pcm for e in events if isinstance(e, AudioChunk)]
-    finish = events[-1]
-    assert isinstance(finish, Finish) and finish.reason != "error", finish
-    return np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason
+    return session
 
 
 def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
@@ -102,11 +123,18 @@ class Evaluation:
     ) -> tuple[list[NDArray[np.int16]], list[str]]:
         """All texts, voices by turns."""
         jobs = [
-            (self._work.voice, text, voice, manner, seed + i, guard)
+            _Job(self._work.voice, text, voice, manner, seed + i, guard)
             for i, (text, voice) in enumerate(zip(texts, _alternate(len(texts)), strict=True))
         ]
-        said = self._pool.imap(_say, jobs, chunksize=4)
-        results = list(tqdm(said, total=len(jobs), desc=manner, disable=None))
+        return self._run(jobs)
+
+    def _run(self, jobs: list[_Job]) -> tuple[list[NDArray[np.int16]], list[str]]:
+        batches = [jobs[i : i + _TOGETHER] for i in range(0, len(jobs), _TOGETHER)]
+        results: list[tuple[NDArray[np.int16], str]] = []
+        with tqdm(total=len(jobs), desc="sentences", disable=None) as progress:
+            for said in self._pool.imap(_say, batches):
+                results += said
+                progress.update(len(said))
         return [pcm for pcm, _ in results], [reason for _, reason in results]
 
     def understanding(self) -> dict[str, Any]:
@@ -152,11 +180,13 @@ class Evaluation:
         wanted = _flite_says(texts, _alternate(len(texts)))
         ratios = [len(made) / len(said) for made, said in zip(free, wanted, strict=True)]
         odd = [i for i, r in enumerate(ratios) if reasons[i] != "eos" or r > _ODD]
-        jobs = [
-            (self._work.voice, texts[i], _alternate(i + 1)[i], manner, 10_000 + i, True)
-            for i in odd
-        ]
-        guarded = [reason for _, reason in self._pool.imap(_say, jobs)]
+        voices = _alternate(len(texts))
+        _, guarded = self._run(
+            [
+                _Job(self._work.voice, texts[i], voices[i], manner, 10_000 + i, guard=True)
+                for i in odd
+            ]
+        )
         return {
             "manner": manner,
             "sentences": len(texts),
