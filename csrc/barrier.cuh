@@ -1,0 +1,47 @@
+// The grid barrier: every block adds one to a counter that is never reset, and waits until all
+// have. A wait that lasts too long ends the launch with a sentence instead of hanging it.
+#pragma once
+
+#include "params.cuh"
+
+namespace megakernel {
+
+class Barrier {
+ public:
+  DEVICE Barrier(const Params& p) : p_(p), target_(p.epoch) {}
+
+  // Whether all blocks arrived; false once any block has given up: the caller leaves.
+  DEVICE bool wait(int phase) {
+    __shared__ bool alive;
+    target_ += blocks();
+    block_sync();
+    if (thread() == 0) {
+      signal(p_.barrier);
+      alive = arrived(phase);
+    }
+    block_sync();
+    return alive;
+  }
+
+ private:
+  DEVICE bool arrived(int phase) {
+    const uint64_t start = nanoseconds();
+    // The difference is right also where the counter has wrapped around.
+    while (static_cast<int>(observe(p_.barrier) - target_) < 0) {
+      if (nanoseconds() - start > p_.patience) {
+        p_.failure[1] = block();
+        p_.failure[2] = phase;
+        publish(p_.failure, 1);
+        signal(p_.given_up);
+        return false;
+      }
+      if (observe(p_.given_up)) return false;
+    }
+    return true;
+  }
+
+  const Params& p_;
+  unsigned target_;
+};
+
+}  // namespace megakernel
