@@ -8,19 +8,19 @@ namespace megakernel {
 
 class Barrier {
  public:
-  DEVICE Barrier(const Params& p) : p_(p), target_(p.epoch) {}
+  // `alive` lies in shared memory.
+  DEVICE Barrier(const Params& p, bool& alive) : p_(p), alive_(alive), target_(p.epoch) {}
 
   // Whether all blocks arrived; false once any block has given up: the caller leaves.
   DEVICE bool wait(int phase) {
-    __shared__ bool alive;
     target_ += blocks();
     block_sync();
     if (thread() == 0) {
       signal(p_.barrier);
-      alive = arrived(phase);
+      alive_ = arrived(phase);
     }
     block_sync();
-    return alive;
+    return alive_;
   }
 
  private:
@@ -41,6 +41,7 @@ class Barrier {
   }
 
   const Params& p_;
+  bool& alive_;
   unsigned target_;
 };
 

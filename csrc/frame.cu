@@ -11,6 +11,7 @@ struct Shared {
       M::Talker::hidden > M::Predictor::hidden ? M::Talker::hidden : M::Predictor::hidden;
   Residual<kHidden> residual;
   Draw draw;
+  bool alive;
 };
 
 template <class M>
@@ -19,7 +20,7 @@ class Generation {
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
 
-  DEVICE Generation(const Params& p, Shared<M>& s) : p_(p), s_(s), r_(s.residual), barrier_(p) {
+  DEVICE Generation(const Params& p, Shared<M>& s) : p_(p), s_(s), r_(s.residual), barrier_(p, s.alive) {
     for (unsigned& pair : r_.activations.registers) pair = 0;  // columns that nobody has
     block_sync();
   }
