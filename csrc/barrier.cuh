@@ -9,7 +9,12 @@ namespace megakernel {
 class Barrier {
  public:
   // `alive` lies in shared memory.
-  DEVICE Barrier(const Params& p, bool& alive) : p_(p), alive_(alive), target_(p.epoch) {}
+  DEVICE Barrier(const Params& p, bool& alive) : p_(p), alive_(alive), target_(*p.epoch) {}
+
+  // Leaves the counter's value to the next launch; every block would write the same.
+  DEVICE void close() {
+    if (block() == 0 && thread() == 0) *p_.epoch = target_;
+  }
 
   // Whether all blocks arrived; false once any block has given up: the caller leaves.
   DEVICE bool wait(int phase) {

@@ -25,7 +25,20 @@ class Generation {
     block_sync();
   }
 
+  // Frames until nobody goes on, or the launch has made its share.
   DEVICE void frames() {
+    make_frames();
+    barrier_.close();
+  }
+
+  // The prompt of one stream, as many positions at a time as there are columns.
+  DEVICE void prompt() {
+    run_prompt();
+    barrier_.close();
+  }
+
+ private:
+  DEVICE void make_frames() {
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames; ++frame) {
       if (!anyone_goes_on()) return;
@@ -42,8 +55,7 @@ class Generation {
     }
   }
 
-  // The prompt of one stream, as many positions at a time as there are columns.
-  DEVICE void prompt() {
+  DEVICE void run_prompt() {
     const Stream& stream = p_.streams[0];
     Params chunk = p_;
     for (int start = 0; start < p_.prompt_length; start += kColumns) {
@@ -65,7 +77,6 @@ class Generation {
     }
   }
 
- private:
   DEVICE bool ready(const Stream& s) const {
     return !s.over && s.frames < s.max_frames && (s.frames <= s.fed || s.ended);
   }
@@ -111,8 +122,7 @@ class Generation {
   }
 
   DEVICE float group_embedding(int group, int code, int k) const {
-    const size_t row = static_cast<size_t>(group) * M::codes + code;
-    return to_float(p_.group_embeddings[row * Talker::hidden + k]);
+    return to_float(p_.group_embeddings[group][static_cast<size_t>(code) * Talker::hidden + k]);
   }
 
   // Position `pass` of the predictor: the talker's hidden state, then the codes one by one.
@@ -187,11 +197,10 @@ class Generation {
     else if (stream.frames + 1 >= stream.max_frames) stream.over = kLength;
     stream.frames += 1;
     stream.fresh = 0;
-    Published& frame = p_.frames[c * p_.max_frames + p_.published[c]];
-    frame.column = c;
+    Published& frame = p_.frames[c * p_.max_frames + stream.made];
     frame.over = stream.over;
     for (int g = 0; g < kGroups; ++g) frame.codes[g] = stream.codes[g];
-    publish(p_.published + c, p_.published[c] + 1);
+    publish(p_.published + c, ++stream.made);
   }
 
   const Params& p_;
@@ -214,8 +223,15 @@ __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ P
   Generation<M>(p, *reinterpret_cast<Shared<M>*>(bytes)).prompt();
 }
 
-template __global__ void generate<MEGAKERNEL_MODEL>(const __grid_constant__ Params);
-template __global__ void prefill<MEGAKERNEL_MODEL>(const __grid_constant__ Params);
+#define MEGAKERNEL_ENTRY(name) \
+  Entry{reinterpret_cast<void*>(generate<name>), reinterpret_cast<void*>(prefill<name>), \
+        sizeof(Shared<name>), shape_of<name>()}
+
+// The kernels of a model, in the order of `Models` in shapes.cuh.
+Entry entry(int model) {
+  static const Entry entries[] = {MEGAKERNEL_MODELS(MEGAKERNEL_ENTRY)};
+  return entries[model];
+}
 
 #endif
 

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #define DEVICE __device__ __forceinline__
+#define DEVICE_CALL __device__ __noinline__  // its registers are its own
 
 namespace megakernel {
 

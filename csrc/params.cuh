@@ -47,6 +47,7 @@ struct Stream {
   int ended;        // no more will come: padding follows
   int fresh;        // the first frame: its hidden state comes from the prompt
   int over;         // why it stopped, see Over
+  int made;         // frames of this launch
   int codes[kGroups];  // of the last frame
   unsigned first_frame;
   unsigned seed[2];
@@ -58,7 +59,7 @@ enum Over : int { kRunning = 0, kEos = 1, kLength = 2, kDry = 3, kStopped = 4 };
 
 // What a frame looks like to the host.
 struct Published {
-  int column, over;
+  int over;
   int codes[kGroups];
 };
 
@@ -69,7 +70,7 @@ struct Params {
   const uint4* project;                 // [predictor hidden, talker hidden]; null if the same
   const bf16* project_bias;
   const bf16* code_embedding;           // [vocab, talker hidden]
-  const bf16* group_embeddings;         // [groups - 1][codes, talker hidden]
+  const bf16* const* group_embeddings;  // [groups - 1] of [codes, talker hidden]
   const bf16* pad;                      // [talker hidden]
   const bf16* text;                     // [slots, positions, talker hidden]
   const bf16* prompt;                   // [prompt length, talker hidden]; prefill alone
@@ -82,8 +83,8 @@ struct Params {
   int columns;
   int out_splits, down_splits;          // how often the long sums are cut, for this many blocks
   int max_frames;                       // of this launch
-  Published* frames;                    // pinned [columns * max_frames]
-  unsigned* published;                  // pinned: how many there are
+  Published* frames;                    // pinned [columns, max_frames]
+  unsigned* published;                  // pinned [columns]: how many there are
   const unsigned* stop;                 // pinned [columns]
 
   // The workspace: [columns, ...], written by some blocks, read by all after a barrier.
@@ -94,11 +95,10 @@ struct Params {
   float* middle;                        // [columns, intermediate]
   float* logits;                        // [columns, vocab]
   int* drawn;                           // [columns]
-  int* live;                            // [columns]
 
   unsigned* barrier;                    // a counter that is never reset
+  unsigned* epoch;                      // what it stood at when the last launch ended
   unsigned* given_up;                   // how many blocks no longer wait
-  unsigned epoch;                       // its value before this launch
   uint64_t patience;                    // nanoseconds that a barrier waits
   unsigned* failure;                    // pinned [3]: 1 once a wait ran out, block, phase
 };

@@ -45,4 +45,33 @@ using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512>, 256>;
 using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384>, 256>;
 using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384>, 256>;
 
+#define MEGAKERNEL_MODELS(_) \
+  _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
+
+constexpr int kModels = 5;
+
+// What Python compares with a checkpoint's config.
+struct Shape {
+  int talker[4], predictor[4], codes;  // hidden, heads, kv heads, intermediate
+};
+
+template <class M>
+constexpr Shape shape_of() {
+  using T = typename M::Talker;
+  using P = typename M::Predictor;
+  return {{T::hidden, T::heads, T::kv_heads, T::intermediate},
+          {P::hidden, P::heads, P::kv_heads, P::intermediate},
+          M::codes};
+}
+
+// What the host launches.
+struct Entry {
+  void* generate;
+  void* prefill;
+  unsigned long shared_bytes;
+  Shape shape;
+};
+
+Entry entry(int model);
+
 }  // namespace megakernel

@@ -82,7 +82,7 @@ DEVICE void store(const Params& p, float* out, int rows, int tile, Sum sum) {
 }
 
 template <class S, int Hidden>
-DEVICE bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r, Barrier& barrier) {
+DEVICE_CALL bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r, Barrier& barrier) {
 #pragma unroll 1
   for (int l = 0; l < n.num_layers; ++l) {
     const Layer& w = n.layers[l];
@@ -147,7 +147,7 @@ DEVICE bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r, B
 
 // logits = W norm(x); x becomes norm(x), which the predictor starts from.
 template <class S, int Rows, int Hidden>
-DEVICE bool run_head(const Params& p, const Network& n, const uint4* weights, int stride,
+DEVICE_CALL bool run_head(const Params& p, const Network& n, const uint4* weights, int stride,
                      Residual<Hidden>& r, Barrier& barrier) {
   Product<Rows, S::hidden> head(weights, 1);
   measure<S>(p, r, n.eps);

@@ -33,13 +33,13 @@ class Rule(C.Structure):
 
 
 class Stream(C.Structure):
-    _fields_ = fields(slot=I, prompt=I, frames=I, max_frames=I, fed=I, ended=I, fresh=I, over=I,
+    _fields_ = fields(slot=I, prompt=I, frames=I, max_frames=I, fed=I, ended=I, fresh=I, over=I, made=I,
                       codes=I * GROUPS, first_frame=U, seed=U * 2, penalty=F, talker=Rule,
                       predictor=Rule)
 
 
 class Published(C.Structure):
-    _fields_ = fields(column=I, over=I, codes=I * GROUPS)
+    _fields_ = fields(over=I, codes=I * GROUPS)
 
 
 class Params(C.Structure):
@@ -48,7 +48,7 @@ class Params(C.Structure):
         project_bias=P, code_embedding=P, group_embeddings=P, pad=P, text=P, prompt=P,
         prompt_length=I, hidden=P, seen=P, eos=I, streams=P, columns=I, out_splits=I,
         down_splits=I, max_frames=I, frames=P, published=P, stop=P, qkv=P, attended=P, weight=P,
-        partial=P, middle=P, logits=P, drawn=P, live=P, barrier=P, given_up=P, epoch=U,
+        partial=P, middle=P, logits=P, drawn=P, barrier=P, epoch=P, given_up=P,
         patience=C.c_uint64, failure=P)
 
 
@@ -74,7 +74,7 @@ class Kernel:
         self.seen = torch.zeros(slots, t.vocab, dtype=torch.uint8)
         self.published = torch.zeros(COLUMNS, dtype=torch.int32)
         self.failure = torch.zeros(3, dtype=torch.int32)
-        self.barrier = torch.zeros(2, dtype=torch.int32)
+        self.barrier = torch.zeros(3, dtype=torch.int32)
         wide = max(t.stack.hidden, p.stack.hidden)
         f = lambda *shape: self.at(torch.zeros(*shape))  # noqa: E731
         self.p = Params(
@@ -83,7 +83,7 @@ class Kernel:
             talker_head=self.at(packed(model.talker.head)),
             predictor_heads=self.at(torch.stack([packed(h) for h in model.predictor.heads])),
             code_embedding=b(model.embeddings.codec),
-            group_embeddings=b(torch.stack(model.embeddings.groups)), pad=b(pad),
+            group_embeddings=self.at((P * 15)(*map(b, model.embeddings.groups))), pad=b(pad),
             text=self.at(self.text), hidden=self.at(self.hidden), seen=self.at(self.seen),
             eos=t.control.eos, out_splits=2, down_splits=2,
             published=self.at(self.published), stop=self.at(torch.zeros(COLUMNS, dtype=torch.int32)),
@@ -91,7 +91,8 @@ class Kernel:
             weight=f(COLUMNS, SPANS, 16, 2), partial=f(8, COLUMNS, wide),
             middle=f(COLUMNS, 6144), logits=self.at(self.logits),
             drawn=self.at(torch.zeros(COLUMNS, dtype=torch.int32)),
-            barrier=self.barrier.data_ptr(), given_up=self.barrier.data_ptr() + 4,
+            barrier=self.barrier.data_ptr(), epoch=self.barrier.data_ptr() + 4,
+            given_up=self.barrier.data_ptr() + 8,
             patience=10**12, failure=self.at(self.failure),
         )
         if model.predictor.project is not None:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #define DEVICE inline
+#define DEVICE_CALL inline
 
 struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
