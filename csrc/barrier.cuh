@@ -2,6 +2,7 @@
 // have. A wait that lasts too long ends the launch with a sentence instead of hanging it.
 #pragma once
 
+#include "memory.cuh"
 #include "params.cuh"
 
 namespace megakernel {

@@ -2,20 +2,14 @@
 // knows PTX or a CUDA intrinsic, so that the same phases also compile for a host emulator.
 #pragma once
 
-#ifdef MEGAKERNEL_EMULATOR
-#include "emulator.h"
-#else
+#include "types.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <stdint.h>
+#ifndef MEGAKERNEL_EMULATOR
 
 #define DEVICE __device__ __forceinline__
 #define DEVICE_CALL __device__ __noinline__  // its registers are its own
 
 namespace megakernel {
-
-using bf16 = __nv_bfloat16;
 
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int block() { return blockIdx.x; }

@@ -1,8 +1,8 @@
 // What a launch is given: weights, streams, and the workspace that its phases talk through.
 #pragma once
 
-#include "memory.cuh"
 #include "shapes.cuh"
+#include "types.cuh"
 
 namespace megakernel {
 

@@ -11,6 +11,8 @@ constexpr int kHeadDim = 128;  // of every network of the family
 constexpr int kGroups = 16;    // codes a frame
 constexpr int kControl = 1024;  // ids of code 0 beyond the codes
 constexpr int kSpan = 128;     // positions that one attention item looks at
+constexpr int kMostActivations = 2048;  // of one stretch of K, a column
+constexpr int kMostSplits = 4;  // stretches that a sum is cut into
 constexpr int kMaxSpans = 16;  // so that a slot has at most 2,048 positions
 
 // One decoder stack.

@@ -4,6 +4,7 @@
 // values, and a span; the next phase puts a column's spans together.
 #pragma once
 
+#include "../memory.cuh"
 #include "../params.cuh"
 
 namespace megakernel {

@@ -4,6 +4,7 @@
 // seed, word id % 4: the reference's own numbers.
 #pragma once
 
+#include "../memory.cuh"
 #include "../params.cuh"
 
 namespace megakernel {

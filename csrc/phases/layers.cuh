@@ -12,9 +12,6 @@ namespace megakernel {
 
 enum Phase : int { kQkv, kAttend, kOut, kGateUp, kDown, kHead, kDraw, kProject };
 
-// Long sums are cut so that their activations fit, and their tiles go round.
-constexpr int kMostActivations = 2048;
-
 // Shared by both stacks of a model.
 template <int Hidden>
 struct Residual {

@@ -9,6 +9,7 @@
 // and blocks.
 #pragma once
 
+#include "../memory.cuh"
 #include "../params.cuh"
 
 namespace megakernel {
