@@ -181,8 +181,10 @@ class Generation {
                                      : draw_other<M>(p_, stream, c, codebook, s_.draw);
       block_sync();
       if (thread() == 0) {
-        p_.drawn[c] = code;
-        if (ready(stream)) finish_code(stream, c, codebook, code);
+        const bool finite = code < (codebook == 0 ? M::vocab : M::codes);
+        p_.drawn[c] = finite ? code : 0;
+        stream.broken |= !finite;
+        if (ready(stream)) finish_code(stream, c, codebook, p_.drawn[c]);
       }
     }
     return barrier_.wait(kDraw);
@@ -192,7 +194,8 @@ class Generation {
     stream.codes[codebook] = code;
     if (codebook < kGroups - 1) return;
     const bool stop = observe_host(p_.stop + c);
-    if (stream.codes[0] == p_.eos) stream.over = kEos;
+    if (stream.broken) stream.over = kBroken;
+    else if (stream.codes[0] == p_.eos) stream.over = kEos;
     else if (stop) stream.over = kStopped;
     else if (stream.frames + 1 >= stream.max_frames) stream.over = kLength;
     stream.frames += 1;

@@ -48,6 +48,7 @@ struct Stream {
   int fresh;        // the first frame: its hidden state comes from the prompt
   int over;         // why it stopped, see Over
   int made;         // frames of this launch
+  int broken;       // whether logits were not finite
   int codes[kGroups];  // of the last frame
   unsigned first_frame;
   unsigned seed[2];
@@ -55,7 +56,7 @@ struct Stream {
   Rule talker, predictor;
 };
 
-enum Over : int { kRunning = 0, kEos = 1, kLength = 2, kDry = 3, kStopped = 4 };
+enum Over : int { kRunning = 0, kEos = 1, kLength = 2, kStopped = 3, kBroken = 4 };
 
 // What a frame looks like to the host.
 struct Published {

@@ -147,6 +147,7 @@ DEVICE void keep_top_p(const Scores<Ids>& scores, float top_p, Draw& shared) {
   scores.each([&](int, float& score) { if (ordered(score) < low) score = -INFINITY; });
 }
 
+// The id, or `Ids` where no score is finite.
 template <int Ids>
 DEVICE int draw(const Scores<Ids>& scores, const Rule& rule, const Stream& stream, int codebook,
                 Draw& shared) {
@@ -187,7 +188,7 @@ DEVICE int draw_first(const Params& p, const Stream& stream, int c, Draw& shared
     if (!allowed) score = -INFINITY;
   });
   const int code = draw(scores, stream.talker, stream, 0, shared);
-  if (thread() == 0) seen[code] = 1;
+  if (thread() == 0 && code < M::vocab) seen[code] = 1;
   return code;
 }
 

@@ -33,7 +33,7 @@ class Rule(C.Structure):
 
 
 class Stream(C.Structure):
-    _fields_ = fields(slot=I, prompt=I, frames=I, max_frames=I, fed=I, ended=I, fresh=I, over=I, made=I,
+    _fields_ = fields(slot=I, prompt=I, frames=I, max_frames=I, fed=I, ended=I, fresh=I, over=I, made=I, broken=I,
                       codes=I * GROUPS, first_frame=U, seed=U * 2, penalty=F, talker=Rule,
                       predictor=Rule)
 
