@@ -7,6 +7,7 @@ through pinned memory.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ _PHASES = ("qkv", "attend", "out", "gate_up", "down", "head", "draw", "project")
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """[rows, K] in the order in which the matrix instruction takes it: see csrc/phases/product.cuh."""
+    """[rows, K] in the matrix instruction's own order: see csrc/phases/product.cuh."""
     rows, k = weight.shape
     tiles = weight.view(rows // 16, 2, 8, k // 16, 2, 4, 2)
     return tiles.permute(0, 3, 2, 5, 4, 1, 6).contiguous()
@@ -59,13 +60,30 @@ class Megakernel:
     name = "megakernel"
 
     def __init__(
-        self, model: Model, config: ModelConfig, pad: Tensor, *, slots: int, positions: int
+        self,
+        model: Model,
+        config: ModelConfig,
+        pad: Tensor,
+        *,
+        slots: int,
+        positions: int,
+        ops: Any = None,
     ) -> None:
-        """Packs the weights and allocates the slots; see `Reference`."""
-        from build_ext import load
+        """Packs the weights and allocates the slots.
 
-        load()
-        self._ops = torch.ops.megakernel_tts
+        Args:
+            model: bfloat16 tensors on their device.
+            config: The model's numbers.
+            pad: [hidden], the text vector that stands for "no text".
+            slots: Streams at a time.
+            positions: The most positions of one stream, up to 2,048.
+            ops: The kernel's operators; by default those of csrc/ops.cpp, built if need be.
+
+        Raises:
+            RuntimeError: The kernel cannot be built here.
+            ValueError: It is not compiled for these shapes.
+        """
+        self._ops = _built_ops() if ops is None else ops
         self.slots, self.positions = slots, positions
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
@@ -105,11 +123,15 @@ class Megakernel:
             torch.zeros(floats, **options),
             torch.zeros(96, dtype=torch.int32, **options),
         ]
-        self._frames = torch.zeros(_COLUMNS, 1 + _GROUPS, dtype=torch.int32).pin_memory()
-        self._failure = torch.zeros(3, dtype=torch.int32).pin_memory()
-        published, stop = (torch.zeros(_COLUMNS, dtype=torch.int32).pin_memory() for _ in range(2))
-        self._mailbox = [self._frames, published, stop, self._failure]
+        self._frames = self._mail(_COLUMNS, 1 + _GROUPS)
+        self._failure = self._mail(3)
+        self._mailbox = [self._frames, self._mail(_COLUMNS), self._mail(_COLUMNS), self._failure]
         self._state: dict[int, _Slot] = {}
+
+    def _mail(self, *shape: int) -> Tensor:
+        """Memory of the host that the kernel writes and reads, too."""
+        pinned = self._device.type == "cuda"
+        return torch.zeros(*shape, dtype=torch.int32, pin_memory=pinned)
 
     def _find_model(self, config: ModelConfig) -> int:
         """The compiled model of these shapes."""
@@ -119,8 +141,8 @@ class Megakernel:
         compiled = [self._ops.shape(i) for i in range(self._ops.models())]
         if wanted not in compiled:
             raise ValueError(
-                f"The kernel is not compiled for the shapes {wanted}, only for {compiled}; add them "
-                "to csrc/shapes.cuh, or use dtype='float32' for plain torch."
+                f"The kernel is not compiled for the shapes {wanted}, only for {compiled}; add "
+                "them to csrc/shapes.cuh, or use dtype='float32' for plain torch."
             )
         return compiled.index(wanted)
 
@@ -198,12 +220,13 @@ class Megakernel:
                 )
         self._put(slots, states)
         self._ops.generate(self._model, *self._lists(), 1)
-        torch.cuda.current_stream(self._device).synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         if self._failure[0]:
             _, block, phase = self._failure.tolist()
             raise RuntimeError(
-                f"The kernel waited in vain for block-wide progress: block {block} gave up after the "
-                f"phase {_PHASES[phase]}. Load the model again."
+                f"The kernel's blocks lost each other: block {block} waited in vain after the "
+                f"phase {_PHASES[phase]}. Load the model again; another program may hold the GPU."
             )
         frames = list(self._frames[: len(slots)].clone())
         if any(frame[0] == _BROKEN for frame in frames):
@@ -227,11 +250,11 @@ class Megakernel:
         end = state.prompt + max(state.frames - 1, 0)
         suspended = _Suspended(
             state,
-            self._keys[:, slot, :, :end].cpu(),
-            self._values[:, slot, :, :end].cpu(),
-            self._text[slot, : state.fed].cpu(),
-            self._seen[slot].cpu(),
-            self._hidden[slot].cpu(),
+            _on_host(self._keys[:, slot, :, :end]),
+            _on_host(self._values[:, slot, :, :end]),
+            _on_host(self._text[slot, : state.fed]),
+            _on_host(self._seen[slot]),
+            _on_host(self._hidden[slot]),
         )
         self.release(slot)
         return suspended
@@ -246,6 +269,17 @@ class Megakernel:
         self._seen[slot] = suspended.seen.to(self._device)
         self._hidden[slot] = suspended.hidden.to(self._device)
         self._state[slot] = suspended.state
+
+
+def _on_host(x: Tensor) -> Tensor:
+    return x.to("cpu", copy=True)
+
+
+def _built_ops() -> Any:
+    from build_ext import load
+
+    load()
+    return torch.ops.megakernel_tts
 
 
 def _row(slot: int, s: _Slot) -> bytes:

@@ -22,8 +22,13 @@ extern "C" void emulate_prefill(const Params* p, int blocks) {
   run(*p, blocks, [](auto& g) { g.prompt(); });
 }
 
-extern "C" int sizes(int which) {
-  const int all[] = {sizeof(Params), sizeof(Stream), sizeof(Layer), sizeof(Network),
-                     sizeof(Published)};
-  return all[which];
+extern "C" int params_bytes() { return sizeof(Params); }
+
+// The numbers of the model's `Shape`, one after another.
+extern "C" int shape(int i) {
+  const Shape s = shape_of<M>();
+  return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : s.codes;
 }
+
+// Of the workspace, a column: more than enough for the small models.
+extern "C" int workspace_floats() { return 1 << 16; }
