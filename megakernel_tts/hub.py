@@ -2,23 +2,22 @@
 
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
 from megakernel_tts.errors import CheckpointError
 
 DEMO = "demo"
 DEMO_NOTE = (
-    "The demo model is a small untrained checkpoint: it only makes noise. For real speech name a "
-    "released model, such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, or a folder that holds one."
+    "The demo model is a small demonstration voice, trained from synthetic speech. For natural "
+    "speech name a released model, such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, or a folder that "
+    "holds one."
 )
-_DEMO_VERSION = 1  # of the files; a newer one is made beside an older
+_DEMO_FOLDER = Path(__file__).parent / "voices" / "demo"
 _FILES = ["*.json", "*.safetensors", "merges.txt", "speech_tokenizer/*"]
 
 
 def find_checkpoint(model: str | os.PathLike[str]) -> Path:
-    """Finds a checkpoint, downloading or making it first where needed.
+    """Finds a checkpoint, downloading it first where needed.
 
     Args:
         model: `demo`, a folder, or a hub id (`owner/name` or `owner/name@revision`).
@@ -28,7 +27,7 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
     """
     name = os.fspath(model)
     if name == DEMO:
-        return _demo()
+        return _DEMO_FOLDER
     if 0 < len(name) < 4096 and Path(name).is_dir():
         return Path(name)
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
@@ -55,29 +54,3 @@ def _download(repository: str, revision: str | None) -> Path:
             f"{where!r} is no folder here, and it could not be fetched from the hub: {reason}"
         ) from error
     return Path(folder)
-
-
-def _demo() -> Path:
-    """The demo's folder in the user's cache; made at first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megakernel-tts"
-    folder = cache / f"demo-{_DEMO_VERSION}"
-    if folder.is_dir():
-        return folder
-    from safetensors import SafetensorError
-
-    from megakernel_tts.random_checkpoint import write_checkpoint
-
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix="demo-", dir=cache))
-        write_checkpoint(made)
-        try:
-            made.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"The demo model could not be written to {cache} ({error}); set XDG_CACHE_HOME to a "
-            "folder that can be written to."
-        ) from error
-    return folder

@@ -279,7 +279,6 @@ class Loop:
         if stream.slot is not None:
             slot, stream.slot = stream.slot, None
             self.free.append(slot)
-            self.bell.ring()  # somebody may be waiting for it
             self.backend.release(slot)
 
     def _finish(

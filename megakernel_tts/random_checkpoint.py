@@ -1,7 +1,7 @@
 """Small seeded checkpoints of the real architecture, in the released file layout.
 
-They make noise, but every part of them is exercised: the embedded `demo` model, the tests and the
-parity goldens are made here. The same seed gives the same bytes on every machine.
+They make noise, but every part of them is exercised: the tests and the parity goldens are made
+here. The same seed gives the same bytes on every machine.
 """
 
 import json
@@ -63,12 +63,9 @@ def write_checkpoint(
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
-    vocab, specials = _write_tokenizer(folder)
-    _write_json(folder / "config.json", _model_config(kind, size, codes, vocab, specials))
-    _write_json(folder / "generation_config.json", _GENERATION)
-    _write_json(codec / "config.json", _codec_config(codes))
-    _write_json(codec / "configuration.json", {"framework": "pytorch"})
-    _write_json(codec / "preprocessor_config.json", _FEATURES)
+    vocab, merges = _small_vocabulary()
+    specials = write_tokenizer(folder, vocab, merges)
+    write_configs(folder, model_config(kind, size, codes, vocab, specials), codec_config(codes))
     model = read_model_config(folder / "config.json")
     specs = list(leaves(model_specs(model)))
     if model.speaker is not None:
@@ -134,8 +131,17 @@ def _write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _write_tokenizer(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """The 256 bytes and a few merged words; special tokens follow the vocabulary."""
+def write_configs(folder: Path, model: dict[str, Any], codec: dict[str, Any]) -> None:
+    """Writes the configs of a checkpoint and of its codec, sampling defaults as released."""
+    _write_json(folder / "config.json", model)
+    _write_json(folder / "generation_config.json", _GENERATION)
+    _write_json(folder / "speech_tokenizer" / "config.json", codec)
+    _write_json(folder / "speech_tokenizer" / "configuration.json", {"framework": "pytorch"})
+    _write_json(folder / "speech_tokenizer" / "preprocessor_config.json", _FEATURES)
+
+
+def _small_vocabulary() -> tuple[dict[str, int], list[str]]:
+    """The 256 bytes and a few merged words."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -145,6 +151,11 @@ def _write_tokenizer(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
             if chars[:end] not in vocab:
                 vocab[chars[:end]] = len(vocab)
                 merges.append(f"{chars[: end - 1]} {chars[end - 1]}")
+    return vocab, merges
+
+
+def write_tokenizer(folder: Path, vocab: dict[str, int], merges: list[str]) -> dict[str, int]:
+    """Writes a tokenizer's files; the ids of the special tokens follow the vocabulary's."""
     specials = {token: len(vocab) + i for i, token in enumerate(_SPECIALS)}
     _write_json(folder / "vocab.json", vocab)
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
@@ -172,7 +183,7 @@ def _write_tokenizer(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
             "return_attention_mask": True,
         },
     )  # fmt: skip
-    return vocab, specials
+    return specials
 
 
 def _stack(hidden: int, layers: int) -> dict[str, Any]:
@@ -185,9 +196,10 @@ def _stack(hidden: int, layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _model_config(
+def model_config(
     kind: Kind, size: Size, codes: int, vocab: dict[str, int], specials: dict[str, int]
 ) -> dict[str, Any]:
+    """A `config.json`; control ids stand as far above the codes as in a released one."""
     hidden = 192 if size == "1b7" else 128
 
     def shifted(ids: dict[str, int]) -> dict[str, int]:
@@ -229,7 +241,8 @@ def _model_config(
     }  # fmt: skip
 
 
-def _codec_config(codes: int) -> dict[str, Any]:
+def codec_config(codes: int) -> dict[str, Any]:
+    """A `speech_tokenizer/config.json`."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz", "encoder_valid_num_quantizers": 16,

@@ -42,6 +42,16 @@ def check_text(text: str, name: str = "The text") -> None:
         ) from None
 
 
+def qwen_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    """Qwen's split, then bytes as printable characters."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
 class TextTokenizer:
     """A checkpoint's `vocab.json` and `merges.txt`."""
 
@@ -89,12 +99,7 @@ class TextTokenizer:
         self._bpe = Tokenizer(model)
         self._normalizer = normalizers.NFC()
         self._bpe.normalizer = self._normalizer  # pyright: ignore[reportAttributeAccessIssue]
-        self._bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-            [
-                pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        self._bpe.pre_tokenizer = qwen_pre_tokenizer()  # pyright: ignore[reportAttributeAccessIssue]
         self._split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
 
     def encode(self, text: str) -> list[int]:

@@ -7,9 +7,11 @@ import torch
 
 from megakernel_tts import TTS
 from megakernel_tts.config import Kind
+from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size, write_checkpoint
 from tests.fakes import ScriptedBackend
+from tests.goldens.cases import Model
 from tests.rig import Rig
 
 Maker = Callable[..., Path]
@@ -49,10 +51,10 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
     """Loaded checkpoints on the CPU in float32; their engines are closed at the end."""
     loaded: dict[tuple[object, ...], Loaded] = {}
 
-    def make(kind: Kind = "custom_voice", size: Size = "0b6", codes: int = 256) -> Loaded:
+    def make(kind: Kind = "custom_voice", size: Model = "0b6", codes: int = 256) -> Loaded:
         key = (kind, size, codes)
         if key not in loaded:
-            folder = checkpoint(kind, size, codes)
+            folder = find_checkpoint("demo") if size == "demo" else checkpoint(kind, size, codes)
             loaded[key] = load_checkpoint(folder, torch.device("cpu"), torch.float32, 4)
         return loaded[key]
 

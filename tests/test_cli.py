@@ -43,7 +43,10 @@ def test_say_writes_a_wav_and_ends_with_one_line(tmp_path: Path) -> None:
         assert file.getframerate() == 24_000
         seconds = file.getnframes() / 24_000
     lines = run.stderr.decode().strip().splitlines()
-    assert "only makes noise" in lines[0] and "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice" in lines[0]
+    assert (
+        "small demonstration voice" in lines[0]
+        and "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice" in lines[0]
+    )
     assert lines[-1].startswith(f"{seconds:.2f} s of audio in {output}, first chunk after ")
     assert re.search(r"first chunk after \d+ ms, real-time factor \d+\.\d\d, seed 1$", lines[-1])
     assert run.stdout == b""
@@ -87,8 +90,8 @@ def test_a_cloned_voice_is_used_kept_and_used_again(
         (["say", "x", "-o", "z.wav", "--voice", "a", "--clone", "b"], 2, "name two voices"),
         (["say", "x", "-o", "z.wav", "--ref-text", "b"], 2, "--ref-text belongs to a recording"),
         (["say", "  ", "-o", "z.wav"], 1, "nothing to say"),
-        (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "choose one of: serena, ryan"),
-        (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "choose auto or one of: chinese"),
+        (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "choose one of: clara, henry"),
+        (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "choose auto or one of: english"),
         (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is no model: name a folder"),
         (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be fetched from the hub"),
         (["say", "x", "-o", "z.wav", "--device", "tpu"], 1, "choose auto, cpu, cuda"),
@@ -285,6 +288,9 @@ def test_voices_lists_them_with_languages(
     capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:
     assert main(["voices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["clara", "english"], ["henry", "english"]]
+    assert main(["voices", "--model", str(checkpoint())]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["serena", "ryan", "eric", "dylan"]
     assert "english" in lines[0] and "sichuan_dialect, chinese" in lines[2]

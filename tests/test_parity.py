@@ -22,6 +22,7 @@ from tests.goldens.cases import (
     LONG_REFERENCE,
     REFERENCE_TEXT,
     Case,
+    Model,
     cases,
     codec_codes,
     long_text_ids,
@@ -29,29 +30,27 @@ from tests.goldens.cases import (
 )
 
 WAVE_STEP, LOGIT_STEP = 61, 17
+MODELS: tuple[Model, ...] = (*CHECKPOINTS, "demo")
+CODES = {size: codes for size, (_, codes) in CHECKPOINTS.items()} | {"demo": 256}
 
 pairs = pytest.mark.parametrize(
     ("size", "case"),
-    [
-        pytest.param(size, case, id=f"{size}-{case.name}")
-        for size in CHECKPOINTS
-        for case in cases(size)
-    ],
+    [pytest.param(size, case, id=f"{size}-{case.name}") for size in MODELS for case in cases(size)],
 )
 sizes = pytest.mark.parametrize("size", CHECKPOINTS)
 
 
 @cache
-def golden(size: Size) -> dict[str, NDArray[Any]]:
+def golden(size: Model) -> dict[str, NDArray[Any]]:
     with np.load(Path(__file__).parent / "goldens" / f"official-{size}.npz") as file:
         return dict(file)
 
 
-def expected(size: Size, case: Case, key: str) -> NDArray[Any]:
+def expected(size: Model, case: Case, key: str) -> NDArray[Any]:
     return golden(size)[f"{case.name}/{key}"]
 
 
-def voice_of(size: Size, case: Case) -> str | Voice | None:
+def voice_of(size: Model, case: Case) -> str | Voice | None:
     if case.reference is None:
         return case.speaker
     x_vector = torch.from_numpy(golden(size)["reference/x_vector"])
@@ -61,7 +60,7 @@ def voice_of(size: Size, case: Case) -> str | Voice | None:
     return Voice(x_vector, codes, REFERENCE_TEXT)
 
 
-def build(loaded: Loaded, size: Size, case: Case) -> tuple[Prompt, torch.Tensor]:
+def build(loaded: Loaded, size: Model, case: Case) -> tuple[Prompt, torch.Tensor]:
     """The prompt, and the text vectors that follow it."""
     prompter = loaded.engine.prompter
     prefix = prompter.prefix(voice_of(size, case), case.language, case.instruct)
@@ -76,8 +75,8 @@ def build(loaded: Loaded, size: Size, case: Case) -> tuple[Prompt, torch.Tensor]
 
 
 @pairs
-def test_prefill_and_trailing_text(size: Size, case: Case, load: Callable[..., Loaded]) -> None:
-    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+def test_prefill_and_trailing_text(size: Model, case: Case, load: Callable[..., Loaded]) -> None:
+    loaded = load(case.kind, size, CODES[size])
     prompt, trailing = build(loaded, size, case)
     np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
     np.testing.assert_allclose(trailing, expected(size, case, "trailing"), rtol=0, atol=1e-5)
@@ -85,10 +84,10 @@ def test_prefill_and_trailing_text(size: Size, case: Case, load: Callable[..., L
 
 @pairs
 def test_greedy_codes_hidden_states_and_logits(
-    size: Size, case: Case, load: Callable[..., Loaded]
+    size: Model, case: Case, load: Callable[..., Loaded]
 ) -> None:
     """The codes are identical, so that every later stage is compared on the same history."""
-    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+    loaded = load(case.kind, size, CODES[size])
     seen: dict[str, list[torch.Tensor]] = {"hidden": [], "logits": [], "predictor": []}
     prompter = loaded.engine.prompter
     backend = loaded.engine.backend
@@ -117,8 +116,8 @@ def test_greedy_codes_hidden_states_and_logits(
 
 
 @pairs
-def test_waveform(size: Size, case: Case, load: Callable[..., Loaded]) -> None:
-    loaded = load(case.kind, size, CHECKPOINTS[size][1])
+def test_waveform(size: Model, case: Case, load: Callable[..., Loaded]) -> None:
+    loaded = load(case.kind, size, CODES[size])
     decoder = loaded.engine.decoder
     codes = torch.from_numpy(expected(size, case, "codes").astype(np.int64))
     state = decoder.start()

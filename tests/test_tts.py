@@ -221,7 +221,7 @@ def test_models_describe_themselves(checkpoint: Callable[..., Path]) -> None:
     assert info.voices["ryan"] == info.languages
     assert info.voices["eric"][0] == "sichuan_dialect"
     assert TTS.describe(checkpoint("base")).voices == {}
-    assert "noise" in str(TTS.describe().note)
+    assert "small demonstration voice" in str(TTS.describe().note)
 
 
 def test_two_models_in_one_process(tts: TTS, checkpoint: Callable[..., Path]) -> None:

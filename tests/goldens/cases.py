@@ -1,6 +1,7 @@
 """The cases that are compared with the official package; shared by the script and the tests."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 from megakernel_tts.config import Kind
 from megakernel_tts.prompt import Layout
 from megakernel_tts.random_checkpoint import Size
+
+Model = Size | Literal["demo"]  # random checkpoints, and the voice that is shipped
 
 FRAMES = 16
 REFERENCE_TEXT = "the quick brown fox"
@@ -46,6 +49,13 @@ CASES = (
     Case("base-icl-long", "base", LONG, "streaming", language="Auto", reference="in-context"),
 )
 
+SPOKEN = "Your order is on its way, and it will arrive at 7:30 tonight."
+DEMO_CASES = (
+    Case("demo-full", "custom_voice", SPOKEN, "full", speaker="Clara"),
+    Case("demo-streaming", "custom_voice", SPOKEN, "streaming", speaker="Henry"),
+    Case("demo-auto", "custom_voice", SPOKEN, "full", language="Auto", speaker="Henry"),
+)
+
 # The small model has the released 2,048 codes a codebook; the large one 256, with shifted ids, so
 # that nothing can hard-code the released numbers. There is no 0.6B VoiceDesign.
 CHECKPOINTS: dict[Size, tuple[tuple[Kind, ...], int]] = {
@@ -54,10 +64,12 @@ CHECKPOINTS: dict[Size, tuple[tuple[Kind, ...], int]] = {
 }
 
 
-def cases(size: Size) -> list[Case]:
-    """The cases of a size; the 0.6B follows no instruction."""
-    kinds, _ = CHECKPOINTS[size]
-    return [c for c in CASES if c.kind in kinds and not (size == "0b6" and c.instruct)]
+def cases(model: Model) -> list[Case]:
+    """The cases of a model; the 0.6B follows no instruction."""
+    if model == "demo":
+        return list(DEMO_CASES)
+    kinds, _ = CHECKPOINTS[model]
+    return [c for c in CASES if c.kind in kinds and not (model == "0b6" and c.instruct)]
 
 
 def reference_audio(seconds: float = 2.03) -> NDArray[np.float32]:

@@ -1,11 +1,11 @@
-"""Records what the official package makes of this project's small checkpoints.
+"""Records what the official package makes of this project's small checkpoints and of its voice.
 
     python -m venv official
     official/bin/pip install torch==2.13.0
     official/bin/pip install transformers==4.57.3 accelerate==1.12.0 librosa soundfile einops \
         onnxruntime sox
     official/bin/pip install --no-deps qwen-tts==0.1.1
-    PYTHONPATH=. official/bin/python tests/goldens/make.py
+    PYTHONPATH=. official/bin/python tests/goldens/make.py [0b6] [1b7] [demo]
 
 Large arrays are thinned: every 61st sample of a waveform, every 17th logit.
 """
@@ -45,7 +45,8 @@ from cases import (  # noqa: E402
 )
 from qwen_tts import Qwen3TTSModel  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-from megakernel_tts.random_checkpoint import write_checkpoint  # noqa: E402
+from megakernel_tts.hub import find_checkpoint  # noqa: E402
+from megakernel_tts.random_checkpoint import Size, write_checkpoint  # noqa: E402
 
 WAVE_STEP, LOGIT_STEP = 61, 17
 
@@ -102,52 +103,75 @@ def record(model: Any, case: Case, prompt: Any) -> dict[str, np.ndarray]:
     }
 
 
+def load(folder: str | Path) -> Any:
+    """The official model of a checkpoint, in float32."""
+    return Qwen3TTSModel.from_pretrained(
+        str(folder), device_map="cpu", dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+def of_size(size: Size) -> dict[str, np.ndarray]:
+    """Everything that is recorded of the random checkpoints of one size."""
+    kinds, codes = CHECKPOINTS[size]
+    golden: dict[str, np.ndarray] = {}
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            # The folder's name must not look like a hub id.
+            write_checkpoint(Path(folder), kind, size, codes=codes)
+            model = load(folder)
+        prompts: dict[str | None, Any] = {None: None}
+        if kind == "base":
+            audio = (reference_audio(), 24000)
+            prompts["in-context"] = model.create_voice_clone_prompt(audio, REFERENCE_TEXT)
+            prompts["x-vector"] = model.create_voice_clone_prompt(
+                audio, None, x_vector_only_mode=True
+            )
+            item = prompts["in-context"][0]
+            golden["reference/codes"] = item.ref_code.numpy().astype(np.int16)
+            long = model.create_voice_clone_prompt(
+                (reference_audio(LONG_REFERENCE), 24000), REFERENCE_TEXT
+            )
+            golden["reference/long"] = long[0].ref_code.numpy().astype(np.int16)
+            golden["reference/x_vector"] = item.ref_spk_embedding.numpy()
+        for case in cases(size):
+            if case.kind == kind:
+                arrays = record(model, case, prompts[case.reference])
+                golden |= {f"{case.name}/{key}": value for key, value in arrays.items()}
+                print(size, case.name, arrays["codes"].shape, arrays["prefill"].shape)
+        if kind == "custom_voice":
+            decoder = model.model.speech_tokenizer.model.decoder
+            frames = torch.from_numpy(codec_codes(codes)).t()[None]
+            golden["codec/full"] = decoder(frames)[0, 0, :: 3 * WAVE_STEP].numpy()
+            chunked = decoder.chunked_decode(frames)[0, 0, :: 3 * WAVE_STEP]
+            golden["codec/chunked"] = chunked.numpy()
+            tokenizer = model.processor.tokenizer
+            for i, text in enumerate(long_text_ids()):
+                ids = tokenizer(text.strip())["input_ids"]
+                golden[f"ids/{i}"] = np.asarray(ids, dtype=np.int32)
+    return golden
+
+
+def of_demo() -> dict[str, np.ndarray]:
+    """Everything that is recorded of the voice that is shipped."""
+    model = load(find_checkpoint("demo"))
+    golden: dict[str, np.ndarray] = {}
+    for case in cases("demo"):
+        arrays = record(model, case, None)
+        golden |= {f"{case.name}/{key}": value for key, value in arrays.items()}
+        print("demo", case.name, arrays["codes"].shape, arrays["prefill"].shape)
+    return golden
+
+
 @torch.no_grad()
-def main() -> None:
-    """Writes one file a size."""
+def main(models: list[str]) -> None:
+    """Writes one file a model."""
     torch.manual_seed(0)
-    for size, (kinds, codes) in CHECKPOINTS.items():
-        golden: dict[str, np.ndarray] = {}
-        for kind in kinds:
-            with tempfile.TemporaryDirectory() as folder:
-                # The folder's name must not look like a hub id.
-                write_checkpoint(Path(folder), kind, size, codes=codes)
-                model = Qwen3TTSModel.from_pretrained(
-                    folder, device_map="cpu", dtype=torch.float32, attn_implementation="eager"
-                )
-            prompts: dict[str | None, Any] = {None: None}
-            if kind == "base":
-                audio = (reference_audio(), 24000)
-                prompts["in-context"] = model.create_voice_clone_prompt(audio, REFERENCE_TEXT)
-                prompts["x-vector"] = model.create_voice_clone_prompt(
-                    audio, None, x_vector_only_mode=True
-                )
-                item = prompts["in-context"][0]
-                golden["reference/codes"] = item.ref_code.numpy().astype(np.int16)
-                long = model.create_voice_clone_prompt(
-                    (reference_audio(LONG_REFERENCE), 24000), REFERENCE_TEXT
-                )
-                golden["reference/long"] = long[0].ref_code.numpy().astype(np.int16)
-                golden["reference/x_vector"] = item.ref_spk_embedding.numpy()
-            for case in cases(size):
-                if case.kind == kind:
-                    arrays = record(model, case, prompts[case.reference])
-                    golden |= {f"{case.name}/{key}": value for key, value in arrays.items()}
-                    print(size, case.name, arrays["codes"].shape, arrays["prefill"].shape)
-            if kind == "custom_voice":
-                decoder = model.model.speech_tokenizer.model.decoder
-                frames = torch.from_numpy(codec_codes(codes)).t()[None]
-                golden["codec/full"] = decoder(frames)[0, 0, :: 3 * WAVE_STEP].numpy()
-                chunked = decoder.chunked_decode(frames)[0, 0, :: 3 * WAVE_STEP]
-                golden["codec/chunked"] = chunked.numpy()
-                tokenizer = model.processor.tokenizer
-                for i, text in enumerate(long_text_ids()):
-                    ids = tokenizer(text.strip())["input_ids"]
-                    golden[f"ids/{i}"] = np.asarray(ids, dtype=np.int32)
-        file = Path(__file__).parent / f"official-{size}.npz"
+    for model in models or [*CHECKPOINTS, "demo"]:
+        golden = of_demo() if model == "demo" else of_size(model)  # pyright: ignore
+        file = Path(__file__).parent / f"official-{model}.npz"
         np.savez_compressed(file, **golden)  # pyright: ignore[reportArgumentType]
         print(file, file.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

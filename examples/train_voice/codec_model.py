@@ -1,0 +1,135 @@
+"""The codec in training: encoder, codebooks, decoder, and the tensors they become in the file."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from examples.train_voice.codec_net import (
+    DecoderNet,
+    EncoderNet,
+    Quantizer,
+    project,
+    uniform_,
+    unit_gain,
+)
+from examples.train_voice.flite import PHONES
+from examples.train_voice.training import bind, fast_type
+from megakernel_tts.checkpoint import Spec, leaves
+from megakernel_tts.codec.weights import decoder_specs, encoder_specs
+from megakernel_tts.config import CodecConfig
+
+MELS = 320  # of a frame: eight columns of forty
+_BOOKS = {  # group 0, and the group that layer 0 of the other chain has
+    "decoder.quantizer.rvq_first.vq.layers.{}._codebook.": 0,
+    "decoder.quantizer.rvq_rest.vq.layers.{}._codebook.": 1,
+    "encoder.quantizer.semantic_residual_vector_quantizer.layers.{}.codebook.": 0,
+    "encoder.quantizer.acoustic_residual_vector_quantizer.layers.{}.codebook.": 1,
+}
+
+
+class CodecModel:
+    """Parameters by their names in the file, and the networks over them.
+
+    Attributes:
+        parameters: All that is trained by gradients, two heads that only help training among it.
+        quantizer: The codebooks.
+    """
+
+    def __init__(self, config: CodecConfig, device: torch.device) -> None:
+        self.config = config
+        dec = decoder_specs(config.decoder)
+        enc = encoder_specs(config.encoder, config.decoder.groups)
+        dim = config.encoder.codebook_dim
+        specs = [s for s in (*leaves(enc), *leaves(dec)) if "codebook." not in s.name]
+        heads = [
+            Spec("phone_head", (2 * len(PHONES), dim)),
+            Spec("mel_head", (MELS, config.decoder.codebook_dim)),
+        ]
+        self.parameters = {s.name: nn.Parameter(_initial(s, device)) for s in (*specs, *heads)}
+        self._enc, self._dec = bind(enc, self.parameters), bind(dec, self.parameters)
+        fast = fast_type(device)
+        self.encoder = EncoderNet(self._enc, config, fast)
+        self.decoder = DecoderNet(self._dec, config, fast)
+        self.quantizer = Quantizer(config.decoder.groups, config.decoder.codebook, dim, device)
+
+    def embed(self, wave: Tensor) -> tuple[Tensor, Tensor]:
+        """The two projections [batch, frames, dim] of a waveform's embedding."""
+        z = self.encoder(wave)
+        return project(z, self._enc.semantic.input), project(z, self._enc.acoustic.input)
+
+    def join(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
+        """What the decoder is given for both parts."""
+        first = project(semantic, self._dec.first_out)
+        return first + project(acoustic, self._dec.rest_out)
+
+    def of_codes(self, codes: Tensor) -> Tensor:
+        """What the decoder is given for codes [batch, frames, groups]."""
+        books = self.quantizer.books
+        acoustic = sum(books[k][codes[..., k]] for k in range(1, len(books)))
+        assert isinstance(acoustic, Tensor)
+        return self.join(books[0][codes[..., 0]], acoustic)
+
+    def calibrate(self, wave: Tensor) -> None:
+        """Gives every layer a healthy output for this sample of speech."""
+        self.encoder.calibrating = self.decoder.calibrating = True
+        with torch.no_grad():
+            z = self.encoder(wave)
+            for projection in (self._enc.semantic.input, self._enc.acoustic.input):
+                unit_gain(projection, z)
+            q = self.join(*(project(z, p.input) for p in (self._enc.semantic, self._enc.acoustic)))
+            for projection in (self._dec.first_out, self._dec.rest_out):
+                projection.div_(q.std())
+            self.decoder(q / q.std())
+        self.encoder.calibrating = self.decoder.calibrating = False
+
+    def state(self, average: list[Tensor]) -> dict[str, Any]:
+        """What a later stage needs: averaged parameters and codebooks."""
+        named = dict(zip(self.parameters, average, strict=True))
+        return {"parameters": named, "books": self.quantizer.books}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` gave."""
+        with torch.no_grad():
+            for name, value in state["parameters"].items():
+                self.parameters[name].copy_(value)
+        self.quantizer.load(state["books"])
+
+    def decoder_parameters(self) -> list[nn.Parameter]:
+        """All that can change while the codes stay what they are."""
+        return [p for name, p in self.parameters.items() if name.startswith("decoder.")]
+
+
+def _initial(spec: Spec, device: torch.device) -> Tensor:
+    tensor = torch.zeros(spec.shape, device=device)
+    leaf = spec.name.rsplit(".", 1)[-1]
+    if leaf in ("scale", "gamma"):
+        return tensor.fill_(0.1)
+    if len(spec.shape) == 1:
+        return tensor.fill_(1.0) if leaf == "weight" else tensor
+    uniform_(tensor, tensor[0].numel())
+    return tensor
+
+
+def file_tensors(state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """A trained codec's tensors as the file holds them, those that only loaders ask for too."""
+    books: Tensor = state["books"].float().cpu()
+    tensors = {k: v.float().cpu() for k, v in state["parameters"].items() if "." in k}
+    dim = books.shape[2]
+    hidden = tensors["encoder.downsample.conv.weight"].shape[0]
+    wide = tensors["decoder.quantizer.rvq_first.output_proj.weight"].shape[0]
+    for part in ("first", "rest"):
+        tensors[f"decoder.quantizer.rvq_{part}.input_proj.weight"] = torch.zeros(dim, wide, 1)
+    for part in ("semantic", "acoustic"):
+        name = f"encoder.quantizer.{part}_residual_vector_quantizer.output_proj.weight"
+        tensors[name] = torch.zeros(hidden, dim, 1)
+    for pattern, first in _BOOKS.items():
+        encoder = pattern.startswith("encoder")
+        for layer, book in enumerate(books[first:] if first else books[:1]):
+            prefix = pattern.format(layer)
+            tensors[prefix + ("embed_sum" if encoder else "embedding_sum")] = book.clone()
+            tensors[prefix + "cluster_usage"] = torch.ones(len(book))
+            if encoder:
+                tensors[prefix + "initialized"] = torch.ones(1)
+    return {name: convert(tensor).contiguous() for name, tensor in tensors.items()}

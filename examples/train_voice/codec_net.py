@@ -1,0 +1,245 @@
+"""The codec's two networks for training, over the same trees of tensors as the engine's."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from examples.train_voice.operations import conv, snake, transposed
+from megakernel_tts.codec import weights as w
+from megakernel_tts.config import CodecConfig, StackConfig
+from megakernel_tts.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+
+
+class _Net:
+    """What both networks share.
+
+    Attributes:
+        calibrating: While set, a forward pass scales every convolution's weights so that its
+            output has a given deviation. The usual initialisation shrinks a signal about 0.6 times
+            a layer: a deep encoder's output is then its biases, and a decoder starts silent.
+        fast: The type of all but the layers at the full rate.
+    """
+
+    def __init__(self, fast: torch.dtype) -> None:
+        self.calibrating = False
+        self.fast = fast
+
+    def conv(
+        self, x: Tensor, c: w.Conv, deviation: float = 1.0, *, replicate: bool = False
+    ) -> Tensor:
+        return self._calibrated(conv(x, c, replicate=replicate), c, deviation)
+
+    def transposed(self, x: Tensor, c: w.Conv) -> Tensor:
+        return self._calibrated(transposed(x, c), c, 1.0)
+
+    def _calibrated(self, y: Tensor, c: w.Conv, deviation: float) -> Tensor:
+        if not self.calibrating:
+            return y
+        scale = deviation / (y.float().std() + 1e-8)
+        with torch.no_grad():
+            c.weight.mul_(scale)
+        return y * scale.to(y.dtype)
+
+
+def _attend(
+    x: Tensor, layer: w.EncoderLayer | w.DecoderLayer, s: StackConfig, window: int
+) -> Tensor:
+    """Causal attention over the last `window` positions."""
+    positions = torch.arange(x.shape[1], device=x.device)
+    turn = rotary(positions[None], s.head_dim, s.theta, x.dtype)
+    q, k, v = (
+        split_heads(F.linear(x, p.to(x.dtype)), s.head_dim) for p in (layer.q, layer.k, layer.v)
+    )
+    back = positions[:, None] - positions
+    seen = (back >= 0) & (back < window)
+    y = F.scaled_dot_product_attention(rotate(q, turn), rotate(k, turn), v, attn_mask=seen)
+    return layer.scale.to(x.dtype) * F.linear(merge_heads(y), layer.o.to(x.dtype))
+
+
+def _norm(x: Tensor, norm: w.Norm, eps: float) -> Tensor:
+    return F.layer_norm(x.float(), x.shape[-1:], norm.weight, norm.bias, eps).to(x.dtype)
+
+
+class EncoderNet(_Net):
+    """Waveform [batch, samples] -> embedding [batch, frames, hidden]."""
+
+    def __init__(self, tree: w.Encoder, config: CodecConfig, fast: torch.dtype) -> None:
+        super().__init__(fast)
+        self._w, self._stack = tree, config.encoder.stack
+
+    def __call__(self, wave: Tensor) -> Tensor:
+        """The embedding, in float32."""
+        tree, s = self._w, self._stack
+        x = self.conv(wave[..., None].to(self.fast), tree.conv_in)
+        for stage in tree.stages:
+            y = self.conv(F.elu(x), stage.conv1)
+            x = x + self.conv(F.elu(y), stage.conv2, deviation=0.3)
+            x = self.conv(F.elu(x), stage.down)
+        x = self.conv(F.elu(x), tree.conv_out)
+        for layer in tree.layers:
+            x = x + _attend(_norm(x, layer.input_norm, s.eps), layer, s, window=1 << 30)
+            n = _norm(x, layer.post_norm, s.eps)
+            n = F.linear(F.gelu(F.linear(n, layer.fc1.to(x.dtype))), layer.fc2.to(x.dtype))
+            x = x + layer.mlp_scale.to(x.dtype) * n
+        return self.conv(x, tree.downsample, replicate=True).float()
+
+
+class DecoderNet(_Net):
+    """Quantised vectors [batch, frames, dim] -> waveform [batch, samples]."""
+
+    def __init__(self, tree: w.Decoder, config: CodecConfig, fast: torch.dtype) -> None:
+        super().__init__(fast)
+        self._w, self._config = tree, config.decoder
+
+    def __call__(self, q: Tensor) -> Tensor:
+        """The waveform, in float32."""
+        tree = self._w
+        x = self._transform(self.conv(q.to(self.fast), tree.pre_conv))
+        for up in tree.upsample:
+            x = self._convnext(self.transposed(x, up.transposed), up.convnext)
+        x = self.conv(x, tree.conv_in)
+        for i, block in enumerate(tree.blocks):
+            if i == len(tree.blocks) - 1:
+                x = x.float()  # no rounding noise in the waveform
+            x = self.transposed(snake(x, block.snake), block.transposed)
+            for r in block.residuals:
+                y = snake(self.conv(snake(x, r.snake1), r.conv1), r.snake2)
+                x = x + self.conv(y, r.conv2, deviation=0.3)
+        return self.conv(snake(x, tree.snake), tree.conv_out, deviation=0.1)[..., 0]
+
+    def _transform(self, x: Tensor) -> Tensor:
+        tree, s, window = self._w, self._config.stack, self._config.window
+        dtype = x.dtype
+        x = F.linear(x, tree.input.to(dtype), tree.input_bias.to(dtype))
+        for layer in tree.layers:
+            x = x + _attend(rms_norm(x, layer.input_norm, s.eps).to(dtype), layer, s, window)
+            n = rms_norm(x, layer.post_norm, s.eps).to(dtype)
+            gate = F.silu(F.linear(n, layer.gate.to(dtype)))
+            n = F.linear(gate * F.linear(n, layer.up.to(dtype)), layer.down.to(dtype))
+            x = x + layer.mlp_scale.to(dtype) * n
+        x = rms_norm(x, tree.norm, s.eps).to(dtype)
+        return F.linear(x, tree.output.to(dtype), tree.output_bias.to(dtype))
+
+    def _convnext(self, x: Tensor, c: w.ConvNext) -> Tensor:
+        y = _norm(self.conv(x, c.depthwise), c.norm, 1e-6)
+        y = F.gelu(F.linear(y, c.up.to(x.dtype), c.up_bias.to(x.dtype)))
+        y = F.linear(y, c.down.to(x.dtype), c.down_bias.to(x.dtype))
+        return x + c.gamma.to(x.dtype) * y
+
+
+class Quantizer:
+    """Sixteen codebooks that follow what they stand for; the first has a projection of its own.
+
+    Attributes:
+        books: [groups, codes, dim].
+    """
+
+    def __init__(self, groups: int, codes: int, dim: int, device: torch.device) -> None:
+        self.books = torch.zeros(groups, codes, dim, device=device)
+        self._sums = torch.zeros_like(self.books)
+        self._usage = torch.ones(groups, codes, device=device)
+        self._seen = torch.zeros(groups, 1, dim, device=device)
+        self._counted = torch.ones(groups, device=device)
+
+    def load(self, books: Tensor) -> None:
+        """Takes over trained codebooks."""
+        self.books.copy_(books)
+        self._sums.copy_(books)
+
+    @torch.no_grad()
+    def encode(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
+        """Codes [rows, groups] of the two projections [rows, dim]."""
+        return self._chain(semantic, acoustic)[0].t()
+
+    def _chain(self, semantic: Tensor, acoustic: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [groups, rows], their entries and what each book was given [groups, rows, dim]."""
+        norms = self.books.square().sum(-1)
+        codes: list[Tensor] = []
+        entries: list[Tensor] = []
+        given = [semantic]
+        rest = acoustic
+        for k, book in enumerate(self.books):
+            x = semantic if k == 0 else rest
+            codes.append(torch.addmm(norms[k], x, book.t(), alpha=-2).argmin(-1))
+            entries.append(book[codes[-1]])
+            if k:
+                given.append(rest)
+                rest = rest - entries[-1]
+        return torch.stack(codes), torch.stack(entries), torch.stack(given)
+
+    @torch.no_grad()
+    def start(self, semantic: Tensor, acoustic: Tensor) -> None:
+        """Draws every codebook from trained embeddings: all entries are in use at once."""
+        codes = self.books.shape[1]
+        rest = acoustic
+        for k in range(len(self.books)):
+            x = semantic if k == 0 else rest
+            self.books[k] = x[torch.randint(len(x), (codes,), device=x.device)]
+            if k:
+                rest = rest - self.books[k][torch.cdist(rest, self.books[k]).argmin(-1)]
+        self._sums.copy_(self.books)
+        self._usage.fill_(1.0)
+
+    def __call__(
+        self, semantic: Tensor, acoustic: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Quantises and lets the codebooks follow.
+
+        Args:
+            semantic: [rows, dim].
+            acoustic: [rows, dim].
+            active: [groups, rows], 1 where a row uses a level, else 0; the first always.
+
+        Returns:
+            Both quantised, gradients passed straight through, and how far off they are.
+        """
+        with torch.no_grad():
+            codes, entries, given = self._chain(semantic.detach(), acoustic.detach())
+            chosen = F.one_hot(codes, self.books.shape[1]).float() * active[..., None]
+            self._usage.lerp_(chosen.sum(1), 0.02)
+            self._sums.lerp_(chosen.mT @ given, 0.02)
+            self.books.copy_(self._sums / self._usage.clamp(min=1e-5)[..., None])
+            self._seen, self._counted = given, active.sum(1)
+            added = entries[1:].cumsum(0)
+            last = (entries[1:] * active[1:, :, None]).sum(0)
+            any_rest = active[1:].amax(0)[:, None]
+        off = (semantic - entries[0]).square().mean()
+        each = (acoustic - added).square().mean(-1) * active[1:]
+        semantic = semantic + (entries[0] - semantic).detach()
+        acoustic = (acoustic + (last - acoustic).detach()) * any_rest
+        return semantic, acoustic, off + each.mean(1).sum()
+
+    @torch.no_grad()
+    def revive(self) -> None:
+        """Moves entries that nothing uses to where the last batch was."""
+        groups, codes, dim = self.books.shape
+        dead = self._usage < 0.03 * self._counted[:, None] / codes
+        rows = torch.randint(self._seen.shape[1], (groups, codes, 1), device=self.books.device)
+        drawn = self._seen.gather(1, rows.expand(-1, -1, dim))
+        self._usage.masked_fill_(dead, 1.0)
+        self._sums.copy_(torch.where(dead[..., None], drawn, self._sums))
+        self.books.copy_(self._sums / self._usage.clamp(min=1e-5)[..., None])
+
+    def perplexity(self) -> Tensor:
+        """How many entries of each book are in use."""
+        share = self._usage / self._usage.sum(1, keepdim=True)
+        return (-(share * (share + 1e-9).log()).sum(1)).exp()
+
+
+def project(x: Tensor, weight: Tensor) -> Tensor:
+    """A pointwise convolution without bias [out, in, 1] over the last axis."""
+    return F.linear(x, weight[:, :, 0])
+
+
+def unit_gain(weight: Tensor, x: Tensor) -> None:
+    """Scales a projection so that its output has unit deviation."""
+    with torch.no_grad():
+        weight.div_(project(x, weight).std() + 1e-8)
+
+
+def uniform_(tensor: Tensor, inputs: int) -> None:
+    """The usual initialisation of a layer's weights."""
+    bound = 1 / math.sqrt(inputs)
+    torch.nn.init.uniform_(tensor, -bound, bound)

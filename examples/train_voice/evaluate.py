@@ -1,0 +1,224 @@
+"""Measures a voice on sentences that it never saw: what a machine understands, and every end.
+
+python -m examples.train_voice.evaluate WORK --json RESULTS.json
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from examples.train_voice.flite import Flite
+from examples.train_voice.judge import Judge, words_of, write_language_model
+from examples.train_voice.layout import VOICES, Work, summary
+from examples.train_voice.synthesis import resample
+from examples.train_voice.text import held_out, make_corpus, read_words
+from megakernel_tts import TTS, AudioChunk, Finish
+from megakernel_tts.checkpoint import Checkpoint
+from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.codec.encoder import Encoder
+from megakernel_tts.codec.weights import decoder_specs, encoder_specs
+
+RATE = 24_000
+_CPU = torch.device("cpu")
+_ODD, _RUNAWAY = 2.0, 3.0  # times the synthesiser's length
+
+
+@cache
+def _tts(folder: Path) -> TTS:
+    """One a process."""
+    torch.set_num_threads(1)
+    return TTS.load(folder, device="cpu", slots=1)
+
+
+def _say(job: tuple[Path, str, str, str, int, bool]) -> tuple[NDArray[np.int16], str]:
+    """Says a text in one of three manners; gives the samples and how it ended."""
+    folder, text, voice, manner, seed, guard = job
+    tts = _tts(folder)
+    sampling = replace(tts.sampling, seed=seed, guard=guard, max_frames=400)
+    layout = "full" if manner == "full" else "streaming"
+    session = tts.open(voice, "english", layout=layout, sampling=sampling)
+    pieces = text.split(" ") if manner == "live" else [text]
+    for i, piece in enumerate(pieces):
+        session.push_text(piece if i == 0 else f" {piece}")
+    session.end()
+    events = list(session)
+    pcm = [e.pcm for e in events if isinstance(e, AudioChunk)]
+    finish = events[-1]
+    assert isinstance(finish, Finish) and finish.reason != "error", finish
+    return np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason
+
+
+def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
+    """Through the codec and back."""
+    config = Work(folder.parent).codec_config()
+    tensors = Checkpoint(folder / "speech_tokenizer")
+    encoder = Encoder(
+        tensors.load(encoder_specs(config.encoder, config.decoder.groups), _CPU, torch.float32),
+        config,
+    )
+    decoder = Decoder(tensors.load(decoder_specs(config.decoder), _CPU, torch.float32), config)
+
+    def run(samples: NDArray[np.int16]) -> NDArray[np.int16]:
+        codes = encoder.encode(torch.from_numpy(samples.astype(np.float32) / 32768))
+        wave, _ = decoder.decode(codes[None], decoder.start())
+        return (wave[0].numpy() * 32767).round().astype(np.int16)
+
+    return run
+
+
+def _flite_says(texts: list[str], voices: list[str]) -> list[NDArray[np.int16]]:
+    flite = Flite()
+    return [
+        resample(flite.speak(text, VOICES[voice]).samples)
+        for text, voice in zip(texts, voices, strict=True)
+    ]
+
+
+def _alternate(count: int) -> list[str]:
+    return [list(VOICES)[i % len(VOICES)] for i in range(count)]
+
+
+class Evaluation:
+    """One voice, many processes."""
+
+    def __init__(self, work: Work, processes: int) -> None:
+        self._work = work
+        self._pool = multiprocessing.get_context("spawn").Pool(processes)
+
+    def speak(
+        self, texts: list[str], manner: str, *, seed: int, guard: bool
+    ) -> tuple[list[NDArray[np.int16]], list[str]]:
+        """All texts, voices by turns."""
+        jobs = [
+            (self._work.voice, text, voice, manner, seed + i, guard)
+            for i, (text, voice) in enumerate(zip(texts, _alternate(len(texts)), strict=True))
+        ]
+        said = self._pool.imap(_say, jobs, chunksize=4)
+        results = list(tqdm(said, total=len(jobs), desc=manner, disable=None))
+        return [pcm for pcm, _ in results], [reason for _, reason in results]
+
+    def understanding(self) -> dict[str, Any]:
+        """Word error rates on the held-out sentences, each condition heard by the same judge."""
+        written, spoken = (list(column) for column in zip(*held_out(), strict=True))
+        corpus = self._work.texts()
+        lower = "\n".join(corpus).lower()
+        assert not any(text.lower() in lower for text in written), "a held-out text was learned"
+        model = self._work.folder / "judge.lm"
+        write_language_model(model, corpus, spoken)
+        judge = Judge(model)
+        originals = _flite_says(written, _alternate(len(written)))
+        again = _resynthesis(self._work.voice)
+        conditions = {"originals": originals, "resynthesis": [again(x) for x in originals]}
+        lengths: dict[str, list[float]] = {}
+        for manner in ("full", "streaming", "live"):
+            conditions[manner], _ = self.speak(written, manner, seed=0, guard=True)
+            lengths[manner] = [
+                len(made) / len(wanted)
+                for made, wanted in zip(conditions[manner], originals, strict=True)
+            ]
+        rates: dict[str, Any] = {}
+        for name, speech in conditions.items():
+            rate, heard = judge.error_rate(speech, RATE, spoken)
+            rates[name] = {"word_error_rate": round(rate, 4), "heard": heard}
+        return {
+            "sentences": len(written),
+            "words": sum(len(words_of(s)) for s in spoken),
+            "written": written,
+            "conditions": rates,
+            "length_ratio": {name: _spread(values) for name, values in lengths.items()},
+        }
+
+    def ends(self, texts: list[str], manner: str) -> dict[str, Any]:
+        """How speech ends without the guard, and what the guard does to what did not.
+
+        The guard only ends speech: what it leaves alone is the same with and without it.
+        """
+        free, reasons = self.speak(texts, manner, seed=10_000, guard=False)
+        wanted = _flite_says(texts, _alternate(len(texts)))
+        ratios = [len(made) / len(said) for made, said in zip(free, wanted, strict=True)]
+        odd = [i for i, r in enumerate(ratios) if reasons[i] != "eos" or r > _ODD]
+        jobs = [
+            (self._work.voice, texts[i], _alternate(i + 1)[i], manner, 10_000 + i, True)
+            for i in odd
+        ]
+        guarded = [reason for _, reason in self._pool.imap(_say, jobs)]
+        return {
+            "manner": manner,
+            "sentences": len(texts),
+            "ended": reasons.count("eos"),
+            "runaways": sum(reasons[i] != "eos" or ratios[i] > _RUNAWAY for i in odd),
+            "runaways_past_the_guard": sum(
+                reason == "length" or (reason == "eos" and ratios[i] > _RUNAWAY)
+                for i, reason in zip(odd, guarded, strict=True)
+            ),
+            "length_ratio": _spread(ratios),
+            "odd": [
+                {"text": texts[i], "ratio": round(ratios[i], 2), "free": reasons[i], "guarded": g}
+                for i, g in zip(odd, guarded, strict=True)
+            ],
+        }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    low, middle, high = np.percentile(values, (10, 50, 90))
+    return {
+        "mean": round(float(np.mean(values)), 3),
+        "median": round(float(middle), 3),
+        "p10": round(float(low), 3),
+        "p90": round(float(high), 3),
+        "most": round(float(max(values)), 3),
+    }
+
+
+def fresh_sentences(work: Work, count: int, words: Path) -> list[str]:
+    """Single sentences of the corpus's grammar that are not in the corpus."""
+    known = set(work.texts())
+    made = make_corpus(3 * count, read_words(words), seed=987)
+    fresh = [t for t in made if t not in known and 3 <= len(t.split()) <= 20]
+    return fresh[:count]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=summary(__doc__))
+    parser.add_argument("work", type=Path, help="the run's folder, after `export`")
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--sentences", type=int, default=3000, help="to look for runaways in")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument(
+        "--words", type=Path, default=Path("/usr/share/dict/american-english-small")
+    )
+    options = parser.parse_args()
+    work = Work(options.work)
+    start = time.monotonic()
+    evaluation = Evaluation(work, options.processes)
+    results: dict[str, Any] = evaluation.understanding()
+    for name, one in results["conditions"].items():
+        print(f"{name:12} word error rate {one['word_error_rate']:.3f}")
+    texts = fresh_sentences(work, options.sentences, options.words)
+    few = texts[: options.sentences // 10]
+    results["ends"] = [
+        evaluation.ends(few, "streaming"),
+        evaluation.ends(few, "live"),
+        evaluation.ends(texts, "full"),
+    ]
+    for one in results["ends"]:
+        print({name: value for name, value in one.items() if name != "odd"})
+    results["seconds"] = round(time.monotonic() - start, 1)
+    options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The synthetic speech on the device that trains; it may still be growing."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from examples.train_voice.layout import Work
+from examples.train_voice.synthesis import FRAME, shard_files
+
+
+class Recordings:
+    """All shards that exist, one after the other."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        self._device = device
+        self._missing = shard_files(work)
+        self._wave = torch.zeros(0, dtype=torch.int16, device=device)
+        self._phones = torch.zeros(0, 2, dtype=torch.uint8, device=device)
+        self.tables: dict[str, list[NDArray[Any]]] = {
+            name: [] for name in ("phones", "words", "frames", "text", "speaker")
+        }
+        self._starts = np.zeros(0, np.int64)
+
+    @property
+    def frames(self) -> int:
+        """How many there are."""
+        return len(self._phones)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole corpus is here."""
+        return not self._missing
+
+    def poll(self, most: int = 8) -> None:
+        """Takes up shards that were made meanwhile."""
+        found = [file for file in self._missing if file.exists()][:most]
+        waves = [self._wave]
+        for file in found:
+            self._missing.remove(file)
+            with np.load(file) as shard:
+                waves.append(torch.from_numpy(shard["wave"]).to(self._device))
+                for name, column in self.tables.items():
+                    column.append(shard[name])
+        if found:
+            self._wave = torch.cat(waves)
+            new = np.concatenate(self.tables["phones"][-len(found) :])
+            self._phones = torch.cat([self._phones, torch.from_numpy(new).to(self._device)])
+            ends = np.cumsum(np.concatenate(self.tables["frames"]))
+            self._starts = np.concatenate([[0], ends[:-1]])
+
+    def wait(self) -> None:
+        """Waits for the first shard."""
+        while not self.frames:
+            self.poll()
+            time.sleep(0.2)
+
+    def crops(self, count: int, frames: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Random pieces of speech.
+
+        Half start where an utterance does; a quarter lie off the frame grid, without phones.
+
+        Returns:
+            Waves [count, frames * 1920] in [-1, 1] and phones [count, frames, 2], -100 for none.
+        """
+        last = self.frames - frames - 1
+        starts = rng.integers(0, last, count)
+        half = count // 2
+        starts[:half] = rng.choice(self._starts, half).clip(max=last)
+        shift = np.zeros(count, np.int64)
+        shift[count - count // 4 :] = rng.integers(0, FRAME, count // 4)
+        first = torch.from_numpy(starts * FRAME + shift).to(self._device)
+        index = first[:, None] + torch.arange(frames * FRAME, device=self._device)
+        gain = torch.from_numpy(10 ** rng.uniform(-0.2, 0.1, (count, 1))).to(self._device)
+        wave = self._wave[index].float() / 32768 * gain.float()
+        at = torch.from_numpy(starts).to(self._device)[:, None]
+        phones = self._phones[at + torch.arange(frames, device=self._device)].long()
+        phones[torch.from_numpy(shift > 0).to(self._device)] = -100
+        return wave, phones
+
+    def whole(self, utterances: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Utterances from their starts.
+
+        Returns:
+            Waves [count, frames * 1920], silence where shorter, and for each frame its number
+            among all frames, -1 past an utterance's end.
+        """
+        frames = torch.from_numpy(np.concatenate(self.tables["frames"])[utterances])
+        starts = torch.from_numpy(self._starts[utterances])
+        steps = torch.arange(int(frames.max()))
+        number = torch.where(steps < frames[:, None], starts[:, None] + steps, -1)
+        number = number.to(self._device)
+        index = number.clamp(min=0)[..., None] * FRAME + torch.arange(FRAME, device=self._device)
+        wave = self._wave[index].float() / 32768 * (number >= 0)[..., None]
+        return wave.flatten(1), number

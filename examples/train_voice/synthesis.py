@@ -1,0 +1,112 @@
+"""Lets flite say the corpus: shards of 24 kHz speech with phones and words, made side by side.
+
+python -m examples.train_voice.synthesis WORK
+"""
+
+import argparse
+import multiprocessing
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from examples.train_voice.flite import SAMPLE_RATE, Flite, Utterance
+from examples.train_voice.layout import VOICES, Work, summary
+
+FRAME = 1920  # samples at 24 kHz, 80 ms
+SHARD = 250  # texts
+_SHORTEST, _LONGEST = 0.1, 14.0  # seconds
+
+
+@cache
+def _flite() -> Flite:
+    """One a process."""
+    return Flite()
+
+
+def shard_files(work: Work) -> list[Path]:
+    """Every shard that the corpus has, made or not."""
+    count = -(-len(work.texts()) // SHARD)
+    return [work.recordings / f"{i:05d}.npz" for i in range(count)]
+
+
+def resample(samples: NDArray[np.int16]) -> NDArray[np.int16]:
+    """16 kHz -> 24 kHz, padded with silence to whole frames."""
+    wave = soxr.resample(samples.astype(np.float32), SAMPLE_RATE, 24_000)
+    wave = np.pad(wave, (0, -len(wave) % FRAME))
+    return np.clip(np.round(wave), -32768, 32767).astype(np.int16)
+
+
+def align(utterance: Utterance, frames: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
+    """The phones at a quarter and three quarters of each frame, and the word at a quarter."""
+    times = (np.arange(frames)[:, None] + np.array([0.25, 0.75])) * 0.08
+    segment = np.searchsorted(utterance.ends, times).clip(max=len(utterance.ends) - 1)
+    phones = utterance.phones[segment].astype(np.uint8)
+    return phones, utterance.words[segment[:, 0]].astype(np.int16)
+
+
+def _make(job: tuple[Path, int, list[str]]) -> float:
+    """One shard; gives its seconds of speech."""
+    file, first, texts = job
+    speakers = np.random.default_rng(first).integers(0, len(VOICES), len(texts))
+    waves: list[NDArray[np.int16]] = []
+    phones: list[NDArray[np.uint8]] = []
+    words: list[NDArray[np.int16]] = []
+    kept: list[int] = []
+    for i, text in enumerate(texts):
+        said = _flite().speak(text, list(VOICES.values())[speakers[i]])
+        if not _SHORTEST <= len(said.samples) / SAMPLE_RATE <= _LONGEST:
+            continue
+        wave = resample(said.samples)
+        phone, word = align(said, len(wave) // FRAME)
+        waves.append(wave)
+        phones.append(phone)
+        words.append(word)
+        kept.append(i)
+    part = file.with_suffix(".part")
+    with part.open("wb") as out:
+        np.savez(
+            out,
+            wave=np.concatenate(waves),
+            phones=np.concatenate(phones),
+            words=np.concatenate(words),
+            frames=np.array([len(p) for p in phones]),
+            text=np.array(kept) + first,
+            speaker=speakers[kept],
+        )
+    part.rename(file)
+    return sum(map(len, waves)) / 24_000
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=summary(__doc__))
+    parser.add_argument("work", type=Path, help="the run's folder, after `text`")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    work = Work(options.work)
+    work.recordings.mkdir(exist_ok=True)
+    texts = work.texts()
+    jobs = [
+        (file, i * SHARD, texts[i * SHARD : (i + 1) * SHARD])
+        for i, file in enumerate(shard_files(work))
+        if not file.exists()
+    ]
+    seconds = 0.0
+    with (
+        multiprocessing.get_context("spawn").Pool(options.processes) as pool,
+        tqdm(total=len(jobs), desc="shards", disable=None) as progress,
+    ):
+        for made in pool.imap(_make, jobs):
+            seconds += made
+            progress.update()
+            progress.set_postfix_str(f"{seconds / 3600:.2f} h")
+    print(f"{seconds / 3600:.2f} hours of speech in {len(jobs)} new shards")
+
+
+if __name__ == "__main__":
+    main()

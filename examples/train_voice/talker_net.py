@@ -1,0 +1,132 @@
+"""Talker and code predictor for training: whole sequences at once, with the past teacher-forced."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from examples.train_voice.flite import PHONES
+from examples.train_voice.training import bind
+from megakernel_tts.checkpoint import Spec, leaves
+from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.weights import Layer, model_specs
+
+GUIDED = 2, 3  # the layers whose first head learns where in the text the speech is
+_DROPOUT = 0.05
+
+
+class TalkerNet:
+    """Both networks over one tree of parameters.
+
+    Attributes:
+        parameters: By their names in the file; one head that only helps training among them.
+        dropping: Whether parts of each layer's output are left out.
+    """
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self.config = config
+        specs = model_specs(config)
+        head = Spec("phone_head", (2 * len(PHONES), config.talker.stack.hidden))
+        layers = config.talker.stack.layers
+        self.parameters = {
+            s.name: nn.Parameter(_initial(s, layers).to(device)) for s in (*leaves(specs), head)
+        }
+        self._tree = bind(specs, self.parameters)
+        self.dropping = False
+
+    def text(self, ids: Tensor) -> Tensor:
+        """Text vectors."""
+        e = self._tree.embeddings
+        x = F.linear(F.embedding(ids, e.text), e.text_up.weight, e.text_up.bias)
+        return F.linear(F.silu(x), e.text_down.weight, e.text_down.bias)
+
+    def control(self, ids: Tensor) -> Tensor:
+        """Rows of the codec embedding."""
+        return F.embedding(ids, self._tree.embeddings.codec)
+
+    def frames(self, codes: Tensor) -> Tensor:
+        """The sums of the embeddings of frames [..., groups]."""
+        tables = self._tables()
+        count, rows, _ = tables.shape
+        rest = codes[..., 1:] + rows * torch.arange(count, device=codes.device)
+        bags = F.embedding_bag(rest.reshape(-1, count), tables.flatten(0, 1), mode="sum")
+        return self.control(codes[..., 0]) + bags.view(*codes.shape[:-1], -1)
+
+    def _tables(self) -> Tensor:
+        return torch.stack(self._tree.embeddings.groups)
+
+    def talk(self, x: Tensor) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """The talker over x [batch, positions, hidden].
+
+        Returns:
+            Its output, the stream before its last layer, and query and key of the first head of
+            each guided layer.
+        """
+        stack, c = self._tree.talker.stack, self.config.talker.stack
+        turn = self._turn(x, c)
+        middle, guided = x, list[tuple[Tensor, Tensor]]()
+        for i, layer in enumerate(stack.layers):
+            middle = x
+            x, q, k = self._layer(x, layer, c, turn)
+            if i in GUIDED or i == len(stack.layers) - 1 < GUIDED[0]:
+                guided.append((q[:, 0], k[:, 0]))
+        return rms_norm(x, stack.norm, c.eps), middle, guided
+
+    def first_logits(self, hidden: Tensor) -> Tensor:
+        """Of code 0 and the end of speech."""
+        return F.linear(hidden, self._tree.talker.head)
+
+    def phones(self, middle: Tensor) -> Tensor:
+        """Logits [..., 2, phones] of what the next frame says."""
+        return F.linear(middle, self.parameters["phone_head"]).unflatten(-1, (2, len(PHONES)))
+
+    def rest_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Of codes 1 to groups - 1, given hidden [n, hidden] and whole frames [n, groups]."""
+        predictor, c = self._tree.predictor, self.config.predictor.stack
+        tables = self._tables()
+        count, rows, _ = tables.shape
+        inner = codes[:, 1:-1] + rows * torch.arange(count - 1, device=codes.device)
+        known = F.embedding(inner, tables.flatten(0, 1))
+        x = torch.cat([hidden.float()[:, None], self.control(codes[:, :1]), known], 1)
+        turn = self._turn(x, c)
+        for layer in predictor.stack.layers:
+            x, _, _ = self._layer(x, layer, c, turn)
+        x = rms_norm(x, predictor.stack.norm, c.eps)[:, 1:]
+        return torch.einsum("nkd,kvd->nkv", x, torch.stack(predictor.heads))
+
+    def _turn(self, x: Tensor, c: StackConfig) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        return rotary(positions, c.head_dim, c.theta, torch.float32)
+
+    def _layer(
+        self, x: Tensor, layer: Layer, c: StackConfig, turn: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n = rms_norm(x, layer.input_norm, c.eps)
+        q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
+        q = rotate(rms_norm(q.float(), layer.q_norm, c.eps), turn).to(v.dtype)
+        k = rotate(rms_norm(k.float(), layer.k_norm, c.eps), turn).to(v.dtype)
+        keys, values = (t.repeat_interleave(c.heads // c.kv_heads, 1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
+        x = x + self._drop(F.linear(merge_heads(y), layer.o))
+        n = rms_norm(x, layer.post_norm, c.eps)
+        y = F.linear(F.silu(F.linear(n, layer.gate)) * F.linear(n, layer.up), layer.down)
+        return x + self._drop(y), q, k
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, _DROPOUT) if self.dropping else x
+
+
+def _initial(spec: Spec, layers: int) -> Tensor:
+    if len(spec.shape) == 1:
+        return torch.ones(spec.shape) if spec.name.endswith("weight") else torch.zeros(spec.shape)
+    if "text_embedding" in spec.name:
+        deviation = 0.5
+    elif "embedding" in spec.name:
+        deviation = 0.05
+    elif "head" in spec.name:
+        deviation = 0.02
+    else:
+        deviation = spec.shape[1] ** -0.5
+        if spec.name.endswith(("o_proj.weight", "down_proj.weight")):
+            deviation *= (2 * layers) ** -0.5
+    return torch.randn(spec.shape) * deviation

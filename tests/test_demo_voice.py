@@ -1,0 +1,99 @@
+"""The voice that is shipped, heard by a recogniser: text to speech to text."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from examples.train_voice.judge import Judge, write_language_model
+from examples.train_voice.text import held_out
+from megakernel_tts import TTS, AudioChunk
+from megakernel_tts.hub import find_checkpoint
+
+# None is in the corpus (see `held_out.txt`).
+SENTENCES = (
+    "Your package will arrive on Thursday afternoon.",
+    "The library closes early on Sunday.",
+    "Can you tell me more about the problem?",
+    "My brother works for a large company in Berlin.",
+    "There is no sugar left in the kitchen.",
+    "I have turned off the lights in the living room.",
+)
+ELSEWHERE = (  # with the judged words, but other sentences: a fair language model
+    "The company will close on Sunday afternoon.",
+    "There is more sugar in the living room.",
+    "My package is in the large kitchen.",
+    "Can I tell you about my brother?",
+    "The lights in the library work.",
+    "I have a problem on Thursday.",
+    "Your brother will arrive early in Berlin.",
+    "You have no room left for the lights.",
+)
+
+
+MOST_ERRORS = 0.25  # share of the words
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[TTS]:
+    with TTS.load("demo", device="cpu", slots=2) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
+    file = tmp_path_factory.mktemp("judge") / "model.lm"
+    write_language_model(file, ELSEWHERE, SENTENCES)
+    return Judge(file)
+
+
+def error_rate(judge: Judge, speech: list[NDArray[np.int16]]) -> float:
+    rate, heard = judge.error_rate(speech, 24_000, SENTENCES)
+    print(heard)  # shown if the test fails
+    return rate
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_what_is_said_is_understood(
+    demo: TTS, judge: Judge, layout: Literal["full", "streaming"]
+) -> None:
+    said: list[NDArray[np.int16]] = []
+    for i, sentence in enumerate(SENTENCES):
+        sampling = replace(demo.sampling, seed=i)
+        voice = ("clara", "henry")[i % 2]
+        speech = demo.say(sentence, voice, "english", layout=layout, sampling=sampling)
+        assert speech.finish == "eos"
+        said.append(speech.pcm)
+    assert error_rate(judge, said) <= MOST_ERRORS
+
+
+def test_live_text_is_understood(demo: TTS, judge: Judge) -> None:
+    said: list[NDArray[np.int16]] = []
+    for i, sentence in enumerate(SENTENCES):
+        with demo.open("clara", sampling=replace(demo.sampling, seed=i)) as session:
+            for word in sentence.split(" "):
+                session.push_text(f"{word} ")
+            session.end()
+            pcm = [event.pcm for event in session if isinstance(event, AudioChunk)]
+        said.append(np.concatenate(pcm))
+    assert error_rate(judge, said) <= MOST_ERRORS
+
+
+def test_the_judge_hears_noise_as_wrong(judge: Judge) -> None:
+    noise = np.random.default_rng(0).normal(0, 3000, (len(SENTENCES), 48_000)).astype(np.int16)
+    assert error_rate(judge, list(noise)) > 0.8
+
+
+def test_the_checkpoint_is_small_and_has_a_model_card() -> None:
+    folder = find_checkpoint("demo")
+    assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) < 26_000_000
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for word in ("flite", "CMU ARCTIC", "word error rate", "Limits"):
+        assert word in card
+
+
+def test_the_judged_sentences_are_held_out() -> None:
+    assert set(SENTENCES) <= {text for text, _ in held_out()}
