@@ -20,7 +20,8 @@ class Generation {
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
 
-  DEVICE Generation(const Params& p, Shared<M>& s) : p_(p), s_(s), r_(s.residual), barrier_(p, s.alive) {
+  DEVICE Generation(const Params& p, Shared<M>& s)
+      : p_(p), s_(s), r_(s.residual), barrier_(p, s.alive) {
     for (unsigned& pair : r_.activations.registers) pair = 0;  // columns that nobody has
     block_sync();
   }
@@ -42,8 +43,8 @@ class Generation {
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames; ++frame) {
       if (!anyone_goes_on()) return;
-      if (!talk() || !run_head<Talker, M::vocab>(p_, p_.talker, p_.talker_head, M::vocab, r_,
-                                                 barrier_)) {
+      if (!talk() ||
+          !run_head<Talker, M::vocab>(p_, p_.talker, p_.talker_head, M::vocab, r_, barrier_)) {
         return;
       }
       if (!each_column_draws(0)) return;
@@ -128,13 +129,13 @@ class Generation {
   // Position `pass` of the predictor: the talker's hidden state, then the codes one by one.
   DEVICE bool predict(int pass) {
     if (pass > 0) {
-  #pragma unroll 1
-    for (int i = thread(); i < p_.columns * Talker::hidden; i += kThreads) {
+#pragma unroll 1
+      for (int i = thread(); i < p_.columns * Talker::hidden; i += kThreads) {
         const int c = i / Talker::hidden, k = i % Talker::hidden;
         const int code = load_shared_by_blocks(p_.drawn + c);
-        r_.x[c][k] = pass == 1 ? to_float(p_.code_embedding[
-                                     static_cast<size_t>(code) * Talker::hidden + k])
-                               : group_embedding(pass - 2, code, k);
+        r_.x[c][k] =
+            pass == 1 ? to_float(p_.code_embedding[static_cast<size_t>(code) * Talker::hidden + k])
+                      : group_embedding(pass - 2, code, k);
       }
     }
     block_sync();
@@ -146,9 +147,8 @@ class Generation {
     if (!run_layers<Predictor>(p_, p_.predictor, r_, barrier_)) return false;
     if (pass == 0) return true;
     constexpr size_t kHeadSize = static_cast<size_t>(M::codes) * Predictor::hidden / 8;
-    return run_head<Predictor, M::codes>(p_, p_.predictor,
-                                         p_.predictor_heads + (pass - 1) * kHeadSize, M::vocab, r_,
-                                         barrier_);
+    return run_head<Predictor, M::codes>(
+        p_, p_.predictor, p_.predictor_heads + (pass - 1) * kHeadSize, M::vocab, r_, barrier_);
   }
 
   // The talker's width to the predictor's.
@@ -165,8 +165,8 @@ class Generation {
 #pragma unroll 1
     for (int i = thread(); i < p_.columns * Predictor::hidden; i += kThreads) {
       const int c = i / Predictor::hidden, k = i % Predictor::hidden;
-      r_.x[c][k] = rounded(rounded(load_shared_by_blocks(p_.partial + i)) +
-                           to_float(p_.project_bias[k]));
+      r_.x[c][k] =
+          rounded(rounded(load_shared_by_blocks(p_.partial + i)) + to_float(p_.project_bias[k]));
     }
     block_sync();
     return true;
@@ -194,10 +194,14 @@ class Generation {
     stream.codes[codebook] = code;
     if (codebook < kGroups - 1) return;
     const bool stop = observe_host(p_.stop + c);
-    if (stream.broken) stream.over = kBroken;
-    else if (stream.codes[0] == p_.eos) stream.over = kEos;
-    else if (stop) stream.over = kStopped;
-    else if (stream.frames + 1 >= stream.max_frames) stream.over = kLength;
+    if (stream.broken)
+      stream.over = kBroken;
+    else if (stream.codes[0] == p_.eos)
+      stream.over = kEos;
+    else if (stop)
+      stream.over = kStopped;
+    else if (stream.frames + 1 >= stream.max_frames)
+      stream.over = kLength;
     stream.frames += 1;
     stream.fresh = 0;
     Published& frame = p_.frames[c * p_.max_frames + stream.made];
@@ -226,9 +230,11 @@ __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ P
   Generation<M>(p, *reinterpret_cast<Shared<M>*>(bytes)).prompt();
 }
 
-#define MEGAKERNEL_ENTRY(name) \
-  Entry{reinterpret_cast<void*>(generate<name>), reinterpret_cast<void*>(prefill<name>), \
-        sizeof(Shared<name>), shape_of<name>()}
+#define MEGAKERNEL_ENTRY(name)                                                       \
+  Entry {                                                                            \
+    reinterpret_cast<void*>(generate<name>), reinterpret_cast<void*>(prefill<name>), \
+        sizeof(Shared<name>), shape_of<name>()                                       \
+  }
 
 // The kernels of a model, in the order of `Models` in shapes.cuh.
 Entry entry(int model) {

@@ -13,12 +13,32 @@ using at::Tensor;
 
 // The order of the lists that the operators take.
 enum Weights {
-  kTalkerLayers, kPredictorLayers, kTalkerNorm, kPredictorNorm, kTalkerHead, kPredictorHeads,
-  kCodeEmbedding, kGroupEmbeddings, kPad, kTurns, kProject, kProjectBias, kNumWeights
+  kTalkerLayers,
+  kPredictorLayers,
+  kTalkerNorm,
+  kPredictorNorm,
+  kTalkerHead,
+  kPredictorHeads,
+  kCodeEmbedding,
+  kGroupEmbeddings,
+  kPad,
+  kTurns,
+  kProject,
+  kProjectBias,
+  kNumWeights
 };
 enum Memory {
-  kKeys, kValues, kPredictorKeys, kPredictorValues, kText, kHidden, kSeen, kStreams, kWorkspace,
-  kCounters, kNumMemory
+  kKeys,
+  kValues,
+  kPredictorKeys,
+  kPredictorValues,
+  kText,
+  kHidden,
+  kSeen,
+  kStreams,
+  kWorkspace,
+  kCounters,
+  kNumMemory
 };
 enum Mailbox { kFrames, kPublished, kStop, kFailure, kNumMailbox };
 
@@ -76,9 +96,9 @@ Network network(const Tensor& layers, const Tensor& norm, const Tensor& keys, co
                 const Tensor& turns, double eps) {
   TORCH_CHECK(keys.dim() == 5 && keys.sizes() == values.sizes(),
               "keys and values must be [layers, slots, kv heads, positions, 128].");
-  TORCH_CHECK(layers.dim() == 2 && layers.size(1) == sizeof(Layer) / 8 &&
-                  layers.size(0) == keys.size(0),
-              "layers must be [", keys.size(0), ", ", sizeof(Layer) / 8, "] addresses.");
+  TORCH_CHECK(
+      layers.dim() == 2 && layers.size(1) == sizeof(Layer) / 8 && layers.size(0) == keys.size(0),
+      "layers must be [", keys.size(0), ", ", sizeof(Layer) / 8, "] addresses.");
   TORCH_CHECK(turns.size(0) >= keys.size(3), "turns must cover ", keys.size(3), " positions.");
   return {pointer<const Layer>(layers, at::kLong, "layers"),
           static_cast<int>(layers.size(0)),
@@ -157,8 +177,8 @@ void launch(void* kernel, const Entry& e, Params& p, int blocks) {
                              static_cast<int>(e.shared_bytes)),
         "This GPU has too little shared memory a block for the model");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(kThreads), arguments,
-                                    e.shared_bytes, c10::cuda::getCurrentCUDAStream()),
+  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(kThreads), arguments, e.shared_bytes,
+                                    c10::cuda::getCurrentCUDAStream()),
         "The kernel could not be launched with one block a multiprocessor");
 }
 

@@ -6,14 +6,14 @@ namespace megakernel {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kColumns = 8;    // streams, or positions of one prompt, in one launch
-constexpr int kHeadDim = 128;  // of every network of the family
-constexpr int kGroups = 16;    // codes a frame
-constexpr int kControl = 1024;  // ids of code 0 beyond the codes
-constexpr int kSpan = 128;     // positions that one attention item looks at
+constexpr int kColumns = 8;             // streams, or positions of one prompt, in one launch
+constexpr int kHeadDim = 128;           // of every network of the family
+constexpr int kGroups = 16;             // codes a frame
+constexpr int kControl = 1024;          // ids of code 0 beyond the codes
+constexpr int kSpan = 128;              // positions that one attention item looks at
 constexpr int kMostActivations = 2048;  // of one stretch of K, a column
-constexpr int kMostSplits = 4;  // stretches that a sum is cut into
-constexpr int kMaxSpans = 16;  // so that a slot has at most 2,048 positions
+constexpr int kMostSplits = 4;          // stretches that a sum is cut into
+constexpr int kMaxSpans = 16;           // so that a slot has at most 2,048 positions
 
 // One decoder stack.
 template <int Hidden, int Heads, int KvHeads, int Intermediate>
@@ -47,8 +47,7 @@ using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512>, 256>;
 using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384>, 256>;
 using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384>, 256>;
 
-#define MEGAKERNEL_MODELS(_) \
-  _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
+#define MEGAKERNEL_MODELS(_) _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
 
 constexpr int kModels = 5;
 

@@ -89,13 +89,13 @@ class Megakernel:
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
         self._kept: list[Tensor] = []
-        wide, options = talker.stack.hidden, {"device": pad.device}
+        wide, device = talker.stack.hidden, pad.device
         embeddings = model.embeddings
-        self._text = torch.zeros(slots, positions, wide, dtype=pad.dtype, **options)
-        self._seen = torch.zeros(slots, talker.vocab, dtype=torch.uint8, **options)
-        self._hidden = torch.zeros(slots, wide, **options)
+        self._text = torch.zeros(slots, positions, wide, dtype=pad.dtype, device=device)
+        self._seen = torch.zeros(slots, talker.vocab, dtype=torch.uint8, device=device)
+        self._hidden = torch.zeros(slots, wide, device=device)
         self._keys, self._values = self._cache(talker.stack, slots, positions)
-        empty = torch.zeros(1, dtype=pad.dtype, **options)
+        empty = torch.zeros(1, dtype=pad.dtype, device=device)
         project = model.predictor.project
         self._weights = [
             self._layers(model.talker.stack),
@@ -119,9 +119,9 @@ class Megakernel:
             self._text,
             self._hidden,
             self._seen,
-            torch.zeros(1, _STREAM.size, dtype=torch.uint8, **options),
-            torch.zeros(floats, **options),
-            torch.zeros(96, dtype=torch.int32, **options),
+            torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
+            torch.zeros(floats, device=device),
+            torch.zeros(96, dtype=torch.int32, device=device),
         ]
         self._frames = self._mail(_COLUMNS, 1 + _GROUPS)
         self._failure = self._mail(3)

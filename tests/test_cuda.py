@@ -1,7 +1,8 @@
 """The megakernel: its phases on emulated instructions everywhere, the kernel itself on a GPU."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.cuda import Megakernel
 from megakernel_tts.layers import rms_norm
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.reference import Reference
 from tests.emulator import EmulatedOps
 
@@ -144,3 +145,54 @@ def test_a_shape_that_is_not_compiled_is_refused(bench: Callable[..., Bench]) ->
     b = bench("0b6")
     with pytest.raises(ValueError, match="not compiled for the shapes"):
         Megakernel(b.half.model, bench("1b7").config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(checkpoint: Callable[..., Path]) -> Iterator[Callable[[str], Loaded]]:
+    loaded: dict[str, Loaded] = {}
+
+    def make(size: str) -> Loaded:
+        if size not in loaded:
+            folder = checkpoint("custom_voice", size)
+            loaded[size] = load_checkpoint(folder, torch.device("cuda"), torch.bfloat16, 4)
+        return loaded[size]
+
+    yield make
+    for one in loaded.values():
+        one.engine.close()
+
+
+@pytest.mark.gpu
+@sizes
+def test_the_gpu_does_what_the_emulated_instructions_do(
+    bench: Callable[..., Bench], on_gpu: Callable[[str], Loaded], size: str
+) -> None:
+    """Three streams, drawn and greedy, alone and together: the same codes."""
+    b = bench(size)
+    kernel = on_gpu(size).engine.backend
+    assert isinstance(kernel, Megakernel)
+    for stream in range(3):
+        b.begin(stream, stream)
+        prompt = b.prompt[stream:].contiguous().cuda()
+        kernel.prefill(3 - stream, prompt, SAMPLINGS[stream], 0)
+        kernel.feed(3 - stream, b.text.cuda(), True)
+    expected = b.frames([0, 1, 2], 2)
+    together = [kernel.step([3, 2, 1]) for _ in range(2)]
+    assert [[_codes(frame[i]) for frame in together] for i in range(3)] == expected
+    for slot in (1, 2, 3):
+        kernel.release(slot)
+
+
+@pytest.mark.gpu
+def test_a_frame_is_the_same_a_hundred_times(on_gpu: Callable[[str], Loaded]) -> None:
+    kernel = on_gpu("1b7").engine.backend
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randn(9, 192, generator=generator).bfloat16().cuda()
+    seen: set[tuple[int, ...]] = set()
+    for _ in range(100):
+        kernel.prefill(0, prompt, SAMPLINGS[0], 0)
+        frame = kernel.step([0])[0]
+        assert frame is not None
+        seen.add(tuple(frame.tolist()))
+        kernel.release(0)
+    assert len(seen) == 1

@@ -84,8 +84,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const Colu
                         Attention& shared, int c, int head, int span) {
   const Column& column = columns[c];
   const Layer& weights = n.layers[layer];
-  const size_t slot =
-      (static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + head;
+  const size_t slot = (static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + head;
   bf16* keys = n.keys + slot * n.positions * kHeadDim;
   bf16* values = n.values + slot * n.positions * kHeadDim;
   const int warp = thread() / 32, lane = thread() % 32;

@@ -140,11 +140,16 @@ DEVICE void keep_top_p(const Scores<Ids>& scores, float top_p, Draw& shared) {
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;
     float above = 0;
-    scores.each([&](int, float score) { above += ordered(score) > middle ? expf(score - peak) : 0; });
-    if (block_sum(above, shared) / mass < top_p) high = middle;
-    else low = middle + 1;
+    scores.each(
+        [&](int, float score) { above += ordered(score) > middle ? expf(score - peak) : 0; });
+    if (block_sum(above, shared) / mass < top_p)
+      high = middle;
+    else
+      low = middle + 1;
   }
-  scores.each([&](int, float& score) { if (ordered(score) < low) score = -INFINITY; });
+  scores.each([&](int, float& score) {
+    if (ordered(score) < low) score = -INFINITY;
+  });
 }
 
 // The id, or `Ids` where no score is finite.
@@ -156,7 +161,9 @@ DEVICE int draw(const Scores<Ids>& scores, const Rule& rule, const Stream& strea
     scores.each([&](int, float& score) { score /= rule.temperature; });
     if (rule.top_k > 0 && rule.top_k < Ids) {
       const uint32_t border = kth_largest(scores, rule.top_k, shared);
-      scores.each([&](int, float& score) { if (ordered(score) < border) score = -INFINITY; });
+      scores.each([&](int, float& score) {
+        if (ordered(score) < border) score = -INFINITY;
+      });
     }
     if (rule.top_p < 1) keep_top_p(scores, rule.top_p, shared);
 #pragma unroll 1

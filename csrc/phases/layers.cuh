@@ -79,7 +79,8 @@ DEVICE void store(const Params& p, float* out, int rows, int tile, Sum sum) {
 }
 
 template <class S, int Hidden>
-DEVICE_CALL bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r, Barrier& barrier) {
+DEVICE_CALL bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r,
+                            Barrier& barrier) {
 #pragma unroll 1
   for (int l = 0; l < n.num_layers; ++l) {
     const Layer& w = n.layers[l];
@@ -145,7 +146,7 @@ DEVICE_CALL bool run_layers(const Params& p, const Network& n, Residual<Hidden>&
 // logits = W norm(x); x becomes norm(x), which the predictor starts from.
 template <class S, int Rows, int Hidden>
 DEVICE_CALL bool run_head(const Params& p, const Network& n, const uint4* weights, int stride,
-                     Residual<Hidden>& r, Barrier& barrier) {
+                          Residual<Hidden>& r, Barrier& barrier) {
   Product<Rows, S::hidden> head(weights, 1);
   measure<S>(p, r, n.eps);
 #pragma unroll 1

@@ -15,9 +15,15 @@
 #define DEVICE inline
 #define DEVICE_CALL inline
 
-struct uint2 { uint32_t x, y; };
-struct uint4 { uint32_t x, y, z, w; };
-struct float2 { float x, y; };
+struct uint2 {
+  uint32_t x, y;
+};
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
 
 namespace megakernel {
 
@@ -25,7 +31,9 @@ using std::isfinite;
 using std::max;
 using std::min;
 
-struct bf16 { uint16_t bits; };
+struct bf16 {
+  uint16_t bits;
+};
 
 inline float to_float(bf16 value) {
   const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
@@ -122,9 +130,7 @@ inline void meet(Meeting& meeting, int count) {
 inline void block_sync() { meet(machine().block_meetings[block()], machine().threads); }
 inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
 
-inline uint32_t* lane(int index) {
-  return &machine().lanes[(machine().now / 32 * 32 + index) * 8];
-}
+inline uint32_t* lane(int index) { return &machine().lanes[(machine().now / 32 * 32 + index) * 8]; }
 
 template <class T>
 inline T shuffle_xor(T value, int mask) {
@@ -160,11 +166,18 @@ inline uint4 load_weights(const uint4* at) { return *at; }
 inline float load_shared_by_blocks(const float* at) { return *at; }
 inline int load_shared_by_blocks(const int* at) { return *at; }
 inline void signal(unsigned* counter) { ++*counter; }
-inline unsigned observe(const unsigned* counter) { yield(); return *counter; }
+inline unsigned observe(const unsigned* counter) {
+  yield();
+  return *counter;
+}
 inline void publish(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned observe_host(const unsigned* from_host) { return *from_host; }
 inline uint64_t nanoseconds() { return 0; }
-inline int add_in_block(int* at, int value) { const int old = *at; *at += value; return old; }
+inline int add_in_block(int* at, int value) {
+  const int old = *at;
+  *at += value;
+  return old;
+}
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 // Runs `body` for every thread of every block.
