@@ -178,7 +178,7 @@ class Megakernel:
         """Runs the prompt; see `Backend.prefill`."""
         if len(prompt) >= self.positions:
             raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
-        state = _Slot(sampling, first_frame, len(prompt), [0] * _GROUPS)
+        state = _Slot(sampling.in_float32(), first_frame, len(prompt), [0] * _GROUPS)
         self._seen[slot] = 0
         self._put([slot], [state])
         self._ops.prefill(self._model, *self._lists(), prompt.contiguous())
