@@ -74,6 +74,10 @@ def choose_backend(
         slots: Streams at a time.
         positions: The most positions of one stream.
     """
+    if pad.is_cuda and pad.dtype == torch.bfloat16:
+        from megakernel_tts.cuda import Megakernel
+
+        return Megakernel(model, config, pad, slots=slots, positions=positions)
     from megakernel_tts.reference import Reference
 
     return Reference(model, config, pad, slots=slots, positions=positions)

@@ -52,6 +52,14 @@ def examine() -> Iterator[Finding]:
                 "ok", f"cuda:{i}: {gpu.name}, sm_{gpu.major}{gpu.minor}, {memory:.0f} GiB"
             )
             yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
+        if shutil.which("nvcc"):
+            yield Finding("ok", "nvcc, which builds the kernel on first use")
+        else:
+            yield Finding(
+                "missing",
+                "There is no nvcc to build the kernel with: install the CUDA toolkit "
+                f"{torch.version.cuda}; without it dtype='float32' runs plain torch",
+            )
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "note",
@@ -70,7 +78,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in ("safetensors", "tokenizers", "huggingface-hub", "soundfile", "soxr"):
+    for name in ("safetensors", "tokenizers", "huggingface-hub", "soundfile", "soxr", "ninja"):
         try:
             yield Finding("ok", f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:

@@ -120,7 +120,7 @@ class Reference:
             raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
         hidden = self._talk([slot], prompt[None], [0])[0, -1]
         self._seen[slot] = False
-        self._state[slot] = _Slot(sampling, first_frame, len(prompt), hidden)
+        self._state[slot] = _Slot(sampling.in_float32(), first_frame, len(prompt), hidden)
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""

@@ -89,6 +89,19 @@ class Sampling:
         """The same with a seed drawn, if there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
+    def in_float32(self) -> "Sampling":
+        """The same within what float32 can draw with; backends take it so.
+
+        The coldest temperatures are greedy, and penalties end where logits would overflow.
+        """
+        least, most = _PENALTIES
+        return replace(
+            self,
+            temperature=_warm(self.temperature),
+            predictor_temperature=_warm(self.predictor_temperature),
+            repetition_penalty=min(max(self.repetition_penalty, least), most),
+        )
+
     def next_seed(self, steps: int = 1) -> "Sampling":
         """The same with a later seed."""
         return replace(self, seed=((self.seed or 0) + steps) % (1 << 64))
@@ -115,11 +128,14 @@ class Rule:
         )
 
 
+def _warm(temperature: float) -> float:
+    return temperature if temperature >= _COLDEST else 0.0
+
+
 def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> Rule:
     temperature, top_k, top_p = zip(*rows, strict=True)
-    warm = [t if t >= _COLDEST else 0.0 for t in temperature]
     return Rule(
-        torch.tensor(warm, dtype=torch.float32, device=device)[:, None],
+        torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
         torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
         torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
     )
@@ -131,9 +147,8 @@ def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     Args:
         logits: [batch, ids], float32.
         seen: [batch, ids], bool.
-        penalty: [batch, 1]; 0 and infinity are what float32 makes of extreme ones.
+        penalty: [batch, 1].
     """
-    penalty = penalty.clamp(*_PENALTIES)
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 

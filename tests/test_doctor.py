@@ -33,6 +33,15 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("cpu: the 1.7B models need about" in text for text in found["note"])
 
 
+def test_a_gpu_needs_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert any("no nvcc" in text for text in texts()["missing"])
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert any(text.startswith("nvcc") for text in texts()["ok"])
+
+
 def test_folders_that_cannot_be_written_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.checkpoint import Spec, map_leaves
 from megakernel_tts.config import read_model_config
+from megakernel_tts.cuda import Megakernel
 from megakernel_tts.layers import linear
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size
@@ -195,10 +196,8 @@ def test_float32_speech_equals_the_cpus(checkpoint: Callable[..., Path]) -> None
     assert np.abs(said[0].pcm.astype(int) - said[1].pcm).max() <= 4
 
 
-def test_bfloat16_is_the_default_on_a_gpu(checkpoint: Callable[..., Path]) -> None:
+def test_the_kernel_is_the_default_on_a_gpu(checkpoint: Callable[..., Path]) -> None:
     with TTS.load(checkpoint(), slots=1) as tts:
         backend = tts._loaded.engine.backend
-        assert isinstance(backend, Reference)
-        assert backend.model.talker.head.dtype == torch.bfloat16
-        assert backend.model.talker.head.device.type == "cuda"
+        assert isinstance(backend, Megakernel)
         assert len(tts.say(TEXT, sampling=Sampling(seed=0, max_frames=8)).codes) == 8

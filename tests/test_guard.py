@@ -1,11 +1,13 @@
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megakernel_tts import TTS
 from megakernel_tts.guard import Guard, ordinary_frames
 
 # Texts and how many seconds careful, slow speakers take for them, by the clock of their kind:
@@ -118,3 +120,24 @@ def test_digits_and_symbols_take_longer_than_letters() -> None:
     assert ordinary_frames("ABCD") > ordinary_frames("a b c d") > ordinary_frames("abcd")
     assert ordinary_frames("你好") > ordinary_frames("ab")
     assert ordinary_frames("😀") > ordinary_frames("a")
+
+
+SENTENCES = [
+    "Yes, I can help you with that. What is your order number?",
+    "Your appointment is on Tuesday, the 14th of May, at 3:45 p.m.",
+    "Thank you for calling. Please hold the line.",
+]
+
+
+def test_what_the_demo_voice_says_is_never_cut() -> None:
+    """Real speech as it is, and three times as slow: each frame heard thrice."""
+    with TTS.load("demo", device="cpu", slots=1) as tts:
+        for seed, text in enumerate(SENTENCES):
+            on = tts.say(text, sampling=replace(tts.sampling, seed=seed))
+            off = tts.say(text, sampling=replace(tts.sampling, seed=seed, guard=False))
+            assert on.finish == off.finish == "eos"
+            np.testing.assert_array_equal(on.codes, off.codes)
+            guard, expected = Guard(), ordinary_frames(text)
+            for code, pcm in zip(off.codes[:, 0], np.split(off.pcm, len(off.codes)), strict=True):
+                for _ in range(3):
+                    assert not guard.runaway(int(code), pcm, expected, used_up=True)

@@ -33,8 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "codec.encoder": {"codec.weights", "config", "layers", "codec"},
     "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
-    "backend": {"config", "sampling", "weights", "reference"},  # reference: inside the chooser
+    # Those that run the networks are imported inside the chooser alone.
+    "backend": {"config", "cuda", "reference", "sampling", "weights"},
     "reference": {"config", "layers", "sampling", "weights"},
+    "cuda": {"config", "sampling", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
     "stream": {"backend", "codec.decoder", "guard", "prompt", "sampling", "script", "session"},

@@ -126,7 +126,7 @@ def test_any_penalty_above_zero_likes_what_exact_arithmetic_likes(
     exact = [x if not seen else x * p if x < 0 else x / p for x, seen in rows]
     logits = torch.tensor([[float(x) for x, _ in rows]])
     seen = torch.tensor([[seen for _, seen in rows]])
-    sampling = Sampling(repetition_penalty=penalty)
+    sampling = Sampling(repetition_penalty=penalty).in_float32()
     out = penalize(logits, seen, torch.tensor([sampling.repetition_penalty])[:, None])
     best, chosen = max(exact), exact[int(out.argmax())]
     assert best - chosen <= abs(best) * Fraction(1, 10**6)
@@ -139,6 +139,7 @@ def test_a_temperature_that_would_overflow_is_greedy(temperature: float, seed: i
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 10
     noise = gumbel([seed], [0], 1, 50, CPU)[:, 0]
     sampling = Sampling(temperature=temperature, predictor_temperature=temperature, top_p=0.9)
+    sampling = sampling.in_float32()
     for made in (Rule.talker([sampling], CPU), Rule.predictor([sampling], CPU)):
         assert int(draw(logits, made, noise)) == int(logits.argmax())
 

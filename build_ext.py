@@ -1,0 +1,118 @@
+"""Builds the CUDA kernel: the only file that knows nvcc.
+
+    python build_ext.py            # for the GPU that is here; the first use of it does the same
+    python build_ext.py --check    # every architecture to machine code; needs nvcc, but no GPU
+
+What was built lies in torch's extension folder, under a name that tells sources, flags, torch's
+version and the architecture.
+"""
+
+import argparse
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CSRC = Path(__file__).parent / "csrc"
+ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
+_USED = re.compile(r"Used (\d+) registers")
+FLAGS = ("-O3", "-std=c++20", "-Werror", "all-warnings")
+
+
+def load() -> None:
+    """Builds the kernel for the current GPU if need be, and registers its operators.
+
+    Raises:
+        RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
+    """
+    import torch
+    from torch.utils import cpp_extension
+
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        raise RuntimeError(
+            f"The CUDA kernel needs compute capability 8.0, and this GPU has {major}.{minor}; use "
+            "dtype='float32' for plain torch."
+        )
+    if cpp_extension.CUDA_HOME is None:
+        raise RuntimeError(
+            "The CUDA kernel is built on first use, and there is no nvcc: install the CUDA toolkit "
+            f"{torch.version.cuda} (or set CUDA_HOME), or use dtype='float32' for plain torch."
+        )
+    architecture = f"{major}{minor}{'a' if major == 9 else ''}"
+    name = f"megakernel_tts_{_digest(torch.__version__, architecture)}"
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+    if not (folder / f"{name}.so").exists():
+        print("Building the CUDA kernel for this GPU, once: half a minute.", file=sys.stderr)
+    cpp_extension.load(
+        name,
+        [str(CSRC / "frame.cu"), str(CSRC / "ops.cpp")],
+        extra_cflags=["-O2", "-std=c++20"],
+        extra_cuda_cflags=[*FLAGS, _target(architecture)],
+        is_python_module=False,
+    )
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.sha256(" ".join((*parts, *FLAGS)).encode())
+    for file in sorted(CSRC.rglob("*.c*")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _target(architecture: str) -> str:
+    return f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+
+
+def check(architectures: Sequence[str] = ARCHITECTURES) -> bool:
+    """Compiles the kernel for every architecture; prints registers and memory of each entry.
+
+    Returns:
+        Whether all went well.
+    """
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        print("There is no nvcc: install the CUDA toolkit.", file=sys.stderr)
+        return False
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+
+        def compile_for(architecture: str) -> tuple[str, subprocess.CompletedProcess[str]]:
+            command = [nvcc, *FLAGS, _target(architecture), "-cubin", "-Xptxas", "-v"]
+            command += ["-o", f"{folder}/{architecture}.cubin", str(CSRC / "frame.cu")]
+            return architecture, subprocess.run(command, capture_output=True, text=True)
+
+        fine = True
+        for architecture, run in pool.map(compile_for, architectures):
+            used = [int(count) for count in _USED.findall(run.stderr)]
+            print(
+                f"sm_{architecture}: {len(used)} kernels, at most {max(used, default=0)} registers"
+            )
+            if run.returncode:
+                print(run.stderr, file=sys.stderr)
+                fine = False
+    return fine
+
+
+def main() -> int:
+    """Builds or checks."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compile for every architecture")
+    if parser.parse_args().check:
+        return 0 if check() else 1
+    try:
+        load()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+// The types that host and device share.
+#pragma once
+
+#ifdef MEGAKERNEL_EMULATOR
+#include "emulator.h"
+#else
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+namespace megakernel {
+
+using bf16 = __nv_bfloat16;
+
+}  // namespace megakernel
+
+#endif

@@ -1,0 +1,34 @@
+// The kernel as a library of the host, for the tests.
+#define MEGAKERNEL_EMULATOR
+#include "../../csrc/frame.cu"
+
+using namespace megakernel;
+using M = MEGAKERNEL_MODEL;
+
+template <class Act>
+static void run(const Params& p, int blocks, Act act) {
+  std::vector<Shared<M>> shared(blocks);
+  launch(blocks, kThreads, [&] {
+    Generation<M> generation(p, shared[block()]);
+    act(generation);
+  });
+}
+
+extern "C" void emulate_generate(const Params* p, int blocks) {
+  run(*p, blocks, [](auto& g) { g.frames(); });
+}
+
+extern "C" void emulate_prefill(const Params* p, int blocks) {
+  run(*p, blocks, [](auto& g) { g.prompt(); });
+}
+
+extern "C" int params_bytes() { return sizeof(Params); }
+
+// The numbers of the model's `Shape`, one after another.
+extern "C" int shape(int i) {
+  const Shape s = shape_of<M>();
+  return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : s.codes;
+}
+
+// Of the workspace, a column: more than enough for the small models.
+extern "C" int workspace_floats() { return 1 << 16; }
