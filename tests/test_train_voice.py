@@ -44,9 +44,10 @@ def test_every_stage_runs_and_the_checkpoint_speaks(tmp_path: Path) -> None:
     small = ("--crops", "4", "--frames", "2")
     run("codec", str(work), "--minutes", "0.04", *small)
     first = (work / "codec.jsonl").read_text()
-    run("codec", str(work), "--minutes", "0.12", *small)  # goes on
+    used = torch.load(work / "codec.pt")["used"]  # seconds; on a busy machine far beyond the budget
+    run("codec", str(work), "--minutes", str(used / 60 + 0.05), *small)  # goes on
     lines = [json.loads(line) for line in (work / "codec.jsonl").read_text().splitlines()]
-    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > 60 * 0.04
+    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > used
     run("codes", str(work))
     run("vocoder", str(work), "--minutes", "0.02", *small, "--channels", "2")
     run("talker", str(work), "--minutes", "0.03", "--positions", "600")
