@@ -9,6 +9,7 @@ version and the architecture.
 
 import argparse
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,10 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 CSRC = Path(__file__).parent / "csrc"
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
@@ -24,26 +29,37 @@ _USED = re.compile(r"Used (\d+) registers")
 FLAGS = ("-O3", "-std=c++20", "-Werror", "all-warnings")
 
 
-def load() -> None:
-    """Builds the kernel for the current GPU if need be, and registers its operators.
+def obstacle(device: "torch.device") -> str | None:
+    """Why the kernel cannot be built for a GPU, if it cannot."""
+    import torch
+    from torch.utils import cpp_extension
+
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        return f"The kernel needs compute capability 8.0, and {device} has {major}.{minor}."
+    if cpp_extension.CUDA_HOME is None:
+        return (
+            "The kernel is built on first use, and there is no nvcc: install the CUDA toolkit "
+            f"{torch.version.cuda}, or set CUDA_HOME."
+        )
+    return None
+
+
+def load(device: "torch.device") -> None:
+    """Builds the kernel for a GPU if need be, and registers its operators.
 
     Raises:
         RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
     """
+    import ninja
     import torch
     from torch.utils import cpp_extension
 
-    major, minor = torch.cuda.get_device_capability()
-    if major < 8:
-        raise RuntimeError(
-            f"The CUDA kernel needs compute capability 8.0, and this GPU has {major}.{minor}; use "
-            "dtype='float32' for plain torch."
-        )
-    if cpp_extension.CUDA_HOME is None:
-        raise RuntimeError(
-            "The CUDA kernel is built on first use, and there is no nvcc: install the CUDA toolkit "
-            f"{torch.version.cuda} (or set CUDA_HOME), or use dtype='float32' for plain torch."
-        )
+    if reason := obstacle(device):
+        raise RuntimeError(f"{reason} Or use dtype='float32' for plain torch.")
+    # torch asks the shell for ninja, which does not look where pip has put it.
+    os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
+    major, minor = torch.cuda.get_device_capability(device)
     architecture = f"{major}{minor}{'a' if major == 9 else ''}"
     name = f"megakernel_tts_{_digest(torch.__version__, architecture)}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
@@ -106,8 +122,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compile for every architecture")
     if parser.parse_args().check:
         return 0 if check() else 1
+    import torch
+
     try:
-        load()
+        load(torch.device("cuda"))
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,5 +1,5 @@
-// The shapes that a kernel is compiled for. Python reads them back and refuses a checkpoint that
-// does not fit; `build_ext.py` chooses which model is compiled by the macro MEGAKERNEL_MODEL.
+// The shapes that the kernel is compiled for. Python reads them back and refuses a checkpoint that
+// fits none.
 #pragma once
 
 namespace megakernel {

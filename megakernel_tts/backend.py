@@ -1,5 +1,6 @@
 """What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,7 @@ from megakernel_tts.sampling import Sampling
 if TYPE_CHECKING:
     from megakernel_tts.weights import Model
 
+_log = logging.getLogger("megakernel_tts")
 Suspended = Any  # a stream outside its slot: what that is, only its backend knows
 
 
@@ -105,13 +107,20 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 on a CPU.
+    """`auto` is bfloat16 on a GPU that the kernel can be built for, else float32.
 
     Raises:
         ValueError: Another type (float16 overflows in this model).
     """
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type == "cpu":
+            return torch.float32
+        from build_ext import obstacle
+
+        if reason := obstacle(device):
+            _log.warning("%s The GPU runs plain torch in float32.", reason)
+            return torch.float32
+        return torch.bfloat16
     if dtype not in ("bfloat16", "float32"):
         raise ValueError(f"dtype is {dtype!r}; choose auto, bfloat16 or float32.")
     return getattr(torch, dtype)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Chunks = Generator[AudioChunk, None, Finish]
 
 _PROGRAM = "megakernel-tts"
+_VOICE_FILE = ".safetensors"
 _CUT_SHORT = {
     "guard": "The speech ran away from its text and was stopped; another --seed may say it all.",
     "length": "The speech came to no end of its own and was cut at the greatest length; another "
@@ -188,6 +189,9 @@ def _text(options: argparse.Namespace) -> str | None:
 
 def _check_voice(options: argparse.Namespace) -> None:
     """Refuses options that do not fit together."""
+    for name in ("voice", "clone", "ref_text", "save_voice"):
+        if getattr(options, name) == "":
+            raise UsageError(f"--{name.replace('_', '-')} is empty")
     if options.voice and options.clone:
         raise UsageError("--voice and --clone name two voices; give one of them")
     for name in ("ref_text", "save_voice"):
@@ -195,7 +199,7 @@ def _check_voice(options: argparse.Namespace) -> None:
             raise UsageError(
                 f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
             )
-    if _is_file(options.voice) and not Path(options.voice).is_file():
+    if (options.voice or "").endswith(_VOICE_FILE) and not Path(options.voice).is_file():
         raise UsageError(
             f"{options.voice} does not exist; --clone makes a voice, and --save-voice keeps it"
         )
@@ -204,12 +208,12 @@ def _check_voice(options: argparse.Namespace) -> None:
 def _check_model(info: "ModelInfo", options: argparse.Namespace) -> None:
     """Refuses options that do not fit the model, and asks for those that it needs."""
     if info.kind == "base":
-        if not (options.clone or _is_file(options.voice)):
+        if not (options.clone or _is_file(options.voice, info)):
             raise UsageError(
                 "a Base model speaks with a cloned voice: give --clone with a recording (and "
                 "--ref-text with what is said in it), or --voice with a file of --save-voice"
             )
-    elif options.clone or _is_file(options.voice):
+    elif options.clone or _is_file(options.voice, info):
         raise UsageError(
             f"a cloned voice (--clone, or --voice with a file) needs a Base model, and this one is "
             f"{info.kind}; name one, such as --model Qwen/Qwen3-TTS-12Hz-0.6B-Base"
@@ -227,9 +231,11 @@ def _check_model(info: "ModelInfo", options: argparse.Namespace) -> None:
         )
 
 
-def _is_file(voice: str | None) -> bool:
+def _is_file(voice: str | None, info: "ModelInfo") -> bool:
     """Whether a voice is a file's name, and not a voice's."""
-    return voice is not None and (voice.endswith(".safetensors") or Path(voice).is_file())
+    if voice is None:
+        return False
+    return voice.endswith(_VOICE_FILE) or (info.kind == "base" and Path(voice).is_file())
 
 
 def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
@@ -240,7 +246,7 @@ def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
         if options.save_voice:
             voice.save(options.save_voice)
         return voice
-    if _is_file(options.voice):
+    if _is_file(options.voice, tts.info):
         return Voice.load(options.voice)
     return options.voice
 

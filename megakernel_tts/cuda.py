@@ -83,7 +83,7 @@ class Megakernel:
             RuntimeError: The kernel cannot be built here.
             ValueError: It is not compiled for these shapes.
         """
-        self._ops = _built_ops() if ops is None else ops
+        self._ops = _built_ops(pad.device) if ops is None else ops
         self.slots, self.positions = slots, positions
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
@@ -136,9 +136,15 @@ class Megakernel:
     def _find_model(self, config: ModelConfig) -> int:
         """The compiled model of these shapes."""
         stacks = (config.talker.stack, config.predictor.stack)
+        if len({(s.theta, s.eps) for s in stacks}) > 1:
+            raise ValueError(
+                f"The kernel takes one rope_theta and one rms_norm_eps for talker and predictor, "
+                f"found {[(s.theta, s.eps) for s in stacks]}; use dtype='float32' for plain torch."
+            )
         wanted = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
-        wanted.append(config.talker.codes)
-        compiled = [self._ops.shape(i) for i in range(self._ops.models())]
+        wanted += [config.talker.codes, config.talker.groups, *(s.head_dim for s in stacks)]
+        fixed = [_GROUPS, _HEAD, _HEAD]
+        compiled = [[*self._ops.shape(i), *fixed] for i in range(self._ops.models())]
         if wanted not in compiled:
             raise ValueError(
                 f"The kernel is not compiled for the shapes {wanted}, only for {compiled}; add "
@@ -200,8 +206,13 @@ class Megakernel:
     def step(self, slots: Sequence[int]) -> list[Tensor | None]:
         """One frame for each slot; see `Backend.step`."""
         made: list[Tensor] = []
-        for start in range(0, len(slots), _COLUMNS):
-            made += self._step(slots[start : start + _COLUMNS])
+        seen = self._seen[list(slots)]  # a copy: what the kernel draws, it marks at once
+        try:
+            for start in range(0, len(slots), _COLUMNS):
+                made += self._step(slots[start : start + _COLUMNS])
+        except Exception:
+            self._seen[list(slots)] = seen
+            raise
         codes: list[Tensor | None] = []
         for slot, frame in zip(slots, made, strict=True):
             state = self._state[slot]
@@ -275,10 +286,10 @@ def _on_host(x: Tensor) -> Tensor:
     return x.to("cpu", copy=True)
 
 
-def _built_ops() -> Any:
+def _built_ops(device: torch.device) -> Any:
     from build_ext import load
 
-    load()
+    load(device)
     return torch.ops.megakernel_tts
 
 

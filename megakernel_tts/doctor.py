@@ -13,6 +13,7 @@ from typing import Literal
 Status = Literal["ok", "note", "missing"]
 
 _GIB = 1 << 30
+_DOWNLOAD = 5.0  # GiB: a 1.7B model
 _TORCH = ((2, 11), (2, 14))  # supported: from, below
 # Weights, eight slots of keys and values, codec: GiB in bfloat16 and in float32.
 _MODELS = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
@@ -45,6 +46,8 @@ def examine() -> Iterator[Finding]:
     else:
         yield Finding("ok", f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads")
     if torch.cuda.is_available():
+        from build_ext import obstacle
+
         for i in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(i)
             memory = gpu.total_memory / _GIB
@@ -52,14 +55,11 @@ def examine() -> Iterator[Finding]:
                 "ok", f"cuda:{i}: {gpu.name}, sm_{gpu.major}{gpu.minor}, {memory:.0f} GiB"
             )
             yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
-        if shutil.which("nvcc"):
-            yield Finding("ok", "nvcc, which builds the kernel on first use")
-        else:
-            yield Finding(
-                "missing",
-                "There is no nvcc to build the kernel with: install the CUDA toolkit "
-                f"{torch.version.cuda}; without it dtype='float32' runs plain torch",
-            )
+            reason = obstacle(torch.device("cuda", i))
+            if reason is None:
+                yield Finding("ok", f"cuda:{i}: the kernel can be built")
+            else:
+                yield Finding("note", f"{reason} cuda:{i} runs plain torch in float32.")
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "note",
@@ -112,19 +112,15 @@ def system_memory() -> int | None:
 
 
 def _storage() -> Iterator[Finding]:
-    """The folders that models are kept in; a model's own folder does without them."""
+    """The folder that downloaded models are kept in; a model's own folder does without it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    for folder, what, variable, need in (
-        (hub, "downloaded models", "HF_HUB_CACHE", 5.0),  # GiB: a 1.7B download
-        (cache / "megakernel-tts", "the demo's files", "XDG_CACHE_HOME", 0.1),
-    ):
-        place = next((p for p in (folder, *folder.parents) if p.exists()), None)
-        if place is None or not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-            text = f"{folder} cannot be written to, and {what} go there"
-            yield Finding("note", f"{text}; point {variable} to a folder that can")
-        else:
-            free = shutil.disk_usage(place).free / _GIB
-            text = f"{free:.0f} GiB free for {what} in {folder}"
-            yield Finding("ok" if free >= need else "note", text)
+    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    place = next((p for p in (folder, *folder.parents) if p.exists()), None)
+    if place is None or not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        text = f"{folder} cannot be written to, and downloaded models go there"
+        yield Finding("note", f"{text}; point HF_HUB_CACHE to a folder that can")
+    else:
+        free = shutil.disk_usage(place).free / _GIB
+        text = f"{free:.0f} GiB free for downloaded models in {folder}"
+        yield Finding("ok" if free >= _DOWNLOAD else "note", text)

@@ -2,8 +2,8 @@
 
 Sampled speech models now and then miss their end-of-speech code and go on with silence, room tone
 or a loop (0.3 to 0.7 % of requests are reported for this model). The guard knows how long a text
-takes to say and acts only far beyond that, or once the text is used up and nothing but near
-silence or repetition has come for seconds.
+takes to say and acts only once the text is used up: far beyond that time, or, from twice that time
+on, if nothing but near silence or repetition has come for seconds.
 """
 
 import unicodedata

@@ -78,8 +78,10 @@ class Loop:
     def run(self) -> None:
         """Takes turns until the loop is stopped; then nobody is left waiting."""
         try:
-            while not self.closed:
+            while True:
                 self.bell.clear()
+                if self.closed:  # looked at after the ring that tells of it
+                    break
                 if not self._turn():
                     held_up = any(stream.waiting for stream in self._everyone())
                     self.bell.wait(_PATIENCE if held_up else None)

@@ -21,6 +21,7 @@ from megakernel_tts.errors import SamplingError
 # probabilities have long become 0 and 1, and penalised ids keep their order.
 _COLDEST = 1e-6
 _PENALTIES = 1e-20, 1e20
+_LEAST_TOP_P = 1e-30
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Sampling:
             self,
             temperature=_warm(self.temperature),
             predictor_temperature=_warm(self.predictor_temperature),
+            top_p=max(self.top_p, _LEAST_TOP_P),
+            predictor_top_p=max(self.predictor_top_p, _LEAST_TOP_P),
             repetition_penalty=min(max(self.repetition_penalty, least), most),
         )
 

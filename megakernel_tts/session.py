@@ -45,7 +45,7 @@ class Finish:
     Attributes:
         reason: `eos`: all was said. `length`: a piece of the text reached max_frames or the end of
             its slot. `guard`: a piece ran away and was stopped. `cancelled`, `error`.
-        frames: Delivered in all.
+        frames: Delivered in all, also those that nobody read after a cancellation.
         error: What went wrong, with the reason `error`; what it came from is its cause.
     """
 
@@ -128,10 +128,16 @@ class Mailbox:
                 self._arrived.wait_for(lambda: bool(self._events))
         return event
 
-    def notify(self, wake: Callable[[], object] | None) -> None:
-        """Calls `wake` from the engine's thread after every delivery."""
+    def notify(self, wake: Callable[[], object]) -> None:
+        """Calls `wake` from the engine's thread after every delivery, and nobody else."""
         with self._arrived:
             self._on_put = wake
+
+    def forget(self, wake: Callable[[], object]) -> None:
+        """Calls `wake` no more; whoever came after it is still called."""
+        with self._arrived:
+            if self._on_put is wake:
+                self._on_put = None
 
 
 class Session:
@@ -193,7 +199,11 @@ class Session:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        self._mailbox.notify(lambda: loop.call_soon_threadsafe(arrived.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        self._mailbox.notify(wake)
         try:
             while self._finish is None:
                 arrived.clear()
@@ -203,7 +213,7 @@ class Session:
                 else:
                     yield self._seen(event)
         finally:
-            self._mailbox.notify(None)
+            self._mailbox.forget(wake)
 
     def _seen(self, event: Event) -> Event:
         if isinstance(event, Finish):

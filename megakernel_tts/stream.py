@@ -157,7 +157,7 @@ class Stream:
         piece, ids, ended = self.text()
         u = self.utterance
         if u is None:
-            return piece is not None
+            return piece is not None and (ended or self.layout == "streaming")
         news = not u.closed and (ended or len(ids) > u.tokens)
         return self.read and (u.ready or news)
 
@@ -189,7 +189,8 @@ class Stream:
         assert u is not None
         kept = u.runaway(codes, samples) if self.sampling.guard else None
         if kept is not None:
-            u.over = "guard"
+            u.over = u.over if u.over == "error" else "guard"
+            u.frames -= len(codes) - kept
             samples = samples[: kept * len(samples) // len(codes)]
             codes = codes[:kept]
         # Copies: a chunk that is kept must not keep those of the whole batch.

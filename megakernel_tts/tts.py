@@ -277,12 +277,12 @@ class TTS:
                     self.say("Hello.", voice, "auto", instruct, layout, sampling)
         voice, instruct = self._manners()[0]
         slots = self._loaded.engine.backend.slots
-        streams = [
-            self.stream("Hello.", voice, "auto", instruct, "full", _WARM) for _ in range(slots)
+        sessions = [
+            self._speak("Hello.", voice, "auto", instruct, "full", _WARM, None)
+            for _ in range(slots)
         ]
-        for stream in streams:
-            for _ in stream:
-                pass
+        for session in sessions:
+            list(session)
 
     def _manners(self) -> list[tuple[Voice | None, str | None]]:
         """A voice and an instruction of each kind that the model takes."""

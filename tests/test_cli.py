@@ -322,3 +322,17 @@ def test_help_loads_no_torch() -> None:
         ).returncode
         == 0
     )
+
+
+def test_a_file_in_the_folder_shadows_no_voice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clara").touch()
+    assert main(["say", "Hi", "--voice", "clara", "-o", "x.wav"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--voice", "--clone", "--ref-text", "--save-voice"])
+def test_an_empty_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "Hi", option, "", "-o", "x.wav"]) == 2
+    assert f"{option} is empty" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,30 @@ def test_not_finite_logits_are_an_error(bench: Callable[..., Bench]) -> None:
     b.kernel.prefill(0, torch.full_like(b.prompt, torch.nan), SAMPLINGS[0], 0)
     with pytest.raises(FloatingPointError, match="not finite"):
         b.kernel.step([0])
+
+
+def test_a_broken_neighbour_changes_nothing(bench: Callable[..., Bench]) -> None:
+    """A step that raises leaves the streams as they were: what was drawn in it is not repeated."""
+    b = bench("1b7")
+    rule = Sampling(seed=1, repetition_penalty=50.0)
+    b.kernel.prefill(0, b.prompt, rule, 0)
+    b.kernel.feed(0, b.text, True)
+    alone = b.frames([0], 3)[0]
+    b.kernel.release(0)
+    b.kernel.prefill(0, b.prompt, rule, 0)
+    b.kernel.feed(0, b.text, True)
+    b.kernel.prefill(1, torch.full_like(b.prompt, torch.nan), rule, 0)
+    with pytest.raises(FloatingPointError):
+        b.kernel.step([0, 1])
+    assert b.frames([0], 3)[0] == alone
+
+
+def test_another_rope_for_the_predictor_is_refused(bench: Callable[..., Bench]) -> None:
+    b = bench("0b6")
+    stack = replace(b.config.predictor.stack, theta=1e4)
+    config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
+    with pytest.raises(ValueError, match="one rope_theta"):
+        Megakernel(b.half.model, config, b.prompt[0], slots=1, positions=64, ops=b.ops)
 
 
 def test_a_shape_that_is_not_compiled_is_refused(bench: Callable[..., Bench]) -> None:

@@ -1,9 +1,12 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from megakernel_tts import doctor
+from megakernel_tts.backend import pick_dtype
 
 
 def texts() -> dict[str, list[str]]:
@@ -33,13 +36,21 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("cpu: the 1.7B models need about" in text for text in found["note"])
 
 
-def test_a_gpu_needs_nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_the_kernel_from_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="A GPU", major=9, minor=0, total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert any("no nvcc" in text for text in texts()["missing"])
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert any(text.startswith("nvcc") for text in texts()["ok"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    for capability, home, status, said in (
+        ((9, 0), "/usr/local/cuda", "ok", "cuda:0: the kernel can be built"),
+        ((9, 0), None, "note", "there is no nvcc"),
+        ((7, 5), "/usr/local/cuda", "note", "needs compute capability 8.0, and cuda:0 has 7.5"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
+        assert any(said in text for text in texts()[status]), said
+        chosen = pick_dtype("auto", torch.device("cuda", 0))
+        assert chosen == (torch.bfloat16 if status == "ok" else torch.float32)
 
 
 def test_folders_that_cannot_be_written_are_named(
@@ -52,7 +63,7 @@ def test_folders_that_cannot_be_written_are_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     found = texts()
     assert found["missing"] == []
-    for folder in ("huggingface/hub", "megakernel-tts"):
+    for folder in ("huggingface/hub",):
         named = f"{tmp_path / 'file' / folder} cannot be written to"
         assert any(text.startswith(named) for text in found["note"])
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -271,6 +271,45 @@ def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
     assert rig.idle()
 
 
+def test_a_session_may_be_read_again_by_another_loop_of_the_same_task(rig: Rig) -> None:
+    """The first reader is closed some time after the second has begun to wait."""
+
+    async def read() -> Finish | None:
+        session = rig.open(None, seed=1)
+        session.push_text("hello to ")
+        async for _ in session:
+            break
+        rest = asyncio.ensure_future(_all(session))
+        await asyncio.sleep(0.05)
+        session.push_text(TEXT)
+        session.end()
+        await asyncio.wait_for(rest, 10)
+        return session.finish
+
+    async def _all(session: Session) -> None:
+        async for _ in session:
+            pass
+
+    finish = asyncio.run(read())
+    assert finish is not None and finish.reason == "eos"
+
+
+def test_closing_an_idle_engine_never_hangs(load: Callable[..., Loaded]) -> None:
+    """The ring that tells of the end is not lost while the loop forgets earlier ones."""
+    rig = Rig(load(), ScriptedBackend())
+    bell = rig.engine._loop.bell
+    clear = bell.clear
+
+    def stop_before() -> None:
+        rig.engine._loop.stop()
+        clear()
+
+    bell.clear = stop_before  # type: ignore[method-assign]
+    bell.ring()
+    rig.engine._thread.join(10)
+    assert not rig.engine._thread.is_alive()
+
+
 def test_the_finish_is_told_to_every_reader(rig: Rig) -> None:
     session = rig.open()
     readers = [threading.Thread(target=lambda: list(session)) for _ in range(3)]

@@ -432,6 +432,34 @@ def test_a_piece_that_runs_away_is_said_again_alone(rig: Rig) -> None:
     assert sum(len(c.codes) for c in chunks) == finish.frames
 
 
+def test_what_comes_after_a_runaway_is_the_same_for_any_chunks(rig: Rig) -> None:
+    """Frames that were made and cut off do not move the random numbers of the next piece."""
+    rig.backend.endless = True
+    firsts: set[tuple[int, ...]] = set()
+    for first, largest in ((1, 1), (8, 8), (3, 100)):
+        rig.backend.starts.clear()
+        text, sentences = "hello to you. And to you.", Limits(hard=1)
+        session = rig.open(text, limits=sentences, first=first, largest=largest, ahead=250)
+        assert drain(session)[1].reason == "guard"
+        firsts.add(tuple(number for _, number in rig.backend.starts))
+    assert len(firsts) == 1
+
+
+def test_a_sentence_that_is_not_ended_takes_nobodys_slot(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.02)
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    whole = rig.open(None, seed=2, layout="full", limits=Limits(hard=1))
+    whole.push_text("Not yet all of the sentence")
+    time.sleep(0.1)
+    assert rig.backend.suspended == 0
+    rig.engine.close()
+
+
 def test_only_runaways_are_said_again(rig: Rig) -> None:
     session = rig.open("hello to the world", seed=5, max_frames=2, retries=3)
     assert drain(session)[1] == Finish("length", 2)

@@ -144,6 +144,15 @@ def test_a_temperature_that_would_overflow_is_greedy(temperature: float, seed: i
         assert int(draw(logits, made, noise)) == int(logits.argmax())
 
 
+@pytest.mark.parametrize("top_p", [1e-300, 1e-50, 1e-31, 1e-6])
+def test_the_likeliest_stays_whatever_top_p(top_p: float) -> None:
+    sampling = Sampling(top_p=top_p, predictor_top_p=top_p).in_float32()
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    noise = gumbel([1, 2, 3, 4], [0] * 4, 1, 50, CPU)[:, 0]
+    for made in (Rule.talker([sampling] * 4, CPU), Rule.predictor([sampling] * 4, CPU)):
+        assert torch.equal(draw(logits, made, noise), logits.argmax(dim=-1))
+
+
 def test_released_defaults() -> None:
     assert Sampling() == Sampling(0.9, 50, 1.0, 1.05, 0.9, 50, 1.0, None, 8192, True)
     greedy = Sampling.greedy(seed=3)
