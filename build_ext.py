@@ -51,14 +51,15 @@ def load(device: "torch.device") -> None:
     Raises:
         RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
     """
-    import ninja
     import torch
     from torch.utils import cpp_extension
 
     if reason := obstacle(device):
         raise RuntimeError(f"{reason} Or use dtype='float32' for plain torch.")
-    # torch asks the shell for ninja, which does not look where pip has put it.
-    os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which("ninja") is None:  # torch asks the shell, which does not look where pip put it
+        import ninja
+
+        os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
     major, minor = torch.cuda.get_device_capability(device)
     architecture = f"{major}{minor}{'a' if major == 9 else ''}"
     name = f"megakernel_tts_{_digest(torch.__version__, architecture)}"
