@@ -9,12 +9,12 @@ from torch import Tensor
 
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.sampling import Sampling
+from megakernel_tts.suspension import Suspended
 
 if TYPE_CHECKING:
     from megakernel_tts.weights import Model
 
 _log = logging.getLogger("megakernel_tts")
-Suspended = Any  # a stream outside its slot: what that is, only its backend knows
 
 
 class Backend(Protocol):
@@ -55,11 +55,11 @@ class Backend(Protocol):
         """Frees a slot at any time."""
         ...
 
-    def suspend(self, slot: int) -> Suspended:
+    def suspend(self, slot: int) -> Suspended[Any]:
         """Frees a slot and gives, in the host's memory, all that its stream needs to go on."""
         ...
 
-    def resume(self, slot: int, suspended: Suspended) -> None:
+    def resume(self, slot: int, suspended: Suspended[Any]) -> None:
         """Puts a suspended stream into a free slot; it goes on as if it had never left."""
         ...
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
 from megakernel_tts.sampling import Sampling
+from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Model, Stack
 
 _COLUMNS = 8  # streams of one launch
@@ -40,18 +41,6 @@ class _Slot:
     frames: int = 0
     fed: int = 0
     ended: bool = False
-
-
-@dataclass(frozen=True)
-class _Suspended:
-    """All of a stream that lay in its slot, on the host."""
-
-    state: _Slot
-    keys: Tensor
-    values: Tensor
-    text: Tensor
-    seen: Tensor
-    hidden: Tensor
 
 
 class Megakernel:
@@ -254,36 +243,27 @@ class Megakernel:
         table = torch.frombuffer(bytearray(rows), dtype=torch.uint8)
         self._memory[7] = table.view(len(slots), -1).to(self._device)
 
-    @torch.inference_mode()
-    def suspend(self, slot: int) -> _Suspended:
-        """Takes a stream out; see `Backend.suspend`."""
-        state = self._state[slot]
+    def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
+        """A slot's parts of the buffers, as far as its stream has come."""
         end = state.prompt + max(state.frames - 1, 0)
-        suspended = _Suspended(
-            state,
-            _on_host(self._keys[:, slot, :, :end]),
-            _on_host(self._values[:, slot, :, :end]),
-            _on_host(self._text[slot, : state.fed]),
-            _on_host(self._seen[slot]),
-            _on_host(self._hidden[slot]),
-        )
-        self.release(slot)
-        return suspended
+        return [
+            self._keys[:, slot, :, :end],
+            self._values[:, slot, :, :end],
+            self._text[slot, : state.fed],
+            self._seen[slot],
+            self._hidden[slot],
+        ]
 
     @torch.inference_mode()
-    def resume(self, slot: int, suspended: _Suspended) -> None:
+    def suspend(self, slot: int) -> Suspended[_Slot]:
+        """Takes a stream out; see `Backend.suspend`."""
+        state = self._state.pop(slot)
+        return take_out(state, self._parts(slot, state))
+
+    @torch.inference_mode()
+    def resume(self, slot: int, suspended: Suspended[_Slot]) -> None:
         """Puts a stream back; see `Backend.resume`."""
-        end = suspended.keys.shape[2]
-        self._keys[:, slot, :, :end] = suspended.keys.to(self._device)
-        self._values[:, slot, :, :end] = suspended.values.to(self._device)
-        self._text[slot, : len(suspended.text)] = suspended.text.to(self._device)
-        self._seen[slot] = suspended.seen.to(self._device)
-        self._hidden[slot] = suspended.hidden.to(self._device)
-        self._state[slot] = suspended.state
-
-
-def _on_host(x: Tensor) -> Tensor:
-    return x.to("cpu", copy=True)
+        self._state[slot] = put_back(suspended, self._parts(slot, suspended.state))
 
 
 def _built_ops(device: torch.device) -> Any:

@@ -23,6 +23,7 @@ from megakernel_tts.layers import (
     split_heads,
 )
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
+from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Layer, Model, Projection, Stack
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
@@ -45,17 +46,6 @@ class _Slot:
     def position(self) -> int:
         """Where the last frame's input goes."""
         return self.prompt + self.frames - 1
-
-
-@dataclass(frozen=True)
-class _Suspended:
-    """All of a stream that lay in its slot, on the host."""
-
-    state: _Slot
-    keys: Tensor  # [layers, kv heads, positions so far, head_dim]
-    values: Tensor
-    text: Tensor  # [fed, hidden]
-    seen: Tensor  # [vocab]
 
 
 class _Cache:
@@ -135,30 +125,26 @@ class Reference:
         """Forgets the stream; see `Backend.release`."""
         self._state.pop(slot, None)
 
-    @torch.inference_mode()
-    def suspend(self, slot: int) -> _Suspended:
-        """Takes a stream out; see `Backend.suspend`."""
-        state, cache = self._state[slot], self._cache
+    def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
+        """A slot's parts of the buffers, as far as its stream has come."""
         end = state.position + 1
-        suspended = _Suspended(
-            state,
-            _on_host(cache.keys[:, slot, :, :end]),
-            _on_host(cache.values[:, slot, :, :end]),
-            _on_host(self._text[slot, : state.fed]),
-            _on_host(self._seen[slot]),
-        )
-        self.release(slot)
-        return suspended
+        return [
+            self._cache.keys[:, slot, :, :end],
+            self._cache.values[:, slot, :, :end],
+            self._text[slot, : state.fed],
+            self._seen[slot],
+        ]
 
     @torch.inference_mode()
-    def resume(self, slot: int, suspended: _Suspended) -> None:
+    def suspend(self, slot: int) -> Suspended[_Slot]:
+        """Takes a stream out; see `Backend.suspend`."""
+        state = self._state.pop(slot)
+        return take_out(state, self._parts(slot, state))
+
+    @torch.inference_mode()
+    def resume(self, slot: int, suspended: Suspended[_Slot]) -> None:
         """Puts a stream back; see `Backend.resume`."""
-        end = suspended.keys.shape[2]
-        self._cache.keys[:, slot, :, :end] = suspended.keys.to(self._device)
-        self._cache.values[:, slot, :, :end] = suspended.values.to(self._device)
-        self._text[slot, : len(suspended.text)] = suspended.text.to(self._device)
-        self._seen[slot] = suspended.seen.to(self._device)
-        self._state[slot] = suspended.state
+        self._state[slot] = put_back(suspended, self._parts(slot, suspended.state))
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int]) -> list[Tensor | None]:
@@ -257,10 +243,6 @@ class Reference:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
         return _run(x, stack, c, self._cache, slots, starts)
-
-
-def _on_host(x: Tensor) -> Tensor:
-    return x.to("cpu", copy=True)
 
 
 def _check_finite(network: str, values: Tensor) -> None:

@@ -2,18 +2,19 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.backend import Suspended
 from megakernel_tts.codec.decoder import State
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Piece, Script
 from megakernel_tts.session import AudioChunk, ChunkPolicy, FinishReason, Mailbox
+from megakernel_tts.suspension import Suspended
 
 _SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
 
@@ -48,7 +49,7 @@ class Utterance:
     guard: Guard = field(default_factory=Guard)
     over: FinishReason | None = None
     error: Exception | None = None
-    suspended: Suspended | None = None
+    suspended: Suspended[Any] | None = None
     moved: float = field(default_factory=time.monotonic)
 
     @property

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.sampling import Sampling
+from megakernel_tts.suspension import Suspended
 
 
 class ScriptedBackend:
@@ -77,14 +78,14 @@ class ScriptedBackend:
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)
 
-    def suspend(self, slot: int) -> dict[str, int]:
+    def suspend(self, slot: int) -> Suspended[dict[str, int]]:
         self.suspended += 1
-        return self._streams.pop(slot)
+        return Suspended(self._streams.pop(slot), ())
 
-    def resume(self, slot: int, suspended: dict[str, int]) -> None:
+    def resume(self, slot: int, suspended: Suspended[dict[str, int]]) -> None:
         assert slot not in self._streams, "the slot is taken"
         self.events.append("resume")
-        self._streams[slot] = suspended
+        self._streams[slot] = suspended.state
 
 
 def codes_of(seed: int, frame: int) -> Tensor:

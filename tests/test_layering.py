@@ -34,12 +34,13 @@ ALLOWED: dict[str, set[str]] = {
     "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
     # Those that run the networks are imported inside the chooser alone.
-    "backend": {"config", "cuda", "reference", "sampling", "weights"},
-    "reference": {"config", "layers", "sampling", "weights"},
-    "cuda": {"config", "sampling", "weights"},
+    "backend": {"config", "cuda", "reference", "sampling", "suspension", "weights"},
+    "reference": {"config", "layers", "sampling", "suspension", "weights"},
+    "suspension": set(),
+    "cuda": {"config", "sampling", "suspension", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
-    "stream": {"backend", "codec.decoder", "guard", "prompt", "sampling", "script", "session"},
+    "stream": {"codec.decoder", "guard", "prompt", "sampling", "script", "session", "suspension"},
     "loop": LEAVES | {"audio", "backend", "codec.decoder", "prompt", "session", "stream"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}

@@ -1,0 +1,225 @@
+"""Who has a slot, who gives it up, who comes next."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from megakernel_tts import (
+    AudioChunk,
+    Finish,
+)
+from megakernel_tts.loader import Loaded
+from megakernel_tts.split import Limits
+from tests.fakes import ScriptedBackend
+from tests.rig import TEXT, Rig, codes, drain, read, scripted
+
+
+def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
+    sessions = [rig.open(seed=seed) for seed in range(7)]
+    for seed, session in enumerate(sessions):
+        chunks, finish = drain(session)
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
+    assert max(rig.backend.batches) == 2
+    assert rig.idle()
+    assert len(rig.backend.threads) == 1
+
+
+def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> None:
+    """With one slot a short text waits for a piece of the long one, not for its end."""
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
+    short = rig.open("Hello there.", seed=2)
+    order: list[str] = []
+    readers = [
+        threading.Thread(target=lambda s=s, name=name: (drain(s), order.append(name)))
+        for name, s in (("long", long), ("short", short))
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    assert order == ["short", "long"]
+    rig.engine.close()
+
+
+def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, layout="full", limits=Limits(hard=1))
+    live.push_text("hello to you. And then")
+    next(iter(live))
+    assert drain(rig.open(seed=5))[1].reason == "eos"
+    live.end()
+    assert drain(live)[1].reason == "eos"
+    rig.engine.close()
+
+
+def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who waits stands before the one who leaves, and nothing else moves."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 60.0)
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    waiting = rig.open(None, seed=2)
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    waiting.push_text(TEXT)
+    waiting.end()
+    time.sleep(0.1)
+    live.cancel()
+    reader = threading.Thread(target=drain, args=(waiting,), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert not reader.is_alive()
+    rig.engine.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_readers_that_stop_hold_no_slot_against_others(rig: Rig) -> None:
+    """Every slot is taken by somebody who does not read; the others speak, then those go on."""
+    lazy = [rig.open(seed=i, largest=2, ahead=5) for i in range(2)]
+    while sum(rig.backend.batches) < 10:
+        time.sleep(0.005)
+    assert {f.reason for f in read([rig.open(seed=10 + i) for i in range(3)])} == {"eos"}
+    assert rig.backend.suspended >= 1
+    time.sleep(0.05)
+    assert "resume" not in rig.backend.events  # nobody has read yet
+    for seed, session in enumerate(lazy):
+        chunks, finish = drain(session)
+        assert finish == Finish("eos", rig.frames)
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
+    assert rig.idle()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_writers_that_pause_hold_no_slot_against_others(rig: Rig) -> None:
+    live = [rig.open(None, seed=i) for i in range(2)]
+    heard: list[list[AudioChunk]] = [[], []]
+    for portion in ("hello to", " the world, this", " is a test of speech."):
+        for i, session in enumerate(live):
+            session.push_text(portion)
+            event = next(iter(session))
+            assert isinstance(event, AudioChunk)
+            heard[i].append(event)
+        assert {f.reason for f in read([rig.open(seed=10 + i) for i in range(2)])} == {"eos"}
+    assert rig.backend.suspended >= 3
+    for seed, session in enumerate(live):
+        session.end()
+        chunks, finish = drain(session)
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(heard[seed] + chunks), scripted(seed, finish.frames))
+    assert rig.idle()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nobody_is_suspended_while_nobody_waits(rig: Rig) -> None:
+    live = [rig.open(None, seed=i) for i in range(3)]  # the third has nothing to say
+    for session in live[:2]:
+        session.push_text("hello to ")
+        next(iter(session))
+    time.sleep(0.1)
+    assert rig.backend.suspended == 0
+
+
+def test_short_pauses_cost_no_slot(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of a word now and then keeps its slot, however long it goes on."""
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.4)
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    waiting = rig.open(seed=2)
+    for _ in range(8):
+        live.push_text("the world ")
+        time.sleep(0.1)
+    assert rig.backend.suspended == 0
+    live.cancel()
+    assert drain(waiting)[1].reason == "eos"
+    rig.engine.close()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_suspended_streams_may_be_cancelled(rig: Rig) -> None:
+    live = [rig.open(None, seed=i) for i in range(2)]
+    for session in live:
+        session.push_text("hello to ")
+        next(iter(session))
+    assert read([rig.open(seed=9)])[0].reason == "eos"
+    assert rig.backend.suspended >= 1
+    for session in live:
+        session.cancel()
+    assert rig.idle()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_was_suspended_goes_on_before_anyone_begins(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    late, live = rig.open(None, seed=1), rig.open(None, seed=2)
+    live.push_text("hello to ")
+    next(iter(live))
+    other = rig.open(seed=3)
+    next(iter(other))
+    rig.backend.gate.clear()
+    for session in (late, live):
+        session.push_text(TEXT)
+        session.end()
+    rig.backend.gate.set()
+    assert {f.reason for f in read([late, live, other])} == {"eos"}
+    assert [e for e in rig.backend.events if e != "step"] == ["prefill"] * 2 + ["resume", "prefill"]
+    rig.engine.close()
+
+
+def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(load: Callable[..., Loaded]) -> None:
+    backend = ScriptedBackend(slots=6)
+    rig = Rig(load(), backend)
+    backend.endless = True
+    speaking = rig.open(seed=0)
+    next(iter(speaking))
+    burst = [rig.open(seed=1 + i) for i in range(5)]
+    for session in burst:
+        next(iter(session))
+    assert backend.events.count("prefill") == 6
+    assert "prefill prefill" not in " ".join(backend.events)
+    rig.engine.close()
+
+
+def test_who_cancels_is_seen_to_before_the_next_prompt(load: Callable[..., Loaded]) -> None:
+    backend = ScriptedBackend(slots=2)
+    rig = Rig(load(), backend)
+    backend.endless = True
+    first, second = rig.open(seed=0), rig.open(seed=1)
+    next(iter(first))
+    next(iter(second))
+    backend.gate.clear()
+    waiting = rig.open(seed=2)
+    first.cancel()
+    backend.gate.set()
+    next(iter(waiting))  # it had no slot but the cancelled one's
+    assert backend.starts == [(0, 0), (1, 0), (2, 0)]
+    rig.engine.close()
+
+
+def test_a_sentence_that_is_not_ended_takes_nobodys_slot(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.02)
+    rig = Rig(load(), ScriptedBackend(slots=1))
+    live = rig.open(None, seed=1)
+    live.push_text("hello to ")
+    next(iter(live))
+    whole = rig.open(None, seed=2, layout="full", limits=Limits(hard=1))
+    whole.push_text("Not yet all of the sentence")
+    time.sleep(0.1)
+    assert rig.backend.suspended == 0
+    rig.engine.close()
