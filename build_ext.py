@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 CSRC = Path(__file__).parent / "csrc"
-ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
+# Shared memory that a block may have, in KiB.
+ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
 _USED = re.compile(r"Used (\d+) registers")
+_SPILLED = re.compile(r"(\d+) bytes spill stores")
 FLAGS = ("-O3", "-std=c++20", "-Werror", "all-warnings")
 
 
@@ -69,8 +70,8 @@ def load(device: "torch.device") -> None:
     cpp_extension.load(
         name,
         [str(CSRC / "frame.cu"), str(CSRC / "ops.cpp")],
-        extra_cflags=["-O2", "-std=c++20"],
-        extra_cuda_cflags=[*FLAGS, _target(architecture)],
+        extra_cflags=["-O2", "-std=c++20", *_shared(architecture)],
+        extra_cuda_cflags=[*FLAGS, *_target(architecture)],
         is_python_module=False,
     )
 
@@ -82,12 +83,18 @@ def _digest(*parts: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _target(architecture: str) -> str:
-    return f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+def _shared(architecture: str) -> list[str]:
+    """A GPU that is not listed has at least as much as its generation's smallest."""
+    return [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
 
 
-def check(architectures: Sequence[str] = ARCHITECTURES) -> bool:
-    """Compiles the kernel for every architecture; prints registers and memory of each entry.
+def _target(architecture: str) -> list[str]:
+    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    return [code, *_shared(architecture)]
+
+
+def check() -> bool:
+    """Compiles the kernel for every architecture; prints registers, spills and shared memory.
 
     Returns:
         Whether all went well.
@@ -99,15 +106,18 @@ def check(architectures: Sequence[str] = ARCHITECTURES) -> bool:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
 
         def compile_for(architecture: str) -> tuple[str, subprocess.CompletedProcess[str]]:
-            command = [nvcc, *FLAGS, _target(architecture), "-cubin", "-Xptxas", "-v"]
+            command = [nvcc, *FLAGS, *_target(architecture), "-cubin", "-Xptxas", "-v"]
             command += ["-o", f"{folder}/{architecture}.cubin", str(CSRC / "frame.cu")]
             return architecture, subprocess.run(command, capture_output=True, text=True)
 
         fine = True
-        for architecture, run in pool.map(compile_for, architectures):
+        for architecture, run in pool.map(compile_for, ARCHITECTURES):
             used = [int(count) for count in _USED.findall(run.stderr)]
+            spilled = [int(count) for count in _SPILLED.findall(run.stderr)]
             print(
-                f"sm_{architecture}: {len(used)} kernels, at most {max(used, default=0)} registers"
+                f"sm_{architecture}: {len(used)} kernels, at most {max(used, default=0)} registers "
+                f"and {max(spilled, default=0)} bytes spilled, at most "
+                f"{ARCHITECTURES[architecture]} KiB of shared memory"
             )
             if run.returncode:
                 print(run.stderr, file=sys.stderr)

@@ -5,15 +5,41 @@
 
 namespace megakernel {
 
+// What every warp knows of a stream: each keeps its own copy, from what it hears.
+struct Standing {
+  bool goes;   // whether it makes the next frame of this launch
+  bool fresh;  // whether its hidden state comes from the prompt
+  int frames;
+  uint16_t codes[kGroups];  // of the last frame
+};
+
 template <class M>
 struct Shared {
   static constexpr int kHidden =
       M::Talker::hidden > M::Predictor::hidden ? M::Talker::hidden : M::Predictor::hidden;
-  Residual<kHidden> residual;
-  Draw draw;
-  bool alive;
+  struct Fixed {
+    Fragments fragments;
+    Residual<kHidden> x;
+    NormVectors<kHidden> norms;
+    Sums sums[2];
+    Draw draw;
+    Stream streams[kColumns];
+    int made[kColumns];  // frames of this launch
+    Standing standings[kWarps][kColumns];
+    Column columns[kWarps][kColumns];
+    Share talker_shares[kPhases], predictor_shares[kPhases];
+    Network talker, predictor;  // here, so that no register keeps what is seldom wanted
+    Times times;
+  };
+  static constexpr int kSlot = M::slot * kThreads * 16 + 2 * sizeof(Gate);
+  static constexpr int kDepth = (kSharedBytes - static_cast<int>(sizeof(Fixed)) - 16) / kSlot;
+  static_assert(kDepth >= 2, "the model does not fit the shared memory");
+
+  Ring<M::slot, kDepth> ring;
+  Fixed fixed;
 };
 
+// Those who multiply, attend and draw.
 template <class M>
 class Generation {
  public:
@@ -21,213 +47,413 @@ class Generation {
   using Predictor = typename M::Predictor;
 
   DEVICE Generation(const Params& p, Shared<M>& s)
-      : p_(p), s_(s), r_(s.residual), barrier_(p, s.alive) {
-    for (unsigned& pair : r_.activations.registers) pair = 0;  // columns that nobody has
+      : p_(p),
+        ring_(s.ring),
+        s_(s.fixed),
+        flow_{p, s.fixed.sums, s.fixed.fragments, Weights(s.ring), Stopwatch(s.fixed.times)} {
+    if (thread() < p.columns) s_.streams[thread()] = p.streams[thread()];
+    if (thread() < kColumns) s_.made[thread()] = 0;
+    if (thread() < 2) s_.sums[thread()].gave_up = 0;
+    if (thread() == 0) {
+      s_.talker = p.talker, s_.predictor = p.predictor;
+      share_out<Talker, typename M::TalkerHead>(s_.talker_shares);
+      share_out<Predictor, typename M::PredictorHead>(s_.predictor_shares);
+      s_.predictor_shares[kProject] = Share::of(M::Project::units);
+    }
+    flow_.shares = s_.talker_shares;
     block_sync();
+  }
+
+  template <class S, class Head>
+  DEVICE static void share_out(Share* shares) {
+    shares[kQkv] = Share::of(S::Qkv::units);
+    shares[kOut] = Share::of(S::Out::units);
+    shares[kGateUp] = Share::of(S::GateUp::units);
+    shares[kDown] = Share::of(S::Down::units);
+    shares[kHead] = Share::of(Head::units);
   }
 
   // Frames until nobody goes on, or the launch has made its share.
   DEVICE void frames() {
-    make_frames();
-    barrier_.close();
+    each_stream([&](int c, Standing& mine) {
+      const Stream& s = s_.streams[c];
+      mine.goes = s.frames < s.max_frames && (s.frames <= s.fed || s.ended);
+      mine.fresh = s.fresh;
+      mine.frames = s.frames;
+      for (int g = 0; g < kGroups; ++g) mine.codes[g] = static_cast<uint16_t>(s.codes[g]);
+    });
+#pragma unroll 1
+    for (int frame = 0; frame < p_.max_frames && anyone_goes_on(); ++frame) {
+      if (!make_frame()) break;
+    }
+    close();
   }
 
   // The prompt of one stream, as many positions at a time as there are columns.
   DEVICE void prompt() {
-    run_prompt();
-    barrier_.close();
+    const Stream& stream = s_.streams[0];
+    bool fine = true;
+    int columns = 0;
+#pragma unroll 1
+    for (int start = 0; fine && start < p_.prompt_length; start += kColumns) {
+      columns = min(kColumns, p_.prompt_length - start);
+      begin_pass(columns);
+      each_column(columns, [&](int c) { return Column{stream.slot, start + c, 0, true}; });
+      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+        return load_halves(p_.prompt + static_cast<size_t>(start + c) * Talker::hidden + k);
+      });
+      fine = run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns);
+    }
+    if (fine && block() == 0) {
+      float* out = p_.hidden + static_cast<size_t>(stream.slot) * Talker::hidden;
+      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
+        const int k = Fours<Talker::hidden>::k(four);
+        if (Fours<Talker::hidden>::there(four)) {
+          *reinterpret_cast<float4*>(out + k) = four_at(s_.x, columns - 1, k);
+        }
+      }
+    }
+    close();
   }
 
  private:
-  DEVICE void make_frames() {
+  // The talker's pass, then the predictor's, a position each: the first, of the talker's hidden
+  // state, makes no logits, pass i those of codebook i.
+  DEVICE bool make_frame() {
+    const int columns = p_.columns;
+    begin_pass(columns);
 #pragma unroll 1
-    for (int frame = 0; frame < p_.max_frames; ++frame) {
-      if (!anyone_goes_on()) return;
-      if (!talk() ||
-          !run_head<Talker, M::vocab>(p_, p_.talker, p_.talker_head, M::vocab, r_, barrier_)) {
-        return;
+    for (int pass = kTalk; pass < kGroups; ++pass) {
+      flow_.shares = pass == kTalk ? s_.talker_shares : s_.predictor_shares;
+      if (pass == kGroups - 1) look_for_stop();
+      if (pass == kTalk)
+        begin_talk();
+      else if (!begin_predicting(pass, columns))
+        return false;
+      if ((pass != kTalk || anyone_talks()) && !run_stack(pass, columns)) return false;
+      if (pass == 0) continue;
+      if (pass == kTalk
+              ? !talker_head()
+              : !head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, columns)) {
+        return false;
       }
-      if (!each_column_draws(0)) return;
-#pragma unroll 1
-      for (int pass = 0; pass < kGroups; ++pass) {
-        if (!predict(pass)) return;
-        if (pass > 0 && !each_column_draws(pass)) return;
-      }
+      draw_code(pass == kTalk ? 0 : pass);
     }
+    return true;
   }
 
-  DEVICE void run_prompt() {
-    const Stream& stream = p_.streams[0];
-    Params chunk = p_;
-    for (int start = 0; start < p_.prompt_length; start += kColumns) {
-      chunk.columns = min(kColumns, p_.prompt_length - start);
-      block_sync();
-      if (thread() < chunk.columns) {
-        r_.columns[thread()] = {stream.slot, start + thread(), 0, true};
-      }
-      const bf16* input = p_.prompt + static_cast<size_t>(start) * Talker::hidden;
-      for (int i = thread(); i < chunk.columns * Talker::hidden; i += kThreads) {
-        r_.x[i / Talker::hidden][i % Talker::hidden] = to_float(input[i]);
-      }
-      block_sync();
-      if (!run_layers<Talker>(chunk, p_.talker, r_, barrier_)) return;
+  static constexpr int kTalk = -1;
+
+  // One place for the layers where both networks have the same shape.
+  DEVICE bool run_stack(int pass, int columns) {
+    flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
+    bool fine;
+    if constexpr (M::projected || Talker::heads != Predictor::heads ||
+                  Talker::intermediate != Predictor::intermediate) {
+      fine = pass == kTalk
+                 ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns)
+                 : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns);
+    } else {
+      const Network& n = pass == kTalk ? s_.talker : s_.predictor;
+      fine = run_layers<Talker>(flow_, s_.x, s_.norms, n, columns_(), columns);
     }
-    if (block() == 0) {
-      float* out = p_.hidden + static_cast<size_t>(stream.slot) * Talker::hidden;
-      for (int k = thread(); k < Talker::hidden; k += kThreads) out[k] = r_.x[chunk.columns - 1][k];
-    }
+    if (pass == kTalk)
+      talker_tags_ = flow_.tags;
+    else
+      predictor_tags_ = flow_.tags;
+    return fine;
   }
 
-  DEVICE bool ready(const Stream& s) const {
-    return !s.over && s.frames < s.max_frames && (s.frames <= s.fed || s.ended);
+  // The copying warp learns that nobody reads its ring any more.
+  DEVICE void close() {
+    block_sync();
+    if (thread() == 0) *static_cast<volatile int*>(&ring_.stop) = 1;
+    flow_.watch.close(p_.times);
   }
 
-  DEVICE bool anyone_goes_on() const {
+  DEVICE void begin_pass(int columns) {
+    flow_.columns = columns;
+    flow_.wide = 0;
+    while (1 << flow_.wide < columns) ++flow_.wide;
+  }
+
+  // --- what a warp knows ---
+
+  DEVICE Standing* standings_() { return s_.standings[thread() / 32]; }
+  DEVICE Column* columns_() { return s_.columns[thread() / 32]; }
+
+  template <class Act>
+  DEVICE void each_stream(Act act) {
+    if (thread() % 32 < p_.columns) act(thread() % 32, standings_()[thread() % 32]);
+    warp_sync();
+  }
+
+  template <class Make>
+  DEVICE void each_column(int count, Make make) {
+    warp_sync();
+    if (thread() % 32 < count) columns_()[thread() % 32] = make(thread() % 32);
+    warp_sync();
+  }
+
+  DEVICE bool anyone_goes_on() {
     bool anyone = false;
-    for (int c = 0; c < p_.columns; ++c) anyone |= ready(p_.streams[c]);
+    for (int c = 0; c < p_.columns; ++c) anyone |= standings_()[c].goes;
     return anyone;
   }
 
-  // The talker on the sum of the last frame's embeddings and its text vector.
-  DEVICE bool talk() {
-    block_sync();
-    if (thread() < p_.columns) {
-      const Stream& s = p_.streams[thread()];
-      const bool moves = ready(s) && !s.fresh;
-      r_.columns[thread()] = {s.slot, moves ? s.prompt + s.frames - 1 : 0, thread(), moves};
-    }
-#pragma unroll 1
-    for (int i = thread(); i < p_.columns * Talker::hidden; i += kThreads) {
-      const int c = i / Talker::hidden, k = i % Talker::hidden;
-      r_.x[c][k] = next_input(p_.streams[c], k);
-    }
-    block_sync();
-    if (!run_layers<Talker>(p_, p_.talker, r_, barrier_)) return false;
-#pragma unroll 1
-    for (int i = thread(); i < p_.columns * Talker::hidden; i += kThreads) {
-      const int c = i / Talker::hidden, k = i % Talker::hidden;
-      const Stream& s = p_.streams[c];
-      if (s.fresh) r_.x[c][k] = p_.hidden[static_cast<size_t>(s.slot) * Talker::hidden + k];
-    }
-    block_sync();
+  DEVICE bool anyone_talks() {
+    bool anyone = false;
+    for (int c = 0; c < p_.columns; ++c) anyone |= standings_()[c].goes && !standings_()[c].fresh;
+    return anyone;
+  }
+
+  // --- inputs ---
+
+  DEVICE const bf16* embedding(int group, int code) const {
+    const bf16* table = group == 0 ? p_.code_embedding : p_.group_embeddings[group - 1];
+    return table + static_cast<size_t>(code) * Talker::hidden;
+  }
+
+  // The last frame's embeddings and its text vector.
+  DEVICE float4 next_input(int c, int k) {
+    const Standing& mine = standings_()[c];
+    const Stream& stream = s_.streams[c];
+    const int text = mine.frames - 1;
+    if (text < 0) return {0, 0, 0, 0};
+    const size_t at = (static_cast<size_t>(stream.slot) * p_.talker.positions + text);
+    float4 rows[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) rows[g] = load_halves(embedding(g, mine.codes[g]) + k);
+    float4 x = rows[0];
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g) x = plus(x, rows[g]);
+    return plus(x, load_halves((text < stream.fed ? p_.text + at * Talker::hidden : p_.pad) + k));
+  }
+
+  // --- the talker ---
+
+  DEVICE void begin_talk() {
+    each_column(p_.columns, [&](int c) {
+      const Standing& mine = standings_()[c];
+      const bool moves = mine.goes && !mine.fresh;
+      const Stream& s = s_.streams[c];
+      return Column{s.slot, moves ? s.prompt + mine.frames - 1 : 0, c, moves};
+    });
+    change_x<Talker::hidden, 1>(s_.x, p_.columns,
+                                [&](int c, int k, float4) { return next_input(c, k); });
+  }
+
+  // The hidden states of streams that begin are their prompts'.
+  DEVICE void start_from_prompts() {
+    change_x<Talker::hidden, 1>(s_.x, p_.columns, [&](int c, int k, float4 x) {
+      const float* hidden = p_.hidden + static_cast<size_t>(s_.streams[c].slot) * Talker::hidden;
+      return standings_()[c].fresh ? *reinterpret_cast<const float4*>(hidden + k) : x;
+    });
+  }
+
+  // Its logits; x becomes its norm, which the predictor starts from.
+  DEVICE bool talker_head() {
+    start_from_prompts();
+    if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_, p_.columns)) return false;
+    const Sums& sums = s_.sums[flow_.turn ^ 1];
+    change_x<Talker::hidden, 2>(s_.x, p_.columns, [&](int c, int k, float4 x) {
+      const float scale = norm_scale<Talker::hidden>(sums, c, p_.talker.eps);
+      return times(times(x, scale), load_halves(p_.talker.norm + k));
+    });
     return true;
   }
 
-  DEVICE float next_input(const Stream& s, int k) const {
-    const int text = s.frames - 1;
-    if (text < 0) return 0;
-    float sum = to_float(p_.code_embedding[static_cast<size_t>(s.codes[0]) * Talker::hidden + k]);
-    for (int g = 1; g < kGroups; ++g) sum += group_embedding(g - 1, s.codes[g], k);
-    const size_t at = (static_cast<size_t>(s.slot) * p_.talker.positions + text) * Talker::hidden;
-    return rounded(rounded(sum) + to_float(text < s.fed ? p_.text[at + k] : p_.pad[k]));
+  template <class Matrix>
+  DEVICE bool head(const Network& n, Tags& tags, int columns) {
+    tags.advance(columns);
+    s_.norms.template ask<Matrix::k>(0, n.norm);
+    auto normed = [&](int, Sums& sums) {
+      fetch_residual<Matrix::k>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
+                                sums);
+    };
+    auto logits = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+      if (!there) return;
+      const float value = sum * norm_scale<Matrix::k>(sums, column, n.eps);
+      const int at = column * Matrix::rows + unit * kUnit + row;
+      store_word(n.words.logits + at, tagged(value, tags.of(column)));
+    };
+    return product<Matrix>(flow_, kHead, normed, logits);
   }
 
-  DEVICE float group_embedding(int group, int code, int k) const {
-    return to_float(p_.group_embeddings[group][static_cast<size_t>(code) * Talker::hidden + k]);
-  }
+  // --- the code predictor ---
 
-  // Position `pass` of the predictor: the talker's hidden state, then the codes one by one.
-  DEVICE bool predict(int pass) {
+  DEVICE bool begin_predicting(int pass, int columns) {
+    each_column(columns, [&](int c) { return Column{c, pass, c, true}; });
     if (pass > 0) {
-#pragma unroll 1
-      for (int i = thread(); i < p_.columns * Talker::hidden; i += kThreads) {
-        const int c = i / Talker::hidden, k = i % Talker::hidden;
-        const int code = load_shared_by_blocks(p_.drawn + c);
-        r_.x[c][k] =
-            pass == 1 ? to_float(p_.code_embedding[static_cast<size_t>(code) * Talker::hidden + k])
-                      : group_embedding(pass - 2, code, k);
-      }
+      const int group = pass - 1;
+      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+        return load_halves(embedding(group, standings_()[c].codes[group]) + k);
+      });
     }
-    block_sync();
-    if (thread() < p_.columns) r_.columns[thread()] = {thread(), pass, thread(), true};
-    block_sync();
-    if constexpr (M::projected) {
-      if (!project()) return false;
-    }
-    if (!run_layers<Predictor>(p_, p_.predictor, r_, barrier_)) return false;
-    if (pass == 0) return true;
-    constexpr size_t kHeadSize = static_cast<size_t>(M::codes) * Predictor::hidden / 8;
-    return run_head<Predictor, M::codes>(
-        p_, p_.predictor, p_.predictor_heads + (pass - 1) * kHeadSize, M::vocab, r_, barrier_);
+    if constexpr (M::projected) return project(columns);
+    return true;
   }
 
   // The talker's width to the predictor's.
-  DEVICE bool project() {
-    Product<Predictor::hidden, Talker::hidden> product(p_.project, 1);
-    auto fill = [&](int begin, int end) {
-      put(p_, r_.activations, begin, end, [&](int c, int k) { return r_.x[c][k]; });
+  DEVICE bool project(int columns) {
+    constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
+    project_tags_.advance(columns);
+    auto plain = [&](int, Sums& sums) {
+      add_words<kWide>(
+          p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
+          [&](int first, int i, int four, float4 v) {
+            put(s_.fragments, first + i, Fours<kWide>::step(four), v);
+          },
+          [](int) {});
     };
-    auto take = [&](int tile, int, auto sum) {
-      store(p_, p_.partial, Predictor::hidden, tile, sum);
+    auto projected = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+      if (!there) return;
+      const int k = unit * kUnit + row;
+      const float value = sum + to_float(p_.project_bias[k]);
+      store_word(p_.projected + column * kNarrow + k, tagged(value, project_tags_.of(column)));
     };
-    product.run(r_.activations, s_.residual.sums, fill, take);
-    if (!barrier_.wait(kProject)) return false;
-#pragma unroll 1
-    for (int i = thread(); i < p_.columns * Predictor::hidden; i += kThreads) {
-      const int c = i / Predictor::hidden, k = i % Predictor::hidden;
-      r_.x[c][k] =
-          rounded(rounded(load_shared_by_blocks(p_.partial + i)) + to_float(p_.project_bias[k]));
-    }
-    block_sync();
+    if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
+    change_x<kNarrow, kColumns>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
+    add_words<kNarrow>(
+        p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
+        [](int, int, int, float4) {}, [](int) {});
     return true;
   }
 
-  // Block c draws for column c, and after the last code sends the frame off.
-  DEVICE bool each_column_draws(int codebook) {
+  // --- codes ---
+
+  // The last blocks draw: they have the least to multiply.
+  DEVICE bool draws_for(int c) const { return blocks() - 1 - c % blocks() == block(); }
+
+  // Somebody draws for each stream, everybody hears it.
+  DEVICE void draw_code(int codebook) {
+    draw_tags_.advance(kColumns);
+    const uint32_t tag = draw_tags_.of(0);
 #pragma unroll 1
-    for (int c = block(); c < p_.columns; c += blocks()) {
-      Stream& stream = p_.streams[c];
-      const int code = codebook == 0 ? draw_first<M>(p_, stream, c, s_.draw)
-                                     : draw_other<M>(p_, stream, c, codebook, s_.draw);
-      block_sync();
+    for (int c = 0; c < p_.columns; ++c) {
+      if (!draws_for(c)) continue;
+      const bool goes = standings_()[c].goes;
+      const int code = goes ? draw_for(c, codebook) : 0;
+      flow_.watch.lap(kDraw, kSum);
       if (thread() == 0) {
-        const bool finite = code < (codebook == 0 ? M::vocab : M::codes);
-        p_.drawn[c] = finite ? code : 0;
-        stream.broken |= !finite;
-        if (ready(stream)) finish_code(stream, c, codebook, p_.drawn[c]);
+        const int over = goes && codebook == kGroups - 1 ? why_over(c) : kRunning;
+        const bool on = goes && over == kRunning && has_text(s_.streams[c]);
+        const uint32_t word = static_cast<uint32_t>(code) | static_cast<uint32_t>(on) << 12;
+        store_word(p_.drawn + c, word | tag << 30);
+        if (goes && codebook == kGroups - 1) send(c, over, code);
       }
     }
-    return barrier_.wait(kDraw);
+    each_stream([&](int c, Standing& mine) {
+      int& gave_up = flow_.gave_up();
+      const uint32_t word = await_word(p_.drawn + c, tag, 30, Patience(p_, kDraw, gave_up));
+      mine.codes[codebook] = word >> 30 == tag ? word & 0xFFF : 0;
+      if (codebook == kGroups - 1) {
+        mine.frames += mine.goes;
+        mine.fresh = mine.fresh && !mine.goes;
+        mine.goes = mine.goes && (word >> 12 & 1);
+      }
+    });
+    flow_.watch.lap(kDraw, kWait);
   }
 
-  DEVICE void finish_code(Stream& stream, int c, int codebook, int code) {
-    stream.codes[codebook] = code;
-    if (codebook < kGroups - 1) return;
-    const bool stop = observe_host(p_.stop + c);
-    if (stream.broken)
-      stream.over = kBroken;
-    else if (stream.codes[0] == p_.eos)
-      stream.over = kEos;
-    else if (stop)
-      stream.over = kStopped;
-    else if (stream.frames + 1 >= stream.max_frames)
-      stream.over = kLength;
-    stream.frames += 1;
-    stream.fresh = 0;
-    Published& frame = p_.frames[c * p_.max_frames + stream.made];
-    frame.over = stream.over;
-    for (int g = 0; g < kGroups; ++g) frame.codes[g] = stream.codes[g];
-    publish(p_.published + c, ++stream.made);
+  // All threads of the block; a stream whose logits are not finite is told so at the frame's end.
+  DEVICE int draw_for(int c, int codebook) {
+    const Stream& stream = s_.streams[c];
+    const uint32_t* logits = codebook == 0 ? p_.talker.words.logits + c * M::TalkerHead::rows
+                                           : p_.predictor.words.logits + c * M::PredictorHead::rows;
+    const uint32_t tag = (codebook == 0 ? talker_head_tags_ : predictor_head_tags_).of(c);
+    int& gave_up = flow_.gave_up();
+    const int code = codebook == 0
+                         ? draw_first<M>(p_, stream, logits, tag, gave_up, s_.draw)
+                         : draw_other<M>(p_, stream, codebook, logits, tag, gave_up, s_.draw);
+    const int ids = codebook == 0 ? M::vocab : M::codes;
+    if (code == ids && thread() == 0) store_word(p_.broken + c, 1);
+    return code == ids ? 0 : code;
   }
+
+  // One thread reads the host's flags well before they are needed.
+  DEVICE void look_for_stop() {
+    if (thread() != 0) return;
+    stop_ = 0;
+    for (int c = 0; c < p_.columns; ++c) {
+      if (draws_for(c)) stop_ |= (observe_host(p_.stop + c) != 0) << c;
+    }
+  }
+
+  DEVICE bool has_text(const Stream& s) const { return s.frames + 1 <= s.fed || s.ended; }
+
+  DEVICE Over why_over(int c) {
+    const Stream& s = s_.streams[c];
+    if (load_word(p_.broken + c) == 1) return kBroken;
+    if (standings_()[c].codes[0] == p_.eos) return kEos;
+    if (stop_ >> c & 1) return kStopped;
+    return s.frames + 1 >= s.max_frames ? kLength : kRunning;
+  }
+
+  DEVICE void send(int c, int over, int last) {
+    Published& frame = p_.frames[c * p_.max_frames + s_.made[c]];
+    frame.over = over;
+    for (int g = 0; g < kGroups; ++g) frame.codes[g] = standings_()[c].codes[g];
+    frame.codes[kGroups - 1] = last;
+    publish(p_.published + c, ++s_.made[c]);
+    ++s_.streams[c].frames;
+  }
+
+  using R = Ring<M::slot, Shared<M>::kDepth>;
 
   const Params& p_;
-  Shared<M>& s_;
-  Residual<Shared<M>::kHidden>& r_;
-  Barrier barrier_;
+  R& ring_;
+  typename Shared<M>::Fixed& s_;
+  Flow<R> flow_;
+  Tags talker_tags_, predictor_tags_;  // of what their layers make
+  Tags talker_head_tags_, predictor_head_tags_, project_tags_, draw_tags_;
+  uint32_t stop_ = 0;
 };
+
+// A block's last warp copies weights, the others do the rest.
+template <class M>
+DEVICE void generate_frames(const Params& p, Shared<M>& s) {
+  s.ring.init();
+  all_sync();
+  if (thread() < kThreads) {
+    Generation<M>(p, s).frames();
+  } else {
+    bool talks = false;
+    for (int c = 0; c < p.columns; ++c) {
+      const Stream& stream = p.streams[c];
+      talks |= !stream.fresh && stream.frames < stream.max_frames &&
+               (stream.frames <= stream.fed || stream.ended);
+    }
+    fetch_weights(s.ring, !talks, kFrameParts * p.max_frames,
+                  [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
+  }
+}
+
+template <class M>
+DEVICE void run_prompt(const Params& p, Shared<M>& s) {
+  s.ring.init();
+  all_sync();
+  if (thread() < kThreads) {
+    Generation<M>(p, s).prompt();
+  } else {
+    const int passes = (p.prompt_length + kColumns - 1) / kColumns;
+    fetch_weights(s.ring, 0, passes,
+                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+  }
+}
 
 #ifndef MEGAKERNEL_EMULATOR
 
 template <class M>
-__global__ void __launch_bounds__(kThreads, 1) generate(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads + 32, 1) generate(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  Generation<M>(p, *reinterpret_cast<Shared<M>*>(bytes)).frames();
+  generate_frames<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
 template <class M>
-__global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads + 32, 1) prefill(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  Generation<M>(p, *reinterpret_cast<Shared<M>*>(bytes)).prompt();
+  run_prompt<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
 #define MEGAKERNEL_ENTRY(name)                                                       \
@@ -236,7 +462,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill(const __grid_constant__ P
         sizeof(Shared<name>), shape_of<name>()                                       \
   }
 
-// The kernels of a model, in the order of `Models` in shapes.cuh.
+// The kernels of a model, in the order of `MEGAKERNEL_MODELS`.
 Entry entry(int model) {
   static const Entry entries[] = {MEGAKERNEL_MODELS(MEGAKERNEL_ENTRY)};
   return entries[model];

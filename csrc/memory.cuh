@@ -2,21 +2,31 @@
 // knows PTX or a CUDA intrinsic, so that the same phases also compile for a host emulator.
 #pragma once
 
+#include "shapes.cuh"
 #include "types.cuh"
 
 #ifndef MEGAKERNEL_EMULATOR
 
 #define DEVICE __device__ __forceinline__
-#define DEVICE_CALL __device__ __noinline__  // its registers are its own
+#define DEVICE_CALL __device__ __noinline__  // seldom needed
 
 namespace megakernel {
 
-DEVICE int thread() { return threadIdx.x; }
+// Read anew each time, so that what follows from it is not kept in registers over a whole frame.
+DEVICE int thread() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
 DEVICE int block() { return blockIdx.x; }
 DEVICE int blocks() { return gridDim.x; }
+DEVICE int warp() { return thread() / 32; }
+DEVICE int lane() { return thread() % 32; }
 
-// All threads of the block have arrived; what they wrote to shared and global memory is seen.
-DEVICE void block_sync() { __syncthreads(); }
+// All threads of the block, before its ways part.
+DEVICE void all_sync() { __syncthreads(); }
+// All threads that multiply have arrived; what they wrote to shared memory is seen.
+DEVICE void block_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }
 
 template <class T>
@@ -24,8 +34,13 @@ DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);
 }
 
+DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
+
 DEVICE float to_float(bf16 value) { return __bfloat162float(value); }
 DEVICE bf16 to_bf16(float value) { return __float2bfloat16_rn(value); }
+
+DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
+DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
 
 // Two bf16 as one register of a matrix operand; `low` is the one of the smaller index.
 DEVICE uint32_t pack(float low, float high) {
@@ -33,48 +48,121 @@ DEVICE uint32_t pack(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 
-// Weights are read once a step: they pass the first-level cache by.
-DEVICE uint4 load_weights(const uint4* at) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at));
-  return v;
+// A gate opens each time that all whom it counts have arrived, and all bytes that it was told of.
+// Who waits says which opening: its number's lowest bit.
+using Gate = uint64_t;
+
+DEVICE uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+DEVICE void gate_init(Gate& gate, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&gate)), "r"(count));
+}
+// After all gates were made, before anybody uses them.
+DEVICE void gates_ready() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+DEVICE void gate_arrive(Gate& gate) {
+  asm volatile(
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
+      : "memory");
+}
+DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+  uint32_t open;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(open)
+      : "r"(shared_address(&gate)), "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(open)
+      : "r"(shared_address(&gate)), "r"(parity)
+      : "memory");
+#endif
+  return open;
 }
 
-// What another block wrote before the last grid barrier: never from a stale first-level line.
-DEVICE float load_shared_by_blocks(const float* at) { return __ldcg(at); }
-DEVICE int load_shared_by_blocks(const int* at) { return __ldcg(at); }
-
-// acc[4] += A (16 x 16 weights) B (16 x 8 activations); rows g and g + 8, columns 2t and 2t + 1
-// belong to lane 4g + t.
-DEVICE void multiply(float (&acc)[4], uint4 a, uint2 b) {
+// From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
+// counts one arrival of each lane, opens once the bytes are there.
+DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
+  const int lane = threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+  if (lane > 0) return gate_arrive(gate);
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
+                   shared_address(&gate)),
+               "r"(bytes)
+               : "memory");
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&gate))
+      : "memory");
+#else
+  const uint32_t to = shared_address(shared);
+  const char* from = static_cast<const char*>(global);
+  for (int at = 16 * lane; at < bytes; at += 16 * 32) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at)
+                 : "memory");
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&gate))
+               : "memory");
+#endif
+}
+
+// What other blocks write while this one runs: never from a stale first-level line.
+DEVICE uint4 load_words(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+DEVICE uint32_t load_word(const uint32_t* at) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  return v;
+}
+DEVICE void store_word(uint32_t* at, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+// What another block wrote long ago, in a phase that this one has heard of since.
+DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
+DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
+
+// What this thread wrote is seen before anything that it writes from now on.
+DEVICE void fence() { __threadfence(); }
+
+// acc[4] += A (16 x 16) B (16 x 8). Lane 4g + t has of A row g, elements 2t and 2t + 1, in a.x, and
+// 2t + 8 and 2t + 9 in a.z; row g + 8 likewise in a.y and a.w; of B column g, the same elements. Of
+// the result it has row g, columns 2t and 2t + 1, then row g + 8.
+DEVICE void multiply(float (&acc)[4], uint4 a, uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
 
-// A signal that other blocks wait for, after everything that this thread has seen or done.
-DEVICE void signal(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+// Eight bytes from global to shared memory, for this thread alone, which goes on; it sees all that
+// it asked for once it has waited.
+DEVICE void copy_own(uint2* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global)
+               : "memory");
 }
+DEVICE void wait_for_own() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-DEVICE unsigned observe(const unsigned* counter) {
-  unsigned v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
-  return v;
-}
-
-// The same between this device and the host, through pinned memory.
+// Between this device and the host, through pinned memory.
 DEVICE void publish(unsigned* to_host, unsigned value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to_host), "r"(value) : "memory");
 }
-
 DEVICE unsigned observe_host(const unsigned* from_host) {
   unsigned v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from_host) : "memory");
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from_host) : "memory");
   return v;
 }
 
@@ -84,7 +172,10 @@ DEVICE uint64_t nanoseconds() {
   return v;
 }
 
-DEVICE int add_in_block(int* at, int value) { return atomicAdd(at, value); }
+DEVICE uint64_t cycles() { return clock64(); }
+
+// While a thread waits for another block.
+DEVICE void pause() {}
 
 }  // namespace megakernel
 

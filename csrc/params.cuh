@@ -6,28 +6,30 @@
 
 namespace megakernel {
 
-// One layer; matrices lie in fragment order (see `product.cuh`), norms as they are.
-struct Layer {
-  const uint4* qkv;      // [qkv, hidden]
-  const uint4* out;      // [hidden, queries]
-  const uint4* gate_up;  // [2 intermediate, hidden], eight rows of gate, eight of up, in turn
-  const uint4* down;     // [hidden, intermediate]
-  const bf16* input_norm;
-  const bf16* post_norm;
-  const bf16* query_norm;
-  const bf16* key_norm;
+// Words through which blocks talk about a network: see exchange.cuh. All of them begin as ones.
+struct Words {
+  uint32_t* qkv;        // [columns, rows of qkv]
+  uint32_t* partial;    // [columns, heads, spans, head dim]: sums of values by their weights
+  uint32_t* statistic;  // [columns, heads, spans, 2]: the highest score, the sum of weights
+  uint32_t* attended;   // [columns, queries / 2], pairs of halves
+  uint32_t* out;        // [columns, hidden]: what attention adds to the residual
+  uint32_t* middle;     // [columns, intermediate / 2], pairs of halves
+  uint32_t* down;       // [columns, hidden]: what the feed-forward network adds
+  uint32_t* logits;     // [columns, rows of the head]
 };
 
 // One decoder stack and what its attention remembers.
 struct Network {
-  const Layer* layers;
+  const uint4* weights;  // of all layers, in the order in which blocks read them: see weights.cuh
+  const bf16* norms;     // of each layer: input, post attention, query, key
   int num_layers;
-  const bf16* norm;
-  bf16* keys;  // [layers, slots, kv heads, positions, head dim]
-  bf16* values;
+  const bf16* norm;  // the last
+  bf16* keys;        // [layers, slots, kv heads, positions, head dim]
+  bf16* values;      // [layers, slots, kv heads, positions / 16, head dim, 16], see attend.cuh
   int slots, positions;
   const float2* turns;  // [positions, head dim / 2]: cosine and sine
   float eps;
+  Words words;
 };
 
 // How one network's codes are drawn.
@@ -37,7 +39,7 @@ struct Rule {
   float top_p;
 };
 
-// One stream. The kernel moves it on; the host reads it after the launch.
+// One stream, as the launch finds it.
 struct Stream {
   int slot;
   int prompt;          // positions of its prompt
@@ -46,9 +48,6 @@ struct Stream {
   int fed;             // text vectors that are there
   int ended;           // no more will come: padding follows
   int fresh;           // the first frame: its hidden state comes from the prompt
-  int over;            // why it stopped, see Over
-  int made;            // frames of this launch
-  int broken;          // whether logits were not finite
   int codes[kGroups];  // of the last frame
   unsigned first_frame;
   unsigned seed[2];
@@ -65,10 +64,9 @@ struct Published {
 };
 
 struct Params {
-  Network talker, predictor;
+  Network talker, predictor;     // the projection, if any, comes first in the predictor's weights
   const uint4* talker_head;      // [vocab, hidden]
   const uint4* predictor_heads;  // [groups - 1][codes, hidden]
-  const uint4* project;          // [predictor hidden, talker hidden]; null if the same
   const bf16* project_bias;
   const bf16* code_embedding;           // [vocab, talker hidden]
   const bf16* const* group_embeddings;  // [groups - 1] of [codes, talker hidden]
@@ -80,28 +78,20 @@ struct Params {
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn
   int eos;
 
-  Stream* streams;  // [columns]
+  const Stream* streams;  // [columns]
   int columns;
-  int out_splits, down_splits;  // how often the long sums are cut, for this many blocks
-  int max_frames;               // of this launch
-  Published* frames;            // pinned [columns, max_frames]
-  unsigned* published;          // pinned [columns]: how many there are
-  const unsigned* stop;         // pinned [columns]
+  int max_frames;        // of this launch
+  Published* frames;     // pinned [columns, max_frames]
+  unsigned* published;   // pinned [columns]: how many there are
+  const unsigned* stop;  // pinned [columns]
+  unsigned* failure;     // pinned [3]: 1 once a wait ran out, block, phase
+  uint64_t patience;     // nanoseconds that a wait may last
 
-  // The workspace: [columns, ...], written by some blocks, read by all after a barrier.
-  float* qkv;       // [columns, qkv]
-  float* attended;  // [columns, spans, heads, head dim]
-  float* weight;    // [columns, spans, heads, 2]: maximum and sum
-  float* partial;   // [splits, columns, hidden]
-  float* middle;    // [columns, intermediate]
-  float* logits;    // [columns, vocab]
-  int* drawn;       // [columns]
-
-  unsigned* barrier;   // a counter that is never reset
-  unsigned* epoch;     // what it stood at when the last launch ended
-  unsigned* given_up;  // how many blocks no longer wait
-  uint64_t patience;   // nanoseconds that a barrier waits
-  unsigned* failure;   // pinned [3]: 1 once a wait ran out, block, phase
+  uint32_t* projected;  // [columns, predictor hidden], words as well
+  uint32_t* drawn;      // [columns]: a code, and whether its stream goes on
+  uint32_t* broken;     // [columns]: 1 once an activation was not finite
+  uint32_t* given_up;   // 1 once a block has waited too long
+  uint64_t* times;      // [blocks, phases, 3], the profiling build's alone: see stopwatch.cuh
 };
 
 }  // namespace megakernel

@@ -4,16 +4,41 @@
 
 namespace megakernel {
 
-constexpr int kWarps = 8;
+#ifndef MEGAKERNEL_SHARED_KB
+#define MEGAKERNEL_SHARED_KB 227  // what a block may have on the architecture; see build_ext.py
+#endif
+
+constexpr bool kSmall = MEGAKERNEL_SHARED_KB < 200;  // then half the columns
+
+constexpr int kWarps = 8;  // that multiply; one more fetches the weights
 constexpr int kThreads = 32 * kWarps;
-constexpr int kColumns = 8;             // streams, or positions of one prompt, in one launch
-constexpr int kHeadDim = 128;           // of every network of the family
-constexpr int kGroups = 16;             // codes a frame
-constexpr int kControl = 1024;          // ids of code 0 beyond the codes
-constexpr int kSpan = 128;              // positions that one attention item looks at
-constexpr int kMostActivations = 2048;  // of one stretch of K, a column
-constexpr int kMostSplits = 4;          // stretches that a sum is cut into
-constexpr int kMaxSpans = 16;           // so that a slot has at most 2,048 positions
+constexpr int kColumns = kSmall ? 4 : 8;    // streams, or positions of one prompt, in one launch
+constexpr int kHeadDim = 128;               // of every network of the family
+constexpr int kGroups = 16;                 // codes a frame
+constexpr int kControl = 1024;              // ids of code 0 beyond the codes
+constexpr int kUnit = 8;                    // rows of a matrix that a warp multiplies at a time
+constexpr int kTile = 32;                   // K of a warp's step
+constexpr int kStep = kTile * kWarps;       // K of the block's step
+constexpr int kMostSteps = 12;              // whose activations have room at a time
+constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
+constexpr int kBlock = 16;                  // positions that a warp attends to at a time
+constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
+constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
+constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
+
+// A matrix as the kernel walks through it: units of rows, steps of K.
+template <int Rows, int K>
+struct Matrix {
+  static constexpr int rows = Rows;
+  static constexpr int k = K;
+  static constexpr int units = Rows / kUnit;
+  static constexpr int steps = (K + kStep - 1) / kStep;
+  static constexpr int chunks = (steps + kMostSteps - 1) / kMostSteps;
+  static constexpr int chunk = steps / chunks;  // steps whose activations are fetched together
+  static_assert(Rows % kUnit == 0 && K % kTile == 0 && steps % chunks == 0);
+};
+
+constexpr int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 
 // One decoder stack.
 template <int Hidden, int Heads, int KvHeads, int Intermediate>
@@ -21,13 +46,16 @@ struct Stack {
   static constexpr int hidden = Hidden;
   static constexpr int heads = Heads;
   static constexpr int kv_heads = KvHeads;
-  static constexpr int group = Heads / KvHeads;  // query heads that share keys and values
+  static constexpr int intermediate = Intermediate;
   static constexpr int queries = Heads * kHeadDim;
   static constexpr int keys = KvHeads * kHeadDim;
-  static constexpr int qkv = queries + 2 * keys;
-  static constexpr int intermediate = Intermediate;
-  static_assert(group == 2, "an attention item serves a pair of query heads");
-  static_assert(Hidden % 16 == 0 && Intermediate % 16 == 0, "tiles are 16 x 16");
+  using Qkv = Matrix<queries + 2 * keys, Hidden>;
+  using Out = Matrix<Hidden, queries>;
+  using GateUp = Matrix<2 * Intermediate, Hidden>;
+  using Down = Matrix<Hidden, Intermediate>;
+  // Every block must have a part of these two: see exchange.cuh.
+  static constexpr int most_blocks = least(Qkv::units, GateUp::units, GateUp::units);
+  static_assert(Heads == 2 * KvHeads, "an attention item serves a pair of query heads");
 };
 
 // A talker, its code predictor, and how many codes a codebook has.
@@ -38,6 +66,13 @@ struct Model {
   static constexpr int codes = Codes;
   static constexpr int vocab = Codes + kControl;
   static constexpr bool projected = Talker::hidden != Predictor::hidden;
+  using TalkerHead = Matrix<vocab, Talker::hidden>;
+  using PredictorHead = Matrix<Codes, Predictor::hidden>;
+  using Project = Matrix<Predictor::hidden, Talker::hidden>;
+  static constexpr int most_blocks =
+      least(TalkerHead::units, Talker::most_blocks, Predictor::most_blocks);
+  // Steps whose weights are fetched together.
+  static constexpr int slot = Codes < 2048 ? 1 : MEGAKERNEL_SHARED_KB < 128 ? 2 : 4;
 };
 
 using ReleasedPredictor = Stack<1024, 16, 8, 3072>;
@@ -54,6 +89,7 @@ constexpr int kModels = 5;
 // What Python compares with a checkpoint's config.
 struct Shape {
   int talker[4], predictor[4], codes;  // hidden, heads, kv heads, intermediate
+  int slot, most_blocks;
 };
 
 template <class M>
@@ -62,7 +98,9 @@ constexpr Shape shape_of() {
   using P = typename M::Predictor;
   return {{T::hidden, T::heads, T::kv_heads, T::intermediate},
           {P::hidden, P::heads, P::kv_heads, P::intermediate},
-          M::codes};
+          M::codes,
+          M::slot,
+          M::most_blocks};
 }
 
 // What the host launches.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
@@ -17,19 +18,46 @@ from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Model, Stack
 
-_COLUMNS = 8  # streams of one launch
 _GROUPS = 16
 _HEAD = 128
-_STREAM = struct.Struct("=10i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
+_STEP = 256  # of K, for a block
+_BLOCK = 16  # positions whose values lie together
+_STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
-_PHASES = ("qkv", "attend", "out", "gate_up", "down", "head", "draw", "project")
+_PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """[rows, K] in the matrix instruction's own order: see csrc/phases/product.cuh."""
+@dataclass(frozen=True)
+class _Plan:
+    """How the kernel walks through the weights."""
+
+    blocks: int
+    slot: int  # steps that are fetched together
+    units: int  # whose sums have room
+    columns: int  # streams of one launch
+
+    def pack(self, matrices: Sequence[Tensor]) -> Tensor:
+        """Matrices [rows, K] as one stream a block, all blocks one after another."""
+        tiles = [_tiles(m) for m in matrices]
+        parts = [part for b in range(self.blocks) for t in tiles for part in self._share(t, b)]
+        return torch.cat(parts)
+
+    def _share(self, tiles: Tensor, block: int) -> list[Tensor]:
+        """What a block reads of a matrix: some units at a time, of these slot after slot."""
+        first, end = (self._begin(len(tiles), b) for b in (block, block + 1))
+        slots = tiles[first:end].unflatten(1, (-1, self.slot))
+        return [some.transpose(0, 1).flatten() for some in slots.split(self.units)]
+
+    def _begin(self, units: int, block: int) -> int:
+        return block * (units // self.blocks) + min(block, units % self.blocks)
+
+
+def _tiles(weight: Tensor) -> Tensor:
+    """[rows, K] as [units, steps, 8 warps, 32 lanes, 8]: see csrc/weights.cuh."""
     rows, k = weight.shape
-    tiles = weight.view(rows // 16, 2, 8, k // 16, 2, 4, 2)
-    return tiles.permute(0, 3, 2, 5, 4, 1, 6).contiguous()
+    padded = F.pad(weight, (0, -k % _STEP))
+    pairs = padded.view(rows // 8, 8, -1, 8, 4, 2, 2, 2).permute(0, 2, 3, 1, 4, 6, 5, 7)
+    return pairs.flatten(5).flatten(3, 4)
 
 
 @dataclass
@@ -77,6 +105,9 @@ class Megakernel:
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
+        *_, slot, units, columns = self._ops.shape(self._model)
+        plan = _Plan(self._ops.blocks(self._model), slot, units, columns)
+        self._columns = columns
         self._kept: list[Tensor] = []
         wide, device = talker.stack.hidden, pad.device
         embeddings = model.embeddings
@@ -86,35 +117,37 @@ class Megakernel:
         self._keys, self._values = self._cache(talker.stack, slots, positions)
         empty = torch.zeros(1, dtype=pad.dtype, device=device)
         project = model.predictor.project
+        first = [] if project is None else [project.weight]
         self._weights = [
-            self._layers(model.talker.stack),
-            self._layers(model.predictor.stack),
+            plan.pack(self._matrices(model.talker.stack)),
+            plan.pack([*first, *self._matrices(model.predictor.stack)]),
+            self._norms(model.talker.stack),
+            self._norms(model.predictor.stack),
             model.talker.stack.norm,
             model.predictor.stack.norm,
-            _pack(model.talker.head),
-            torch.stack([_pack(head) for head in model.predictor.heads]),
+            plan.pack([model.talker.head]),
+            torch.stack([plan.pack([head]) for head in model.predictor.heads]),
             embeddings.codec,
             self._addresses(embeddings.groups),
             pad.clone(),
             self._turns(talker.stack, max(positions, _GROUPS)),
-            empty if project is None else _pack(project.weight),
             empty if project is None else project.bias,
         ]
-        floats = self._ops.workspace_floats(self._model)
+        words = self._ops.workspace_words(self._model)
         self._memory = [
             self._keys,
             self._values,
-            *self._cache(predictor.stack, _COLUMNS, _GROUPS),
+            *self._cache(predictor.stack, columns, _GROUPS),
             self._text,
             self._hidden,
             self._seen,
             torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
-            torch.zeros(floats, device=device),
-            torch.zeros(96, dtype=torch.int32, device=device),
+            torch.zeros(words, dtype=torch.int32, device=device),
+            torch.zeros(plan.blocks, len(_PHASES), 3, dtype=torch.int64, device=device),
         ]
-        self._frames = self._mail(_COLUMNS, 1 + _GROUPS)
+        self._frames = self._mail(columns, 1 + _GROUPS)
         self._failure = self._mail(3)
-        self._mailbox = [self._frames, self._mail(_COLUMNS), self._mail(_COLUMNS), self._failure]
+        self._mailbox = [self._frames, self._mail(columns), self._mail(columns), self._failure]
         self._state: dict[int, _Slot] = {}
 
     def _mail(self, *shape: int) -> Tensor:
@@ -133,7 +166,7 @@ class Megakernel:
         wanted = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
         wanted += [config.talker.codes, config.talker.groups, *(s.head_dim for s in stacks)]
         fixed = [_GROUPS, _HEAD, _HEAD]
-        compiled = [[*self._ops.shape(i), *fixed] for i in range(self._ops.models())]
+        compiled = [[*self._ops.shape(i)[:9], *fixed] for i in range(self._ops.models())]
         if wanted not in compiled:
             raise ValueError(
                 f"The kernel is not compiled for the shapes {wanted}, only for {compiled}; add "
@@ -142,9 +175,11 @@ class Megakernel:
         return compiled.index(wanted)
 
     def _cache(self, c: StackConfig, slots: int, positions: int) -> tuple[Tensor, Tensor]:
-        shape = (c.layers, slots, c.kv_heads, positions, _HEAD)
+        """Keys [layers, slots, kv heads, positions, 128]; values by blocks of 16 positions."""
+        blocks = -(-positions // _BLOCK)
+        shape = (c.layers, slots, c.kv_heads, blocks * _BLOCK, _HEAD)
         keys = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
-        return keys, torch.zeros_like(keys)
+        return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * _HEAD)
 
     def _addresses(self, tensors: Sequence[Tensor]) -> Tensor:
         """[n], where tensors lie that the kernel finds through a table."""
@@ -152,15 +187,18 @@ class Megakernel:
         self._kept += kept
         return torch.tensor([t.data_ptr() for t in kept], device=self._device)
 
-    def _layers(self, stack: Stack) -> Tensor:
-        """[layers, 8]: the addresses of a `Layer` in csrc/params.cuh."""
-        rows = []
+    def _matrices(self, stack: Stack) -> list[Tensor]:
+        """All layers, in the order of use; rows of gate and up in turn, four by four."""
+        matrices: list[Tensor] = []
         for w in stack.layers:
-            pairs = torch.cat([w.gate.unflatten(0, (-1, 8)), w.up.unflatten(0, (-1, 8))], dim=1)
-            packed = [torch.cat([w.q, w.k, w.v]), w.o, pairs.flatten(0, 1), w.down]
-            norms = [w.input_norm, w.post_norm, w.q_norm, w.k_norm]
-            rows.append(self._addresses([*map(_pack, packed), *norms]))
-        return torch.stack(rows)
+            pairs = torch.cat([w.gate.unflatten(0, (-1, 4)), w.up.unflatten(0, (-1, 4))], dim=1)
+            matrices += [torch.cat([w.q, w.k, w.v]), w.o, pairs.flatten(0, 1), w.down]
+        return matrices
+
+    def _norms(self, stack: Stack) -> Tensor:
+        """All layers' vectors, in the order of `Network.norms` in csrc/params.cuh."""
+        vectors = ((w.input_norm, w.post_norm, w.q_norm, w.k_norm) for w in stack.layers)
+        return torch.cat([vector for layer in vectors for vector in layer])
 
     def _turns(self, c: StackConfig, positions: int) -> Tensor:
         """[positions, 64, 2]: cosine and sine of the rotary embedding."""
@@ -197,8 +235,8 @@ class Megakernel:
         made: list[Tensor] = []
         seen = self._seen[list(slots)]  # a copy: what the kernel draws, it marks at once
         try:
-            for start in range(0, len(slots), _COLUMNS):
-                made += self._step(slots[start : start + _COLUMNS])
+            for start in range(0, len(slots), self._columns):
+                made += self._step(slots[start : start + self._columns])
         except Exception:
             self._seen[list(slots)] = seen
             raise
@@ -248,7 +286,7 @@ class Megakernel:
         end = state.prompt + max(state.frames - 1, 0)
         return [
             self._keys[:, slot, :, :end],
-            self._values[:, slot, :, :end],
+            self._values[:, slot, :, : -(-end // _BLOCK)],
             self._text[slot, : state.fed],
             self._seen[slot],
             self._hidden[slot],
@@ -277,7 +315,7 @@ def _row(slot: int, s: _Slot) -> bytes:
     """A `Stream` of csrc/params.cuh."""
     rule, seed = s.sampling, s.sampling.seed or 0
     return _STREAM.pack(
-        slot, s.prompt, s.frames, 1 << 30, s.fed, s.ended, s.frames == 0, 0, 0, 0,
+        slot, s.prompt, s.frames, 1 << 30, s.fed, s.ended, s.frames == 0,
         *s.codes,
         s.first_frame & 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32,
         rule.repetition_penalty,

@@ -1,11 +1,16 @@
 // Attention: head norms, rotary embedding, the new keys and values into their slot, and
 //   sum_p softmax(q k_p / sqrt(128)) v_p
 // over spans of `kSpan` positions. An item is a column, a pair of query heads that shares keys and
-// values, and a span; the next phase puts a column's spans together.
+// values, and a span; where a column has several spans, the block of the first puts them together.
+//
+// Positions of earlier passes are attended to in blocks of sixteen, one a warp, by matrix
+// instructions whose rows are the two heads. Keys lie in a slot as rows of channels; values as
+// blocks [head dim][16], the positions of a channel in the order 2t, 2t + 1, 2t + 8, 2t + 9 for
+// t = 0 .. 3, so that what a lane loads is its operand. Positions of this launch come from the
+// words of their columns.
 #pragma once
 
-#include "../memory.cuh"
-#include "../params.cuh"
+#include "product.cuh"
 
 namespace megakernel {
 
@@ -17,15 +22,22 @@ struct Column {
   bool append;  // whether its keys and values are kept
 };
 
-struct Attention {
+// An item's workplace.
+struct alignas(16) Attention {
+  float query[2][kHeadDim];
+  float new_key[kColumns][kHeadDim], new_value[kColumns][kHeadDim];
+  float new_score[kColumns][2];
+  uint32_t query_pairs[2][kHeadDim / 2];
   float mix[kWarps][2][kHeadDim];
   float peak[kWarps][2], sum[kWarps][2];
 };
+static_assert(sizeof(Attention) <= sizeof(Fragments), "it lies where activations do");
 
-// Four channels of a head, 4 lane to 4 lane + 3.
-struct Quad {
-  float of[4];
+struct Item {
+  int column, head, span, spans;
 };
+
+constexpr float kScale = 0.08838834764831845f;  // 1 / sqrt(128)
 
 DEVICE float warp_sum(float value) {
 #pragma unroll
@@ -35,159 +47,308 @@ DEVICE float warp_sum(float value) {
 
 DEVICE float rounded(float value) { return to_float(to_bf16(value)); }
 
-DEVICE Quad load_raw(const float* at) {
-  Quad q;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) q.of[i] = rounded(load_shared_by_blocks(at + thread() % 32 * 4 + i));
-  return q;
+DEVICE float low_half(uint32_t pair) { return as_float(pair << 16); }
+DEVICE float high_half(uint32_t pair) { return as_float(pair & 0xFFFF0000u); }
+
+// Four neighbouring elements.
+DEVICE uint2 load_pairs(const bf16* at) { return *reinterpret_cast<const uint2*>(at); }
+DEVICE float4 opened(uint2 pairs) {
+  return {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
+}
+DEVICE float4 load_halves(const bf16* at) { return opened(load_pairs(at)); }
+
+// Where a position's value of channel 0 lies within its slot.
+DEVICE int value_place(int position) {
+  const int p = position % kBlock;
+  return position / kBlock * kBlock * kHeadDim + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
 }
 
-DEVICE Quad load_kept(const bf16* at) {
-  Quad q;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) q.of[i] = to_float(at[thread() % 32 * 4 + i]);
-  return q;
-}
+// A lane's part of a head norm and of a position's turn.
+struct Turn {
+  uint2 norm;
+  float4 turns[2];  // cosine, sine; cosine, sine
 
-DEVICE void keep(bf16* at, const Quad& q) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) at[thread() % 32 * 4 + i] = to_bf16(q.of[i]);
-}
-
-DEVICE float dot(const Quad& a, const Quad& b) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sum += a.of[i] * b.of[i];
-  return warp_sum(sum);
-}
-
-// The head norm, then the turn: channel i goes with channel i + 64, which lane + 16 holds.
-DEVICE Quad normed_and_turned(Quad q, const bf16* weight, int position, const Network& n) {
-  const int lane = thread() % 32;
-  const float scale = rsqrtf(dot(q, q) / kHeadDim + n.eps);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    q.of[i] = rounded(rounded(q.of[i] * scale) * to_float(weight[4 * lane + i]));
+  DEVICE Turn(const bf16* norm, const Network& n, int position)
+      : norm(load_pairs(norm + 4 * lane())) {
+    const float2* at = n.turns + position * (kHeadDim / 2) + lane() % 16 * 4;
+    turns[0] = reinterpret_cast<const float4*>(at)[0];
+    turns[1] = reinterpret_cast<const float4*>(at)[1];
   }
-  Quad turned;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float partner = shuffle_xor(q.of[i], 16);
-    const float2 turn = n.turns[position * (kHeadDim / 2) + (4 * lane + i) % (kHeadDim / 2)];
-    turned.of[i] = rounded(q.of[i] * turn.x + (lane < 16 ? -partner : partner) * turn.y);
+
+  // The norm, then the turn: channel i goes with channel i + 64, which lane + 16 holds.
+  DEVICE float4 operator()(float4 v, float eps) const {
+    const float squares = warp_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
+    const float scale = rsqrtf(squares / kHeadDim + eps);
+    const float4 weight = opened(norm);
+    auto turned = [](float own, float cosine, float sine) {
+      return own * cosine + (lane() < 16 ? -1.0f : 1.0f) * shuffle_xor(own, 16) * sine;
+    };
+    return {turned(v.x * scale * weight.x, turns[0].x, turns[0].y),
+            turned(v.y * scale * weight.y, turns[0].z, turns[0].w),
+            turned(v.z * scale * weight.z, turns[1].x, turns[1].y),
+            turned(v.w * scale * weight.w, turns[1].z, turns[1].w)};
   }
-  return turned;
+};
+
+// Queries of the item's column, keys and values of this launch: a warp a vector, a lane channels
+// 4 lane to 4 lane + 3. `last` is the item of the newest positions.
+template <class S>
+DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const Tags& tags,
+                    const Column* columns, Item item, size_t slot, bool last, Attention& shared,
+                    int& gave_up) {
+  const Column column = columns[item.column];
+  const int vectors = 2 + (last ? 2 * (item.column - column.first + 1) : 0);
+#pragma unroll 1
+  for (int i = warp(); i < vectors; i += kWarps) {
+    const int fresh = i / 2 - 1;  // -1: a query
+    const bool is_value = fresh >= 0 && i % 2;
+    const int c = fresh < 0 ? item.column : column.first + fresh;
+    const int row = fresh < 0 ? (2 * item.head + i) * kHeadDim
+                              : S::queries + (is_value ? S::keys : 0) + item.head * kHeadDim;
+    const Turn turn(norms + (fresh < 0 ? 0 : kHeadDim), n, columns[c].position);
+    const uint4 raw = await_words(n.words.qkv + c * S::Qkv::rows + row + 4 * lane(), tags.of(c),
+                                  Patience(p, kQkv, gave_up));
+    float4 v = {untagged(raw.x), untagged(raw.y), untagged(raw.z), untagged(raw.w)};
+    if (!is_value) v = turn(v, n.eps);
+    const uint2 pairs = {pack(v.x, v.y), pack(v.z, v.w)};
+    v = {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
+    float* to = fresh < 0  ? shared.query[i]
+                : is_value ? shared.new_value[fresh]
+                           : shared.new_key[fresh];
+    reinterpret_cast<float4*>(to)[lane()] = v;
+    if (fresh < 0) reinterpret_cast<uint2*>(shared.query_pairs[i])[lane()] = pairs;
+    if (fresh < 0 || c != item.column || !column.append) continue;
+    if (is_value) {
+      bf16* at = n.values + slot + value_place(column.position) + 4 * lane() * kBlock;
+      at[0] = to_bf16(v.x), at[kBlock] = to_bf16(v.y);
+      at[2 * kBlock] = to_bf16(v.z), at[3 * kBlock] = to_bf16(v.w);
+    } else {
+      bf16* at = n.keys + slot + static_cast<size_t>(column.position) * kHeadDim;
+      reinterpret_cast<uint2*>(at)[lane()] = pairs;
+    }
+  }
+}
+
+// A warp's sixteen positions from `begin` on, of which those below `end` are there.
+struct Sixteen {
+  uint4 keys[2][4];
+  uint2 values[16];
+
+  DEVICE void load_keys(const bf16* slot, int begin, int end) {
+    const bf16* from = slot + (begin + lane() / 4) * kHeadDim + lane() % 4 * 8;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const bool there = begin + 8 * tile + lane() / 4 < end;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bf16* at = from + 8 * tile * kHeadDim + 32 * j;
+        keys[tile][j] =
+            there ? load_settled(reinterpret_cast<const uint4*>(at)) : uint4{0, 0, 0, 0};
+      }
+    }
+  }
+
+  DEVICE void load_values(const bf16* slot, int begin) {
+    const bf16* from = slot + begin * kHeadDim + lane() / 4 * kBlock + lane() % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      values[n] = load_settled(reinterpret_cast<const uint2*>(from + 8 * n * kBlock));
+    }
+  }
+
+  DEVICE void attend(int begin, int end, Attention& shared) const {
+    const int g = lane() / 4, t = lane() % 4;
+    float score[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint4* at = reinterpret_cast<const uint4*>(shared.query_pairs[g % 2]) + 4 * j + t;
+      const uint4 q = g < 2 ? *at : uint4{0, 0, 0, 0};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        multiply(score[tile], {q.x, 0, q.y, 0}, {keys[tile][j].x, keys[tile][j].y});
+        multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile][j].z, keys[tile][j].w});
+      }
+    }
+    float s[4], peak = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = begin + 8 * (i / 2) + 2 * t + i % 2;
+      s[i] = position < end ? score[i / 2][i % 2] * kScale : -INFINITY;
+      peak = fmaxf(peak, s[i]);
+    }
+    peak = fmaxf(peak, shuffle_xor(peak, 1));
+    peak = fmaxf(peak, shuffle_xor(peak, 2));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - peak), sum += s[i];
+    sum += shuffle_xor(sum, 1);
+    sum += shuffle_xor(sum, 2);
+    if (g < 2 && t == 0) shared.peak[warp()][g] = peak, shared.sum[warp()][g] = sum;
+    const uint2 shares = {pack(s[0], s[1]), pack(s[2], s[3])};
+    // What is left there from another stream may be anything.
+    const int left = end - begin - 2 * t;
+    const uint32_t low = left >= 2 ? ~0u : left == 1 ? 0xFFFFu : 0u;
+    const uint32_t high = left >= 10 ? ~0u : left == 9 ? 0xFFFFu : 0u;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      float mix[4] = {};
+      multiply(mix, {shares.x, 0, shares.y, 0}, {values[n].x & low, values[n].y & high});
+      if (g < 2) {
+        *reinterpret_cast<float2*>(&shared.mix[warp()][g][8 * n + 2 * t]) = {mix[0], mix[1]};
+      }
+    }
+  }
+};
+
+// A pair of halves of what attention gives; neighbouring threads have neighbouring channels.
+template <class S>
+DEVICE void hand_over(const Params& p, const Network& n, int column, int query_head, int channel,
+                      float value, uint32_t tag) {
+  if (!fits_pair(value)) store_word(p.broken + column, 1);
+  const float next = shuffle_xor(value, 1);
+  if (channel % 2 == 0) {
+    const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
+    store_word(n.words.attended + at, tagged_pair(value, next, tag));
+  }
 }
 
 template <class S>
-DEVICE void attend_item(const Params& p, const Network& n, int layer, const Column* columns,
-                        Attention& shared, int c, int head, int span) {
-  const Column& column = columns[c];
-  const Layer& weights = n.layers[layer];
-  const size_t slot = (static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + head;
-  bf16* keys = n.keys + slot * n.positions * kHeadDim;
-  bf16* values = n.values + slot * n.positions * kHeadDim;
-  const int warp = thread() / 32, lane = thread() % 32;
-  const int base = columns[column.first].position;
+DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
+                        const Column* columns, const Tags& tags, Attention& shared, int& gave_up,
+                        Item item) {
+  const Column column = columns[item.column];
+  const size_t slot =
+      ((static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + item.head) *
+      n.positions * kHeadDim;
+  const int before = columns[column.first].position;
+  const bool last = item.span == item.spans - 1;
+  const int fresh = last ? item.column - column.first + 1 : 0;
+  const int begin = item.span * kSpan + warp() * kBlock;
+  const int old =
+      min(kWarps, (before - item.span * kSpan + kBlock - 1) / kBlock);  // warps with any
 
-  Quad query[2];
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const float* raw = p.qkv + static_cast<size_t>(c) * S::qkv + (2 * head + j) * kHeadDim;
-    query[j] = normed_and_turned(load_raw(raw), weights.query_norm, column.position, n);
-  }
-
-  float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-  Quad mix[2] = {};
-  const int end = min(column.position + 1, (span + 1) * kSpan);
-#pragma unroll 1
-  for (int at = span * kSpan + warp; at < end; at += kWarps) {
-    Quad key, value;
-    if (at < base) {
-      key = load_kept(keys + static_cast<size_t>(at) * kHeadDim);
-      value = load_kept(values + static_cast<size_t>(at) * kHeadDim);
-    } else {  // of this launch: not yet in the slot
-      const float* raw = p.qkv + static_cast<size_t>(column.first + at - base) * S::qkv +
-                         S::queries + head * kHeadDim;
-      key = normed_and_turned(load_raw(raw), weights.key_norm, at, n);
-      value = load_raw(raw + S::keys);
-      if (at == column.position && column.append) {
-        keep(keys + static_cast<size_t>(at) * kHeadDim, key);
-        keep(values + static_cast<size_t>(at) * kHeadDim, value);
-      }
-    }
+  // What earlier passes left is asked for first.
+  Sixteen mine;
+  if (warp() < old) mine.load_keys(n.keys + slot, begin, before);
+  take_in<S>(p, n, norms, tags, columns, item, slot, last, shared, gave_up);
+  if (warp() < old) mine.load_values(n.values + slot, begin);
+  block_sync();
+  if (warp() < old) mine.attend(begin, before, shared);
+  const int i = kWarps - 1 - warp();  // the last warps take the new positions
+  if (i < fresh) {
+    const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane()];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float score = dot(query[j], key) * 0.08838834764831845f;  // 1 / sqrt(128)
-      const float higher = fmaxf(peak[j], score);
-      const float fade = expf(peak[j] - higher), share = expf(score - higher);
-      sum[j] = sum[j] * fade + share;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) mix[j].of[i] = mix[j].of[i] * fade + share * value.of[i];
-      peak[j] = higher;
-    }
-  }
-
-  block_sync();  // the last item's sums were read
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) shared.mix[warp][j][4 * lane + i] = mix[j].of[i];
-    if (lane == 0) {
-      shared.peak[warp][j] = peak[j];
-      shared.sum[warp][j] = sum[j];
+      const float4 q = reinterpret_cast<const float4*>(shared.query[j])[lane()];
+      const float score = warp_sum(q.x * key.x + q.y * key.y + q.z * key.z + q.w * key.w);
+      if (lane() == 0) shared.new_score[i][j] = score * kScale;
     }
   }
   block_sync();
+
   const int j = thread() / kHeadDim, channel = thread() % kHeadDim;
-  float top = -INFINITY, total = 0, mixed = 0;
-  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared.peak[w][j]);
-  for (int w = 0; w < kWarps; ++w) {
-    const float fade = expf(shared.peak[w][j] - top);
+  float peak = -INFINITY, total = 0, mixed = 0;
+  for (int w = 0; w < old; ++w) peak = fmaxf(peak, shared.peak[w][j]);
+  for (int i = 0; i < fresh; ++i) peak = fmaxf(peak, shared.new_score[i][j]);
+  for (int w = 0; w < old; ++w) {
+    const float fade = expf(shared.peak[w][j] - peak);
     total += shared.sum[w][j] * fade;
     mixed += shared.mix[w][j][channel] * fade;
   }
-  const size_t out = (static_cast<size_t>(c) * kMaxSpans + span) * S::heads + 2 * head + j;
-  p.attended[out * kHeadDim + channel] = mixed;
-  if (channel == 0) {
-    p.weight[2 * out] = top;
-    p.weight[2 * out + 1] = total;
+  for (int i = 0; i < fresh; ++i) {
+    const float share = expf(shared.new_score[i][j] - peak);
+    total += share;
+    mixed += shared.new_value[i][channel] * share;
   }
+  const uint32_t tag = tags.of(item.column);
+  const int query_head = 2 * item.head + j;
+  if (item.spans == 1) {
+    hand_over<S>(p, n, item.column, query_head, channel, mixed / total, tag);
+  } else {
+    const int part = (item.column * S::heads + query_head) * kMaxSpans + item.span;
+    store_word(n.words.partial + part * kHeadDim + channel, tagged(mixed, tag));
+    if (channel < 2) {
+      store_word(n.words.statistic + part * 2 + channel, tagged(channel ? total : peak, tag));
+    }
+  }
+  block_sync();  // before the workplace is used again
 }
 
+// The spans of a column and a pair of heads.
 template <class S>
-DEVICE void attend(const Params& p, const Network& n, int layer, const Column* columns,
-                   Attention& shared) {
+DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& gave_up, Item item) {
+  const int query_head = 2 * item.head + thread() / kHeadDim, channel = thread() % kHeadDim;
+  const uint32_t tag = tags.of(item.column);
+  const int first = (item.column * S::heads + query_head) * kMaxSpans;
+  const uint32_t* partial = n.words.partial + first * kHeadDim + channel;
+  const uint32_t* statistic = n.words.statistic + first * 2;
+  float peak = -INFINITY, total = 0, mixed = 0;
+  Patience patience(p, kCombine, gave_up);
+  constexpr int kBatch = 4;
+#pragma unroll 1
+  for (int span = 0; span < item.spans; span += kBatch) {
+    uint32_t mix[kBatch], top[kBatch], sum[kBatch];
+    bool missing = true;
+    while (missing) {
+      missing = false;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = min(span + i, item.spans - 1);
+        mix[i] = load_word(partial + at * kHeadDim);
+        top[i] = load_word(statistic + 2 * at);
+        sum[i] = load_word(statistic + 2 * at + 1);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        missing |= !carries(mix[i], tag) || !carries(top[i], tag) || !carries(sum[i], tag);
+      }
+      if (missing && !patience.lasts()) break;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (span + i >= item.spans) break;
+      const float higher = fmaxf(peak, untagged(top[i]));
+      const float fade = expf(peak - higher), share = expf(untagged(top[i]) - higher);
+      total = total * fade + untagged(sum[i]) * share;
+      mixed = mixed * fade + untagged(mix[i]) * share;
+      peak = higher;
+    }
+  }
+  warp_sync();
+  hand_over<S>(p, n, item.column, query_head, channel, mixed / total, tag);
+}
+
+// The items of this block, in turn.
+template <class S, class Act>
+DEVICE void each_item(const Column* columns, int count, Act act) {
   int item = block();
 #pragma unroll 1
-  for (int c = 0; c < p.columns; ++c) {
-    const int items = (columns[c].position / kSpan + 1) * S::kv_heads;
+  for (int c = 0; c < count; ++c) {
+    const int before = columns[columns[c].first].position;
+    const int spans = max(1, (before + kSpan - 1) / kSpan), items = spans * S::kv_heads;
 #pragma unroll 1
     for (; item < items; item += blocks()) {
-      attend_item<S>(p, n, layer, columns, shared, c, item % S::kv_heads, item / S::kv_heads);
+      act(Item{c, item % S::kv_heads, item / S::kv_heads, spans});
     }
     item -= items;
   }
 }
 
-// One channel of what a column's attention gave, its spans together.
-template <class S>
-DEVICE float attended(const Params& p, const Column& column, int c, int k) {
-  const int head = k / kHeadDim, channel = k % kHeadDim, spans = column.position / kSpan + 1;
-  float top = -INFINITY, total = 0, mixed = 0;
-#pragma unroll 1
-  for (int span = 0; span < spans; ++span) {
-    const size_t at = (static_cast<size_t>(c) * kMaxSpans + span) * S::heads + head;
-    top = fmaxf(top, load_shared_by_blocks(p.weight + 2 * at));
-  }
-#pragma unroll 1
-  for (int span = 0; span < spans; ++span) {
-    const size_t at = (static_cast<size_t>(c) * kMaxSpans + span) * S::heads + head;
-    const float fade = expf(load_shared_by_blocks(p.weight + 2 * at) - top);
-    total += load_shared_by_blocks(p.weight + 2 * at + 1) * fade;
-    mixed += load_shared_by_blocks(p.attended + at * kHeadDim + channel) * fade;
-  }
-  return mixed / total;
+template <class S, class F>
+DEVICE void attend(F& flow, const Network& n, int layer, const bf16* norms, const Column* columns,
+                   int count) {
+  auto& shared = reinterpret_cast<Attention&>(flow.fragments);
+  bool parted = false;
+  each_item<S>(columns, count, [&](Item item) {
+    attend_item<S>(flow.p, n, layer, norms, columns, flow.tags, shared, flow.gave_up(), item);
+    parted |= item.span == 0 && item.spans > 1;
+    flow.watch.lap(kAttend, kSum);
+  });
+  if (!parted) return;
+  each_item<S>(columns, count, [&](Item item) {
+    if (item.span > 0 || item.spans == 1) return;
+    combine<S>(flow.p, n, flow.tags, flow.gave_up(), item);
+    flow.watch.lap(kCombine, kSum);
+  });
 }
 
 }  // namespace megakernel

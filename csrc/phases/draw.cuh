@@ -1,30 +1,26 @@
 // Logits -> a code: penalty, minimum length, mask, temperature, top-k, top-p, and the argmax of
 // score + Gumbel noise over what is kept, which is an exact draw from the scores' softmax. The
 // noise comes from Philox4x32-10 at the counter (id / 4, codebook, frame, 0) under the stream's
-// seed, word id % 4: the reference's own numbers.
+// seed, word id % 4: the reference's own numbers. A thread has four neighbouring ids of every
+// 1,024.
 #pragma once
 
-#include "../memory.cuh"
-#include "../params.cuh"
+#include "../exchange.cuh"
 
 namespace megakernel {
 
-constexpr int kMostIds = 3072;
-
-struct Draw {
-  float score[kMostIds];
-  int histogram[256];
-  int bin, above;
-  float value[kWarps];
-  int id[kWarps];
-};
-
 constexpr int kMinFrames = 2;  // the release never lets the first two draws end the speech
+
+// Where the block's warps meet, two places in turn.
+struct Draw {
+  float value[2][kWarps];
+  int id[2][kWarps];
+  unsigned count[2][kWarps];
+};
 
 // Rises with the value, also below zero.
 DEVICE uint32_t ordered(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, 4);
+  const uint32_t bits = as_bits(value);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
@@ -49,130 +45,196 @@ DEVICE float gumbel(uint32_t word) {
   return -logf(-logf(uniform));
 }
 
-// Sum over the block, in a fixed order; every thread gets it.
-DEVICE float block_sum(float value, Draw& shared) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  block_sync();
-  if (thread() % 32 == 0) shared.value[thread() / 32] = value;
-  block_sync();
-  float total = 0;
-  for (int w = 0; w < kWarps; ++w) total += shared.value[w];
-  return total;
-}
+struct Counts {
+  int of[3];
+};
 
-// The largest (value, smallest id among equals) of the block; every thread gets the id.
-DEVICE int block_argmax(float value, int id, Draw& shared) {
+// What the threads of a block find together; each result goes to every thread.
+class Meeting {
+ public:
+  DEVICE explicit Meeting(Draw& shared) : shared_(shared) {}
+
+  // Three counts, of at most 384 a warp.
+  DEVICE Counts count(const int (&mine)[3]) {
+    unsigned (&of)[kWarps] = shared_.count[turn_];
+    const unsigned in_warp = warp_add(mine[0] | mine[1] << 10 | mine[2] << 20);
+    if (lane() == 0) of[warp()] = in_warp;
+    meet();
+    Counts total = {};
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const float other = shuffle_xor(value, mask);
-    const int other_id = shuffle_xor(id, mask);
+    for (int w = 0; w < kWarps; ++w) {
+      total.of[0] += of[w] & 1023;
+      total.of[1] += of[w] >> 10 & 1023;
+      total.of[2] += of[w] >> 20;
+    }
+    return total;
+  }
+
+  // In a fixed order.
+  DEVICE float sum(float mine) {
+    float (&of)[kWarps] = shared_.value[turn_];
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) mine += shuffle_xor(mine, mask);
+    if (lane() == 0) of[warp()] = mine;
+    meet();
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total += of[w];
+    return total;
+  }
+
+  // The id of the largest value, the smallest among equals.
+  DEVICE int argmax(float value, int id) {
+    float (&of)[kWarps] = shared_.value[turn_];
+    int (&ids)[kWarps] = shared_.id[turn_];
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      take(value, id, shuffle_xor(value, mask), shuffle_xor(id, mask));
+    }
+    if (lane() == 0) of[warp()] = value, ids[warp()] = id;
+    meet();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) take(value, id, of[w], ids[w]);
+    return id;
+  }
+
+ private:
+  DEVICE static void take(float& value, int& id, float other, int other_id) {
     if (other > value || (other == value && other_id < id)) value = other, id = other_id;
   }
-  block_sync();
-  if (thread() % 32 == 0) shared.value[thread() / 32] = value, shared.id[thread() / 32] = id;
-  block_sync();
-  for (int w = 0; w < kWarps; ++w) {
-    const float other = shared.value[w];
-    if (other > value || (other == value && shared.id[w] < id)) value = other, id = shared.id[w];
-  }
-  return id;
-}
 
-// The scores of a column's ids; each thread looks at four neighbours at a time.
+  DEVICE void meet() {
+    block_sync();
+    turn_ ^= 1;
+  }
+
+  Draw& shared_;
+  int turn_ = 0;
+};
+
+// A thread's scores of `Ids` ids.
 template <int Ids>
 struct Scores {
-  float* of;  // [ids], in shared memory
+  static constexpr int kFours = (Ids + 4 * kThreads - 1) / (4 * kThreads);
+  float of[kFours][4];
+
+  DEVICE static int id(int four, int i) { return 4 * (thread() + four * kThreads) + i; }
 
   template <class Act>
-  DEVICE void each(Act act) const {
-#pragma unroll 1
-    for (int first = 4 * thread(); first < Ids; first += 4 * kThreads) {
+  DEVICE void each(Act act) {
 #pragma unroll
-      for (int id = first; id < first + 4; ++id) act(id, of[id]);
+    for (int four = 0; four < kFours; ++four) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) act(id(four, i), of[four][i]);
     }
+  }
+
+  DEVICE void keep_from(uint32_t border) {
+    each([&](int, float& score) {
+      if (ordered(score) < border) score = -INFINITY;
+    });
   }
 };
 
-// The k-th largest score, found a byte of its ordered bits at a time; ties with it stay in.
+// A border that the k largest scores reach, and ties with the k-th; found two bits at a time.
 template <int Ids>
-DEVICE uint32_t kth_largest(const Scores<Ids>& scores, int k, Draw& shared) {
-  uint32_t prefix = 0, mask = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    block_sync();
-    shared.histogram[thread()] = 0;
-    block_sync();
+DEVICE uint32_t kth_largest(Scores<Ids>& scores, int k, Meeting& meeting) {
+  uint32_t border = 0;
+#pragma unroll 1
+  for (int shift = 30; shift >= 0; shift -= 2) {
+    int reached[3] = {};
     scores.each([&](int, float score) {
       const uint32_t key = ordered(score);
-      if ((key & mask) == prefix) add_in_block(&shared.histogram[key >> shift & 255], 1);
+#pragma unroll
+      for (uint32_t i = 0; i < 3; ++i) reached[i] += key >= (border | (i + 1) << shift);
     });
-    block_sync();
-    if (thread() == 0) {
-      int above = 0, bin = 255;
-      while (bin > 0 && above + shared.histogram[bin] < k) above += shared.histogram[bin--];
-      shared.bin = bin;
-      shared.above = above;
-    }
-    block_sync();
-    prefix |= static_cast<uint32_t>(shared.bin) << shift;
-    mask |= 255u << shift;
-    k -= shared.above;
+    const Counts all = meeting.count(reached);
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 3; ++i) bits = all.of[i] >= k ? i + 1 : bits;
+    border |= bits << shift;
+    if (bits > 0 && all.of[bits - 1] == k) break;
   }
-  return prefix;
+  return border;
 }
 
-// Keeps the likeliest ids whose predecessors do not add up to `top_p` yet.
+// The lowest border above which there is less than `top_p` of the mass.
 template <int Ids>
-DEVICE void keep_top_p(const Scores<Ids>& scores, float top_p, Draw& shared) {
-  float peak = -INFINITY, mass = 0;
+DEVICE uint32_t top_p_border(Scores<Ids>& scores, float top_p, Meeting& meeting) {
+  float highest = -INFINITY, mine = 0;
   int best = Ids;
   scores.each([&](int id, float score) {
-    if (score > peak) peak = score, best = id;
+    if (score > highest) highest = score, best = id;
   });
-  best = block_argmax(peak, best, shared);
-  peak = -INFINITY;
+  best = meeting.argmax(highest, best);
+  float peak = 0;
   scores.each([&](int id, float score) { peak = id == best ? score : peak; });
-  peak = block_sum(isfinite(peak) ? peak : 0.0f, shared);
-  scores.each([&](int, float score) { mass += expf(score - peak); });
-  mass = block_sum(mass, shared);
-  // The lowest bits above which there is less than top_p: bisected, since sums only fall.
+  peak = meeting.sum(peak);
+  scores.each([&](int, float score) { mine += expf(score - peak); });
+  const float mass = meeting.sum(mine);
   uint32_t low = 0, high = ordered(peak);
+#pragma unroll 1
   while (low < high) {
     const uint32_t middle = low + (high - low) / 2;
     float above = 0;
     scores.each(
         [&](int, float score) { above += ordered(score) > middle ? expf(score - peak) : 0; });
-    if (block_sum(above, shared) / mass < top_p)
+    if (meeting.sum(above) / mass < top_p)
       high = middle;
     else
       low = middle + 1;
   }
-  scores.each([&](int, float& score) {
-    if (ordered(score) < low) score = -INFINITY;
-  });
+  return low;
+}
+
+// What a draw adds to its scores; it needs nothing of them, so it is made while they are awaited.
+template <int Ids>
+DEVICE void make_noise(Scores<Ids>& noise, const Stream& stream, int codebook) {
+#pragma unroll
+  for (int four = 0; four < Scores<Ids>::kFours; ++four) {
+    uint32_t words[4] = {static_cast<uint32_t>(thread() + four * kThreads),
+                         static_cast<uint32_t>(codebook), stream.first_frame + stream.frames, 0};
+    philox(words, stream.seed[0], stream.seed[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) noise.of[four][i] = gumbel(words[i]);
+  }
+}
+
+template <int Ids>
+DEVICE void await_scores(const Params& p, const uint32_t* logits, uint32_t tag, int& gave_up,
+                         Scores<Ids>& scores) {
+  constexpr int kFours = Scores<Ids>::kFours;
+  uint4 v[kFours] = {};
+  uint32_t there = 0;
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) there |= (Scores<Ids>::id(four, 0) < Ids) << four;
+  await(
+      v, there, kFours, [&](int four) { return logits + Scores<Ids>::id(four, 0); },
+      [&](int, uint4 words) { return carries(words, tag); }, Patience(p, kHead, gave_up));
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) {
+    const uint32_t words[4] = {v[four].x, v[four].y, v[four].z, v[four].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores.of[four][i] = there >> four & 1 ? untagged(words[i]) : -INFINITY;
+    }
+  }
 }
 
 // The id, or `Ids` where no score is finite.
 template <int Ids>
-DEVICE int draw(const Scores<Ids>& scores, const Rule& rule, const Stream& stream, int codebook,
-                Draw& shared) {
-  const bool greedy = rule.temperature == 0;
-  if (!greedy) {
+DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Draw& shared) {
+  Meeting meeting(shared);
+  if (rule.temperature != 0) {
     scores.each([&](int, float& score) { score /= rule.temperature; });
     if (rule.top_k > 0 && rule.top_k < Ids) {
-      const uint32_t border = kth_largest(scores, rule.top_k, shared);
-      scores.each([&](int, float& score) {
-        if (ordered(score) < border) score = -INFINITY;
-      });
+      scores.keep_from(kth_largest(scores, rule.top_k, meeting));
     }
-    if (rule.top_p < 1) keep_top_p(scores, rule.top_p, shared);
-#pragma unroll 1
-    for (int block = thread(); 4 * block < Ids; block += kThreads) {
-      uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(codebook),
-                           stream.first_frame + stream.frames, 0};
-      philox(words, stream.seed[0], stream.seed[1]);
+    if (rule.top_p < 1) scores.keep_from(top_p_border(scores, rule.top_p, meeting));
 #pragma unroll
-      for (int w = 0; w < 4; ++w) scores.of[4 * block + w] += gumbel(words[w]);
+    for (int four = 0; four < Scores<Ids>::kFours; ++four) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores.of[four][i] += noise.of[four][i];
     }
   }
   float value = -INFINITY;
@@ -180,33 +242,38 @@ DEVICE int draw(const Scores<Ids>& scores, const Rule& rule, const Stream& strea
   scores.each([&](int id, float score) {
     if (score > value) value = score, best = id;
   });
-  return block_argmax(value, best, shared);
+  return meeting.argmax(value, best);
 }
 
-// Code 0. The end of speech is one of its ids.
+// Code 0 of a column. The end of speech is one of its ids.
 template <class M>
-DEVICE int draw_first(const Params& p, const Stream& stream, int c, Draw& shared) {
-  const Scores<M::vocab> scores{shared.score};
+DEVICE int draw_first(const Params& p, const Stream& stream, const uint32_t* logits, uint32_t tag,
+                      int& gave_up, Draw& shared) {
+  Scores<M::vocab> scores, noise;
   uint8_t* seen = p.seen + static_cast<size_t>(stream.slot) * M::vocab;
+  uint32_t punished = 0;
+  noise.each([&](int id, float&) { punished = punished << 1 | (id < M::vocab && seen[id]); });
+  make_noise(noise, stream, 0);
+  await_scores(p, logits, tag, gave_up, scores);
+  int bit = 4 * Scores<M::vocab>::kFours;
   scores.each([&](int id, float& score) {
-    score = load_shared_by_blocks(p.logits + static_cast<size_t>(c) * M::vocab + id);
-    if (seen[id]) score = score < 0 ? score * stream.penalty : score / stream.penalty;
+    if (punished >> --bit & 1) score = score < 0 ? score * stream.penalty : score / stream.penalty;
     const bool allowed = id < M::codes || (id == p.eos && stream.frames >= kMinFrames);
     if (!allowed) score = -INFINITY;
   });
-  const int code = draw(scores, stream.talker, stream, 0, shared);
+  const int code = draw(scores, noise, stream.talker, shared);
   if (thread() == 0 && code < M::vocab) seen[code] = 1;
   return code;
 }
 
 // Codes 1 to 15.
 template <class M>
-DEVICE int draw_other(const Params& p, const Stream& stream, int c, int codebook, Draw& shared) {
-  const Scores<M::codes> scores{shared.score};
-  scores.each([&](int id, float& score) {
-    score = load_shared_by_blocks(p.logits + static_cast<size_t>(c) * M::vocab + id);
-  });
-  return draw(scores, stream.predictor, stream, codebook, shared);
+DEVICE int draw_other(const Params& p, const Stream& stream, int codebook, const uint32_t* logits,
+                      uint32_t tag, int& gave_up, Draw& shared) {
+  Scores<M::codes> scores, noise;
+  make_noise(noise, stream, codebook);
+  await_scores(p, logits, tag, gave_up, scores);
+  return draw(scores, noise, stream.predictor, shared);
 }
 
 }  // namespace megakernel

@@ -1,171 +1,277 @@
 // A decoder stack, phase by phase:
-//   qkv = W norm(x) | attention | out = W a | x += out, gate and up of norm(x), SiLU | down
-// The residual x of every column lies in each block's shared memory; what a phase makes goes
-// through the workspace, and a barrier stands before whoever reads it.
+//   qkv = W norm(x) | attention | x += W a | gate and up of norm(x), SiLU | x += W m
+// Every block has the residual x of every column, each warp the elements that it multiplies. A norm
+// is a vector before the product and a number after it, so that nobody waits for the number.
 #pragma once
 
-#include "../barrier.cuh"
 #include "attend.cuh"
-#include "product.cuh"
 
 namespace megakernel {
 
-enum Phase : int { kQkv, kAttend, kOut, kGateUp, kDown, kHead, kDraw, kProject };
-
-// Shared by both stacks of a model.
+// The residual, [columns, width].
 template <int Hidden>
-struct Residual {
-  float x[kColumns][Hidden];
-  Activations<kMostActivations> activations;
-  Sums sums;
-  Attention attention;
-  Column columns[kColumns];
-  float scale[kColumns];
+struct alignas(16) Residual {
+  float of[kColumns][Hidden];
 };
 
-// x += what the splits of the last product add up to.
-template <class S, int Hidden>
-DEVICE void add_partial(const Params& p, Residual<Hidden>& r, int splits) {
-#pragma unroll 1
-  for (int i = thread(); i < p.columns * S::hidden; i += kThreads) {
-    const int c = i / S::hidden, k = i % S::hidden;
-    float total = r.x[c][k];
-#pragma unroll 1
-    for (int split = 0; split < splits; ++split) {
-      const size_t at = (static_cast<size_t>(split) * kColumns + c) * S::hidden + k;
-      total += load_shared_by_blocks(p.partial + at);
-    }
-    r.x[c][k] = total;
-  }
-  block_sync();
-}
+// A lane brings in elements by fours, lane l those of step l / 8 of every four; how many fours
+// of a column there are, and where one begins. A four beyond the width is not `there`.
+template <int Width>
+struct Fours {
+  static constexpr int count = (Matrix<kUnit, Width>::steps + 3) / 4;
 
-// 1 / rms of each column, a warp a column.
-template <class S, int Hidden>
-DEVICE void measure(const Params& p, Residual<Hidden>& r, float eps) {
-  const int c = thread() / 32;
-  if (c < p.columns) {
-    float sum = 0;
-    for (int k = thread() % 32; k < S::hidden; k += 32) sum += r.x[c][k] * r.x[c][k];
-    sum = warp_sum(sum);
-    if (thread() % 32 == 0) r.scale[c] = rsqrtf(sum / S::hidden + eps);
-  }
-  block_sync();
-}
+  DEVICE static int step(int four) { return 4 * four + lane() / 8; }
+  DEVICE static int k(int four) { return step(four) * kStep + warp() * kTile + lane() % 8 * 4; }
+  DEVICE static bool there(int four) { return k(four) < Width; }
+};
 
 template <int Hidden>
-DEVICE float normed(const Residual<Hidden>& r, const bf16* weight, int c, int k) {
-  return rounded(rounded(r.x[c][k] * r.scale[c]) * to_float(weight[k]));
+DEVICE float4& four_at(Residual<Hidden>& x, int column, int k) {
+  return *reinterpret_cast<float4*>(&x.of[column][k]);
 }
 
-// Activations [begin, end) of every column, two at a time.
-template <int Capacity, class Value>
-DEVICE void put(const Params& p, Activations<Capacity>& a, int begin, int end, Value value) {
-  const int pairs = (end - begin) / 2;
+// x of every column, where change(column, k, x) gives four elements; `AtOnce` columns' are made
+// before any is put down.
+template <int Width, int AtOnce, int Hidden, class Change>
+DEVICE void change_x(Residual<Hidden>& x, int columns, Change change) {
+  constexpr int kFours = Fours<Width>::count;
 #pragma unroll 1
-  for (int i = thread(); i < p.columns * pairs; i += kThreads) {
-    const int c = i / pairs, k = i % pairs * 2;
-    a.put(c, k, value(c, begin + k), value(c, begin + k + 1));
+  for (int c = 0; c < columns; c += AtOnce) {
+    float4 v[AtOnce * kFours];
+#pragma unroll
+    for (int i = 0; i < AtOnce * kFours; ++i) {
+      const int column = c + i / kFours, k = Fours<Width>::k(i % kFours);
+      if (column >= columns) break;
+      if (Fours<Width>::there(i % kFours)) v[i] = change(column, k, four_at(x, column, k));
+    }
+#pragma unroll
+    for (int i = 0; i < AtOnce * kFours; ++i) {
+      const int column = c + i / kFours, k = Fours<Width>::k(i % kFours);
+      if (column >= columns) break;
+      if (Fours<Width>::there(i % kFours)) four_at(x, column, k) = v[i];
+    }
+  }
+  warp_sync();
+}
+
+// Puts four activations where the product takes them.
+DEVICE void put(Fragments& fragments, int column, int step, float4 v) {
+  uint4& place = fragments.of[step][warp()][4 * column + lane() % 8 / 2];
+  reinterpret_cast<uint2*>(&place)[lane() % 2] = {pack(v.x, v.y), pack(v.z, v.w)};
+}
+
+DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
+DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
+DEVICE float4 untagged(uint4 v) {
+  return {untagged(v.x), untagged(v.y), untagged(v.z), untagged(v.w)};
+}
+
+constexpr int kLoads = 4;  // that a lane has under way
+
+template <int Width>
+DEVICE float norm_scale(const Sums& sums, int column, float eps) {
+  float squares = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) squares += sums.squares[column][w];
+  return rsqrtf(squares / Width + eps);
+}
+
+// Brings x in, after x += words, [columns, width], where there are any: use(column, four, x), a few
+// columns together, then after(first column) for these.
+template <int Width, int Hidden, class Use, class After>
+DEVICE void add_words(const Params& p, Residual<Hidden>& x, const uint32_t* words, int columns,
+                      const Tags& tags, Phase phase, int& gave_up, Use use, After after) {
+  constexpr int kFours = Fours<Width>::count, kAtOnce = kLoads / kFours;
+  uint32_t lanes = 0;  // the fours of a column that this lane has
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) lanes |= Fours<Width>::there(four) << four;
+#pragma unroll 1
+  for (int c = 0; c < columns; c += kAtOnce) {
+    const int count = min(kAtOnce, columns - c) * kFours;
+    uint4 v[kLoads] = {};
+    if (words) {
+      uint32_t missing = 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) missing |= lanes << i * kFours;
+      missing &= (1u << count) - 1;
+      await(
+          v, missing, count,
+          [&](int i) { return words + (c + i / kFours) * Width + Fours<Width>::k(i % kFours); },
+          [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
+          Patience(p, phase, gave_up));
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce * kFours; ++i) {
+      if (i >= count) break;
+      const int four = i % kFours;
+      if (!(lanes >> four & 1)) continue;
+      float4& place = four_at(x, c + i / kFours, Fours<Width>::k(four));
+      const float4 sum = plus(place, untagged(v[i]));
+      place = sum;
+      use(c, i / kFours, four, sum);
+    }
+    after(c);
+  }
+  warp_sync();
+}
+
+// Vectors of norms, each lane its own elements, asked for well before they are wanted: a register
+// that waits for memory would be waited for at the next branch.
+template <int Hidden>
+struct NormVectors {
+  static constexpr int kFours = Fours<Hidden>::count;
+  uint2 of[2][kFours][kThreads];
+
+  template <int Width>
+  DEVICE void ask(int which, const bf16* norm) {
+#pragma unroll
+    for (int four = 0; four < Fours<Width>::count; ++four) {
+      if (!Fours<Width>::there(four)) continue;
+      copy_own(&of[which][four][thread()], norm + Fours<Width>::k(four));
+    }
+  }
+
+  DEVICE float4 get(int which, int four) const { return opened(of[which][four][thread()]); }
+};
+
+// x, after x += words where there are any, by a norm's vector, into place; the norm's number is
+// `norm_scale`.
+template <int Width, int Hidden>
+DEVICE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint32_t* words,
+                           const NormVectors<Hidden>& norms, int which, int columns,
+                           const Tags& tags, Phase phase, Fragments& fragments, Sums& sums) {
+  constexpr int kAtOnce = kLoads / Fours<Width>::count;
+  float squares[kAtOnce] = {};
+  add_words<Width>(
+      p, x, words, columns, tags, phase, sums.gave_up,
+      [&](int first, int i, int four, float4 v) {
+        squares[i] += square(v);
+        wait_for_own();
+        put(fragments, first + i, Fours<Width>::step(four), times(v, norms.get(which, four)));
+      },
+      [&](int first) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i >= columns) break;
+          const float total = warp_sum(squares[i]);
+          if (lane() == 0) sums.squares[first + i][warp()] = total;
+          squares[i] = 0;
+        }
+      });
+}
+
+// Pairs of halves that other blocks made, [columns, width / 2], of the steps from `first` on. A
+// lane brings in eight elements, lane l those of step l / 4 of every eight.
+template <int Width, int Steps>
+DEVICE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
+                        const Tags& tags, Phase phase, int& gave_up, Fragments& fragments) {
+  constexpr int kEights = (Steps + 7) / 8;
+  const int inner = warp() * kTile + lane() % 4 * 8;
+  auto step = [&](int i) { return i % kEights * 8 + lane() / 4; };
+  auto k = [&](int i) { return (first + step(i)) * kStep + inner; };
+#pragma unroll 1
+  for (int c = 0; c < columns; c += kLoads / kEights) {
+    const int count = min(kLoads / kEights, columns - c) * kEights;
+    uint4 v[kLoads] = {};
+    uint32_t missing = 0;
+#pragma unroll
+    for (int i = 0; i < kLoads / kEights * kEights; ++i) {
+      if (i < count && step(i) < Steps && k(i) < Width) missing |= 1u << i;
+    }
+    const uint32_t wanted = missing;
+    await(
+        v, missing, count, [&](int i) { return words + ((c + i / kEights) * Width + k(i)) / 2; },
+        [&](int i, uint4 pairs) { return carries_pairs(pairs, tags.of(c + i / kEights)); },
+        Patience(p, phase, gave_up));
+#pragma unroll
+    for (int i = 0; i < kLoads / kEights * kEights; ++i) {
+      if (i >= count) break;
+      if (!(wanted >> i & 1)) continue;
+      fragments.of[step(i)][warp()][4 * (c + i / kEights) + lane() % 4] = untagged_pairs(v[i]);
+    }
   }
 }
 
-// Sixteen rows into `out` [columns, rows], each thread one.
-template <class Sum>
-DEVICE void store(const Params& p, float* out, int rows, int tile, Sum sum) {
-  const int row = thread() / kColumns, c = thread() % kColumns;
-  if (row < kTile && c < p.columns) {
-    out[static_cast<size_t>(c) * rows + tile * kTile + row] = sum(row, c);
-  }
-}
-
-template <class S, int Hidden>
-DEVICE_CALL bool run_layers(const Params& p, const Network& n, Residual<Hidden>& r,
-                            Barrier& barrier) {
+// The layers on x; false once anybody has given up.
+template <class S, class F, int Hidden>
+DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vectors, const Network& n,
+                       const Column* columns, int count) {
+  const Params& p = flow.p;
+  const Words& words = n.words;
+  constexpr int kInput = 0, kPost = 1;
+  vectors.template ask<S::hidden>(kInput, n.norms);
 #pragma unroll 1
   for (int l = 0; l < n.num_layers; ++l) {
-    const Layer& w = n.layers[l];
-    auto normed_by = [&](const bf16* weight) {
-      return [&r, &p, weight](int begin, int end) {
-        put(p, r.activations, begin, end, [&](int c, int k) { return normed(r, weight, c, k); });
-      };
-    };
-    auto into = [&](float* out, int rows) {
-      return [&p, out, rows](int tile, int, auto sum) { store(p, out, rows, tile, sum); };
-    };
-    auto into_partial = [&](int tile, int split, auto sum) {
-      store(p, p.partial + static_cast<size_t>(split) * kColumns * S::hidden, S::hidden, tile, sum);
-    };
+    const bf16* norms = n.norms + l * (2 * S::hidden + 2 * kHeadDim);
+    const Tags before = flow.tags;
+    flow.tags.advance(count);
+    const Tags& tags = flow.tags;
 
-    Product<S::qkv, S::hidden> qkv(w.qkv, 1);
-    if (l > 0) {
-      if (!barrier.wait(kDown)) return false;
-      add_partial<S>(p, r, p.down_splits);
+    vectors.template ask<S::hidden>(kPost, norms + S::hidden);
+    auto normed = [&](int, Sums& sums) {
+      fetch_residual<S::hidden>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
+                                kDown, flow.fragments, sums);
+    };
+    auto qkv = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+      if (!there) return;
+      const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
+      const int at = column * S::Qkv::rows + unit * kUnit + row;
+      store_word(words.qkv + at, tagged(value, tags.of(column)));
+    };
+    if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
+
+    if (l + 1 < n.num_layers) {
+      vectors.template ask<S::hidden>(kInput, norms + 2 * S::hidden + 2 * kHeadDim);
     }
-    measure<S>(p, r, n.eps);
-    qkv.run(r.activations, r.sums, normed_by(w.input_norm), into(p.qkv, S::qkv));
-    if (!barrier.wait(kQkv)) return false;
+    attend<S>(flow, n, l, norms + 2 * S::hidden, columns, count);
 
-    attend<S>(p, n, l, r.columns, r.attention);
-    Product<S::hidden, S::queries> out(w.out, p.out_splits);
-    if (!barrier.wait(kAttend)) return false;
-
-    auto fill_attended = [&](int begin, int end) {
-      put(p, r.activations, begin, end,
-          [&](int c, int k) { return attended<S>(p, r.columns[c], c, k); });
+    auto attended = [&](int first, Sums& sums) {
+      fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
+                                             sums.gave_up, flow.fragments);
     };
-    out.run(r.activations, r.sums, fill_attended, into_partial);
-    Product<2 * S::intermediate, S::hidden> gate_up(w.gate_up, 1);
-    if (!barrier.wait(kOut)) return false;
-
-    add_partial<S>(p, r, p.out_splits);
-    measure<S>(p, r, n.eps);
-    auto gated = [&](int tile, int, auto sum) {
-      const int row = thread() / kColumns, c = thread() % kColumns;
-      if (row < kTile / 2 && c < p.columns) {
-        const float gate = rounded(sum(row, c)), up = rounded(sum(row + kTile / 2, c));
-        const size_t at = static_cast<size_t>(c) * S::intermediate + tile * (kTile / 2) + row;
-        p.middle[at] = gate / (1 + expf(-gate)) * up;
-      }
+    auto out = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+      if (!there) return;
+      const int at = column * S::hidden + unit * kUnit + row;
+      store_word(words.out + at, tagged(sum * kGrow, tags.of(column)));
     };
-    gate_up.run(r.activations, r.sums, normed_by(w.post_norm), gated);
-    Product<S::hidden, S::intermediate> down(w.down, p.down_splits);
-    if (!barrier.wait(kGateUp)) return false;
+    if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
 
-    auto fill_middle = [&](int begin, int end) {
-      put(p, r.activations, begin, end, [&](int c, int k) {
-        return load_shared_by_blocks(p.middle + static_cast<size_t>(c) * S::intermediate + k);
-      });
+    auto normed_again = [&](int, Sums& sums) {
+      fetch_residual<S::hidden>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
+                                sums);
     };
-    down.run(r.activations, r.sums, fill_middle, into_partial);
+    // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
+    auto gated = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+      const float own = sum * norm_scale<S::hidden>(sums, column, n.eps);
+      const float up = shuffle_xor(own, kUnit / 2);
+      const float value = own / (1 + expf(-own)) * up;
+      const float next = shuffle_xor(value, 1);
+      if (!there || row >= kUnit / 2) return;
+      if (!fits_pair(value)) store_word(p.broken + column, 1);
+      if (row % 2) return;
+      const int at = (column * S::intermediate + unit * (kUnit / 2) + row) / 2;
+      store_word(words.middle + at, tagged_pair(value, next, tags.of(column)));
+    };
+    if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
+
+    auto middle = [&](int first, Sums& sums) {
+      fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, first, count, tags, kGateUp,
+                                                   sums.gave_up, flow.fragments);
+    };
+    auto down = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+      if (!there) return;
+      const int at = column * S::hidden + unit * kUnit + row;
+      store_word(words.down + at, tagged(sum * kGrow, tags.of(column)));
+    };
+    if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
   }
-  if (!barrier.wait(kDown)) return false;
-  add_partial<S>(p, r, p.down_splits);
+  fence();  // keys and values, before anything that a later pass hears of
+  add_words<S::hidden>(
+      p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
+      [](int) {});
   return true;
-}
-
-// logits = W norm(x); x becomes norm(x), which the predictor starts from.
-template <class S, int Rows, int Hidden>
-DEVICE_CALL bool run_head(const Params& p, const Network& n, const uint4* weights, int stride,
-                          Residual<Hidden>& r, Barrier& barrier) {
-  Product<Rows, S::hidden> head(weights, 1);
-  measure<S>(p, r, n.eps);
-#pragma unroll 1
-  for (int i = thread(); i < p.columns * S::hidden; i += kThreads) {
-    const int c = i / S::hidden, k = i % S::hidden;
-    r.x[c][k] = normed(r, n.norm, c, k);
-  }
-  block_sync();
-  auto fill = [&](int begin, int end) {
-    put(p, r.activations, begin, end, [&](int c, int k) { return r.x[c][k]; });
-  };
-  auto take = [&](int tile, int, auto sum) {
-    const int row = thread() / kColumns, c = thread() % kColumns;
-    if (row < kTile && c < p.columns) {
-      p.logits[static_cast<size_t>(c) * stride + tile * kTile + row] = rounded(sum(row, c));
-    }
-  };
-  head.run(r.activations, r.sums, fill, take);
-  return barrier.wait(kHead);
 }
 
 }  // namespace megakernel

@@ -1,131 +1,128 @@
 // Matrix times activations: the one operation that the weights stream through.
 //
-// A matrix [rows, K] lies in fragment order: tile after tile of 16 x 16, row of tiles after row of
-// tiles; of each tile, the sixteen bytes that a lane needs stand together. Activations [K, columns]
-// lie in shared memory in the order of the other operand. Eight columns cost what one costs.
-//
-// A unit of work is sixteen rows and one split of K. The block's warps share its tiles of K in
-// turn; their sums are added in the order of the warps: the same bits for any number of columns
-// and blocks.
+// A warp takes every eighth tile of K. It brings its activations into shared memory in the matrix
+// instruction's order, its weights pass by, and the block adds its warps' sums in their order: so a
+// column's sums are the same bits for any number of columns and blocks.
 #pragma once
 
-#include "../memory.cuh"
-#include "../params.cuh"
+#include "../exchange.cuh"
+#include "../stopwatch.cuh"
+#include "../weights.cuh"
 
 namespace megakernel {
 
-constexpr int kTile = 16;
-constexpr int kAhead = 8;  // tiles that a warp has under way
-
-// Activations as the matrix instruction takes them: for each tile of K two registers a lane.
-template <int K>
-struct Activations {
-  uint32_t registers[K / kTile * 64];
-
-  // Activation k and k + 1 (k even) of a column.
-  DEVICE void put(int column, int k, float first, float second) {
-    const int within = k % kTile;
-    const int lane = 4 * column + within % 8 / 2;
-    registers[(k / kTile * 32 + lane) * 2 + within / 8] = pack(first, second);
-  }
-
-  DEVICE uint2 tile(int k) const {
-    const uint32_t* at = registers + (k * 32 + thread() % 32) * 2;
-    return {at[0], at[1]};
-  }
+// Sums of the warps side by side, [unit][warp][row][column]. There are two sets, used in turn, so
+// that one meeting of the block is enough: who is fast fills the other set.
+struct alignas(16) Sums {
+  float of[kMostUnits][kWarps][kUnit * 8];  // of eight columns, whether there are as many or not
+  float squares[kColumns][kWarps];          // of the activations, where a norm wants them
+  int gave_up;
 };
 
-// The sums of a unit, a warp's beside the others'.
-struct Sums {
-  float of[2][kWarps][kTile][kColumns];
+// Activations of a column for a step: lane 4 column + t of a warp has elements 8t to 8t + 7.
+struct alignas(16) Fragments {
+  uint4 of[kMostSteps][kWarps][4 * kColumns];
 };
 
-template <int Rows, int K>
-class Product {
- public:
-  // Asks for the first tiles at once: they depend on nothing that a barrier waits for.
-  DEVICE Product(const uint4* weights, int splits)
-      : weights_(weights), splits_(splits), unit_(block()) {
-    const Stretch first = stretch(unit_, 0);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch(first, i);
-  }
+// Everything that a thread carries from phase to phase.
+template <class R>
+struct Flow {
+  const Params& p;
+  Sums (&sums)[2];
+  Fragments& fragments;
+  Weights<R> weights;
+  Stopwatch watch;
+  const Share* shares;        // of the network's matrices, by phase
+  Tags tags;                  // of what a layer makes
+  int columns = 0, wide = 0;  // of the pass; at most 2^wide
+  int turn = 0;               // which of `sums` comes next
 
-  // For each unit of this block: `fill(begin, end)` puts the activations of K's stretch into
-  // place, from 0 on; `take(tile, split, sum)` gets what `sum(row, column)` adds up.
-  template <int Capacity, class Fill, class Take>
-  DEVICE void run(const Activations<Capacity>& activations, Sums& sums, Fill fill, Take take) {
-    int filled = -1;
+  DEVICE int& gave_up() { return sums[turn].gave_up; }
+};
+
+// The activations' steps times the next slots, into `sums`, or added to what is there. The matrix
+// instruction's rows are a unit's rows twice, with the lower and the upper half of their tile's K.
+template <class R>
+DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums& sums, int units,
+                           int steps, bool add) {
 #pragma unroll 1
-    for (int turn = 0; unit_ < units(); ++turn) {
-      const int split = unit_ / kTiles, tile = unit_ % kTiles;
-      if (split != filled) {
-        block_sync();
-        fill(begin(split) * kTile, end(split) * kTile);
-        block_sync();
-        filled = split;
-      }
-      float acc[4] = {};
-      const int next_unit = unit_ + blocks();
-      const int count = end(split) - begin(split);
-#pragma unroll 1
-      for (int first = 0; first < count; first += kAhead * kWarps) {
-        const bool last = first + kAhead * kWarps >= count;
-        const Stretch next = last ? stretch(next_unit, 0) : stretch(unit_, first + kAhead * kWarps);
-        const int left = count - first - thread() / 32;
+  for (int step = 0; step < steps; step += R::slot) {
+    uint4 a[R::slot];
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int k = first + i * kWarps + thread() / 32;
-          if (i * kWarps < left) multiply(acc, ahead_[i], activations.tile(k));
-          fetch(next, i);
-        }
-      }
-      auto& mine = sums.of[turn % 2][thread() / 32];
-      const int row = thread() % 32 / 4, column = thread() % 4 * 2;
-      mine[row][column] = acc[0];
-      mine[row][column + 1] = acc[1];
-      mine[row + 8][column] = acc[2];
-      mine[row + 8][column + 1] = acc[3];
-      block_sync();
-      take(tile, split, [&](int r, int c) {
-        float total = 0;
-        for (int w = 0; w < kWarps; ++w) total += sums.of[turn % 2][w][r][c];
-        return total;
-      });
-      unit_ = next_unit;
+    for (int s = 0; s < R::slot; ++s) {
+      a[s] = fragments.of[step + s][warp()][lane() % (4 * kColumns)];
     }
+    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane();
+#pragma unroll 1
+    for (int u = 0; u < units; ++u, sum += kWarps * kUnit * 8 / 2) {
+      float low[2][4] = {}, high[2][4] = {};
+      const auto& slot = weights.next();
+#pragma unroll
+      for (int s = 0; s < R::slot; ++s) {
+        const uint4 w = slot[s][thread()];
+        multiply(low[s % 2], w, {a[s].x, a[s].y});
+        multiply(high[s % 2], w, {a[s].z, a[s].w});
+      }
+      weights.done();
+      float2 total = step > 0 || add ? *sum : float2{0, 0};
+      total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
+      total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
+      *sum = total;
+    }
+  }
+}
+
+// Small models do not fill the last step.
+template <class Matrix>
+DEVICE void clear_padding(Fragments& fragments) {
+  static_assert(Matrix::chunks == 1);
+  constexpr int kLast = Matrix::steps - 1;
+  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * kColumns) return;
+  fragments.of[kLast][warp()][lane()] = {0, 0, 0, 0};
+}
+
+// For each unit of the block, and each of 2^wide columns and row of it, `take(unit, column, row,
+// sum, sums)`. `fetch(first step, sums)` brings the activations. False once anybody has given up.
+template <class Matrix, class F, class Fetch, class Take>
+DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
+  const Share share = flow.shares[phase];
+#pragma unroll 1
+  for (int done = 0; done < share.count; done += kMostUnits) {
+    const int count = min(kMostUnits, share.count - done);
+    Sums& sums = flow.sums[flow.turn];
+    flow.turn ^= 1;
+    if (done > 0 && lane() < kColumns) {
+      sums.squares[lane()][warp()] = flow.sums[flow.turn].squares[lane()][warp()];
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
+      if (done == 0 || Matrix::chunks > 1) {
+        warp_sync();
+        fetch(chunk * Matrix::chunk, sums);
+        if constexpr (Matrix::k % kStep != 0) clear_padding<Matrix>(flow.fragments);
+        warp_sync();
+        flow.watch.lap(phase, kWait);
+      }
+      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0);
+    }
+    flow.watch.lap(phase, kMultiply);
     block_sync();
+    if (sums.gave_up) return false;
+    const int wide = flow.wide, columns = flow.columns;
+    const int items = count * kUnit << wide;
+#pragma unroll 1
+    for (int i = thread(); i < (items + 31) / 32 * 32; i += kThreads) {  // whole warps
+      const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
+      const int u = min(i / kUnit >> wide, count - 1);
+      const float* at = &sums.of[u][0][row * 8 + column];
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += at[w * kUnit * 8];
+      take(share.first + done + u, column, row, sum, sums, i < items && column < columns);
+    }
+    flow.watch.lap(phase, kSum);
   }
-
- private:
-  static constexpr int kTiles = Rows / kTile;
-  static constexpr int kLength = K / kTile;
-
-  DEVICE int units() const { return kTiles * splits_; }
-  DEVICE int begin(int split) const { return kLength * split / splits_; }
-  DEVICE int end(int split) const { return kLength * (split + 1) / splits_; }
-
-  // What a warp reads next: tiles a warp's turn apart, and how many tiles are left to all warps.
-  struct Stretch {
-    const uint4* at;
-    int left;
-  };
-
-  DEVICE Stretch stretch(int unit, int first) const {
-    if (unit >= units()) return {weights_, 0};
-    const int split = unit / kTiles, tile = unit % kTiles, warp = thread() / 32;
-    const int k = begin(split) + first + warp;
-    return {weights_ + (static_cast<size_t>(tile) * kLength + k) * 32 + thread() % 32,
-            end(split) - k};
-  }
-
-  DEVICE void fetch(const Stretch& s, int i) {
-    if (i * kWarps < s.left) ahead_[i] = load_weights(s.at + i * kWarps * 32);
-  }
-
-  const uint4* weights_;
-  int splits_, unit_;
-  uint4 ahead_[kAhead];
-};
+  return true;
+}
 
 }  // namespace megakernel

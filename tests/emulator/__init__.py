@@ -11,14 +11,18 @@ from typing import Any
 from torch import Tensor
 
 ROOT = Path(__file__).parent.parent.parent
-SPLITS, COLUMNS, SPANS, HEAD, CONTROL = 2, 8, 16, 128, 1024
+COLUMNS, SPANS, HEAD, CONTROL = 8, 16, 128, 1024
+
+
+_WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
+_COMMON = ("projected", "drawn", "broken", "given_up")
 
 
 class _Network(ctypes.Structure):
     _fields_ = (
-        ("layers", c_void_p), ("num_layers", c_int), ("norm", c_void_p), ("keys", c_void_p),
-        ("values", c_void_p), ("slots", c_int), ("positions", c_int), ("turns", c_void_p),
-        ("eps", c_float),
+        ("weights", c_void_p), ("layers", c_void_p), ("num_layers", c_int), ("norm", c_void_p),
+        ("keys", c_void_p), ("values", c_void_p), ("slots", c_int), ("positions", c_int),
+        ("turns", c_void_p), ("eps", c_float), *((name, c_void_p) for name in _WORDS),
     )  # fmt: skip
 
 
@@ -26,15 +30,12 @@ class _Params(ctypes.Structure):
     _fields_ = (
         ("talker", _Network), ("predictor", _Network),
         *((name, c_void_p) for name in (
-            "talker_head", "predictor_heads", "project", "project_bias", "code_embedding",
+            "talker_head", "predictor_heads", "project_bias", "code_embedding",
             "group_embeddings", "pad", "text", "prompt")),
         ("prompt_length", c_int), ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
-        ("streams", c_void_p), ("columns", c_int), ("out_splits", c_int), ("down_splits", c_int),
-        ("max_frames", c_int),
-        *((name, c_void_p) for name in (
-            "frames", "published", "stop", "qkv", "attended", "weight", "partial", "middle",
-            "logits", "drawn", "barrier", "epoch", "given_up")),
-        ("patience", c_uint64), ("failure", c_void_p),
+        ("streams", c_void_p), ("columns", c_int), ("max_frames", c_int),
+        *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
+        ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
     )  # fmt: skip
 
 
@@ -54,10 +55,11 @@ class EmulatedOps:
         library = folder / f"{model}.so"
         if not library.exists():
             command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
+            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
             command += [f"-DMEGAKERNEL_MODEL={model}", f"-I{ROOT / 'tests/emulator'}"]
             source = ROOT / "tests" / "emulator" / "emulate.cc"
             subprocess.run([*command, "-o", str(library), str(source)], check=True)
-        self.blocks = blocks
+        self._blocks = blocks
         self._library = ctypes.CDLL(str(library))
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
@@ -65,22 +67,25 @@ class EmulatedOps:
         return 1
 
     def shape(self, _: int) -> list[int]:
-        return [self._library.shape(i) for i in range(9)]
+        return [self._library.shape(i) for i in range(12)]
 
-    def workspace_floats(self, _: int) -> int:
-        return COLUMNS * self._library.workspace_floats()
+    def workspace_words(self, _: int) -> int:
+        return COLUMNS * self._library.workspace_words()
+
+    def blocks(self, _: int) -> int:
+        return self._blocks
 
     def prefill(self, *arguments: Any) -> None:
         *lists, prompt = arguments
         params = self._params(*lists)
         params.prompt, params.prompt_length = prompt.data_ptr(), len(prompt)
-        self._library.emulate_prefill(ctypes.byref(params), self.blocks)
+        self._library.emulate_prefill(ctypes.byref(params), self._blocks)
 
     def generate(self, *arguments: Any) -> None:
         *lists, max_frames = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
-        self._library.emulate_generate(ctypes.byref(params), self.blocks)
+        self._library.emulate_generate(ctypes.byref(params), self._blocks)
 
     def _params(
         self,
@@ -93,38 +98,47 @@ class EmulatedOps:
     ) -> _Params:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
-        hidden, heads, kv_heads, middle = (
-            max(self.shape(0)[i], self.shape(0)[4 + i]) for i in range(4)
-        )
-        floats = {
-            "qkv": (heads + 2 * kv_heads) * HEAD,
-            "attended": SPANS * heads * HEAD,
-            "weight": SPANS * heads * 2,
-            "partial": SPLITS * hidden,
-            "middle": middle,
-            "logits": self.shape(0)[8] + CONTROL,
-            "drawn": 1,
-        }
-        assert sum(floats.values()) <= memory[8].numel() / COLUMNS
-        places, at = dict[str, int](), m[8]
-        for name, count in floats.items():
-            places[name] = at
-            at += 4 * COLUMNS * count
+        shape = self.shape(0)
+        workspace = memory[8].fill_(-1)
+        cut = _Cutter(m[8])
+        words = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
+        common = {name: cut.take(shape[4]) for name in _COMMON}
+        assert cut.next <= m[8] + 4 * workspace.numel()
         return _Params(
-            talker=_network(w[0], w[2], m[0], m[1], w[9], memory[0], eps),
-            predictor=_network(w[1], w[3], m[2], m[3], w[9], memory[2], eps),
-            talker_head=w[4], predictor_heads=w[5], code_embedding=w[6], group_embeddings=w[7],
-            pad=w[8], project=w[10], project_bias=w[11], text=m[4], hidden=m[5], seen=m[6],
-            streams=m[7], columns=len(memory[7]), barrier=m[9], epoch=m[9] + 128,
-            given_up=m[9] + 256, eos=eos, out_splits=SPLITS, down_splits=SPLITS,
+            talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps, words[0]),
+            predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps, words[1]),
+            talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
+            pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
+            streams=m[7], columns=len(memory[7]), eos=eos,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
-            **places,
+            **common,
         )  # fmt: skip
 
 
+class _Cutter:
+    """Takes the workspace apart."""
+
+    def __init__(self, begin: int) -> None:
+        self.next = begin
+
+    def take(self, words: int) -> int:
+        at = self.next
+        self.next += 4 * COLUMNS * words
+        return at
+
+    def network(self, shape: Sequence[int], vocab: int) -> list[int]:
+        hidden, heads, kv_heads, middle = shape
+        counts = (
+            (heads + 2 * kv_heads) * HEAD, heads * SPANS * HEAD, heads * SPANS * 2, heads * HEAD,
+            hidden, middle, hidden, vocab,
+        )  # fmt: skip
+        return [self.take(count) for count in counts]
+
+
 def _network(
-    layers: int, norm: int, keys: int, values: int, turns: int, cache: Tensor, eps: float
-) -> _Network:
+    stack: int, layers: int, norm: int, keys: int, values: int, turns: int, cache: Tensor,
+    eps: float, words: Sequence[int],
+) -> _Network:  # fmt: skip
     count, slots, _, positions, _ = cache.shape
-    return _Network(layers, count, norm, keys, values, slots, positions, turns, eps)
+    return _Network(stack, layers, count, norm, keys, values, slots, positions, turns, eps, *words)

@@ -8,18 +8,15 @@ using M = MEGAKERNEL_MODEL;
 template <class Act>
 static void run(const Params& p, int blocks, Act act) {
   std::vector<Shared<M>> shared(blocks);
-  launch(blocks, kThreads, [&] {
-    Generation<M> generation(p, shared[block()]);
-    act(generation);
-  });
+  launch(blocks, kThreads + 32, [&] { act(p, shared[block()]); });
 }
 
 extern "C" void emulate_generate(const Params* p, int blocks) {
-  run(*p, blocks, [](auto& g) { g.frames(); });
+  run(*p, blocks, [](const Params& p, Shared<M>& s) { generate_frames<M>(p, s); });
 }
 
 extern "C" void emulate_prefill(const Params* p, int blocks) {
-  run(*p, blocks, [](auto& g) { g.prompt(); });
+  run(*p, blocks, [](const Params& p, Shared<M>& s) { run_prompt<M>(p, s); });
 }
 
 extern "C" int params_bytes() { return sizeof(Params); }
@@ -27,8 +24,9 @@ extern "C" int params_bytes() { return sizeof(Params); }
 // The numbers of the model's `Shape`, one after another.
 extern "C" int shape(int i) {
   const Shape s = shape_of<M>();
-  return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : s.codes;
+  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns};
+  return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : rest[i - 8];
 }
 
 // Of the workspace, a column: more than enough for the small models.
-extern "C" int workspace_floats() { return 1 << 16; }
+extern "C" int workspace_words() { return 1 << 18; }

@@ -15,14 +15,17 @@
 #define DEVICE inline
 #define DEVICE_CALL inline
 
-struct uint2 {
+struct alignas(8) uint2 {
   uint32_t x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
   float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
 };
 
 namespace megakernel {
@@ -83,7 +86,7 @@ megakernel_switch:
 )");
 
 // A place where a number of fibers meet, again and again.
-struct Meeting {
+struct Gathering {
   int arrived = 0;
   unsigned generation = 0;
 };
@@ -91,7 +94,7 @@ struct Meeting {
 struct Machine {
   int blocks = 0, threads = 0, now = 0;
   std::vector<Fiber> fibers;
-  std::vector<Meeting> block_meetings, warp_meetings;
+  std::vector<Gathering> block_meetings, warp_meetings;
   std::vector<uint32_t> lanes;  // [fibers][8]: what a lane shows its warp
   void* scheduler = nullptr;
   std::function<void()> body;
@@ -116,8 +119,10 @@ inline void enter() {
 inline int thread() { return machine().now % machine().threads; }
 inline int block() { return machine().now / machine().threads; }
 inline int blocks() { return machine().blocks; }
+inline int warp() { return thread() / 32; }
+inline int lane() { return thread() % 32; }
 
-inline void meet(Meeting& meeting, int count) {
+inline void meet(Gathering& meeting, int count) {
   const unsigned generation = meeting.generation;
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
@@ -127,17 +132,18 @@ inline void meet(Meeting& meeting, int count) {
   while (meeting.generation == generation) yield();
 }
 
-inline void block_sync() { meet(machine().block_meetings[block()], machine().threads); }
+inline void block_sync() { meet(machine().block_meetings[2 * block()], machine().threads - 32); }
+inline void all_sync() { meet(machine().block_meetings[2 * block() + 1], machine().threads); }
 inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
 
-inline uint32_t* lane(int index) { return &machine().lanes[(machine().now / 32 * 32 + index) * 8]; }
+inline uint32_t* shown(int index) { return &machine().lanes[(machine().now / 32 * 32 + index) * 8]; }
 
 template <class T>
 inline T shuffle_xor(T value, int mask) {
-  memcpy(lane(thread() % 32), &value, sizeof(T));
+  memcpy(shown(lane()), &value, sizeof(T));
   warp_sync();
   T other;
-  memcpy(&other, lane(thread() % 32 ^ mask), sizeof(T));
+  memcpy(&other, shown(lane() ^ mask), sizeof(T));
   warp_sync();
   return other;
 }
@@ -146,39 +152,67 @@ inline float half_of(uint32_t pair, int which) {
   return to_float({static_cast<uint16_t>(which ? pair >> 16 : pair & 0xFFFF)});
 }
 
+inline unsigned warp_add(unsigned value) {
+  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+  return value;
+}
+
+// Rows g and g + 8 of A are in the lanes 4g + t, and so is column g of B.
 inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
-  const uint32_t mine[6] = {a.x, a.y, a.z, a.w, b.x, b.y};
-  memcpy(lane(thread() % 32), mine, sizeof mine);
+  const uint32_t mine[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
+  memcpy(shown(lane()), mine, sizeof mine);
   warp_sync();
   const int g = thread() % 32 / 4, t = thread() % 4;
   for (int o = 0; o < 4; ++o) {
-    const int row = g, column = 2 * t + o % 2, low = o / 2;  // o / 2: the row eight further down
     for (int k = 0; k < 16; ++k) {
-      const uint32_t* from_a = lane(4 * row + k % 8 / 2);
-      const uint32_t* from_b = lane(4 * column + k % 8 / 2);
-      acc[o] += half_of(from_a[k / 8 * 2 + low], k % 2) * half_of(from_b[4 + k / 8], k % 2);
+      const uint32_t* row = shown(4 * g + k % 8 / 2) + o / 2 * 2;
+      const uint32_t* column = shown(4 * (2 * t + o % 2) + k % 8 / 2) + 4;
+      acc[o] += half_of(row[k / 8], k % 2) * half_of(column[k / 8], k % 2);
     }
   }
   warp_sync();
 }
 
-inline uint4 load_weights(const uint4* at) { return *at; }
-inline float load_shared_by_blocks(const float* at) { return *at; }
-inline int load_shared_by_blocks(const int* at) { return *at; }
-inline void signal(unsigned* counter) { ++*counter; }
-inline unsigned observe(const unsigned* counter) {
-  yield();
-  return *counter;
+inline void copy_own(uint2* shared, const void* global) { memcpy(shared, global, 8); }
+inline void wait_for_own() {}
+
+struct Gate {
+  int count, missing;
+  uint32_t openings;
+};
+inline void gate_init(Gate& gate, int count) { gate = {count, count, 0}; }
+inline void gates_ready() {}
+inline void gate_arrive(Gate& gate) {
+  if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
 }
+inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
+inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
+  if (thread() % 32 == 0) memcpy(shared, global, bytes);
+  gate_arrive(gate);
+}
+
+inline uint4 load_words(const uint4* at) { return *at; }
+inline uint32_t load_word(const uint32_t* at) { return *at; }
+inline void store_word(uint32_t* at, uint32_t word) { *at = word; }
+inline uint4 load_settled(const uint4* at) { return *at; }
+inline uint2 load_settled(const uint2* at) { return *at; }
+inline void fence() {}
 inline void publish(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned observe_host(const unsigned* from_host) { return *from_host; }
-inline uint64_t nanoseconds() { return 0; }
-inline int add_in_block(int* at, int value) {
-  const int old = *at;
-  *at += value;
-  return old;
-}
+inline uint64_t nanoseconds() { return 1; }
+inline uint64_t cycles() { return 0; }
+inline void pause() { yield(); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float as_float(uint32_t bits) {
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+inline uint32_t as_bits(float value) {
+  uint32_t out;
+  memcpy(&out, &value, 4);
+  return out;
+}
 
 // Runs `body` for every thread of every block.
 inline void launch(int blocks, int threads, std::function<void()> body) {
@@ -188,7 +222,7 @@ inline void launch(int blocks, int threads, std::function<void()> body) {
   m.threads = threads;
   m.body = std::move(body);
   m.fibers.resize(blocks * threads);
-  m.block_meetings.resize(blocks);
+  m.block_meetings.resize(2 * blocks);
   m.warp_meetings.resize(blocks * threads / 32);
   m.lanes.resize(blocks * threads * 8);
   constexpr size_t kStack = 64 << 10;

@@ -1,0 +1,175 @@
+// The weights as each block reads them: one stream, in the order of use, that a warp of its own
+// copies into a ring of shared memory. Weights depend on nothing that other blocks make, so it runs
+// ahead of those who multiply as far as there is room.
+//
+// Of a matrix, a block has consecutive units, and takes kMostUnits at a time; of these, for each
+// slot of steps, unit after unit. A step of a unit is 8 rows by 32 of K a warp: the 16 bytes of
+// lane 4g + t are row g, elements 8t to 8t + 7, of which the middle two pairs are exchanged: the
+// matrix instruction's own order.
+#pragma once
+
+#include "memory.cuh"
+#include "params.cuh"
+
+namespace megakernel {
+
+// The units of a matrix that a block has.
+struct Share {
+  int first, count;
+
+  DEVICE static int begin(int units, int block) {
+    return block * (units / blocks()) + min(block, units % blocks());
+  }
+  DEVICE static Share of(int units) {
+    const int first = begin(units, block());
+    return {first, begin(units, block() + 1) - first};
+  }
+};
+
+// Consecutive steps of the block.
+struct Segment {
+  const uint4* at;
+  int steps;
+};
+
+template <class Matrix>
+DEVICE int steps_before(int block) {
+  return Share::begin(Matrix::units, block) * Matrix::steps;
+}
+
+template <class S>
+DEVICE int layer_before(int block) {
+  return steps_before<typename S::Qkv>(block) + steps_before<typename S::Out>(block) +
+         steps_before<typename S::GateUp>(block) + steps_before<typename S::Down>(block);
+}
+
+DEVICE Segment segment(const uint4* weights, int begin, int end) {
+  return {weights + static_cast<size_t>(begin) * kThreads, end - begin};
+}
+
+template <class Matrix>
+DEVICE Segment head_segment(const uint4* weights) {
+  return segment(weights, steps_before<Matrix>(block()), steps_before<Matrix>(block() + 1));
+}
+
+template <class S>
+DEVICE Segment stack_segment(const Network& n) {
+  const int layers = n.num_layers;
+  return segment(n.weights, layers * layer_before<S>(block()),
+                 layers * layer_before<S>(block() + 1));
+}
+
+// The predictor's layers; where the talker is wider, each block's part of the projection comes
+// first.
+template <class M>
+DEVICE Segment predictor_segment(const Network& n) {
+  Segment s = stack_segment<typename M::Predictor>(n);
+  if constexpr (M::projected) {
+    const int before = steps_before<typename M::Project>(block());
+    s.at += static_cast<size_t>(before) * kThreads;
+    s.steps += steps_before<typename M::Project>(block() + 1) - before;
+  }
+  return s;
+}
+
+constexpr int kFrameParts = 2 + 2 * kGroups;
+
+// The parts of a frame: talker, head, then the predictor once a position, each time but the first
+// with a head.
+template <class M>
+DEVICE Segment frame_segment(const Params& p, int part) {
+  constexpr size_t kHead =
+      static_cast<size_t>(M::PredictorHead::units) * M::PredictorHead::steps * kThreads;
+  if (part == 0) return stack_segment<typename M::Talker>(p.talker);
+  if (part == 1) return head_segment<typename M::TalkerHead>(p.talker_head);
+  if (part % 2 == 0) return predictor_segment<M>(p.predictor);
+  const int head = part / 2 - 2;
+  if (head < 0) return {nullptr, 0};
+  return head_segment<typename M::PredictorHead>(p.predictor_heads + head * kHead);
+}
+
+// `Depth` slots of `Slot` steps, each with a gate that opens when it is full, and one for empty.
+template <int Slot, int Depth>
+struct Ring {
+  static constexpr int slot = Slot;
+  static constexpr int bytes = Slot * kThreads * 16;
+  uint4 of[Depth][Slot][kThreads];
+  Gate full[Depth], empty[Depth];
+  int stop;  // whether those who multiply have left
+
+  DEVICE void init() {
+    for (int i = thread(); i < Depth; i += kThreads) {
+      gate_init(full[i], 32);
+      gate_init(empty[i], kWarps);
+    }
+    gates_ready();
+    if (thread() == 0) stop = 0;
+  }
+
+  // A place in the ring, and how often one has come around.
+  struct Place {
+    int slot = 0;
+    uint32_t round = 0;
+
+    DEVICE void advance() {
+      if (++slot == Depth) slot = 0, round ^= 1;
+    }
+  };
+};
+
+// The copying warp's whole work: segments part(i) from `first` on, until there are no more of them
+// or the others have left.
+template <class R, class Part>
+DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
+  typename R::Place place;
+  bool going = true;
+  int asked = 0;
+#pragma unroll 1
+  for (int i = first; i < parts && going; ++i) {
+    Segment s = part(i);
+#pragma unroll 1
+    for (; s.steps > 0; s.steps -= R::slot, s.at += R::slot * kThreads) {
+      while (going && !gate_open(ring.empty[place.slot], place.round ^ 1)) {
+        pause();
+        going = *static_cast<volatile int*>(&ring.stop) == 0;
+      }
+      if (!going) break;
+      copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot]);
+      place.advance();
+      ++asked;
+    }
+  }
+  // What is under way must have come before the block may end.
+  constexpr int kDepth = sizeof ring.full / sizeof ring.full[0];
+  for (int i = min(asked, kDepth); i > 0; --i) {
+    const int slot = (place.slot - i + kDepth) % kDepth;
+    const uint32_t round = place.slot - i < 0 ? place.round ^ 1 : place.round;
+    while (!gate_open(ring.full[slot], round)) pause();
+  }
+}
+
+// What those who multiply see of it: slot after slot.
+template <class R>
+class Weights {
+ public:
+  DEVICE explicit Weights(R& ring) : ring_(ring) {}
+
+  // Waits for the next slot; the thread's parts of its steps are [step][thread].
+  DEVICE const uint4 (&next()) [R::slot][kThreads] {
+    while (!gate_open(ring_.full[place_.slot], place_.round)) pause();
+    return ring_.of[place_.slot];
+  }
+
+  // This warp has read what it needs of the slot.
+  DEVICE void done() {
+    warp_sync();
+    if (thread() % 32 == 0) gate_arrive(ring_.empty[place_.slot]);
+    place_.advance();
+  }
+
+ private:
+  R& ring_;
+  typename R::Place place_;
+};
+
+}  // namespace megakernel
