@@ -23,7 +23,7 @@ _DIGIT = 0.30  # a digit is a word
 _UNSPACED = 0.20  # a character that is a word
 
 _PAUSE = 8  # quiet steps after which a clause is taken to have ended
-_NEAR = 0.3  # how far from where it was estimated, as a share of the time since the last one
+_NEAR = 0.35  # how far from where it was estimated, as a share of the time since the last one
 _NEAR_LEAST = 0.3  # seconds
 
 
@@ -58,12 +58,10 @@ class _Due:
     Attributes:
         word: The word.
         start: When it begins if the speech goes on at an ordinary pace without pauses.
-        clause: Whether it begins a clause, before which a speaker might pause.
     """
 
     word: Word
     start: float
-    clause: bool
 
 
 class WordTimes:
@@ -78,7 +76,7 @@ class WordTimes:
         self._rest = np.zeros(0, np.int16)  # less than a step
         self._due: deque[_Due] = deque()
         self._known = 0.0  # ordinary seconds of the text so far
-        self._clause = False  # whether the next word begins a clause
+        self._clauses: list[float] = []  # where they begin, in ordinary seconds, since the anchor
         self._spoken = 0.0  # ordinary seconds of the text spoken by now
         self._anchor = 0.0  # where it was at the last pause
         self._steps = 0  # heard
@@ -87,9 +85,10 @@ class WordTimes:
     def write(self, text: str) -> None:
         """Takes more text; words must not be cut in two."""
         for word in split_words(text):
-            self._due.append(_Due(word, self._known, self._clause))
+            self._due.append(_Due(word, self._known))
             self._known += spoken_seconds(word.text)
-            self._clause = word.ends_clause
+            if word.ends_clause:
+                self._clauses.append(self._known)
 
     def hear(self, pcm: NDArray[np.int16]) -> list[WordTime]:
         """Takes the next samples; gives the words that begin in them."""
@@ -116,14 +115,17 @@ class WordTimes:
             self._quiet += 1
             return
         if self._quiet >= _PAUSE:
-            near = max(_NEAR_LEAST, _NEAR * (self._spoken - self._anchor))
-            clauses = [due.start for due in self._due if due.clause]
-            nearest = min(clauses, key=lambda start: abs(start - self._spoken), default=None)
-            if nearest is not None and abs(nearest - self._spoken) <= near:
-                self._spoken = self._anchor = nearest
+            self._set_right()
         self._quiet = 0
         # Speech that has overtaken its text goes on with whatever comes next.
         self._spoken = min(self._spoken, self._known)
+
+    def _set_right(self) -> None:
+        near = max(_NEAR_LEAST, _NEAR * (self._spoken - self._anchor))
+        nearest = min(self._clauses, key=lambda start: abs(start - self._spoken), default=None)
+        if nearest is not None and abs(nearest - self._spoken) <= near:
+            self._spoken = self._anchor = nearest
+            self._clauses = [start for start in self._clauses if start > nearest]
 
     def _reached(self) -> Iterator[WordTime]:
         while self._due and self._due[0].start <= self._spoken + STEP / 2:

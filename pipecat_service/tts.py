@@ -64,7 +64,7 @@ class MegakernelTTSService(TTSService):
     """
 
     Settings = MegakernelTTSSettings
-    _settings: MegakernelTTSSettings
+    _settings: MegakernelTTSSettings  # pyright: ignore[reportIncompatibleVariableOverride]
 
     word_times_estimated = True
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,11 @@ from pipecat.workers.runner import WorkerRunner
 from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
 
+F = TypeVar("F", bound=Frame)
+M = TypeVar("M", bound=MetricsData)
 Reply = Sequence[str | Frame]
+
+_BUFFER = 0.02  # seconds that a loudspeaker holds, and which may be late without a gap
 
 
 class ScriptedLLM(LLMService):
@@ -100,7 +105,7 @@ class RealTimeOutput(BaseOutputTransport):
         begin = max(time.monotonic(), self._free)
         self.chunks.append((begin, np.frombuffer(frame.audio, np.int16)))
         self._free = begin + len(frame.audio) / 2 / frame.sample_rate
-        await asyncio.sleep(max(0.0, self._free - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._free - _BUFFER - time.monotonic()))
         return True
 
     @property
@@ -175,11 +180,11 @@ class Bot:
         """What the conversation holds of the bot, a message each."""
         return [m["content"] for m in self.context.messages if m["role"] == "assistant"]  # type: ignore
 
-    def metrics(self, kind: type[MetricsData]) -> list[MetricsData]:
+    def metrics(self, kind: type[M]) -> list[M]:
         frames = [f for f in self.sent if isinstance(f, MetricsFrame)]
         return [data for f in frames for data in f.data if isinstance(data, kind)]
 
-    def of(self, kind: type[Frame]) -> list[Frame]:
+    def of(self, kind: type[F]) -> list[F]:
         """Frames of a kind that the service sent."""
         return [frame for frame in self.sent if isinstance(frame, kind)]
 

@@ -151,7 +151,7 @@ def test_speech_that_may_not_be_interrupted_is_heard_to_its_end(engine: TTS) -> 
         await bot.replies(1)
 
     hold([bot], drive)
-    assert bot.said == [notice, REPLY] or bot.said == [f"{notice} {REPLY}"]
+    assert " ".join(bot.said) == f"{notice} {REPLY}"  # Pipecat begins a message at the barge-in
     assert heard_words(bot.output.pcm) == [*range(5), *range(len(WORDS))]
 
 
