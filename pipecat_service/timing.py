@@ -18,7 +18,7 @@ from pipecat_service.words import Word, split_words
 STEP = 0.02  # seconds: audio is looked at in steps, and words begin at one
 
 _WORD = 0.10  # seconds of every word
-_LETTER = 0.05
+_LETTER = 0.045
 _DIGIT = 0.30  # a digit is a word
 _UNSPACED = 0.20  # a character that is a word
 
