@@ -58,17 +58,20 @@ def known_voices(info: ModelInfo, cloned: Mapping[str, Voice]) -> tuple[str, ...
     return tuple(cloned) if info.kind == "base" else tuple(info.voices)
 
 
-def check_voice(name: str | None, info: ModelInfo, cloned: Mapping[str, Voice]) -> None:
+def check_voice(
+    name: str | None, instruct: str | None, info: ModelInfo, cloned: Mapping[str, Voice]
+) -> None:
     """Refuses a voice that the model cannot speak with.
 
     Raises:
         VoiceError: With the choices.
     """
     if info.kind == "voice_design":
-        if name is not None:
+        if name is not None or not (instruct and instruct.strip()):
+            found = f"found the voice {name!r}" if name is not None else "found none"
             raise VoiceError(
-                f"A VoiceDesign model has no named voices (found {name!r}); describe the voice "
-                "with Settings(instruct='...')."
+                "A VoiceDesign model has no named voices and needs a description of one "
+                f"({found}): Settings(instruct='...')."
             )
         return
     known = known_voices(info, cloned)

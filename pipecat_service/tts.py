@@ -86,7 +86,7 @@ class MegakernelTTSService(TTSService):
 
         Raises:
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The model has no such voice.
+            VoiceError: The model has no such voice, or its voice was not described.
         """
         if not engine.warm:
             raise ColdEngineError(
@@ -97,7 +97,8 @@ class MegakernelTTSService(TTSService):
         chosen = default_settings(engine.info, cloned)
         if settings is not None:
             chosen.apply_update(settings)
-        check_voice(assert_given(chosen.voice), engine.info, cloned)
+        voice, instruct = assert_given(chosen.voice), assert_given(chosen.instruct)
+        check_voice(voice, instruct, engine.info, cloned)
         super().__init__(
             push_start_frame=True,
             push_stop_frames=False,

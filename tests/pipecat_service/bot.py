@@ -142,6 +142,7 @@ class Bot:
         *replies: str | Reply,
         rate: int = 24_000,
         delay: float = 0.005,
+        tracing: bool = False,
         **service: object,
     ) -> None:
         self.tts = MegakernelTTSService(engine=engine, **service)  # type: ignore[arg-type]
@@ -160,6 +161,7 @@ class Bot:
                 audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True
             ),
             enable_rtvi=False,
+            enable_tracing=tracing,
             cancel_on_idle_timeout=False,
         )
 

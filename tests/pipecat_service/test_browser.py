@@ -1,13 +1,7 @@
 """A browser calls `examples/voice_agent.py` and hears it."""
 
 import asyncio
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +9,6 @@ import pytest
 from tests.pipecat_service.browser import Page, chromium
 
 CHROMIUM = shutil.which("chromium")
-ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
@@ -70,41 +63,10 @@ AUDIBLE = 0.01  # a second at -20 dBFS
 BUTTON = "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Connect')"
 
 
-@pytest.fixture(scope="module")
-def agent() -> Iterator[str]:
-    """The agent's address."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.pipecat_service.scripted_agent", "--port", str(port)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        asyncio.run(_answers(f"http://localhost:{port}/status"))
-        yield f"http://localhost:{port}/client/"
-    finally:
-        process.kill()  # asked politely, the runner waits for callers to hang up
-        process.wait()
-
-
-async def _answers(address: str) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                urllib.request.urlopen(address, timeout=1).close()  # noqa: ASYNC210
-                return
-            except OSError:
-                await asyncio.sleep(0.2)
-
-
 async def _opened(page: Page, agent: str) -> None:
     await page.call("Page.enable")
     await page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
-    await page.call("Page.navigate", url=agent)
+    await page.call("Page.navigate", url=f"http://{agent}/client/")
     await page.until(f"Boolean({BUTTON})", 30)
 
 

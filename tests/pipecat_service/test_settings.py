@@ -34,9 +34,9 @@ def test_defaults_are_the_models_first_voice_and_the_texts_language() -> None:
 
 
 def test_voices_that_the_model_has_are_accepted() -> None:
-    check_voice("Vivian ", NAMED, {})
-    check_voice("anna", BASE, {"Anna": ANNA})
-    check_voice(None, DESIGN, {})
+    check_voice("Vivian ", None, NAMED, {})
+    check_voice("anna", None, BASE, {"Anna": ANNA})
+    check_voice(None, "A calm voice.", DESIGN, {})
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,12 @@ def test_voices_that_the_model_has_are_accepted() -> None:
         ("anna", NAMED, {}, "There is no voice 'anna'; choose one of: ryan, vivian."),
         ("ryan", BASE, {"anna": ANNA}, "There is no voice 'ryan'; choose one of: anna."),
         (None, BASE, {}, "A Base model speaks with cloned voices"),
-        ("ryan", DESIGN, {}, "describe the voice with"),
+        ("ryan", DESIGN, {}, "found the voice 'ryan'"),
+        (None, DESIGN, {}, "needs a description"),
     ],
 )
 def test_others_are_refused_with_the_choices(
     name: str | None, info: ModelInfo, cloned: dict[str, Voice], sentence: str
 ) -> None:
     with pytest.raises(VoiceError, match=sentence):
-        check_voice(name, info, cloned)
+        check_voice(name, None, info, cloned)

@@ -3,6 +3,10 @@ from itertools import groupby
 
 import numpy as np
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pipecat.frames.frames import (
     AggregatedTextFrame,
     CancelFrame,
@@ -260,3 +264,18 @@ def test_settings_reach_the_engine(engine: TTS) -> None:
         "instruct": None,
         "sampling": Sampling(seed=7),
     }
+
+
+def test_a_turn_is_one_span_with_its_metrics(engine: TTS) -> None:
+    """A service is traced if its pipeline is."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    bot = Bot(engine, "One two three. Four.", tracing=True)
+    hold([bot], one_reply)
+    (span,) = [span for span in exporter.get_finished_spans() if span.name == "tts"]
+    attributes = dict(span.attributes or {})
+    assert attributes["voice_id"] == "ryan"
+    assert attributes["metrics.character_count"] == len("One two three. Four. ")
+    assert 0 < float(str(attributes["metrics.ttfb"])) < 1
