@@ -149,6 +149,9 @@ class MegakernelTTSService(TTSService):
             await self._say(text, context_id)
         except MegakernelTTSError as error:
             await self._fail(context_id, error)
+        else:
+            if context_id != self._turn_context_id:
+                await self.flush_audio(context_id)  # text outside of a turn: nobody will end it
         yield None
 
     async def _say(self, text: str, context_id: str) -> None:
@@ -341,9 +344,10 @@ class MegakernelTTSService(TTSService):
         """Forgets a context that has been sent to its end.
 
         Args:
-            context_id: The context.
+            context_id: The context. If Pipecat gave it up, its turn may still be going on.
         """
-        self._failed.discard(context_id)
+        if context_id != self._turn_context_id:
+            await self._drop(context_id)
 
     async def _drop(self, context_id: str) -> None:
         self._wordless.pop(context_id, None)

@@ -14,6 +14,7 @@ from pipecat.frames.frames import (
     Frame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
+    TextFrame,
     TTSAudioRawFrame,
     TTSSpeakFrame,
     TTSStartedFrame,
@@ -203,6 +204,19 @@ def test_a_tts_speak_frame_is_spoken_and_remembered(engine: TTS) -> None:
 
     hold([bot], drive)
     assert bot.said == ["Hello there, caller."]
+
+
+def test_text_outside_of_a_turn_is_spoken_and_ended(engine: TTS) -> None:
+    bot = Bot(engine)
+    sessions = engine._loaded.engine
+
+    async def drive(bot: Bot) -> None:
+        await bot.worker.queue_frame(TextFrame("Hello there, caller. "))
+        await bot.until(lambda: len(bot.of(TTSStoppedFrame)) == 2)
+        assert sessions.sessions == 0
+
+    hold([bot], drive)
+    assert heard_words(bot.output.pcm) == [0, 1, 0]
 
 
 def test_text_transforms_apply_to_what_is_spoken_alone(engine: TTS) -> None:
