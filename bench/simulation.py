@@ -103,6 +103,8 @@ class _Speaker:
         number: Of the word that is being spoken.
         left: Steps of it.
         exact: When it ends, in seconds of speech: words are not made longer by rounding.
+        breath: Steps of silence to come before the first word.
+        words: Of the text, those that are complete.
     """
 
     text: str
@@ -110,6 +112,7 @@ class _Speaker:
     number: int = -1
     left: int = 0
     exact: float = 0.0
+    breath: int = 0
     words: list[str] = field(default_factory=list[str])
 
     def feed(self, text: str, last: bool) -> None:
@@ -130,6 +133,9 @@ class _Speaker:
 
     def step(self) -> int:
         """The number of the word in the next step, from 1; 0 is silence: no word is known."""
+        if self.breath:
+            self.breath -= 1
+            return 0
         if not self.left and (word := self.next_word) is not None:
             self.number += 1
             before, self.exact = self.exact, self.exact + spoken_seconds(word)
@@ -146,7 +152,8 @@ class SimulatedBackend:
     Attributes:
         frame_seconds: That time.
         poison: A stream fails at the first word that holds this, if it is not empty.
-        frames: Made for each stream that is not released.
+        breath: Steps of silence before every stream.
+        made: Frames, of all streams.
     """
 
     name = "simulated"
@@ -156,7 +163,8 @@ class SimulatedBackend:
         self.positions = 1 << 20
         self.frame_seconds = frame_seconds
         self.poison = ""
-        self.made = 0  # frames, of all streams
+        self.breath = 0
+        self.made = 0
         self._speakers: dict[int, _Speaker] = {}
 
     @property
@@ -166,7 +174,7 @@ class SimulatedBackend:
 
     def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
         """Starts a stream."""
-        self._speakers[slot] = _Speaker("")
+        self._speakers[slot] = _Speaker("", breath=self.breath)
         self.feed(slot, prompt, last=False)
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:

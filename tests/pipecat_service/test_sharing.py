@@ -1,4 +1,4 @@
-"""Many services on one engine, and what one of them may do to the others."""
+"""Many services on one engine, and an engine that misbehaves."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from pipecat.frames.frames import TTSAudioRawFrame
+from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import heard_words, simulated_tts
@@ -65,6 +66,35 @@ def test_a_failure_in_the_middle_of_a_turn_leaves_what_was_heard(own: TTS) -> No
     assert " ".join(failing.said) == "One two three Six seven."
     assert heard_words(failing.output.pcm) == [0, 1, 2, 0, 1]
     assert other.said == ["One two three four five six."] and not other.errors
+
+
+def test_silence_before_speech_is_not_sent(own: TTS) -> None:
+    own._loaded.engine.backend.breath = 12  # type: ignore[attr-defined]
+    bot = Bot(own, "One two three.")
+
+    async def drive(bot: Bot) -> None:
+        await bot.ask()
+        await bot.replies(1)
+
+    hold([bot], drive)
+    (onset,) = bot.metrics(TTFAMetricsData)
+    assert onset.leading_silence < 0.01
+    assert heard_words(bot.output.pcm) == [0, 1, 2] and bot.said == ["One two three."]
+
+
+def test_speech_that_cannot_be_heard_is_no_fault(own: TTS) -> None:
+    """Three turns without audio would end the service."""
+    own._loaded.engine.decoder._wave.zero_()  # type: ignore[attr-defined]
+    bot = Bot(own, *["One two."] * 3)
+
+    async def drive(bot: Bot) -> None:
+        for turn in (1, 2, 3):
+            await bot.ask()
+            await bot.replies(turn)
+
+    hold([bot], drive)
+    assert not bot.errors and bot.tts.is_usable
+    assert " ".join(bot.said) == "One two. One two. One two."
 
 
 def test_an_engine_that_closes_is_a_permanent_error(own: TTS) -> None:
