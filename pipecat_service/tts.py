@@ -155,6 +155,8 @@ class MegakernelTTSService(TTSService):
         yield None
 
     async def _say(self, text: str, context_id: str) -> None:
+        if context_id in self._failed:
+            return
         speech = self._speeches.get(context_id)
         if speech is None:
             text = self._wordless.pop(context_id, "") + text
@@ -256,15 +258,21 @@ class MegakernelTTSService(TTSService):
         await self.remove_audio_context(context_id)
 
     async def _fail(self, context_id: str, error: MegakernelTTSError) -> None:
-        """Reports an error and ends the context; the rest of the turn gets another."""
+        """Reports an error; what was heard stays, and the rest of the turn gets a new context.
+
+        If nothing was heard, another attempt would fail, too: the rest of the turn is not spoken.
+        """
         await self.push_error(
             str(error), error, category=category(error), force_treat_as_permanent=permanent(error)
         )
-        if speech := self._speeches.pop(context_id, None):
+        speech = self._speeches.pop(context_id, None)
+        if speech is not None:
             speech.session.cancel()
         self._failed.add(context_id)
-        self._move_turn(context_id)
-        await self._close(context_id)
+        if speech is not None and speech.seconds:
+            self._move_turn(context_id)
+        if context_id != self._turn_context_id:  # otherwise the end of the turn's text closes it
+            await self._close(context_id)
 
     def _move_turn(self, context_id: str) -> None:
         """Lets the text that is still to come of the turn open a context of its own."""
@@ -346,10 +354,12 @@ class MegakernelTTSService(TTSService):
         Args:
             context_id: The context. If Pipecat gave it up, its turn may still be going on.
         """
+        self._failed.discard(context_id)
         if context_id != self._turn_context_id:
             await self._drop(context_id)
 
     async def _drop(self, context_id: str) -> None:
+        """Forgets a context, and stops its session if it still speaks."""
         self._wordless.pop(context_id, None)
         self._failed.discard(context_id)
         speech = self._speeches.pop(context_id, None)

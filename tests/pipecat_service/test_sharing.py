@@ -113,7 +113,8 @@ def test_an_engine_that_closes_is_a_permanent_error(own: TTS) -> None:
 
 def test_a_full_engine_is_a_passing_error(own: TTS) -> None:
     engine = own._loaded.engine
-    bot = Bot(own, "One two.", "Three four.")
+    long = "One two, three four, five six, seven eight, nine ten."
+    bot = Bot(own, long, "Three four.")
 
     async def drive(bot: Bot) -> None:
         taken = [own.open() for _ in range(engine._most)]
@@ -126,5 +127,6 @@ def test_a_full_engine_is_a_passing_error(own: TTS) -> None:
 
     hold([bot], drive)
     assert bot.errors[0].category is ErrorCategory.RATE_LIMIT
+    assert [e.error.split()[-1] for e in bot.errors[1:]] == ["audio"], "one attempt a turn"
     assert bot.tts.is_usable
     assert " ".join(bot.said) == "Three four."
