@@ -37,7 +37,7 @@ class Speech:
 
     def __init__(self, session: Session, rate: int) -> None:
         self.session = session
-        self.rate = rate
+        self._rate = rate
         self.seconds = 0.0
         self.waiting = 0.0
         self._times = WordTimes(SOURCE_RATE)
@@ -63,7 +63,7 @@ class Speech:
         return self._portion(self._times.end(), self._resampler.end())
 
     def _portion(self, words: list[WordTime], pcm: NDArray[np.int16]) -> Portion:
-        seconds = len(pcm) / self.rate
+        seconds = len(pcm) / self._rate
         self.seconds += seconds
         self.waiting += seconds
         return Portion(words, pcm)

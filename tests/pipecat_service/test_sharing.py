@@ -1,16 +1,23 @@
 """Many services on one engine, and an engine that misbehaves."""
 
 import asyncio
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from pipecat.frames.frames import TTSAudioRawFrame
+from pipecat.frames.frames import (
+    EndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    TTSAudioRawFrame,
+)
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import heard_words, simulated_tts
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Session
 from tests.pipecat_service.bot import Bot, hold
 
 LONG = "One two three four five six seven eight nine ten. " * 2
@@ -95,6 +102,33 @@ def test_speech_that_cannot_be_heard_is_no_fault(own: TTS) -> None:
     hold([bot], drive)
     assert not bot.errors and bot.tts.is_usable
     assert " ".join(bot.said) == "One two. One two. One two."
+
+
+def test_an_interruption_while_the_session_opens_leaves_none_behind(
+    own: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `EndFrame` may not be interrupted, and what it speaks is opened all the same."""
+    opened: list[Session] = []
+
+    def slowly(*args: Any) -> Session:
+        time.sleep(0.3)
+        opened.append(TTS.open(own, *args))
+        return opened[-1]
+
+    monkeypatch.setattr(own, "open", slowly)
+    bot = Bot(own)
+
+    async def drive(bot: Bot) -> None:
+        await bot.worker.queue_frames(
+            [LLMFullResponseStartFrame(), LLMTextFrame("One "), EndFrame()]
+        )
+        await asyncio.sleep(0.1)
+        await bot.interrupt()
+        await bot.until(lambda: bool(opened))
+        await bot.until(lambda: own._loaded.engine.sessions == 0, 1)
+
+    hold([bot], drive)
+    assert bot.said == [] and len(bot.output.pcm) == 0
 
 
 def test_an_engine_that_closes_is_a_permanent_error(own: TTS) -> None:
