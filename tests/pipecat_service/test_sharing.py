@@ -127,8 +127,10 @@ def test_an_interruption_while_the_session_opens_leaves_none_behind(
         await bot.until(lambda: bool(opened))
         await bot.until(lambda: own._loaded.engine.sessions == 0, 1)
 
+    before = own._loaded.engine.backend.made  # type: ignore[attr-defined]
     hold([bot], drive)
     assert bot.said == [] and len(bot.output.pcm) == 0
+    assert own._loaded.engine.backend.made == before  # type: ignore[attr-defined]
 
 
 def test_an_engine_that_closes_is_a_permanent_error(own: TTS) -> None:
