@@ -164,14 +164,12 @@ class MegakernelTTSService(TTSService):
                 self._wordless[context_id] = text
                 return
             speech = await self._open(context_id)
-        if speech is not None:
-            speech.say(text)
+        speech.say(text)
 
-    async def _open(self, context_id: str) -> Speech | None:
+    async def _open(self, context_id: str) -> Speech:
         """Opens the context's session. On another thread: a cloned voice is prepared on first use.
 
-        An interruption may come meanwhile. If it cancels this, the session is dropped, which
-        cancels it, too; if it may not, because the pipeline is ending, the context is gone.
+        If an interruption cancels this, the session is dropped, which cancels it, too.
         """
         settings = self._settings
         name = assert_given(settings.voice)
@@ -185,9 +183,6 @@ class MegakernelTTSService(TTSService):
             assert_given(settings.sampling),
             _CHUNKS,
         )
-        if not self.audio_context_available(context_id):
-            session.cancel()
-            return None
         speech = self._speeches[context_id] = Speech(session, self.sample_rate)
         reader = self.create_task(self._read(context_id, speech), f"speech {context_id}")
         self._readers[context_id] = reader
