@@ -58,9 +58,11 @@ class MegakernelTTSService(TTSService):
     seconds before it is played. An interruption stops the engine within a frame (80 ms).
 
     Words carry times, so that after an interruption the conversation holds those that were heard.
-    The times are estimates (see `timing`): `word_times_estimated`.
 
     Any number of services share one engine; give it as many slots as may speak at once.
+
+    Attributes:
+        word_times_estimated: Whether the words' times are estimates; they are (see `timing`).
     """
 
     Settings = MegakernelTTSSettings
