@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -197,7 +197,7 @@ class Session:
         while self._finish is None:
             yield self._seen(self._mailbox.wait())
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

@@ -71,6 +71,7 @@ class TTS:
     def __init__(self, loaded: Loaded, info: ModelInfo) -> None:
         self._loaded = loaded
         self._info = info
+        self._warm = False
 
     @staticmethod
     def describe(model: str | os.PathLike[str] = "demo") -> ModelInfo:
@@ -283,6 +284,16 @@ class TTS:
         ]
         for session in sessions:
             list(session)
+        self._warm = True
+
+    async def awarmup(self) -> None:
+        """As `warmup`, for asyncio: the event loop goes on."""
+        await asyncio.to_thread(self.warmup)
+
+    @property
+    def warm(self) -> bool:
+        """Whether it was warmed up."""
+        return self._warm
 
     def _manners(self) -> list[tuple[Voice | None, str | None]]:
         """A voice and an instruction of each kind that the model takes."""

@@ -37,13 +37,13 @@ def test_signatures() -> None:
     assert signature(TTS.open) == f"({VOICE}, chunks=None)"
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
-    assert signature(TTS.warmup) == signature(TTS.close) == "()"
+    assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
     assert signature(Session.push_text) == "(text)"
     assert signature(Session.end) == signature(Session.cancel) == "()"
     assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
-        "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "close",
-        "voices", "info", "sampling",
+        "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "awarmup",
+        "warm", "close", "voices", "info", "sampling",
     }  # fmt: skip
     assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
 

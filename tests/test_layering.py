@@ -80,6 +80,7 @@ def imported(file: Path) -> set[str]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
@@ -106,6 +107,14 @@ def test_the_engine_side_knows_no_pipecat_and_no_tests(file: Path) -> None:
     assert not {name.split(".")[0] for name in imported(file)} & strangers
 
 
+@pytest.mark.parametrize("file", SERVICE, ids=lambda file: file.stem)
+def test_the_pipecat_service_sees_public_names_alone(file: Path) -> None:
+    homes = {f"megakernel_tts.{name}" for name in __import__("megakernel_tts").__all__}
+    names = imported(file)
+    assert {name for name in names if name.startswith("megakernel_tts.")} <= homes
+    assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
+
+
 def test_examples_see_public_names_alone() -> None:
     """Training makes checkpoints, so it knows their layout, but nothing that speaks with them."""
     layout = {"checkpoint", "codec.weights", "config", "layers", "random_checkpoint", "text"}
@@ -122,7 +131,7 @@ def test_examples_see_public_names_alone() -> None:
 
 def test_no_module_state() -> None:
     """Module-level names are constants, types, functions and loggers: two engines share nothing."""
-    for file in FILES:
+    for file in FILES + SERVICE:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

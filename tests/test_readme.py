@@ -24,7 +24,7 @@ def test_snippets_run(snippet: str, tmp_path: Path) -> None:
 
 
 def test_snippets_that_need_a_download_compile() -> None:
-    assert len(SNIPPETS) == 2 and len(SHOWN) == 1
+    assert len(SNIPPETS) == 2 and len(SHOWN) == 2
     for snippet in SHOWN:
         compile(snippet, "README.md", "exec")
 

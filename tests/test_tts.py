@@ -49,6 +49,23 @@ def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
     assert (one.pcm.dtype, one.sample_rate, one.seconds) == (np.int16, 24_000, 14 * 0.08)
 
 
+def test_warming_up_lets_the_event_loop_go_on(checkpoint: Callable[..., Path]) -> None:
+    ticks = 0
+
+    async def warm(one: TTS) -> None:
+        nonlocal ticks
+        task = asyncio.create_task(one.awarmup())
+        while not task.done():  # what is counted is the loop's turns
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await task
+
+    with TTS.load(checkpoint(), device="cpu", slots=1) as one:
+        assert not one.warm
+        asyncio.run(warm(one))
+        assert one.warm and ticks > 10
+
+
 def test_streams_say_what_say_says(tts: TTS) -> None:
     whole = tts.say(TEXT, "serena", "english", sampling=SHORT)
     policy = ChunkPolicy(first=2, largest=5)

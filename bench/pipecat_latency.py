@@ -1,0 +1,130 @@
+"""What the Pipecat service adds: to the first audio, and to the event loop.
+
+A simulated engine takes a fixed time for a frame, so that what is measured is the service alone.
+
+python -m bench.pipecat_latency --json bench/results/pipecat-latency.json
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from loguru import logger
+
+from bench.line import line
+from bench.report import write
+from bench.simulation import simulated_tts
+from megakernel_tts import TTS, AudioChunk
+
+_FRAME = 0.005  # seconds of the simulated engine for a frame
+_TICK = 0.001  # seconds: how often the event loop is asked whether it still turns
+_TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
+
+
+async def first_audio_of_the_engine(engine: TTS) -> float:
+    """The same without Pipecat."""
+    start = time.perf_counter()
+    session = await asyncio.to_thread(engine.open)
+    with session:
+        session.push_text(_TEXT)
+        async for event in session:
+            if isinstance(event, AudioChunk):
+                break
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Added:
+    """To the first audio, in milliseconds, engine and service taken in turn.
+
+    Attributes:
+        engine_p50: Without Pipecat.
+        service_p50: With it.
+        added_p50: The difference of the medians.
+        added_p95: The difference of the 95th percentiles.
+    """
+
+    engine_p50: float
+    service_p50: float
+    added_p50: float
+    added_p95: float
+
+
+async def measure_added(engine: TTS, turns: int) -> Added:
+    """Compares turn by turn."""
+    alone: list[float] = []
+    within: list[float] = []
+    async with line(engine) as call:
+        for _ in range(turns):
+            alone.append(await first_audio_of_the_engine(engine))
+            within.append(await call.first_audio(_TEXT))
+            await call.interrupt()
+            await asyncio.sleep(4 * _FRAME)  # the engine is idle again
+    bare, full = (1000 * np.percentile(times, [50, 95]) for times in (alone, within))
+    figures = [bare[0], full[0], *(full - bare)]
+    return Added(*(round(float(figure), 2) for figure in figures))
+
+
+async def measure_stalls(engine: TTS, sessions: int, seconds: float) -> list[float]:
+    """How late the event loop comes to a timer while sessions speak, sorted, in milliseconds."""
+    late: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            due = time.perf_counter() + _TICK
+            await asyncio.sleep(_TICK)
+            late.append(1000 * (time.perf_counter() - due))
+
+    async def converse() -> None:
+        async with line(engine) as call:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                await call.begin(_TEXT)
+                await call.finish()
+
+    conversations = [asyncio.create_task(converse()) for _ in range(sessions)]
+    await asyncio.sleep(1.0)  # pipelines are built before calls begin
+    watcher = asyncio.create_task(watch())
+    await asyncio.wait(conversations, timeout=seconds - 1.0)
+    watcher.cancel()
+    await asyncio.gather(*conversations)
+    return sorted(late)
+
+
+def main() -> None:
+    """Prints the figures; writes them with --json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=200)
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
+    with simulated_tts(slots=16, frame_seconds=_FRAME) as engine:
+        engine.warmup()
+        added = asyncio.run(measure_added(engine, options.turns))
+        late = asyncio.run(measure_stalls(engine, options.sessions, options.seconds))
+    write(
+        {
+            "frame_ms": 1000 * _FRAME,
+            "turns": options.turns,
+            "first_audio_ms": vars(added),
+            "sessions": options.sessions,
+            "seconds": options.seconds,
+            "loop_late_ms": {
+                "p50": round(late[len(late) // 2], 2),
+                "p99": round(late[len(late) * 99 // 100], 2),
+                "max": round(late[-1], 2),
+            },
+        },
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

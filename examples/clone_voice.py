@@ -1,0 +1,71 @@
+"""Clones a voice from a recording and speaks with it in a Pipecat pipeline, into clone_voice.wav.
+
+    python examples/clone_voice.py me.wav "What I say in the recording."
+
+A Base model clones: Qwen/Qwen3-TTS-12Hz-0.6B-Base is downloaded unless --model names another. The
+voice is kept in voice.safetensors; `Voice.load` reads it, and no recording is needed any more.
+"""
+
+import argparse
+import asyncio
+import wave
+
+from pipecat.frames.frames import EndFrame, Frame, TTSAudioRawFrame, TTSSpeakFrame
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineWorker
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.workers.runner import WorkerRunner
+
+from megakernel_tts import TTS, Sampling, Voice
+from pipecat_service import MegakernelTTSService
+
+RATE = 24_000
+
+
+class Recorder(FrameProcessor):
+    """Writes the speech to a file, in place of a transport."""
+
+    def __init__(self, file: wave.Wave_write) -> None:
+        super().__init__()
+        self._file = file
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if isinstance(frame, TTSAudioRawFrame):
+            self._file.writeframes(frame.audio)
+        await self.push_frame(frame, direction)
+
+
+async def main(recording: str, transcript: str, text: str, model: str, seconds: float) -> None:
+    with TTS.load(model) as engine, wave.open("clone_voice.wav", "wb") as file:
+        await engine.awarmup()
+        voice = await asyncio.to_thread(engine.clone, recording, transcript)
+        voice.save("voice.safetensors")
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        tts = MegakernelTTSService(
+            engine=engine,
+            voices={"cloned": Voice.load("voice.safetensors")},  # each name is a setting's value
+            settings=MegakernelTTSService.Settings(
+                voice="cloned", sampling=Sampling(max_frames=round(seconds * 12.5))
+            ),
+            sample_rate=RATE,
+        )
+        worker = PipelineWorker(Pipeline([tts, Recorder(file)]), enable_rtvi=False)
+        runner = WorkerRunner()
+        await runner.add_workers(worker)
+        await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+        await runner.run()
+    print("The voice is in voice.safetensors, and what it says in clone_voice.wav.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recording", help="3 to 15 s of one speaker")
+    parser.add_argument("transcript", help="what is said in it")
+    parser.add_argument("--text", default="Hello. This is my voice, and I never said this.")
+    parser.add_argument("--model", default="Qwen/Qwen3-TTS-12Hz-0.6B-Base")
+    parser.add_argument("--seconds", type=float, default=60, help="of speech at most")
+    options = parser.parse_args()
+    asyncio.run(
+        main(options.recording, options.transcript, options.text, options.model, options.seconds)
+    )

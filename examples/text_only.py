@@ -1,0 +1,119 @@
+"""Speaks in a Pipecat pipeline without keys or a microphone: type, and it answers into a wav file.
+
+    python examples/text_only.py                  # what you type is said back: text_only.wav
+    python examples/text_only.py --speaker        # aloud; needs 'pipecat-ai[local]'
+    OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=... python examples/text_only.py
+
+A language model answers if OPENAI_API_KEY or OPENAI_BASE_URL (any compatible endpoint) is set.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import wave
+
+from pipecat.frames.frames import (
+    EndFrame,
+    Frame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMMessagesAppendFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+    StartFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.transports.base_output import BaseOutputTransport
+from pipecat.transports.base_transport import TransportParams
+from pipecat.workers.runner import WorkerRunner
+
+from megakernel_tts import TTS
+from pipecat_service import MegakernelTTSService
+
+
+class Echo(FrameProcessor):
+    """Stands in for a language model: says what was said."""
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if not isinstance(frame, LLMContextFrame):
+            await self.push_frame(frame, direction)
+            return
+        await self.push_frame(LLMFullResponseStartFrame())
+        await self.push_frame(LLMTextFrame(str(frame.context.messages[-1]["content"])))  # type: ignore[index]
+        await self.push_frame(LLMFullResponseEndFrame())
+
+
+class WavOutput(BaseOutputTransport):
+    """Writes what would be played."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(TransportParams(audio_out_enabled=True, audio_out_end_silence_secs=0))
+        self._file = wave.open(file, "wb")  # closed when the pipeline ends
+
+    async def start(self, frame: StartFrame) -> None:
+        await super().start(frame)
+        self._file.setparams((1, 2, self.sample_rate, 0, "NONE", ""))
+        await self.set_transport_ready(frame)
+
+    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        self._file.writeframes(frame.audio)
+        return True
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        self._file.close()
+
+
+def output(speaker: bool) -> FrameProcessor:
+    if not speaker:
+        return WavOutput("text_only.wav")
+    try:
+        from pipecat.transports.local.audio import LocalAudioTransport, LocalAudioTransportParams
+    except Exception as error:
+        raise SystemExit("--speaker needs PyAudio: pip install 'pipecat-ai[local]'.") from error
+    return LocalAudioTransport(LocalAudioTransportParams(audio_out_enabled=True)).output()
+
+
+def language_model() -> FrameProcessor:
+    key, url = os.getenv("OPENAI_API_KEY"), os.getenv("OPENAI_BASE_URL")
+    if not (key or url):
+        return Echo()
+    model = os.getenv("OPENAI_MODEL", "gpt-4.1-mini")
+    return OpenAILLMService(
+        api_key=key or "none", base_url=url, settings=OpenAILLMService.Settings(model=model)
+    )
+
+
+async def main(speaker: bool, model: str) -> None:
+    with TTS.load(model) as engine:
+        await engine.awarmup()
+        tts = MegakernelTTSService(engine=engine)
+        user, assistant = LLMContextAggregatorPair(LLMContext())
+        steps = [user, language_model(), tts, output(speaker), assistant]
+        worker = PipelineWorker(Pipeline(steps), enable_rtvi=False)
+        runner = WorkerRunner()
+        await runner.add_workers(worker)
+        running = asyncio.create_task(runner.run())
+        print("Type what to say; end with Ctrl-D.")
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            await worker.queue_frame(
+                LLMMessagesAppendFrame([{"role": "user", "content": line.strip()}], run_llm=True)
+            )
+        await worker.queue_frame(EndFrame())  # what is being said is said to its end
+        await running
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--speaker", action="store_true", help="aloud instead of text_only.wav")
+    parser.add_argument("--model", default="demo", help="demo, a folder or a hub id")
+    options = parser.parse_args()
+    asyncio.run(main(options.speaker, options.model))

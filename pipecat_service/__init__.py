@@ -1,0 +1,15 @@
+"""Pipecat's text-to-speech service over a `megakernel_tts.TTS`.
+
+from megakernel_tts import TTS
+from pipecat_service import MegakernelTTSService
+
+engine = TTS.load()
+await engine.awarmup()
+tts = MegakernelTTSService(engine=engine)
+"""
+
+from pipecat_service.errors import ColdEngineError
+from pipecat_service.settings import MegakernelTTSSettings
+from pipecat_service.tts import MegakernelTTSService
+
+__all__ = ["ColdEngineError", "MegakernelTTSService", "MegakernelTTSSettings"]

@@ -1,0 +1,81 @@
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_service.words import WordGroupAggregator, has_words, needs_space, split_words
+
+
+def groups(portions: list[str]) -> list[str]:
+    """What leaves while a text arrives, the rest at its end included."""
+
+    async def collect() -> list[str]:
+        aggregator = WordGroupAggregator()
+        found = [g.text for portion in portions async for g in aggregator.aggregate(portion)]
+        rest = await aggregator.flush()
+        return [*found, rest.text] if rest else found
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello, how are you?", ["Hello, ", "how are you?"]),
+        ("One two three four", ["One two ", "three four"]),
+        ("a b " + "c " * 7, ["a b ", "c c c c c c ", "c "]),
+        ("It is 3.14, or so. Yes!", ["It is ", "3.14, ", "or so. ", "Yes!"]),
+        ('"Well," she said.', ['"Well," ', "she said."]),
+        ("... so – it goes", ["... so – it ", "goes"]),
+        ("你好，世界。再见", ["你好，", "世界。", "再见"]),
+        ("Say 你好 now", ["Say 你", "好 now"]),
+        ("...", ["..."]),
+        (" \n ", []),
+    ],
+)
+def test_the_first_words_leave_at_once_then_clauses(text: str, expected: list[str]) -> None:
+    assert groups([text]) == groups(list(text)) == expected
+
+
+@given(st.lists(st.text(st.sampled_from("ab ,.!?\n你好。é’”")), max_size=30))
+def test_groups_add_up_to_the_text_and_cut_no_word(portions: list[str]) -> None:
+    text = "".join(portions)
+    found = groups(portions)
+    assert "".join(found).rstrip() == text.rstrip()
+    whole = [word.text for word in split_words(text)]
+    assert [word.text for group in found for word in split_words(group)] == whole
+    assert all(has_words(group) for group in found[:-1])
+
+
+def test_an_interruption_forgets_what_was_not_released() -> None:
+    async def interrupted() -> list[str]:
+        aggregator = WordGroupAggregator()
+        _ = [g async for g in aggregator.aggregate("One two three four, fi")]
+        assert aggregator.text.text == "fi"
+        await aggregator.handle_interruption()
+        return [g.text async for g in aggregator.aggregate("Six seven eight")]
+
+    assert asyncio.run(interrupted()) == ["Six seven "]
+
+
+def test_words_know_their_clause_and_their_script() -> None:
+    words = split_words("Well, I – said “no.” 你好。")
+    assert [w.text for w in words] == ["Well,", "I", "said", "“no.”", "你", "好。"]
+    assert [w.ends_clause for w in words] == [True, False, False, True, False, True]
+    assert [w.unspaced for w in words] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "expected"),
+    [
+        (".", "A", True),
+        ("ß", "A", True),
+        (" ", "A", False),
+        ("a", "\n", False),
+        ("。", "你", False),
+        ("好", "你", False),
+    ],
+)
+def test_pieces_that_lost_their_space_get_it_back(last: str, first: str, expected: bool) -> None:
+    assert needs_space(last, first) is expected
