@@ -46,8 +46,12 @@ def obstacle(device: "torch.device") -> str | None:
     return None
 
 
-def load(device: "torch.device") -> None:
+def load(device: "torch.device", *, profile: bool = False) -> None:
     """Builds the kernel for a GPU if need be, and registers its operators.
+
+    Args:
+        device: The GPU.
+        profile: With a stopwatch for every phase, for a process that only measures.
 
     Raises:
         RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
@@ -63,7 +67,8 @@ def load(device: "torch.device") -> None:
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
     major, minor = torch.cuda.get_device_capability(device)
     architecture = f"{major}{minor}{'a' if major == 9 else ''}"
-    name = f"megakernel_tts_{_digest(torch.__version__, architecture)}"
+    extra = ["-DMEGAKERNEL_PROFILE"] if profile else []
+    name = f"megakernel_tts_{_digest(torch.__version__, architecture, *extra)}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     if not (folder / f"{name}.so").exists():
         print("Building the CUDA kernel for this GPU, once: half a minute.", file=sys.stderr)
@@ -71,7 +76,7 @@ def load(device: "torch.device") -> None:
         name,
         [str(CSRC / "frame.cu"), str(CSRC / "ops.cpp")],
         extra_cflags=["-O2", "-std=c++20", *_shared(architecture)],
-        extra_cuda_cflags=[*FLAGS, *_target(architecture)],
+        extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
     )
 

@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 
 
-def write(figures: Mapping[str, object], file: Path | None) -> None:
+def write(
+    figures: Mapping[str, object], file: Path | None, packages: Sequence[str] = ("pipecat-ai",)
+) -> None:
     """Prints figures with date, commit and machine; writes them to the file, if one is given."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
@@ -19,7 +21,7 @@ def write(figures: Mapping[str, object], file: Path | None) -> None:
     content = dict(figures) | {
         "machine": f"{platform.machine()}, {psutil.cpu_count()} cores",
         "python": platform.python_version(),
-        "pipecat": version("pipecat-ai"),
+        **{name: version(name) for name in packages},
         "commit": commit,
         "date": date.today().isoformat(),
     }

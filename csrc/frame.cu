@@ -424,8 +424,8 @@ DEVICE void generate_frames(const Params& p, Shared<M>& s) {
       talks |= !stream.fresh && stream.frames < stream.max_frames &&
                (stream.frames <= stream.fed || stream.ended);
     }
-    fetch_weights(s.ring, !talks, kFrameParts * p.max_frames,
-                  [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
+    fetch_weights<M::under_way>(s.ring, !talks, kFrameParts * p.max_frames,
+                                [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
   }
 }
 
@@ -437,8 +437,8 @@ DEVICE void run_prompt(const Params& p, Shared<M>& s) {
     Generation<M>(p, s).prompt();
   } else {
     const int passes = (p.prompt_length + kColumns - 1) / kColumns;
-    fetch_weights(s.ring, 0, passes,
-                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+    fetch_weights<M::under_way>(s.ring, 0, passes,
+                                [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }
 

@@ -73,6 +73,8 @@ struct Model {
       least(TalkerHead::units, Talker::most_blocks, Predictor::most_blocks);
   // Steps whose weights are fetched together.
   static constexpr int slot = Codes < 2048 ? 1 : MEGAKERNEL_SHARED_KB < 128 ? 2 : 4;
+  // Slots on their way at a time: more would stand in the way of the words that others wait for.
+  static constexpr int under_way = Talker::hidden > 1024 ? 2 : 1;
 };
 
 using ReleasedPredictor = Stack<1024, 16, 8, 3072>;

@@ -119,9 +119,9 @@ struct Ring {
 
 // The copying warp's whole work: segments part(i) from `first` on, until there are no more of them
 // or the others have left.
-template <class R, class Part>
+template <int UnderWay, class R, class Part>
 DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
-  typename R::Place place;
+  typename R::Place place, before;  // before: the oldest that may be under way
   bool going = true;
   int asked = 0;
 #pragma unroll 1
@@ -134,6 +134,10 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
         going = *static_cast<volatile int*>(&ring.stop) == 0;
       }
       if (!going) break;
+      if (asked >= UnderWay) {
+        while (!gate_open(ring.full[before.slot], before.round)) pause();
+        before.advance();
+      }
       copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot]);
       place.advance();
       ++asked;

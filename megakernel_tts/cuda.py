@@ -24,7 +24,7 @@ _STEP = 256  # of K, for a block
 _BLOCK = 16  # positions whose values lie together
 _STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
-_PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
+PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Megakernel:
             self._seen,
             torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
             torch.zeros(words, dtype=torch.int32, device=device),
-            torch.zeros(plan.blocks, len(_PHASES), 3, dtype=torch.int64, device=device),
+            torch.zeros(plan.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
         ]
         self._frames = self._mail(columns, 1 + _GROUPS)
         self._failure = self._mail(3)
@@ -264,7 +264,7 @@ class Megakernel:
             _, block, phase = self._failure.tolist()
             raise RuntimeError(
                 f"The kernel's blocks lost each other: block {block} waited in vain after the "
-                f"phase {_PHASES[phase]}. Load the model again; another program may hold the GPU."
+                f"phase {PHASES[phase]}. Load the model again; another program may hold the GPU."
             )
         frames = list(self._frames[: len(slots)].clone())
         if any(frame[0] == _BROKEN for frame in frames):
@@ -307,7 +307,8 @@ class Megakernel:
 def _built_ops(device: torch.device) -> Any:
     from build_ext import load
 
-    load(device)
+    if not hasattr(torch.ops.megakernel_tts, "generate"):  # another build may be there
+        load(device)
     return torch.ops.megakernel_tts
 
 

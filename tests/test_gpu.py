@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.released import released
 from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.checkpoint import Spec, map_leaves
 from megakernel_tts.config import read_model_config
@@ -19,7 +20,6 @@ from megakernel_tts.sampling import gumbel
 from megakernel_tts.weights import model_specs
 from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
 from tests.test_parity import build, expected, golden
-from tests.test_released_sizes import released
 
 pytestmark = pytest.mark.gpu
 

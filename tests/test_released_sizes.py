@@ -4,40 +4,14 @@ import json
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bench.released import released
 from megakernel_tts.checkpoint import leaves
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.config import read_codec_config, read_model_config
 from megakernel_tts.weights import model_specs, speaker_specs
-
-STACK = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-PREDICTOR = STACK | {
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 2048,
-}  # fmt: skip
-TALKER = STACK | {
-    "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
-    "text_hidden_size": 2048,
-}  # fmt: skip
-
-
-def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
-    content = json.loads(source.read_text(encoding="utf-8"))
-    talker = content["talker_config"]
-    shift = 2048 - (talker["vocab_size"] - 1024)
-    ids: dict[str, Any] = {
-        name: value + shift
-        for name, value in talker.items()
-        if name.startswith("codec_") and name.endswith("_id") and isinstance(value, int)
-    }
-    talker |= TALKER | ids | {"hidden_size": hidden, "intermediate_size": intermediate}
-    talker["code_predictor_config"] |= PREDICTOR
-    if "speaker_encoder_config" in content:
-        content["speaker_encoder_config"] = {"enc_dim": hidden, "sample_rate": 24000}
-    target.write_text(json.dumps(content))
-    return target
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,9 @@ inline void block_sync() { meet(machine().block_meetings[2 * block()], machine()
 inline void all_sync() { meet(machine().block_meetings[2 * block() + 1], machine().threads); }
 inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
 
-inline uint32_t* shown(int index) { return &machine().lanes[(machine().now / 32 * 32 + index) * 8]; }
+inline uint32_t* shown(int index) {
+  return &machine().lanes[(machine().now / 32 * 32 + index) * 8];
+}
 
 template <class T>
 inline T shuffle_xor(T value, int mask) {

@@ -1,0 +1,105 @@
+"""A frame of plain torch as one CUDA graph: what the kernel is compared with."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.layers import rotary, rotate
+from megakernel_tts.weights import Layer, Model, Stack
+
+_TOP_K = 50
+
+
+class _Layer:
+    """A layer whose products that share an input are one, and so are the norms of its heads."""
+
+    def __init__(self, w: Layer, config: StackConfig) -> None:
+        self.w, self.heads = w, (config.heads, config.kv_heads, config.kv_heads)
+        self.qkv, self.gate_up = torch.cat([w.q, w.k, w.v]), torch.cat([w.gate, w.up])
+        self.head_norms = torch.cat(
+            [w.q_norm.expand(config.heads, -1), w.k_norm.expand(config.kv_heads, -1)]
+        )[None, :, None]
+
+
+class _Network:
+    """A stack with its keys and values, one position at a time."""
+
+    def __init__(self, stack: Stack, config: StackConfig, positions: int) -> None:
+        device = stack.norm.device
+        shape = (len(stack.layers), 2, 1, config.kv_heads, positions, config.head_dim)
+        self.norm, self.config = stack.norm, config
+        self.layers = [_Layer(w, config) for w in stack.layers]
+        self.caches = torch.randn(shape, device=device).bfloat16()
+        numbers = torch.arange(positions, device=device)[None]
+        self.turns = rotary(numbers, config.head_dim, config.theta, torch.bfloat16)
+
+    def __call__(self, x: Tensor, position: int) -> Tensor:
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            x = x + self._attend(self._normed(x, layer.w.input_norm), layer, cache, position)
+            gate, up = F.linear(self._normed(x, layer.w.post_norm), layer.gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.w.down)
+        return self._normed(x, self.norm)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.eps)
+
+    def _attend(self, x: Tensor, layer: _Layer, cache: Tensor, position: int) -> Tensor:
+        end, width = position + 1, self.config.head_dim
+        heads = F.linear(x, layer.qkv).view(1, -1, 1, width)
+        turning = heads[:, : -layer.heads[2]]
+        turned = F.rms_norm(turning, (width,), eps=self.config.eps) * layer.head_norms
+        query, key = rotate(turned, self.turns[..., position:end, :]).split(layer.heads[:2], 1)
+        keys, values = cache
+        keys[:, :, position:end] = key
+        values[:, :, position:end] = heads[:, -layer.heads[2] :]
+        mixed = F.scaled_dot_product_attention(
+            query, keys[:, :, :end], values[:, :, :end], enable_gqa=True
+        )
+        return F.linear(mixed.view(1, -1), layer.w.o)
+
+
+def _draw(logits: Tensor) -> Tensor:
+    """Top-k, temperature 0.9, and the argmax of score and noise."""
+    top = logits.float().topk(_TOP_K, dim=-1)
+    noise = -torch.log(-torch.log(torch.rand_like(top.values)))
+    return top.indices.gather(-1, (top.values / 0.9 + noise).argmax(-1, keepdim=True))[0]
+
+
+def frame_graph(model: Model, config: ModelConfig, position: int) -> Callable[[], None]:
+    """Records a frame: talker at a position, sixteen passes of the predictor, all draws.
+
+    Args:
+        model: bfloat16 weights on a GPU.
+        config: Its numbers.
+        position: Of the talker.
+
+    Returns:
+        What replays it, on the current stream.
+    """
+    talker = _Network(model.talker.stack, config.talker.stack, position + 1)
+    predictor = _Network(model.predictor.stack, config.predictor.stack, config.talker.groups)
+    embeddings, project = model.embeddings, model.predictor.project
+    x = embeddings.codec[:1].clone()
+
+    def narrow(y: Tensor) -> Tensor:
+        return y if project is None else F.linear(y, project.weight, project.bias)
+
+    def frame() -> None:
+        hidden = talker(x, position)
+        code = _draw(F.linear(hidden, model.talker.head)) % config.talker.codes
+        rows = [embeddings.codec[code]]
+        predictor(narrow(hidden), 0)
+        for group, head in enumerate(model.predictor.heads):
+            logits = F.linear(predictor(narrow(rows[-1]), group + 1), head)
+            rows.append(embeddings.groups[group][_draw(logits)])
+        x.copy_(torch.stack(rows).sum(0))
+
+    for _ in range(3):
+        frame()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        frame()
+    return graph.replay

@@ -1,0 +1,42 @@
+"""Configs of the released sizes, whose weights are drawn at random."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_STACK = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+_PREDICTOR = _STACK | {
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 2048,
+}  # fmt: skip
+_TALKER = _STACK | {
+    "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
+    "text_hidden_size": 2048,
+}  # fmt: skip
+
+
+def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
+    """Writes a config of a released size.
+
+    Args:
+        source: A small checkpoint's config.json.
+        target: The file to write.
+        hidden: 1,024 for the 0.6B, 2,048 for the 1.7B.
+        intermediate: 3,072 or 6,144.
+
+    Returns:
+        The target.
+    """
+    content = json.loads(source.read_text(encoding="utf-8"))
+    talker = content["talker_config"]
+    shift = 2048 - (talker["vocab_size"] - 1024)
+    ids: dict[str, Any] = {
+        name: value + shift
+        for name, value in talker.items()
+        if name.startswith("codec_") and name.endswith("_id") and isinstance(value, int)
+    }
+    talker |= _TALKER | ids | {"hidden_size": hidden, "intermediate_size": intermediate}
+    talker["code_predictor_config"] |= _PREDICTOR
+    if "speaker_encoder_config" in content:
+        content["speaker_encoder_config"] = {"enc_dim": hidden, "sample_rate": 24000}
+    target.write_text(json.dumps(content))
+    return target

@@ -1,0 +1,187 @@
+"""What a frame of the kernel takes, phase by phase, beside a CUDA graph of plain torch.
+
+Random weights of the released sizes; one launch makes many frames, timed with CUDA events.
+
+python -m bench.step --json bench/results/step.json
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import build_ext
+from bench.graph import frame_graph
+from bench.released import released
+from bench.report import write
+from megakernel_tts import Sampling
+from megakernel_tts.checkpoint import leaves, map_leaves
+from megakernel_tts.config import ModelConfig, read_model_config
+from megakernel_tts.cuda import PHASES, Megakernel
+from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.weights import Model, model_specs
+
+_SIZES: dict[str, tuple[Size, int, int]] = {
+    "0.6B": ("0b6", 1024, 3072),
+    "1.7B": ("1b7", 2048, 6144),
+}
+_COLUMNS = (1, 2, 4, 8)
+_POSITIONS = (16, 100, 500, 1000, 1900)
+_PROMPT = 10
+_FRAMES = 32  # a launch
+_REPEATS = 7
+
+
+def random_model(size: str) -> tuple[Model, ModelConfig]:
+    """bfloat16 weights of a released size on the GPU, and its config."""
+    name, hidden, intermediate = _SIZES[size]
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(spec: Any) -> Tensor:
+        noise = torch.randn(spec.shape, device="cuda", generator=generator)
+        return (1.0 + 0.1 * noise if len(spec.shape) == 1 else 0.02 * noise).bfloat16()
+
+    with tempfile.TemporaryDirectory() as folder:
+        small = Path(folder)
+        write_checkpoint(small, "custom_voice", name, codes=256)
+        config = read_model_config(
+            released(small / "config.json", small / "large.json", hidden, intermediate)
+        )
+    return map_leaves(model_specs(config), draw), config
+
+
+def milliseconds(act: Callable[[], object]) -> float:
+    """The median of a few runs on the GPU, after one to warm up."""
+    act()
+    times = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        act()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)
+
+
+def read_bandwidth() -> float:
+    """Bytes a second that a plain sum over 4 GB reads."""
+    data = torch.ones(1 << 30, device="cuda")
+    return data.numel() * 4 / milliseconds(data.sum) * 1e3
+
+
+def frame_bytes(model: Model, config: ModelConfig) -> int:
+    """Weights that a frame of one stream reads; keys, values and embeddings are small."""
+
+    def size(part: object) -> int:
+        return sum(t.numel() * t.element_size() for t in leaves(part))
+
+    passes = config.talker.groups
+    project = size(model.predictor.project) if model.predictor.project else 0
+    return (
+        size(model.talker.stack)
+        + size(model.talker.head)
+        + passes * (size(model.predictor.stack) + project)
+        + size(model.predictor.heads)
+    )
+
+
+class Bench:
+    """A kernel with eight slots of random weights."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        hidden = config.talker.stack.hidden
+        self.pad = torch.randn(hidden, device="cuda").bfloat16()
+        self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
+        self.prompt = 0.05 * torch.randn(_PROMPT, hidden, device="cuda").bfloat16()
+        mail = torch.zeros(max(_COLUMNS) * _FRAMES, 17, dtype=torch.int32).pin_memory()
+        self.kernel._frames = self.kernel._mailbox[0] = mail
+
+    def prefill(self) -> float:
+        """Ms for a prompt."""
+        rule = Sampling(seed=0)
+        return milliseconds(lambda: self.kernel.prefill(0, self.prompt, rule, 0))
+
+    def frame(self, columns: int, position: int) -> float:
+        """Ms for a frame of all columns."""
+        slots = list(range(columns))
+        for slot in slots:
+            self.kernel.prefill(slot, self.prompt, Sampling(seed=slot), 0)
+            self.kernel.feed(slot, self.pad[None][:0], True)
+            self.kernel.step([slot])
+            self.kernel._state[slot].prompt = position
+        return milliseconds(lambda: self._launch(slots)) / _FRAMES
+
+    def _launch(self, slots: list[int]) -> None:
+        """Frames from the same place on; a stream that ends early keeps its column."""
+        kernel = self.kernel
+        kernel._put(slots, [kernel._state[slot] for slot in slots])
+        kernel._ops.generate(kernel._model, *kernel._lists(), _FRAMES)
+
+    def phases(self) -> dict[str, dict[str, float]]:
+        """Microseconds a frame of one stream by phase, the mean of the blocks.
+
+        Cycles of the profiling build, in proportion to its time for a frame.
+        """
+        frame = 1e3 * self.frame(1, 100)
+        cycles = self.kernel._memory[-1].double().mean(0)
+        parts = ("wait", "multiply", "rest")
+        return {
+            phase: dict(zip(parts, [round(t, 1) for t in row], strict=True))
+            for phase, row in zip(PHASES, (cycles / cycles.sum() * frame).tolist(), strict=True)
+        }
+
+
+def measure(size: str) -> dict[str, object]:
+    """All figures of a size."""
+    model, config = random_model(size)
+    bandwidth, weights = read_bandwidth(), frame_bytes(model, config)
+    graph = {p: round(milliseconds(frame_graph(model, config, p)), 3) for p in (100, 500)}
+    bench = Bench(model, config)
+    columns = {c: round(bench.frame(c, 100), 3) for c in _COLUMNS}
+    positions = {p: round(bench.frame(1, p), 3) for p in _POSITIONS}
+    return {
+        "frame_ms_by_streams": columns,
+        "frame_ms_by_streams_at_500": {c: round(bench.frame(c, 500), 3) for c in _COLUMNS},
+        "frame_ms_by_position": positions,
+        "prefill_ms": round(bench.prefill(), 3),
+        "torch_graph_ms_by_position": graph,
+        "times_the_graph_at_500": round(graph[500] / positions[500], 2),
+        "weights_gb": round(weights / 1e9, 3),
+        "read_gb_s": round(bandwidth / 1e9),
+        "share_of_read_bandwidth": round(weights / columns[1] * 1e3 / bandwidth, 3),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--phases", choices=_SIZES, help="phases alone, as one line of JSON")
+    arguments = parser.parse_args()
+    if arguments.phases:
+        build_ext.load(torch.device("cuda"), profile=True)
+        print(json.dumps(Bench(*random_model(arguments.phases)).phases()))
+        return
+    figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
+    for size in _SIZES:
+        command = [sys.executable, "-m", "bench.step", "--phases", size]
+        phases = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        figures[size] = measure(size) | {"phases_us": json.loads(phases.splitlines()[-1])}
+        print(f"{size}: {json.dumps(figures[size], indent=1)}", file=sys.stderr)
+    write(figures, arguments.json, packages=("torch",))
+
+
+if __name__ == "__main__":
+    main()
