@@ -45,8 +45,6 @@ DEVICE float warp_sum(float value) {
   return value;
 }
 
-DEVICE float rounded(float value) { return to_float(to_bf16(value)); }
-
 DEVICE float low_half(uint32_t pair) { return as_float(pair << 16); }
 DEVICE float high_half(uint32_t pair) { return as_float(pair & 0xFFFF0000u); }
 
