@@ -1,43 +1,8 @@
 // The one generation kernel: frame > layer > phase. A frame is: the last frame's codes through the
 // talker, code 0, fifteen codes of the predictor, and the word to the host.
-#include "phases/draw.cuh"
-#include "phases/layers.cuh"
+#include "shared.cuh"
 
 namespace megakernel {
-
-// What every warp knows of a stream: each keeps its own copy, from what it hears.
-struct Standing {
-  bool goes;   // whether it makes the next frame of this launch
-  bool fresh;  // whether its hidden state comes from the prompt
-  int frames;
-  uint16_t codes[kGroups];  // of the last frame
-};
-
-template <class M>
-struct Shared {
-  static constexpr int kHidden =
-      M::Talker::hidden > M::Predictor::hidden ? M::Talker::hidden : M::Predictor::hidden;
-  struct Fixed {
-    Fragments fragments;
-    Residual<kHidden> x;
-    NormVectors<kHidden> norms;
-    Sums sums[2];
-    Draw draw;
-    Stream streams[kColumns];
-    int made[kColumns];  // frames of this launch
-    Standing standings[kWarps][kColumns];
-    Column columns[kWarps][kColumns];
-    Share talker_shares[kPhases], predictor_shares[kPhases];
-    Network talker, predictor;  // here, so that no register keeps what is seldom wanted
-    Times times;
-  };
-  static constexpr int kSlot = M::slot * kThreads * 16 + 2 * sizeof(Gate);
-  static constexpr int kDepth = (kSharedBytes - static_cast<int>(sizeof(Fixed)) - 16) / kSlot;
-  static_assert(kDepth >= 2, "the model does not fit the shared memory");
-
-  Ring<M::slot, kDepth> ring;
-  Fixed fixed;
-};
 
 // Those who multiply, attend and draw.
 template <class M>
