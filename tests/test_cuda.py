@@ -61,6 +61,14 @@ class Bench:
         made = [self.kernel.step(slots) for _ in range(count)]
         return [[_codes(frames[i]) for frames in made] for i in range(len(slots))]
 
+    def launch(self, slots: list[int], count: int) -> tuple[Tensor, list[int]]:
+        """Frames [slots, count, why over and 16 codes] of one launch, and how many each made."""
+        kernel, streams = self.kernel, len(slots)
+        mail = kernel._mailbox[0] = torch.zeros(streams * count, 17, dtype=torch.int32)
+        kernel._put(slots, [kernel._state[slot] for slot in slots])
+        kernel._ops.generate(kernel._model, *kernel._lists(), count)
+        return mail.view(streams, count, 17), kernel._mailbox[1][:streams].tolist()
+
 
 def _codes(frame: Tensor | None) -> list[int] | None:
     return None if frame is None else frame.tolist()
@@ -108,6 +116,31 @@ def test_streams_are_the_same_in_any_company(bench: Callable[..., Bench], size: 
         b.kernel.resume(slot, suspended)
     rest = b.frames([2, 3, 1], 2)
     assert [one + more for one, more in zip(first, rest, strict=True)] == alone
+
+
+def test_many_frames_of_a_launch_are_those_of_as_many_launches(bench: Callable[..., Bench]) -> None:
+    b = bench("0b6")
+    count = 3
+    for stream in range(2):
+        b.begin(stream, stream)
+    one_by_one = b.frames([0, 1], count)
+    for stream in range(2):
+        b.kernel.release(stream)
+        b.begin(stream, stream)
+    frames, published = b.launch([0, 1], count)
+    assert published == [count, count]
+    assert frames[..., 1:].tolist() == one_by_one
+
+
+def test_the_stop_flag_ends_a_stream_within_a_frame(bench: Callable[..., Bench]) -> None:
+    b = bench("0b6")
+    for stream in range(2):
+        b.begin(stream, stream)
+    b.kernel._mailbox[2][0] = 1
+    frames, published = b.launch([0, 1], 3)
+    assert published == [1, 3]
+    assert frames[0, 0, 0] == 3  # kStopped in csrc/params.cuh
+    assert frames[1, :, 0].tolist() == [0, 0, 0]
 
 
 def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
