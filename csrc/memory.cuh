@@ -12,11 +12,12 @@
 
 namespace megakernel {
 
-// Read anew each time, so that what follows from it is not kept in registers over a whole frame.
+// Made opaque each time, so that what follows from it is not kept in registers over a whole frame.
 DEVICE int thread() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
+  unsigned index = threadIdx.x;
+  asm volatile("" : "+r"(index));
+  __builtin_assume(index < 1024);  // or each division would mind the sign
+  return static_cast<int>(index);
 }
 DEVICE int block() { return blockIdx.x; }
 DEVICE int blocks() { return gridDim.x; }

@@ -197,7 +197,7 @@ void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::
   TORCH_CHECK(0 < max_frames && max_frames * p.columns <= room, "The mailbox has room for ", room,
               " frames, asked for ", max_frames, " of ", p.columns, " streams.");
   const Entry e = entry(model);
-  launch(e.generate, e, p, memory[kWorkspace]);
+  launch(p.columns == 1 ? e.generate_one : e.generate, e, p, memory[kWorkspace]);
 }
 
 void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,

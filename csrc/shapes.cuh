@@ -24,6 +24,7 @@ constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
 constexpr int kBlock = 16;                  // positions that a warp attends to at a time
 constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
 constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
+constexpr int kMostWatched = 8;             // heads whose scores may be asked for
 constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
 
 // A matrix as the kernel walks through it: units of rows, steps of K.
@@ -107,6 +108,7 @@ constexpr Shape shape_of() {
 
 // What the host launches.
 struct Entry {
+  void* generate_one;  // of one stream
   void* generate;
   void* prefill;
   unsigned long shared_bytes;

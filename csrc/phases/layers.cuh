@@ -64,9 +64,6 @@ DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z
 DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
 DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
-DEVICE float4 untagged(uint4 v) {
-  return {untagged(v.x), untagged(v.y), untagged(v.z), untagged(v.w)};
-}
 
 constexpr int kLoads = 4;  // that a lane has under way
 

@@ -25,17 +25,21 @@ struct alignas(16) Fragments {
 };
 
 // Everything that a thread carries from phase to phase.
-template <class R>
+template <class R, int Most>
 struct Flow {
+  static constexpr int most = Most;  // columns of a pass
   const Params& p;
   Sums (&sums)[2];
   Fragments& fragments;
   Weights<R> weights;
   Stopwatch watch;
-  const Share* shares;        // of the network's matrices, by phase
-  Tags tags;                  // of what a layer makes
-  int columns = 0, wide = 0;  // of the pass; at most 2^wide
-  int turn = 0;               // which of `sums` comes next
+  const Share* shares;           // of the network's matrices, by phase
+  Tags tags;                     // of what a layer makes
+  int passing = 0, widened = 0;  // columns of the pass: at most 2^widened
+  int turn = 0;                  // which of `sums` comes next
+
+  DEVICE int columns() const { return Most == 1 ? 1 : passing; }
+  DEVICE int wide() const { return Most == 1 ? 0 : widened; }
 
   DEVICE int& gave_up() { return sums[turn].gave_up; }
 };
@@ -108,7 +112,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     flow.watch.lap(phase, kMultiply);
     block_sync();
     if (sums.gave_up) return false;
-    const int wide = flow.wide, columns = flow.columns;
+    const int wide = flow.wide(), columns = flow.columns();
     const int items = count * kUnit << wide;
 #pragma unroll 1
     for (int i = thread(); i < (items + 31) / 32 * 32; i += kThreads) {  // whole warps
