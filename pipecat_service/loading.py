@@ -31,6 +31,7 @@ class _Shared:
         self.users = 0
         self._loop, model = self._key = key
         self.table[key] = self
+        self._engine: TTS | None = None
         self.loading = self._loop.run_in_executor(None, _load, model)
         self.loading.add_done_callback(self._loaded)
 
@@ -44,8 +45,9 @@ class _Shared:
         """Looks whether anybody still waits. Those who come after a failure try again."""
         if loading.exception() is not None:
             del self.table[self._key]
-        elif not self.users:
-            self.close()
+            return
+        self._engine = loading.result()
+        self._close_if_unused()
 
     def leave(self) -> None:
         """One user less. What nobody waits for is loaded all the same: a thread cannot be stopped.
@@ -53,13 +55,13 @@ class _Shared:
         Who names the model until then finds it half loaded, and not for a second time.
         """
         self.users -= 1
-        if not self.users and self.loading.done() and self.loading.exception() is None:
-            self.close()
+        self._close_if_unused()
 
-    def close(self) -> None:
-        """Closes the engine on a thread, since it waits for its last frame."""
-        del self.table[self._key]
-        self._loop.run_in_executor(None, self.loading.result().close)
+    def _close_if_unused(self) -> None:
+        """On a thread, since an engine that is closed finishes its frame."""
+        if self._engine is not None and not self.users:
+            del self.table[self._key]
+            self._loop.run_in_executor(None, self._engine.close)
 
 
 def _load(model: str) -> TTS:
