@@ -95,6 +95,7 @@ class EmulatedOps:
         mailbox: Sequence[Tensor],
         eos: int,
         eps: float,
+        patience: int,
     ) -> _Params:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
@@ -110,6 +111,7 @@ class EmulatedOps:
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
             streams=m[7], columns=len(memory[7]), eos=eos,
+            patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
             **common,

@@ -201,7 +201,11 @@ inline uint2 load_settled(const uint2* at) { return *at; }
 inline void fence() {}
 inline void publish(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned observe_host(const unsigned* from_host) { return *from_host; }
-inline uint64_t nanoseconds() { return 1; }
+// Time goes on with every look at it.
+inline uint64_t nanoseconds() {
+  static uint64_t now = 0;
+  return ++now;
+}
 inline uint64_t cycles() { return 0; }
 inline void pause() { yield(); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
