@@ -250,3 +250,12 @@ TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
   m.impl("generate", &megakernel::generate);
   m.impl("prefill", &megakernel::prefill);
 }
+
+// Nothing is returned, so that fake tensors need nothing either.
+TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
+  using at::TensorList;
+  m.impl("generate",
+         [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t, int64_t) {});
+  m.impl("prefill", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
+                       const at::Tensor&) {});
+}

@@ -40,7 +40,11 @@ class _Params(ctypes.Structure):
 
 
 class EmulatedOps:
-    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh."""
+    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh.
+
+    Attributes:
+        late: Turns of the other blocks after which block 0 begins.
+    """
 
     def __init__(self, model: str, folder: Path, blocks: int = 3) -> None:
         """Compiles the kernel.
@@ -59,7 +63,7 @@ class EmulatedOps:
             command += [f"-DMEGAKERNEL_MODEL={model}", f"-I{ROOT / 'tests/emulator'}"]
             source = ROOT / "tests" / "emulator" / "emulate.cc"
             subprocess.run([*command, "-o", str(library), str(source)], check=True)
-        self._blocks = blocks
+        self._blocks, self.late = blocks, 0
         self._library = ctypes.CDLL(str(library))
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
@@ -79,13 +83,13 @@ class EmulatedOps:
         *lists, prompt = arguments
         params = self._params(*lists)
         params.prompt, params.prompt_length = prompt.data_ptr(), len(prompt)
-        self._library.emulate_prefill(ctypes.byref(params), self._blocks)
+        self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
         *lists, max_frames = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
-        self._library.emulate_generate(ctypes.byref(params), self._blocks)
+        self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(
         self,

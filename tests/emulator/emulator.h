@@ -220,8 +220,8 @@ inline uint32_t as_bits(float value) {
   return out;
 }
 
-// Runs `body` for every thread of every block.
-inline void launch(int blocks, int threads, std::function<void()> body) {
+// Runs `body` for every thread of every block; block 0 is late by so many turns of the others.
+inline void launch(int blocks, int threads, int late, std::function<void()> body) {
   Machine& m = machine();
   m = Machine();
   m.blocks = blocks;
@@ -246,9 +246,11 @@ inline void launch(int blocks, int threads, std::function<void()> body) {
     for (size_t i = 0; i < m.fibers.size(); ++i) {
       if (m.fibers[i].done) continue;
       left = true;
+      if (late > 0 && static_cast<int>(i) < threads) continue;
       m.now = static_cast<int>(i);
       megakernel_switch(&m.scheduler, m.fibers[i].stack_pointer);
     }
+    --late;
   }
   for (Fiber& f : m.fibers) free(f.stack);
 }
