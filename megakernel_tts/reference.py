@@ -6,13 +6,14 @@ other codes; the sum of the frame's embeddings and one text vector is the talker
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.frames import Frames, Progress
 from megakernel_tts.layers import (
     gated_mlp,
     linear,
@@ -29,18 +30,14 @@ from megakernel_tts.weights import Layer, Model, Projection, Stack
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
 
 
-@dataclass
-class _Slot:
+@dataclass(kw_only=True)
+class _Slot(Progress):
     """One stream's state beside its keys and values."""
 
     sampling: Sampling
     first_frame: int
-    prompt: int  # positions of the prompt
     hidden: Tensor  # [hidden], the talker's output at the prompt's end
     codes: Tensor | None = None  # [groups], the last frame
-    frames: int = 0
-    fed: int = 0
-    ended: bool = False
 
     @property
     def position(self) -> int:
@@ -102,6 +99,7 @@ class Reference:
         allowed[talker.control.eos] = True
         self._allowed = allowed
         self._state: dict[int, _Slot] = {}
+        self._interrupted = False
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
@@ -110,7 +108,12 @@ class Reference:
             raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
         hidden = self._talk([slot], prompt[None], [0])[0, -1]
         self._seen[slot] = False
-        self._state[slot] = _Slot(sampling.in_float32(), first_frame, len(prompt), hidden)
+        self._state[slot] = _Slot(
+            prompt=len(prompt),
+            sampling=sampling.in_float32(),
+            first_frame=first_frame,
+            hidden=hidden,
+        )
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
@@ -146,10 +149,47 @@ class Reference:
         """Puts a stream back; see `Backend.resume`."""
         self._state[slot] = put_back(suspended, self._parts(slot, suspended.state))
 
+    def interrupt(self) -> None:
+        """Ends a step with the frame at hand; see `Backend.interrupt`."""
+        self._interrupted = True
+
+    def rearm(self) -> None:
+        """Takes interruptions back; see `Backend.rearm`."""
+        self._interrupted = False
+
     @torch.inference_mode()
-    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        """One frame for each slot; see `Backend.step`."""
+    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+        """Some frames for each slot; see `Backend.step`."""
+        before = {slot: replace(self._state[slot]) for slot in slots}
+        seen = self._seen.clone()
+        made: list[Tensor] = []
+        try:
+            for _ in range(frames):
+                made.append(self._frame(slots))
+                if self._interrupted or not all(self._goes_on(slot) for slot in slots):
+                    break
+        except Exception:
+            self._state |= before
+            self._seen = seen
+            raise
+        codes = torch.stack(made, dim=1)  # [slots, frames, groups]
+        over = [self._over(rows[-1]) for rows in codes]
+        return [Frames(rows[: len(rows) - end], end) for rows, end in zip(codes, over, strict=True)]
+
+    def _goes_on(self, slot: int) -> bool:
+        s = self._state[slot]
+        over = s.codes is not None and self._over(s.codes)
+        return not over and s.has_text and s.prompt + s.frames < self.positions
+
+    def _over(self, codes: Tensor) -> bool:
+        """Whether these codes [groups] end the speech."""
+        return int(codes[0]) == self._config.talker.control.eos
+
+    def _frame(self, slots: Sequence[int]) -> Tensor:
+        """The codes [slots, groups] of one frame of each."""
         states = [self._state[slot] for slot in slots]
+        for slot, s in zip(slots, states, strict=True):
+            s.check(slot, self.positions)
         hidden = self._hidden(slots, states)  # [batch, 1, hidden]
         noise = gumbel(
             [s.sampling.seed or 0 for s in states],
@@ -165,12 +205,11 @@ class Reference:
         rows = [s.sampling for s in states]
         rest = self.predict(hidden, first, Rule.predictor(rows, self._device), noise[:, 1:])
         codes = torch.cat([first[:, None], rest], dim=1).cpu()
-        eos = self._config.talker.control.eos
         self._seen[torch.tensor(slots, device=self._device), first] = True
         for row, state in zip(codes, states, strict=True):
             state.codes = row
             state.frames += 1
-        return [None if row[0] == eos else row for row in codes]
+        return codes
 
     def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> Tensor:
         """The talker's output for each slot: the prompt's, or that of the last frame's codes."""
@@ -187,8 +226,6 @@ class Reference:
         """The sum of a frame's embeddings, plus the text vector of that frame: [1, hidden]."""
         assert state.codes is not None
         frame = state.frames - 1
-        if frame >= state.fed and not state.ended:
-            raise RuntimeError(f"Slot {slot} was stepped before the text of frame {frame} arrived.")
         text = self._text[slot, frame] if frame < state.fed else self._pad
         return self.model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
 

@@ -45,7 +45,11 @@ class _Params(ctypes.Structure):
 
 
 class EmulatedOps:
-    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh."""
+    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh.
+
+    Attributes:
+        late: Turns of the other blocks after which block 0 begins.
+    """
 
     def __init__(self, model: str, folder: Path, blocks: int = 3) -> None:
         """Compiles the kernel.
@@ -64,7 +68,7 @@ class EmulatedOps:
             command += [f"-DMEGAKERNEL_MODEL={model}", f"-I{ROOT / 'tests/emulator'}"]
             source = ROOT / "tests" / "emulator" / "emulate.cc"
             subprocess.run([*command, "-o", str(library), str(source)], check=True)
-        self._blocks = blocks
+        self._blocks, self.late = blocks, 0
         self._library = ctypes.CDLL(str(library))
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
@@ -84,13 +88,13 @@ class EmulatedOps:
         *lists, prompt = arguments
         params = self._params(*lists)
         params.prompt, params.prompt_length = prompt.data_ptr(), len(prompt)
-        self._library.emulate_prefill(ctypes.byref(params), self._blocks)
+        self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
         *lists, max_frames = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
-        self._library.emulate_generate(ctypes.byref(params), self._blocks)
+        self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(
         self,
@@ -100,6 +104,7 @@ class EmulatedOps:
         mailbox: Sequence[Tensor],
         eos: int,
         eps: float,
+        patience: int,
     ) -> _Params:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
@@ -115,6 +120,7 @@ class EmulatedOps:
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
             streams=m[7], columns=len(memory[7]), eos=eos,
+            patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
             **common,
