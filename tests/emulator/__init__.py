@@ -91,9 +91,10 @@ class EmulatedOps:
         self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
-        *lists, max_frames = arguments
+        *lists, max_frames, watched = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
+        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][9].data_ptr())
         self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(
