@@ -283,7 +283,7 @@ class Generation {
       store_word(p_.projected + column * kNarrow + k, tagged(value, project_tags_.of(column)));
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
-    change_x<kNarrow, kColumns>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
+    change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
     add_words<kNarrow>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});
@@ -380,14 +380,21 @@ class Generation {
   uint32_t stop_ = 0;
 };
 
-// A block's last warp copies weights, the others do the rest.
+// Whether this is the warp that copies weights; those beyond it were needed for their registers.
+DEVICE bool copies() {
+  give_registers();
+  return thread() < kThreads + 32;
+}
+
+// The first warps multiply, attend and draw, one copies weights.
 template <class M, int Most>
 DEVICE void generate_frames(const Params& p, Shared<M>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
+    take_registers();
     Generation<M, Most>(p, s).frames();
-  } else {
+  } else if (copies()) {
     bool talks = false;
     for (int c = 0; c < p.columns; ++c) {
       const Stream& stream = p.streams[c];
@@ -404,8 +411,9 @@ DEVICE void run_prompt(const Params& p, Shared<M>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
+    take_registers();
     Generation<M, kColumns>(p, s).prompt();
-  } else {
+  } else if (copies()) {
     const int passes = (p.prompt_length + kColumns - 1) / kColumns;
     fetch_weights<M::under_way>(s.ring, 0, passes,
                                 [&](int) { return stack_segment<typename M::Talker>(p.talker); });
@@ -415,13 +423,13 @@ DEVICE void run_prompt(const Params& p, Shared<M>& s) {
 #ifndef MEGAKERNEL_EMULATOR
 
 template <class M, int Most>
-__global__ void __launch_bounds__(kThreads + 32, 1) generate(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kLaunched, 1) generate(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   generate_frames<M, Most>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
 template <class M>
-__global__ void __launch_bounds__(kThreads + 32, 1) prefill(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kLaunched, 1) prefill(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   run_prompt<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }

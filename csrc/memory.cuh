@@ -30,6 +30,18 @@ DEVICE void all_sync() { __syncthreads(); }
 DEVICE void block_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }
 
+// Where warps can move registers, those who multiply get some of the copying ones', all at once.
+DEVICE void take_registers() {
+#ifdef MEGAKERNEL_MOVES_REGISTERS
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+#endif
+}
+DEVICE void give_registers() {
+#ifdef MEGAKERNEL_MOVES_REGISTERS
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
+}
+
 template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);

@@ -207,7 +207,7 @@ void launch(void* kernel, const Entry& e, Params& p, const Tensor& workspace) {
   check(cudaMemsetAsync(workspace.data_ptr(), 0xFF, workspace.nbytes(), stream),
         "The workspace could not be cleared");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kThreads + 32), arguments,
+  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kLaunched), arguments,
                                     e.shared_bytes, stream),
         "The kernel could not be launched with one block a multiprocessor");
 }

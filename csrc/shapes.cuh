@@ -12,6 +12,11 @@ constexpr bool kSmall = MEGAKERNEL_SHARED_KB < 200;  // then half the columns
 
 constexpr int kWarps = 8;  // that multiply; one more fetches the weights
 constexpr int kThreads = 32 * kWarps;
+#ifdef MEGAKERNEL_MOVES_REGISTERS  // warps do that by fours; see build_ext.py
+constexpr int kLaunched = kThreads + 128;
+#else
+constexpr int kLaunched = kThreads + 32;
+#endif
 constexpr int kColumns = kSmall ? 4 : 8;    // streams, or positions of one prompt, in one launch
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame

@@ -48,7 +48,7 @@ struct Flow {
 // instruction's rows are a unit's rows twice, with the lower and the upper half of their tile's K.
 template <class R>
 DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums& sums, int units,
-                           int steps, bool add) {
+                           int steps, bool add, Patience patience) {
 #pragma unroll 1
   for (int step = 0; step < steps; step += R::slot) {
     uint4 a[R::slot];
@@ -60,7 +60,7 @@ DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums
 #pragma unroll 1
     for (int u = 0; u < units; ++u, sum += kWarps * kUnit * 8 / 2) {
       float low[2][4] = {}, high[2][4] = {};
-      const auto& slot = weights.next();
+      const auto& slot = weights.next(patience);
 #pragma unroll
       for (int s = 0; s < R::slot; ++s) {
         const uint4 w = slot[s][thread()];
@@ -107,7 +107,8 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
-      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0);
+      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0,
+                     Patience(flow.p, phase, sums.gave_up));
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();
