@@ -89,7 +89,7 @@ def _digest(*parts: str) -> str:
 
 
 def _macros(architecture: str) -> list[str]:
-    """What the sources must know of a GPU; one that is not listed has the least of shared memory."""
+    """What the sources must know of a GPU; an unknown one has the least of shared memory."""
     macros = [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
     if architecture == "90a":
         macros.append("-DMEGAKERNEL_MOVES_REGISTERS")
