@@ -1,13 +1,12 @@
 """The released sizes, by arithmetic: parameter counts as in the public listings."""
 
-import json
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
 import pytest
 
-from bench.released import released
+from bench.released import released, released_codec
 from megakernel_tts.checkpoint import leaves
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.config import read_codec_config, read_model_config
@@ -45,15 +44,8 @@ def test_talker_and_predictor(
 
 
 def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    content = json.loads((checkpoint() / "speech_tokenizer" / "config.json").read_text())
-    content["decoder_config"] |= {
-        "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
-        "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "num_hidden_layers": 8,
-    }  # fmt: skip
-    content["encoder_config"]["codebook_size"] = 2048
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(content))
+    source = checkpoint() / "speech_tokenizer" / "config.json"
+    file = released_codec(source, tmp_path / "config.json")
     found = list(leaves(decoder_specs(read_codec_config(file).decoder)))
     # The two input projections of the quantiser are stored and never used.
     unused = 2 * 256 * 512
