@@ -31,7 +31,7 @@ class Bench:
         half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
         exact = map_leaves(half, lambda w: w.float())
         prompter = loaded.engine.prompter
-        pad = prompter.pad[0].to(device, torch.bfloat16)
+        self.pad = pad = prompter.pad[0].to(device, torch.bfloat16)
         self.kernel = Megakernel(half, self.config, pad, slots=4, positions=64, ops=ops)
         self.half = Reference(half, self.config, pad, slots=1, positions=64)
         self.exact = Reference(exact, self.config, pad.float(), slots=1, positions=64)
