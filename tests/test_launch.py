@@ -73,7 +73,7 @@ def test_a_prompt_that_was_lost_is_never_spoken(
 
 
 def test_a_late_block_changes_nothing(bench: Callable[..., Bench]) -> None:
-    b = bench("0b6")
+    b = bench("0b6", blocks=2)
     b.begin(0, 0)
     expected = b.kernel.step([0], 2)[0].codes
     b.kernel.release(0)
@@ -159,7 +159,7 @@ def _check_operators(b: Bench, operators: Any) -> None:
 
 def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -> None:
     """The emulated kernel behind the schemas of csrc/ops.cpp."""
-    b = bench("0b6")
+    b = bench("0b6", blocks=1)
     source = (ROOT / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     found = re.findall(r'm\.def\(\s*((?:"[^"]*"\s*)+)\)', source)
     schemas = ["".join(re.findall(r'"([^"]*)"', text)) for text in found]

@@ -67,7 +67,7 @@ def compare(
 
 @pytest.mark.parametrize("size", ["0b6", "1b7"])
 def test_a_few_frames_that_are_given(bench: Callable[..., Bench], size: str) -> None:
-    b = bench(size)
+    b = bench(size, blocks=2)
     compare(b.kernel, b.half.model, b.config, b.pad, b.prompt, 3)
 
 
