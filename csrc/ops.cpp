@@ -103,6 +103,14 @@ int64_t workspace_words(int64_t model) {
   return lay_out(p, entry(model).shape, nullptr);
 }
 
+// Where in the workspace a launch leaves the talker's logits [columns, vocab], as words that give
+// their two lowest bits to a tag.
+int64_t logits_at(int64_t model) {
+  Params p;
+  lay_out(p, entry(model).shape, nullptr);
+  return p.talker.words.logits - static_cast<uint32_t*>(nullptr);
+}
+
 Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, const Tensor& keys,
                 const Tensor& values, const Tensor& turns, double eps) {
   TORCH_CHECK(keys.dim() == 5 && keys.size(3) % kBlock == 0 && keys.numel() == values.numel(),
@@ -260,6 +268,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("models() -> int", &megakernel::models);
   m.def("shape(int model) -> int[]", &megakernel::shape);
   m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
+  m.def("logits_at(int model) -> int", &megakernel::logits_at);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "

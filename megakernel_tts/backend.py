@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.frames import Frames
 from megakernel_tts.sampling import Sampling
@@ -88,12 +89,13 @@ class Backend(Protocol):
 def choose_backend(
     model: "Model", config: ModelConfig, pad: Tensor, *, slots: int, positions: int
 ) -> Backend:
-    """The backend for the device that the weights are on.
+    """The backend for the device that the embeddings are on.
 
     Args:
-        model: Tensors on their device, in the type to compute in.
+        model: Tensors in the type to compute in, the embeddings on the device, the others there or
+            on the host: the backend takes them to the device in its own layout.
         config: The model's numbers.
-        pad: [hidden], the text vector that stands for "no text".
+        pad: [hidden], the text vector that stands for "no text", on the device.
         slots: Streams at a time.
         positions: The most positions of one stream.
     """
@@ -103,7 +105,8 @@ def choose_backend(
         return Megakernel(model, config, pad, slots=slots, positions=positions)
     from megakernel_tts.reference import Reference
 
-    return Reference(model, config, pad, slots=slots, positions=positions)
+    there = map_leaves(model, lambda tensor: tensor.to(pad.device))
+    return Reference(there, config, pad, slots=slots, positions=positions)
 
 
 def pick_device(device: str) -> torch.device:

@@ -11,20 +11,19 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.frames import Frames, Progress
+from megakernel_tts.packing import Packer
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Model, Stack
 
 _GROUPS = 16
 _HEAD = 128
-_STEP = 256  # of K, for a block
 _BLOCK = 16  # positions whose values lie together
 _STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
@@ -32,39 +31,6 @@ _SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/o
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How the kernel walks through the weights."""
-
-    blocks: int
-    slot: int  # steps that are fetched together
-    units: int  # whose sums have room
-    columns: int  # streams of one launch
-
-    def pack(self, matrices: Sequence[Tensor]) -> Tensor:
-        """Matrices [rows, K] as one stream a block, all blocks one after another."""
-        tiles = [_tiles(m) for m in matrices]
-        parts = [part for b in range(self.blocks) for t in tiles for part in self._share(t, b)]
-        return torch.cat(parts)
-
-    def _share(self, tiles: Tensor, block: int) -> list[Tensor]:
-        """What a block reads of a matrix: some units at a time, of these slot after slot."""
-        first, end = (self._begin(len(tiles), b) for b in (block, block + 1))
-        slots = tiles[first:end].unflatten(1, (-1, self.slot))
-        return [some.transpose(0, 1).flatten() for some in slots.split(self.units)]
-
-    def _begin(self, units: int, block: int) -> int:
-        return block * (units // self.blocks) + min(block, units % self.blocks)
-
-
-def _tiles(weight: Tensor) -> Tensor:
-    """[rows, K] as [units, steps, 8 warps, 32 lanes, 8]: see csrc/weights.cuh."""
-    rows, k = weight.shape
-    padded = F.pad(weight, (0, -k % _STEP))
-    pairs = padded.view(rows // 8, 8, -1, 8, 4, 2, 2, 2).permute(0, 2, 3, 1, 4, 6, 5, 7)
-    return pairs.flatten(5).flatten(3, 4)
 
 
 @dataclass(kw_only=True)
@@ -93,7 +59,8 @@ class Megakernel:
         """Packs the weights and allocates the slots.
 
         Args:
-            model: bfloat16 tensors on their device.
+            model: bfloat16 tensors, the embeddings on the device. The others may be on the host:
+                they are packed matrix by matrix, and not kept.
             config: The model's numbers.
             pad: [hidden], the text vector that stands for "no text".
             slots: Streams at a time.
@@ -112,7 +79,8 @@ class Megakernel:
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
         *_, slot, units, columns = self._ops.shape(self._model)
-        plan = _Plan(self._ops.blocks(self._model), slot, units, columns)
+        packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
+        pack = packer.pack
         self._columns = columns
         self._watched = [layer * talker.stack.heads + head for layer, head in watched]
         self._kept: list[Tensor] = []
@@ -126,19 +94,19 @@ class Megakernel:
         project = model.predictor.project
         first = [] if project is None else [project.weight]
         self._weights = [
-            plan.pack(self._matrices(model.talker.stack)),
-            plan.pack([*first, *self._matrices(model.predictor.stack)]),
+            pack(model.talker.stack),
+            pack(*first, model.predictor.stack),
             self._norms(model.talker.stack),
             self._norms(model.predictor.stack),
-            model.talker.stack.norm,
-            model.predictor.stack.norm,
-            plan.pack([model.talker.head]),
-            torch.stack([plan.pack([head]) for head in model.predictor.heads]),
+            model.talker.stack.norm.to(device),
+            model.predictor.stack.norm.to(device),
+            pack(model.talker.head),
+            torch.stack([pack(head) for head in model.predictor.heads]),
             embeddings.codec,
             self._addresses(embeddings.groups),
             pad.clone(),
             self._turns(talker.stack, max(positions, _GROUPS)),
-            empty if project is None else project.bias,
+            empty if project is None else project.bias.to(device),
         ]
         words = self._ops.workspace_words(self._model)
         self._memory = [
@@ -151,7 +119,7 @@ class Megakernel:
             torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
             torch.zeros(words, dtype=torch.int32, device=device),
             torch.zeros(columns, _FRAMES, len(self._watched), self._keys.shape[3], device=device),
-            torch.zeros(plan.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
+            torch.zeros(packer.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
         ]
         mail = [columns * _FRAMES * (1 + _GROUPS), columns, columns, 3]
         self._mailbox = [self._mail(words) for words in mail]
@@ -199,18 +167,10 @@ class Megakernel:
         self._kept += kept
         return torch.tensor([t.data_ptr() for t in kept], device=self._device)
 
-    def _matrices(self, stack: Stack) -> list[Tensor]:
-        """All layers, in the order of use; rows of gate and up in turn, four by four."""
-        matrices: list[Tensor] = []
-        for w in stack.layers:
-            pairs = torch.cat([w.gate.unflatten(0, (-1, 4)), w.up.unflatten(0, (-1, 4))], dim=1)
-            matrices += [torch.cat([w.q, w.k, w.v]), w.o, pairs.flatten(0, 1), w.down]
-        return matrices
-
     def _norms(self, stack: Stack) -> Tensor:
         """All layers' vectors, in the order of `Network.norms` in csrc/params.cuh."""
         vectors = ((w.input_norm, w.post_norm, w.q_norm, w.k_norm) for w in stack.layers)
-        return torch.cat([vector for layer in vectors for vector in layer])
+        return torch.cat([vector for layer in vectors for vector in layer]).to(self._device)
 
     def _turns(self, c: StackConfig, positions: int) -> Tensor:
         """[positions, 64, 2]: cosine and sine of the rotary embedding."""
@@ -274,8 +234,8 @@ class Megakernel:
             self._seen = self._memory[_SEEN] = seen
             raise
         return [
-            self._take(self._state[slot], *parts)
-            for slot, *parts in zip(slots, made, scores, strict=True)
+            self._take(self._state[slot], codes, told)
+            for slot, codes, told in zip(slots, made, scores, strict=True)
         ]
 
     def _launch(self, slots: Sequence[int], frames: int) -> None:

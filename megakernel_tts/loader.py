@@ -23,7 +23,7 @@ from megakernel_tts.fields import read_json
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text import TextTokenizer
-from megakernel_tts.weights import model_specs, speaker_specs
+from megakernel_tts.weights import Model, model_specs, speaker_specs
 
 POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
 
@@ -73,7 +73,10 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     checkpoint.verify((specs, speaker))
     codec.verify((decoder, encoder) if speaker is not None else decoder)
 
-    model = checkpoint.load(specs, device, dtype)
+    embeddings = checkpoint.load(specs.embeddings, device, dtype)
+    # On the host for now: the backend takes them to the device in its own layout, piece by piece.
+    rest = (specs.talker, specs.predictor)
+    model = Model(embeddings, *checkpoint.load(rest, torch.device("cpu"), dtype))
     prompter = Prompter(model.embeddings, config, tokenizer)
     cloner = None
     if speaker is not None and config.speaker is not None:

@@ -1,6 +1,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,10 @@ def on_gpu(load: Callable[..., Loaded]) -> Callable[..., Bench]:
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
 def on_both(request: pytest.FixtureRequest) -> Callable[..., Bench]:
-    """Makes kernels, on emulated instructions and on the GPU."""
-    return request.getfixturevalue("bench" if request.param == "emulated" else "on_gpu")
+    """Makes kernels, on emulated instructions (two blocks, to be quick) and on the GPU."""
+    if request.param == "gpu":
+        return request.getfixturevalue("on_gpu")
+    return partial(request.getfixturevalue("bench"), blocks=2)
 
 
 @pytest.fixture(scope="session")

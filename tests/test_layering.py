@@ -34,11 +34,13 @@ ALLOWED: dict[str, set[str]] = {
     "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
     # Those that run the networks are imported inside the chooser alone.
-    "backend": {"config", "cuda", "frames", "reference", "sampling", "suspension", "weights"},
+    "backend": {"checkpoint", "config", "cuda", "frames", "reference", "sampling", "suspension"}
+    | {"weights"},
     "reference": {"config", "frames", "layers", "sampling", "suspension", "weights"},
     "frames": set(),
     "suspension": set(),
-    "cuda": LEAVES | {"config", "frames", "sampling", "suspension", "weights"},
+    "packing": {"checkpoint", "weights"},
+    "cuda": LEAVES | {"config", "frames", "packing", "sampling", "suspension", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
     "stream": {"codec.decoder", "frames", "guard", "prompt", "sampling", "script", "session"}

@@ -81,6 +81,10 @@ class EmulatedOps:
     def workspace_words(self, _: int) -> int:
         return COLUMNS * self._library.workspace_words()
 
+    def logits_at(self, _: int) -> int:
+        shape = self.shape(0)
+        return _Cutter(0).network(shape[:4], shape[8] + CONTROL)[_WORDS.index("logits")] // 4
+
     def blocks(self, _: int) -> int:
         return self._blocks
 
