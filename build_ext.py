@@ -27,7 +27,8 @@ CSRC = Path(__file__).parent / "csrc"
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
-FLAGS = ("-O3", "-std=c++20", "-Werror", "all-warnings")
+# Without contraction, or kernels compiled for one column and for many would round differently.
+FLAGS = ("-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings")
 
 
 def obstacle(device: "torch.device") -> str | None:

@@ -86,7 +86,7 @@ class Patience {
   // Whether to look again.
   DEVICE bool lasts() {
     pause();
-    if (++looks_ % 256 != 0) return true;
+    if (++looks_ % 256 != 0 && p_.patience > 0) return true;
     since_ = wait_on(p_, phase_, gave_up_, since_);
     return since_ != 0;
   }

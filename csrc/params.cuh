@@ -93,7 +93,7 @@ struct Params {
   unsigned* published;   // pinned [columns]: how many there are
   const unsigned* stop;  // pinned [columns]
   unsigned* failure;     // pinned [3]: 1 once a wait ran out, block, phase
-  uint64_t patience;     // nanoseconds that a wait may last
+  uint64_t patience;     // nanoseconds that a wait may last; 0: hardly a look
 
   uint32_t* projected;  // [columns, predictor hidden], words as well
   uint32_t* drawn;      // [columns]: a code, and whether its stream goes on

@@ -113,6 +113,7 @@ def test_the_engine_tells_the_streams_and_goes_on(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_waits_for_nothing_between_the_first_frame_and_the_last(
     on_gpu: Callable[..., Bench],
 ) -> None:
