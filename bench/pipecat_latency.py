@@ -10,6 +10,7 @@ python -m bench.pipecat_latency --model /tmp/random-0.6B --json bench/results/pi
 
 import argparse
 import asyncio
+import gc
 import sys
 import time
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ def main() -> None:
         name, engine = options.model, TTS.load(options.model, slots=options.sessions)
     with engine:
         engine.warmup()
+        gc.freeze()  # as a server should
         added = {
             f"after_{round(1000 * rest)}_ms": vars(
                 asyncio.run(measure_added(engine, options.turns, rest))
