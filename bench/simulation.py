@@ -17,6 +17,7 @@ from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.config import read_model_config
 from megakernel_tts.engine import Engine
+from megakernel_tts.frames import Frames
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout, Prefix, Prompt, Prompter
@@ -182,14 +183,25 @@ class SimulatedBackend:
         characters = "".join(chr(int(c)) for c in text[:, 0] if c)
         self._speakers[slot].feed(characters, last)
 
-    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        """A frame each."""
+    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+        """A frame each, whatever was asked for."""
         speakers = [self._speakers[slot] for slot in slots]
         if self.poison and any(self.poison in (s.next_word or "") for s in speakers):
             raise ArithmeticError(f"no {self.poison} can be said")
         time.sleep(self.frame_seconds)
         self.made += len(slots)
-        return [None if s.done else self._frame(s) for s in speakers]
+        return [self._frames(s) for s in speakers]
+
+    def interrupt(self) -> None:
+        """Nothing: every step is a frame."""
+
+    def rearm(self) -> None:
+        """Nothing."""
+
+    def _frames(self, speaker: _Speaker) -> Frames:
+        if speaker.done:
+            return Frames(torch.zeros(0, _GROUPS, dtype=torch.long), ended=True)
+        return Frames(self._frame(speaker)[None], ended=False)
 
     def _frame(self, speaker: _Speaker) -> Tensor:
         codes = torch.zeros(_GROUPS, dtype=torch.long)

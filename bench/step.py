@@ -98,8 +98,6 @@ class Bench:
         self.pad = torch.randn(hidden, device="cuda").bfloat16()
         self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
         self.prompt = 0.05 * torch.randn(_PROMPT, hidden, device="cuda").bfloat16()
-        mail = torch.zeros(max(_COLUMNS) * _FRAMES, 17, dtype=torch.int32).pin_memory()
-        self.kernel._frames = self.kernel._mailbox[0] = mail
 
     def prefill(self) -> float:
         """Ms for a prompt."""
@@ -112,15 +110,13 @@ class Bench:
         for slot in slots:
             self.kernel.prefill(slot, self.prompt, Sampling(seed=slot), 0)
             self.kernel.feed(slot, self.pad[None][:0], True)
-            self.kernel.step([slot])
+            self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position
         return milliseconds(lambda: self._launch(slots)) / _FRAMES
 
     def _launch(self, slots: list[int]) -> None:
         """Frames from the same place on; a stream that ends early keeps its column."""
-        kernel = self.kernel
-        kernel._put(slots, [kernel._state[slot] for slot in slots])
-        kernel._ops.generate(kernel._model, *kernel._lists(), _FRAMES)
+        self.kernel._launch(slots, _FRAMES)
 
     def phases(self) -> dict[str, dict[str, float]]:
         """Microseconds a frame of one stream by phase, the mean of the blocks.

@@ -38,6 +38,7 @@ enum Memory {
   kSeen,
   kStreams,
   kWorkspace,
+  kScores,
   kTimes,
   kNumMemory
 };
@@ -123,12 +124,14 @@ Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, co
 }
 
 Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList mail, int64_t eos,
-              double eps) {
+              double eps, int64_t patience) {
   TORCH_CHECK(0 <= model && model < kModels, "There is no model ", model, ".");
   TORCH_CHECK(w.size() == kNumWeights && m.size() == kNumMemory && mail.size() == kNumMailbox,
               "The lists have ", w.size(), ", ", m.size(), " and ", mail.size(), " tensors.");
   for (const Tensor& t : m) TORCH_CHECK(t.is_cuda(), "The memory must be on a GPU.");
-  for (const Tensor& t : mail) TORCH_CHECK(t.is_pinned(), "The mailbox must be pinned.");
+  for (const Tensor& t : mail) {
+    TORCH_CHECK(t.is_pinned() || t.is_cuda(), "The mailbox must be pinned, or on a GPU.");
+  }
   const Shape s = entry(model).shape;
   Params p{};
   p.talker = network(w[kTalkerStack], w[kTalkerNorms], w[kTalkerNorm], m[kKeys], m[kValues],
@@ -160,8 +163,29 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
               workspace_words(model), " words.");
   lay_out(p, s, reinterpret_cast<uint32_t*>(pointer<int>(m[kWorkspace], at::kInt, "workspace")));
   p.times = reinterpret_cast<uint64_t*>(pointer<int64_t>(m[kTimes], at::kLong, "times"));
-  p.patience = 2'000'000'000;
+  TORCH_CHECK(patience >= 0, "The patience is ", patience, " ns; it must not be negative.");
+  p.patience = static_cast<uint64_t>(patience);
   return p;
+}
+
+// Which heads are watched, each as layer * heads + head, and where their scores go.
+Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor& scores) {
+  Watch w{};
+  w.count = static_cast<int>(heads.size());
+  TORCH_CHECK(heads.size() <= kMostWatched, "At most ", kMostWatched,
+              " heads can be watched, found ", heads.size(), ".");
+  for (size_t i = 0; i < heads.size(); ++i) {
+    const int64_t there = static_cast<int64_t>(p.talker.num_layers) * s.talker[1];
+    TORCH_CHECK(0 <= heads[i] && heads[i] < there, "There is no head ", heads[i], " among ", there,
+                ".");
+    w.heads[i] = static_cast<int>(heads[i]);
+  }
+  w.scores = pointer<float>(scores, at::kFloat, "scores");
+  const int64_t wanted =
+      static_cast<int64_t>(p.columns) * p.max_frames * w.count * p.talker.positions;
+  TORCH_CHECK(scores.numel() >= wanted, "The scores need room for ", wanted, " numbers, found ",
+              scores.numel(), ".");
+  return w;
 }
 
 // One a multiprocessor, as far as every block finds work.
@@ -183,27 +207,29 @@ void launch(void* kernel, const Entry& e, Params& p, const Tensor& workspace) {
   check(cudaMemsetAsync(workspace.data_ptr(), 0xFF, workspace.nbytes(), stream),
         "The workspace could not be cleared");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kThreads + 32), arguments,
+  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kLaunched), arguments,
                                     e.shared_bytes, stream),
         "The kernel could not be launched with one block a multiprocessor");
 }
 
 void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
-              int64_t eos, double eps, int64_t max_frames) {
+              int64_t eos, double eps, int64_t patience, int64_t max_frames,
+              at::IntArrayRef watched) {
   const c10::cuda::CUDAGuard guard(memory[0].device());
-  Params p = params(model, weights, memory, mailbox, eos, eps);
+  Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   p.max_frames = static_cast<int>(max_frames);
   const int64_t room = mailbox[kFrames].numel() * 4 / sizeof(Published);
   TORCH_CHECK(0 < max_frames && max_frames * p.columns <= room, "The mailbox has room for ", room,
               " frames, asked for ", max_frames, " of ", p.columns, " streams.");
   const Entry e = entry(model);
-  launch(e.generate, e, p, memory[kWorkspace]);
+  p.watch = watch(p, e.shape, watched, memory[kScores]);
+  launch(p.columns == 1 ? e.generate_one : e.generate, e, p, memory[kWorkspace]);
 }
 
 void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
-             int64_t eos, double eps, const Tensor& prompt) {
+             int64_t eos, double eps, int64_t patience, const Tensor& prompt) {
   const c10::cuda::CUDAGuard guard(memory[0].device());
-  Params p = params(model, weights, memory, mailbox, eos, eps);
+  Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   const Entry e = entry(model);
   TORCH_CHECK(prompt.dim() == 2 && prompt.size(1) == e.shape.talker[0],
               "The prompt must be [positions, ", e.shape.talker[0], "], found ", prompt.sizes());
@@ -237,13 +263,22 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
-      "float eps, int max_frames) -> ()");
+      "float eps, int patience, int max_frames, int[] watched) -> ()");
   m.def(
       "prefill(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
-      "float eps, Tensor prompt) -> ()");
+      "float eps, int patience, Tensor prompt) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
   m.impl("generate", &megakernel::generate);
   m.impl("prefill", &megakernel::prefill);
+}
+
+// Nothing is returned, so that fake tensors need nothing either.
+TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
+  using at::TensorList;
+  m.impl("generate", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
+                        int64_t, at::IntArrayRef) {});
+  m.impl("prefill", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
+                       const at::Tensor&) {});
 }

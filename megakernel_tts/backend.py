@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig
+from megakernel_tts.frames import Frames
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended
 
@@ -20,12 +21,12 @@ _log = logging.getLogger("megakernel_tts")
 class Backend(Protocol):
     """Talker, code predictor and sampling for a fixed number of slots, one stream a slot.
 
-    A stream: `prefill`, then `feed` as its text becomes known and `step` for each frame, then
-    `release`. Between frames it may be taken out of its slot and put into another. Frame t + 1
+    A stream: `prefill`, then `feed` as its text becomes known and `step` for its frames, then
+    `release`. Between steps it may be taken out of its slot and put into another. Frame t + 1
     needs text vector t (frame 0 needs none): the caller steps a slot only if that vector was fed or
     the text was ended, after which padding takes its place.
 
-    A method that raises leaves every slot as it was.
+    A method that raises leaves every slot as it was. One thread calls them all but `interrupt`.
     """
 
     name: str
@@ -47,8 +48,28 @@ class Backend(Protocol):
         """Queues text vectors [n, hidden]; `last` says that no more will come."""
         ...
 
-    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        """Makes a frame for each slot: its codes [groups] (int64, on the host), or None at EOS."""
+    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+        """Makes up to so many frames for each slot, however many it is asked for the same ones.
+
+        Every stream makes at least one, or ends. Fewer than asked for are made where speech ends,
+        text runs dry, the step is interrupted, or the backend has no room for more.
+
+        Raises:
+            DeviceError: It is not the fault of any one of the streams.
+            RuntimeError: The text of a slot's next frame has not arrived.
+            ValueError: A slot has no position left.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Ends a step under way with the frame at hand, and later ones after their first.
+
+        Until `rearm`. Any thread may call it, and any finaliser: it takes no lock.
+        """
+        ...
+
+    def rearm(self) -> None:
+        """Takes interruptions back: steps are as long as they are asked to be again."""
         ...
 
     def release(self, slot: int) -> None:

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.errors import DeviceError
+from megakernel_tts.frames import Frames, Progress
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Model, Stack
@@ -24,6 +28,9 @@ _STEP = 256  # of K, for a block
 _BLOCK = 16  # positions whose values lie together
 _STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
+_SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
+_FRAMES = 32  # of a stream, at most, that one launch makes
+_PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
@@ -60,15 +67,11 @@ def _tiles(weight: Tensor) -> Tensor:
     return pairs.flatten(5).flatten(3, 4)
 
 
-@dataclass
-class _Slot:
+@dataclass(kw_only=True)
+class _Slot(Progress):
     sampling: Sampling
     first_frame: int
-    prompt: int
-    codes: list[int]
-    frames: int = 0
-    fed: int = 0
-    ended: bool = False
+    codes: list[int]  # of the last frame
 
 
 class Megakernel:
@@ -84,6 +87,7 @@ class Megakernel:
         *,
         slots: int,
         positions: int,
+        watched: Sequence[tuple[int, int]] = (),
         ops: Any = None,
     ) -> None:
         """Packs the weights and allocates the slots.
@@ -94,6 +98,8 @@ class Megakernel:
             pad: [hidden], the text vector that stands for "no text".
             slots: Streams at a time.
             positions: The most positions of one stream, up to 2,048.
+            watched: Layer and head of the talker, of up to eight heads, whose attention scores
+                `step` tells; the codes stay the same.
             ops: The kernel's operators; by default those of csrc/ops.cpp, built if need be.
 
         Raises:
@@ -108,6 +114,7 @@ class Megakernel:
         *_, slot, units, columns = self._ops.shape(self._model)
         plan = _Plan(self._ops.blocks(self._model), slot, units, columns)
         self._columns = columns
+        self._watched = [layer * talker.stack.heads + head for layer, head in watched]
         self._kept: list[Tensor] = []
         wide, device = talker.stack.hidden, pad.device
         embeddings = model.embeddings
@@ -143,17 +150,22 @@ class Megakernel:
             self._seen,
             torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
             torch.zeros(words, dtype=torch.int32, device=device),
+            torch.zeros(columns, _FRAMES, len(self._watched), self._keys.shape[3], device=device),
             torch.zeros(plan.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
         ]
-        self._frames = self._mail(columns, 1 + _GROUPS)
-        self._failure = self._mail(3)
-        self._mailbox = [self._frames, self._mail(columns), self._mail(columns), self._failure]
+        mail = [columns * _FRAMES * (1 + _GROUPS), columns, columns, 3]
+        self._mailbox = [self._mail(words) for words in mail]
+        # What lies in memory is read and written without torch, which a finaliser may not call.
+        self._frames, self._published, self._stop, self._failure = (
+            mail.numpy() for mail in self._mailbox
+        )
+        self._done = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
         self._state: dict[int, _Slot] = {}
 
-    def _mail(self, *shape: int) -> Tensor:
+    def _mail(self, words: int) -> Tensor:
         """Memory of the host that the kernel writes and reads, too."""
         pinned = self._device.type == "cuda"
-        return torch.zeros(*shape, dtype=torch.int32, pin_memory=pinned)
+        return torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
 
     def _find_model(self, config: ModelConfig) -> int:
         """The compiled model of these shapes."""
@@ -211,8 +223,14 @@ class Megakernel:
         """Runs the prompt; see `Backend.prefill`."""
         if len(prompt) >= self.positions:
             raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
-        state = _Slot(sampling.in_float32(), first_frame, len(prompt), [0] * _GROUPS)
+        state = _Slot(
+            prompt=len(prompt),
+            sampling=sampling.in_float32(),
+            first_frame=first_frame,
+            codes=[0] * _GROUPS,
+        )
         self._seen[slot] = 0
+        self._hidden[slot] = torch.nan  # what stays there if the launch fails: nobody waits for it
         self._put([slot], [state])
         self._ops.prefill(self._model, *self._lists(), prompt.contiguous())
         self._state[slot] = state
@@ -229,57 +247,100 @@ class Megakernel:
         """Forgets the stream; see `Backend.release`."""
         self._state.pop(slot, None)
 
+    def interrupt(self) -> None:
+        """Ends a launch with the frame at hand; see `Backend.interrupt`."""
+        self._stop[:] = 1
+
+    def rearm(self) -> None:
+        """Takes interruptions back; see `Backend.rearm`."""
+        self._stop[:] = 0
+
     @torch.inference_mode()
-    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        """One frame for each slot; see `Backend.step`."""
-        made: list[Tensor] = []
-        seen = self._seen[list(slots)]  # a copy: what the kernel draws, it marks at once
+    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+        """Some frames for each slot; see `Backend.step`."""
+        for slot in slots:
+            self._state[slot].check(slot, self.positions)
+        made: list[NDArray[np.int64]] = []
+        scores: list[Tensor | None] = []
+        seen = self._seen.clone()  # what the kernel draws, it marks at once
         try:
             for start in range(0, len(slots), self._columns):
-                made += self._step(slots[start : start + self._columns])
+                some, count = slots[start : start + self._columns], min(frames, _FRAMES)
+                self._launch(some, count)
+                self._wait()
+                made += self._collect(len(some), count)
+                scores += self._scores(some, count)
         except Exception:
-            self._seen[list(slots)] = seen
+            self._seen = self._memory[_SEEN] = seen
             raise
-        codes: list[Tensor | None] = []
-        for slot, frame in zip(slots, made, strict=True):
-            state = self._state[slot]
-            state.codes = frame[1:].tolist()
-            state.frames += 1
-            codes.append(None if frame[0] == _EOS else frame[1:].long())
-        return codes
+        return [
+            self._take(self._state[slot], *parts)
+            for slot, *parts in zip(slots, made, scores, strict=True)
+        ]
 
-    def _step(self, slots: Sequence[int]) -> list[Tensor]:
-        """One launch: for each slot why it is over, if it is, and its codes [1 + groups]."""
-        states = [self._state[slot] for slot in slots]
-        for slot, s in zip(slots, states, strict=True):
-            if s.frames > s.fed and not s.ended:
-                raise RuntimeError(
-                    f"Slot {slot} was stepped before the text of frame {s.frames - 1} arrived."
-                )
-        self._put(slots, states)
-        self._ops.generate(self._model, *self._lists(), 1)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+    def _launch(self, slots: Sequence[int], frames: int) -> None:
+        """Has the kernel make frames; the host waits for nothing."""
+        self._put(slots, [self._state[slot] for slot in slots])
+        self._published[:] = 0
+        self._ops.generate(self._model, *self._lists(), frames, self._watched)
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self._device))
+
+    def _wait(self) -> None:
+        """Sleeps until the launch is over."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
+        """Each column's frames: why it is over, if it is, and its codes [made, 1 + groups]."""
         if self._failure[0]:
             _, block, phase = self._failure.tolist()
-            raise RuntimeError(
-                f"The kernel's blocks lost each other: block {block} waited in vain after the "
-                f"phase {PHASES[phase]}. Load the model again; another program may hold the GPU."
+            self._failure[:] = 0
+            raise DeviceError(
+                f"The kernel's blocks lost each other: block {block} waited in vain for "
+                f"{_PATIENCE / 1e9:g} s at the phase {PHASES[phase]}. Another program may hold the "
+                "GPU; try again."
             )
-        frames = list(self._frames[: len(slots)].clone())
-        if any(frame[0] == _BROKEN for frame in frames):
+        table = self._frames[: columns * frames * (1 + _GROUPS)].reshape(columns, frames, -1)
+        made = [
+            rows[:count].astype(np.int64)
+            for rows, count in zip(table, self._published, strict=False)
+        ]
+        if any((rows[:, 0] == _BROKEN).any() for rows in made):
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
-        return frames
+        return made
+
+    def _scores(self, slots: Sequence[int], frames: int) -> list[Tensor | None]:
+        """What the watched heads look at, for each column [frames, heads, positions]."""
+        if not self._watched:
+            return [None] * len(slots)
+        told = self._memory[_SCORES].flatten()
+        table = told[: len(slots) * frames * told.numel() // (self._columns * _FRAMES)]
+        table = table.view(len(slots), frames, len(self._watched), -1)
+        return [
+            self._state[slot].known(rows, self.positions)
+            for slot, rows in zip(slots, table.cpu(), strict=True)
+        ]
+
+    def _take(self, state: _Slot, made: NDArray[np.int64], scores: Tensor | None) -> Frames:
+        state.codes = made[-1, 1:].tolist()
+        state.frames += len(made)
+        ended = bool(made[-1, 0] == _EOS)
+        count = len(made) - ended
+        told = None if scores is None else scores[:count]
+        return Frames(torch.from_numpy(made[:count, 1:]), ended, told)
 
     def _lists(self) -> tuple[object, ...]:
         control, stack = self._config.talker.control, self._config.talker.stack
-        return self._weights, self._memory, self._mailbox, control.eos, stack.eps
+        return self._weights, self._memory, self._mailbox, control.eos, stack.eps, _PATIENCE
 
     def _put(self, slots: Sequence[int], states: Sequence[_Slot]) -> None:
         """Tells the kernel who speaks."""
-        rows = b"".join(map(_row, slots, states))
-        table = torch.frombuffer(bytearray(rows), dtype=torch.uint8)
-        self._memory[7] = table.view(len(slots), -1).to(self._device)
+        rows = b"".join(_row(i, s, self.positions) for i, s in zip(slots, states, strict=True))
+        table = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
+        if self._device.type == "cuda":  # from pinned memory, or the host would wait for the copy
+            table = table.pin_memory().to(self._device, non_blocking=True)
+        self._memory[_STREAMS] = table
 
     def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
         """A slot's parts of the buffers, as far as its stream has come."""
@@ -312,11 +373,11 @@ def _built_ops(device: torch.device) -> Any:
     return torch.ops.megakernel_tts
 
 
-def _row(slot: int, s: _Slot) -> bytes:
+def _row(slot: int, s: _Slot, positions: int) -> bytes:
     """A `Stream` of csrc/params.cuh."""
     rule, seed = s.sampling, s.sampling.seed or 0
     return _STREAM.pack(
-        slot, s.prompt, s.frames, 1 << 30, s.fed, s.ended, s.frames == 0,
+        slot, s.prompt, s.frames, positions - s.prompt, s.fed, s.ended, s.frames == 0,
         *s.codes,
         s.first_frame & 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32,
         rule.repetition_penalty,

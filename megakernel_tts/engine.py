@@ -85,14 +85,14 @@ class Engine:
             self._check_room()
         recorded = voice is not None and voice.codes is not None
         start = self._primed(voice) if recorded else self._fresh
-        bell = self._loop.bell
-        mailbox = Mailbox(on_read=bell.ring)
+        mailbox = Mailbox(on_read=self._loop.bell.ring)
         stream = Stream(script, mailbox, prefix, start, layout, sampling, chunks, retries)
         with self._loop.lock:
             self._check_room()
             self._loop.streams.append(stream)
-        bell.ring()
-        return Session(script, mailbox, bell.ring, partial(self._abandon, stream))
+        self._text_came(stream)
+        wake, abandon = partial(self._text_came, stream), partial(self._abandon, stream)
+        return Session(script, mailbox, wake, abandon)
 
     def _check_room(self) -> None:
         loop = self._loop
@@ -105,9 +105,16 @@ class Engine:
                 "many as may wait. Try again later, or load with more slots."
             )
 
+    def _text_came(self, stream: Stream) -> None:
+        """Who can speak on without it need not disturb the others."""
+        if stream.starved:
+            self._loop.interrupt()
+        else:
+            self._loop.bell.ring()
+
     def _abandon(self, stream: Stream) -> None:
         stream.abandoned = True
-        self._loop.bell.ring()
+        self._loop.interrupt()
 
     @property
     def sessions(self) -> int:

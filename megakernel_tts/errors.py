@@ -38,3 +38,7 @@ class EngineClosedError(MegakernelTTSError):
 
 class SynthesisError(MegakernelTTSError):
     """One stream failed while it was speaking; the others go on (its cause is chained)."""
+
+
+class DeviceError(MegakernelTTSError, RuntimeError):
+    """The device did not finish what it was given; whether it will next time, nobody knows."""

@@ -1,8 +1,9 @@
 """The one loop: text in, frames out, for every stream at once.
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
-gives a slot to one stream that can use it, makes one frame for every stream that can move, and
-decodes and delivers what is due. Streams join and leave between turns.
+gives a slot to one stream that can use it, makes frames for every stream that can move until the
+first chunk is due, and decodes and delivers what is due. Streams join and leave between turns; who
+cannot wait so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
 
 A stream that has stalled, because its text or its reader is late, keeps its slot until another
 could use it; then it is suspended, and goes on later exactly where it stopped.
@@ -19,7 +20,7 @@ import torch
 from megakernel_tts.audio import pcm16
 from megakernel_tts.backend import Backend
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.errors import SynthesisError
+from megakernel_tts.errors import DeviceError, SynthesisError
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
@@ -70,8 +71,13 @@ class Loop:
         self.free = list(range(backend.slots))
 
     def stop(self) -> None:
-        """Ends the loop after the turn at hand; may be called from a finaliser."""
+        """Ends the loop after the frame at hand; may be called from a finaliser."""
         self.closed = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Has the loop look for news after the frame at hand; may be called from a finaliser."""
+        self.backend.interrupt()
         self.bell.ring()
 
     @torch.inference_mode()
@@ -80,6 +86,7 @@ class Loop:
         try:
             while True:
                 self.bell.clear()
+                self.backend.rearm()
                 if self.closed:  # looked at after the ring that tells of it
                     break
                 if not self._turn():
@@ -104,9 +111,9 @@ class Loop:
         streams = self._everyone()
         for stream in streams:
             self._guarded(stream, self._listen)
-        self._seat(streams)
+        more = self._seat(streams)
         moving = [s for s in streams if s.movable]
-        self._step(moving)
+        self._step(moving, 1 if more else min((s.until_due for s in moving), default=0))
         self._decode([s for s in streams if s.due])
         ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
         for stream in ended:
@@ -137,19 +144,23 @@ class Loop:
         elif stream.slot is not None:
             self._feed(stream, stream.utterance)
 
-    def _seat(self, streams: Sequence[Stream]) -> None:
+    def _seat(self, streams: Sequence[Stream]) -> bool:
         """Gives a slot to the first who can use it, suspended ones before new ones.
 
         One a turn: a prompt takes longer than a frame, for which the others wait.
+
+        Returns:
+            Whether somebody else may get one in the next turn.
         """
-        waiting = [s for s in streams if s.waiting]
+        waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
         if waiting and not self.free:
             self._make_room(streams)
-        for stream in sorted(waiting, key=lambda s: s.utterance is None):
-            if self.free:
-                self._guarded(stream, self._go_on)
+        while waiting and self.free:
+            stream = waiting.pop(0)
+            self._guarded(stream, self._go_on)
             if stream.slot is not None:
-                return
+                break
+        return bool(waiting and self.free)
 
     def _make_room(self, streams: Sequence[Stream]) -> None:
         """Suspends the one that has stalled longest, if any has for too long."""
@@ -218,21 +229,24 @@ class Loop:
         u.fed += len(vectors)
         u.closed = ended
 
-    def _step(self, moving: Sequence[Stream]) -> None:
-        """Makes one frame for each stream; if that fails, for each alone, to find the culprit."""
+    def _step(self, moving: Sequence[Stream], frames: int) -> None:
+        """Makes frames for each stream; if that fails, one for each alone, to find the culprit."""
         if not moving:
             return
         try:
-            frames = self.backend.step([self._slot(s) for s in moving])
+            made = self.backend.step([self._slot(s) for s in moving], frames)
+        except DeviceError as error:
+            for stream in moving:
+                self._fail(stream, error)
         except Exception as error:
-            if len(moving) == 1:
+            if (len(moving), frames) == (1, 1):
                 self._fail(moving[0], error)
                 return
             for stream in moving:
-                self._step([stream])
-            return
-        for (_, u), codes in zip(_speaking(moving), frames, strict=True):
-            u.take(codes)
+                self._step([stream], 1)
+        else:
+            for (_, u), new in zip(_speaking(moving), made, strict=True):
+                u.take(new)
 
     def _decode(self, due: Sequence[Stream]) -> None:
         """Decodes and delivers pending frames: streams with as many together."""

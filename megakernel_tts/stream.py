@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec.decoder import State
+from megakernel_tts.frames import Frames
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix
 from megakernel_tts.sampling import Sampling
@@ -61,15 +62,14 @@ class Utterance:
         """Whether the talker had been given all of the text before this frame."""
         return self.closed and frame >= self.fed
 
-    def take(self, codes: Tensor | None) -> None:
-        """Takes the next frame, or the end of the speech."""
+    def take(self, frames: Frames) -> None:
+        """Takes the next frames, with which the speech may end."""
         self.moved = time.monotonic()
-        if codes is None:
+        self.pending += frames.codes
+        self.frames += len(frames.codes)
+        if frames.ended:
             self.over = "eos"
-            return
-        self.pending.append(codes)
-        self.frames += 1
-        if self.frames >= self.cap:
+        elif self.frames >= self.cap:
             self.over = "length"
 
     def fail(self, error: Exception) -> None:
@@ -149,6 +149,21 @@ class Stream:
         """Whether to make a frame for it now."""
         u = self.utterance
         return self.slot is not None and u is not None and u.ready and self.read
+
+    @property
+    def until_due(self) -> int:
+        """Frames after which it is to be looked at: a chunk, the end, no text, or no reader."""
+        u = self.utterance
+        assert u is not None
+        known = u.cap if u.closed else min(u.cap, u.fed + 1)
+        unread = self.mailbox.unread + len(u.pending)
+        return min(self.chunk - len(u.pending), known - u.frames, self.chunks.ahead - unread)
+
+    @property
+    def starved(self) -> bool:
+        """Whether nothing but more text can make it speak on."""
+        u = self.utterance
+        return u is None or not u.ready
 
     @property
     def waiting(self) -> bool:

@@ -1,4 +1,5 @@
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from megakernel_tts.config import Kind
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from tests.emulator import EmulatedOps
 from tests.fakes import ScriptedBackend
 from tests.goldens.cases import Model
+from tests.kernels import MODELS, Bench
 from tests.rig import Rig
 
 Maker = Callable[..., Path]
@@ -61,6 +64,33 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
     yield make
     for one in loaded.values():
         one.engine.close()
+
+
+@pytest.fixture(scope="session")
+def bench(
+    load: Callable[..., Loaded], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bench]:
+    """Makes kernels on emulated instructions; each model is compiled once."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ for the emulator")
+    folder = tmp_path_factory.mktemp("emulator")
+
+    def make(size: Size = "0b6", blocks: int = 3) -> Bench:
+        return Bench(load("custom_voice", size), EmulatedOps(MODELS[size], folder, blocks))
+
+    return make
+
+
+@pytest.fixture
+def on_gpu(load: Callable[..., Loaded]) -> Callable[..., Bench]:
+    """Makes kernels on the GPU, of the same weights."""
+    return lambda size="0b6": Bench(load("custom_voice", size), None)
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def on_both(request: pytest.FixtureRequest) -> Callable[..., Bench]:
+    """Makes kernels, on emulated instructions and on the GPU."""
+    return request.getfixturevalue("bench" if request.param == "emulated" else "on_gpu")
 
 
 @pytest.fixture(scope="session")

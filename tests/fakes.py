@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from megakernel_tts.frames import Frames
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended
 
@@ -26,15 +27,17 @@ class ScriptedBackend:
         self.endless = False
         self.runaway: set[int] = set()  # seeds that never end
         self.poisoned: dict[int, int] = {}  # seed -> the frame at which its step fails
-        self.gate = threading.Event()  # steps wait for it
+        self.gate = threading.Event()  # frames wait for it
         self.gate.set()
-        self.batches: list[int] = []
+        self.asked: list[int] = []  # frames of every step
+        self.batches: list[int] = []  # streams of every frame
         self.prompts: list[int] = []
         self.starts: list[tuple[int, int]] = []  # seed and first frame of every prompt
         self.events: list[str] = []
         self.threads: set[int] = set()
         self.suspended = 0
         self._streams: dict[int, dict[str, int]] = {}
+        self._interrupted = False
 
     @property
     def busy(self) -> set[int]:
@@ -56,15 +59,36 @@ class ScriptedBackend:
         stream["fed"] += len(text)
         stream["ended"] = int(last)
 
-    def step(self, slots: Sequence[int]) -> list[Tensor | None]:
-        self.gate.wait()
+    def interrupt(self) -> None:
+        self._interrupted = True
+
+    def rearm(self) -> None:
+        self._interrupted = False
+
+    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
         self.threads.add(threading.get_ident())
-        self.batches.append(len(slots))
-        self.events.append("step")
-        for stream in (self._streams[slot] for slot in slots):
-            if self.poisoned.get(stream["seed"]) == stream["frames"]:
-                raise ArithmeticError(f"poisoned seed {stream['seed']}")
-        return [self._frame(self._streams[slot]) for slot in slots]
+        self.asked.append(frames)
+        before = {slot: dict(self._streams[slot]) for slot in slots}
+        made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
+        moving = list(slots)
+        for _ in range(frames):
+            self.gate.wait()
+            self.batches.append(len(moving))
+            self.events.append("frame")
+            for slot in moving:
+                stream = self._streams[slot]
+                if self.poisoned.get(stream["seed"]) == stream["frames"]:
+                    self._streams |= before
+                    raise ArithmeticError(f"poisoned seed {stream['seed']}")
+                made[slot].append(self._frame(stream))
+            moving = [slot for slot in moving if made[slot][-1] is not None and self._fed(slot)]
+            if self._interrupted or not moving:
+                break
+        return [_frames(made[slot]) for slot in slots]
+
+    def _fed(self, slot: int) -> bool:
+        stream = self._streams[slot]
+        return stream["frames"] <= stream["fed"] or bool(stream["ended"])
 
     def _frame(self, stream: dict[str, int]) -> Tensor | None:
         t = stream["frames"]
@@ -86,6 +110,13 @@ class ScriptedBackend:
         assert slot not in self._streams, "the slot is taken"
         self.events.append("resume")
         self._streams[slot] = suspended.state
+
+
+def _frames(made: list[Tensor | None]) -> Frames:
+    codes = [frame for frame in made if frame is not None]
+    return Frames(
+        torch.stack(codes) if codes else torch.zeros(0, 16).long(), len(codes) < len(made)
+    )
 
 
 def codes_of(seed: int, frame: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from megakernel_tts import (
     AudioChunk,
@@ -15,6 +16,7 @@ from megakernel_tts import (
     Session,
     Voice,
 )
+from megakernel_tts.backend import Backend
 from megakernel_tts.engine import Engine
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout
@@ -70,6 +72,12 @@ class Rig:
                 return True
             time.sleep(0.005)
         return False
+
+
+def one_frame(backend: Backend, slots: Sequence[int]) -> list[Tensor | None]:
+    """The codes [groups] of each slot's next frame; None where the speech ends."""
+    made = backend.step(slots, 1)
+    return [None if frames.ended else frames.codes[0] for frames in made]
 
 
 def read(sessions: Sequence[Session]) -> list[Finish]:

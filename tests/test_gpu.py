@@ -19,6 +19,7 @@ from megakernel_tts.reference import Reference
 from megakernel_tts.sampling import gumbel
 from megakernel_tts.weights import model_specs
 from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
+from tests.rig import one_frame
 from tests.test_parity import build, expected, golden
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +59,7 @@ def test_greedy_codes_equal_the_official_ones(
     backend = loaded.engine.backend
     backend.prefill(0, prompt.prefill, Sampling.greedy(seed=0), 0)
     backend.feed(0, trailing, True)
-    made = [backend.step([0])[0] for _ in range(FRAMES)]
+    made = [one_frame(backend, [0])[0] for _ in range(FRAMES)]
     backend.release(0)
     codes = torch.stack([frame for frame in made if frame is not None]).numpy()
     np.testing.assert_array_equal(codes, expected(size, case, "codes"))
@@ -149,15 +150,15 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     alone: list[list[list[int] | None]] = []
     for stream in range(4):
         begin(stream, stream)
-        alone.append([codes(reference.step([stream]))[0] for _ in range(6)])
+        alone.append([codes(one_frame(reference, [stream]))[0] for _ in range(6)])
         reference.release(stream)
     for stream in range(4):
         begin(stream, stream)
-    together = [codes(reference.step([0, 1, 2, 3])) for _ in range(3)]
+    together = [codes(one_frame(reference, [0, 1, 2, 3])) for _ in range(3)]
     away = [reference.suspend(slot) for slot in range(4)]
     for slot, suspended in enumerate(reversed(away)):
         reference.resume(slot, suspended)
-    together += [codes(reference.step([3, 2, 1, 0])) for _ in range(3)]
+    together += [codes(one_frame(reference, [3, 2, 1, 0])) for _ in range(3)]
     assert [list(stream) for stream in zip(*together, strict=True)] == alone
 
 

@@ -34,13 +34,15 @@ ALLOWED: dict[str, set[str]] = {
     "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
     # Those that run the networks are imported inside the chooser alone.
-    "backend": {"config", "cuda", "reference", "sampling", "suspension", "weights"},
-    "reference": {"config", "layers", "sampling", "suspension", "weights"},
+    "backend": {"config", "cuda", "frames", "reference", "sampling", "suspension", "weights"},
+    "reference": {"config", "frames", "layers", "sampling", "suspension", "weights"},
+    "frames": set(),
     "suspension": set(),
-    "cuda": {"config", "sampling", "suspension", "weights"},
+    "cuda": LEAVES | {"config", "frames", "sampling", "suspension", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
-    "stream": {"codec.decoder", "guard", "prompt", "sampling", "script", "session", "suspension"},
+    "stream": {"codec.decoder", "frames", "guard", "prompt", "sampling", "script", "session"}
+    | {"suspension"},
     "loop": LEAVES | {"audio", "backend", "codec.decoder", "prompt", "session", "stream"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}

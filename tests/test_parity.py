@@ -28,6 +28,7 @@ from tests.goldens.cases import (
     long_text_ids,
     reference_audio,
 )
+from tests.rig import one_frame
 
 WAVE_STEP, LOGIT_STEP = 61, 17
 MODELS: tuple[Model, ...] = (*CHECKPOINTS, "demo")
@@ -103,7 +104,7 @@ def test_greedy_codes_hidden_states_and_logits(
     )
     reference.prefill(1, prompt.prefill, Sampling.greedy(seed=0), 0)
     reference.feed(1, trailing, True)
-    frames = [reference.step([1])[0] for _ in range(FRAMES)]
+    frames = [one_frame(reference, [1])[0] for _ in range(FRAMES)]
     codes = torch.stack([frame for frame in frames if frame is not None]).numpy()
     np.testing.assert_array_equal(codes, expected(size, case, "codes"))
     hidden = torch.stack(seen["hidden"])[::5, 0]

@@ -8,6 +8,7 @@ import torch
 from megakernel_tts import Sampling
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.reference import Reference
+from tests.rig import one_frame
 
 TEXTS = [
     "hello to the world",
@@ -38,7 +39,7 @@ def start(reference: Reference, loaded: Loaded, slot: int, text: str, sampling: 
 
 
 def frames(reference: Reference, slot: int, count: int) -> list[list[int]]:
-    made = (reference.step([slot])[0] for _ in range(count))
+    made = (one_frame(reference, [slot])[0] for _ in range(count))
     return [codes.tolist() for codes in made if codes is not None]
 
 
@@ -72,7 +73,7 @@ def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> 
                 running[slot] = stream
                 start(reference, loaded, slot, TEXTS[stream], SAMPLINGS[stream])
             slots = rng.sample(sorted(running), rng.randint(1, len(running)))
-            for slot, codes in zip(slots, reference.step(slots), strict=True):
+            for slot, codes in zip(slots, one_frame(reference, slots), strict=True):
                 stream = running[slot]
                 if codes is not None:
                     made[stream].append(codes.tolist())
@@ -108,7 +109,7 @@ def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
             for slot, stream in enumerate(pair):
                 reference.resume(slot, away.pop(stream))  # type: ignore[arg-type]
             for _ in range(rng.randint(1, 3)):
-                for stream, codes in zip(pair, reference.step([0, 1]), strict=True):
+                for stream, codes in zip(pair, one_frame(reference, [0, 1]), strict=True):
                     if codes is not None and len(made[stream]) < count:
                         made[stream].append(codes.tolist())
             for slot, stream in enumerate(pair):
@@ -141,7 +142,7 @@ def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None
     reference.prefill(1, prompt.prefill, Sampling(seed=1), 0)
     made = frames(reference, 1, 1)  # the first frame needs no text
     with pytest.raises(RuntimeError, match="before the text of frame 0"):
-        reference.step([1])
+        one_frame(reference, [1])
     for i in ids[1:]:
         with torch.inference_mode():
             reference.feed(1, prompter.text([i]), False)
@@ -166,11 +167,11 @@ def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
     )
     for seed in range(20):
         start(reference, loaded, 0, TEXTS[0], Sampling(seed=seed))
-        made = [reference.step([0])[0] for _ in range(2)]
+        made = [one_frame(reference, [0])[0] for _ in range(2)]
         assert all(
             codes is not None and int(codes[0]) < loaded.config.talker.codes for codes in made
         )
-        third = reference.step([0])[0]
+        third = one_frame(reference, [0])[0]
         assert third is None or int(third[0]) < loaded.config.talker.codes
     assert eos >= loaded.config.talker.codes
 
@@ -187,7 +188,7 @@ def test_a_failed_step_leaves_the_slots_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(reference, "predict", lambda *_: (_ for _ in ()).throw(MemoryError()))
         with pytest.raises(MemoryError):
-            reference.step([0])
+            one_frame(reference, [0])
     assert made + frames(reference, 0, 3) == expected
 
 
@@ -205,7 +206,7 @@ def test_not_finite_logits_are_an_error(load: Callable[..., Loaded]) -> None:
     prompt = torch.full((3, loaded.config.talker.stack.hidden), torch.nan)
     reference.prefill(0, prompt, Sampling(seed=0), 0)
     with pytest.raises(FloatingPointError):
-        reference.step([0])
+        one_frame(reference, [0])
 
 
 def test_bfloat16_stays_close_to_float32(
@@ -228,7 +229,7 @@ def test_bfloat16_stays_close_to_float32(
             trace=lambda phase, x, seen=seen: seen.append(x) if phase == "logits" else None,
         )
         start(reference, loaded, 0, TEXTS[0], Sampling.greedy(seed=0))
-        reference.step([0])
+        one_frame(reference, [0])
         logits.append(seen[0][0].float())
     half.engine.close()
     exact, rounded = logits

@@ -26,6 +26,10 @@ class _Network(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Watch(ctypes.Structure):
+    _fields_ = (("count", c_int), ("heads", c_int * 8), ("scores", c_void_p))
+
+
 class _Params(ctypes.Structure):
     _fields_ = (
         ("talker", _Network), ("predictor", _Network),
@@ -33,6 +37,7 @@ class _Params(ctypes.Structure):
             "talker_head", "predictor_heads", "project_bias", "code_embedding",
             "group_embeddings", "pad", "text", "prompt")),
         ("prompt_length", c_int), ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
+        ("watch", _Watch),
         ("streams", c_void_p), ("columns", c_int), ("max_frames", c_int),
         *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
         ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
@@ -40,7 +45,11 @@ class _Params(ctypes.Structure):
 
 
 class EmulatedOps:
-    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh."""
+    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh.
+
+    Attributes:
+        late: Turns of the other blocks after which block 0 begins.
+    """
 
     def __init__(self, model: str, folder: Path, blocks: int = 3) -> None:
         """Compiles the kernel.
@@ -59,7 +68,7 @@ class EmulatedOps:
             command += [f"-DMEGAKERNEL_MODEL={model}", f"-I{ROOT / 'tests/emulator'}"]
             source = ROOT / "tests" / "emulator" / "emulate.cc"
             subprocess.run([*command, "-o", str(library), str(source)], check=True)
-        self._blocks = blocks
+        self._blocks, self.late = blocks, 0
         self._library = ctypes.CDLL(str(library))
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
@@ -79,13 +88,14 @@ class EmulatedOps:
         *lists, prompt = arguments
         params = self._params(*lists)
         params.prompt, params.prompt_length = prompt.data_ptr(), len(prompt)
-        self._library.emulate_prefill(ctypes.byref(params), self._blocks)
+        self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
-        *lists, max_frames = arguments
+        *lists, max_frames, watched = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
-        self._library.emulate_generate(ctypes.byref(params), self._blocks)
+        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][9].data_ptr())
+        self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(
         self,
@@ -95,6 +105,7 @@ class EmulatedOps:
         mailbox: Sequence[Tensor],
         eos: int,
         eps: float,
+        patience: int,
     ) -> _Params:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
@@ -110,6 +121,7 @@ class EmulatedOps:
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
             streams=m[7], columns=len(memory[7]), eos=eos,
+            patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
             **common,

@@ -6,17 +6,19 @@ using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
 
 template <class Act>
-static void run(const Params& p, int blocks, Act act) {
+static void run(const Params& p, int blocks, int late, Act act) {
   std::vector<Shared<M>> shared(blocks);
-  launch(blocks, kThreads + 32, [&] { act(p, shared[block()]); });
+  launch(blocks, kThreads + 32, late, [&] { act(p, shared[block()]); });
 }
 
-extern "C" void emulate_generate(const Params* p, int blocks) {
-  run(*p, blocks, [](const Params& p, Shared<M>& s) { generate_frames<M>(p, s); });
+extern "C" void emulate_generate(const Params* p, int blocks, int late) {
+  run(*p, blocks, late, [](const Params& p, Shared<M>& s) {
+    p.columns == 1 ? generate_frames<M, 1>(p, s) : generate_frames<M, kColumns>(p, s);
+  });
 }
 
-extern "C" void emulate_prefill(const Params* p, int blocks) {
-  run(*p, blocks, [](const Params& p, Shared<M>& s) { run_prompt<M>(p, s); });
+extern "C" void emulate_prefill(const Params* p, int blocks, int late) {
+  run(*p, blocks, late, [](const Params& p, Shared<M>& s) { run_prompt<M>(p, s); });
 }
 
 extern "C" int params_bytes() { return sizeof(Params); }

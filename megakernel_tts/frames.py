@@ -1,0 +1,68 @@
+"""What backends have in common: how far a stream has come, and what a step gives for it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Frames(NamedTuple):
+    """A stream's next frames.
+
+    Attributes:
+        codes: [frames, groups] (int64, on the host).
+        ended: Whether the speech ends after them.
+        scores: Of the heads that the backend watches, [frames, heads, positions] (float32, on the
+            host): each frame's query against the keys so far, before the softmax. NaN where there
+            is no key yet, and for a first frame, which comes from the prompt.
+    """
+
+    codes: Tensor
+    ended: bool
+    scores: Tensor | None = None
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far the stream in a slot has come.
+
+    Attributes:
+        prompt: Positions of its prompt.
+        frames: Made so far.
+        fed: Text vectors that are there.
+        ended: Whether padding follows them.
+    """
+
+    prompt: int
+    frames: int = 0
+    fed: int = 0
+    ended: bool = False
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the text of the next frame is there."""
+        return self.frames <= self.fed or self.ended
+
+    def known(self, scores: Tensor, positions: int) -> Tensor:
+        """The next frames' scores [frames, heads, at least positions], NaN where there is no key.
+
+        Frame f comes from position prompt + f - 1, but for frame 0, which comes from the prompt.
+        """
+        frame = self.frames + torch.arange(len(scores))[:, None, None]
+        there = (torch.arange(positions) < self.prompt + frame) & (frame > 0)
+        return scores[..., :positions].masked_fill(~there, torch.nan)
+
+    def check(self, slot: int, positions: int) -> None:
+        """Whether the next frame can be made, in a slot of so many positions.
+
+        Raises:
+            RuntimeError: Its text has not arrived.
+            ValueError: There is no position for it.
+        """
+        if not self.has_text:
+            raise RuntimeError(
+                f"Slot {slot} was stepped before the text of frame {self.frames - 1} arrived."
+            )
+        if self.prompt + self.frames >= positions:
+            raise ValueError(f"Slot {slot} is full: it has {positions} positions.")

@@ -1,0 +1,63 @@
+"""A kernel beside plain torch, for the tests of both."""
+
+from collections.abc import Sequence
+
+import torch
+
+from megakernel_tts import Sampling
+from megakernel_tts.checkpoint import map_leaves
+from megakernel_tts.config import ModelConfig
+from megakernel_tts.cuda import Megakernel
+from megakernel_tts.loader import Loaded
+from megakernel_tts.reference import Reference
+from tests.emulator import EmulatedOps
+
+MODELS = {"0b6": "ModelTiny", "1b7": "ModelTinyWide"}
+SAMPLINGS = [
+    Sampling(seed=1),
+    Sampling.greedy(seed=2),
+    Sampling(seed=2**40 + 3, top_p=0.8, temperature=1.2, repetition_penalty=1.5),
+]
+
+
+class Bench:
+    """A kernel beside the reference in float32 and in bfloat16, on the same rounded weights."""
+
+    def __init__(self, loaded: Loaded, ops: EmulatedOps | None) -> None:
+        """Without emulated operators, all of it is on the GPU."""
+        backend = loaded.engine.backend
+        assert isinstance(backend, Reference)
+        self.config: ModelConfig = loaded.config
+        self.ops = ops
+        device = "cuda" if ops is None else "cpu"
+        half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
+        exact = map_leaves(half, lambda w: w.float())
+        prompter = loaded.engine.prompter
+        pad = self.pad = prompter.pad[0].to(device, torch.bfloat16)
+        self.kernel = Megakernel(half, self.config, pad, slots=4, positions=64, ops=ops)
+        self.half = Reference(half, self.config, pad, slots=1, positions=64)
+        self.exact = Reference(exact, self.config, pad.float(), slots=1, positions=64)
+        self.norm = exact.talker.stack.norm
+        with torch.inference_mode():
+            prefix = prompter.prefix("ryan", "english", None)
+            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad)
+            prompt = prompter.start(prefix, [7], "streaming", ended=True)
+            assert prompt is not None
+            self.prompt = prompt.prefill.to(pad)
+
+    def watching(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
+        """Another kernel, which tells the scores of these heads."""
+        return Megakernel(
+            self.half.model,
+            self.config,
+            self.pad,
+            slots=4,
+            positions=64,
+            watched=heads,
+            ops=self.ops,
+        )
+
+    def begin(self, slot: int, stream: int) -> None:
+        """Streams have prompts of different lengths."""
+        self.kernel.prefill(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream], 0)
+        self.kernel.feed(slot, self.text, True)

@@ -1,0 +1,232 @@
+"""A launch from the host's side: it waits for nothing, never hangs, and says what is wrong."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from megakernel_tts import ChunkPolicy, Sampling
+from megakernel_tts.engine import Engine
+from megakernel_tts.errors import DeviceError
+from megakernel_tts.loader import Loaded
+from megakernel_tts.prompt import Prompter
+from megakernel_tts.script import Script
+from megakernel_tts.split import Splitter
+from tests.emulator import ROOT
+from tests.kernels import Bench
+from tests.rig import drain, one_frame
+
+_LOST = r"block \d+ waited in vain for 0 s at the phase (qkv|attend|combine|out|gate_up|down|head|"
+
+
+class Hurry:
+    """While it is on, blocks wait for nobody, and one comes late."""
+
+    def __init__(self, b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ops, self._patch = b.ops, monkeypatch
+
+    def on(self) -> None:
+        self._patch.setattr("megakernel_tts.cuda._PATIENCE", 0)
+        if self._ops is not None:  # emulated blocks keep step, those of a GPU never do
+            self._ops.late = 2000
+
+    def off(self) -> None:
+        self._patch.undo()
+        if self._ops is not None:
+            self._ops.late = 0
+
+
+def test_a_wait_in_vain_names_block_and_phase_and_leaves_no_trace(
+    on_both: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, kernel = (found := on_both("0b6")), found.kernel
+    hurry = Hurry(b, monkeypatch)
+    b.begin(0, 0)
+    expected = kernel.step([0], 2)[0].codes
+    kernel.release(0)
+    b.begin(0, 0)
+    made = [one_frame(kernel, [0])[0]]
+    hurry.on()
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=_LOST + "draw|project)"):
+            kernel.step([0], 2)
+    hurry.off()
+    made.append(one_frame(kernel, [0])[0])
+    assert torch.equal(torch.stack([m for m in made if m is not None]), expected)
+
+
+def test_a_prompt_that_was_lost_is_never_spoken(
+    on_both: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for a prompt: the next launch tells of it, and its stream has no beginning."""
+    b, kernel = (found := on_both("0b6")), found.kernel
+    hurry = Hurry(b, monkeypatch)
+    hurry.on()
+    b.begin(0, 0)
+    hurry.off()
+    with pytest.raises(DeviceError):
+        kernel.step([0], 1)
+    with pytest.raises(FloatingPointError):
+        kernel.step([0], 1)
+
+
+def test_a_late_block_changes_nothing(bench: Callable[..., Bench]) -> None:
+    b = bench("0b6")
+    b.begin(0, 0)
+    expected = b.kernel.step([0], 2)[0].codes
+    b.kernel.release(0)
+    assert b.ops is not None
+    b.ops.late = 2000
+    b.begin(0, 0)
+    assert torch.equal(b.kernel.step([0], 2)[0].codes, expected)
+
+
+def test_the_engine_tells_the_streams_and_goes_on(
+    on_both: Callable[..., Bench], load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, b = load("custom_voice", "0b6"), on_both("0b6")
+    hurry = Hurry(b, monkeypatch)
+    prompter = Prompter(b.half.model.embeddings, loaded.config, loaded.tokenizer)
+    decoder = loaded.engine.decoder
+    engine = Engine(b.kernel, prompter, decoder)
+
+    def say() -> tuple[str, str, int]:
+        script = Script(loaded.tokenizer, Splitter())
+        script.push("hello.")
+        script.end()
+        prefix = prompter.prefix("ryan", "english", None)
+        sampling = Sampling(seed=1, max_frames=3)
+        session = engine.open(script, prefix, None, "full", sampling, ChunkPolicy(3, 3))
+        _, finish = drain(session)
+        return finish.reason, str(finish.error), finish.frames
+
+    hurry.on()
+    reason, error, frames = say()
+    hurry.off()
+    assert (reason, frames) == ("error", 0)
+    assert "lost each other" in error and "try again" in error
+    assert say() == ("length", "None", 3)
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+@pytest.mark.gpu
+def test_the_host_waits_for_nothing_between_the_first_frame_and_the_last(
+    on_gpu: Callable[..., Bench],
+) -> None:
+    b = on_gpu("0b6")
+    for slot in range(3):
+        b.begin(slot, slot)
+    whole = [frames.codes for frames in b.kernel.step([0, 1, 2], 30)]
+    for slot in range(3):
+        b.kernel.release(slot)
+        b.begin(slot, slot)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            b.kernel._hidden.sum().item()  # the mode would tell
+        b.kernel._launch([0, 1, 2], 30)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    b.kernel._wait()
+    made = b.kernel._collect(3, 30)
+    for ours, expected in zip(made, whole, strict=True):
+        assert torch.equal(torch.from_numpy(ours[: len(expected), 1:]), expected)
+
+
+# --- the operators ---
+
+
+def _arguments(b: Bench) -> tuple[Any, ...]:
+    """What a launch of one frame is given; the mailbox is no pinned one, for copies are not."""
+    b.begin(0, 0)
+    kernel = b.kernel
+    kernel._put([0], [kernel._state[0]])
+    lists: Any = kernel._lists()
+    weights, memory, mailbox, *rest = lists
+    mailbox = [mail.to(b.prompt.device) for mail in mailbox]
+    return kernel._model, weights, memory, mailbox, *rest
+
+
+def _check_operators(b: Bench, operators: Any) -> None:
+    for name, last in (("generate", 1), ("prefill", b.prompt)):
+        operator = getattr(operators, name).default
+        torch.library.opcheck(operator, (*_arguments(b), last))
+
+
+def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -> None:
+    """The emulated kernel behind the schemas of csrc/ops.cpp."""
+    b = bench("0b6")
+    source = (ROOT / "csrc" / "ops.cpp").read_text(encoding="utf-8")
+    found = re.findall(r'm\.def\(\s*((?:"[^"]*"\s*)+)\)', source)
+    schemas = ["".join(re.findall(r'"([^"]*)"', text)) for text in found]
+    assert [schema.partition("(")[0] for schema in schemas] == ["generate", "prefill"]
+    library = torch.library.Library("megakernel_tts_emulated", "DEF")
+    for schema in schemas:
+        name = schema.partition("(")[0]
+        library.define(schema)
+        library.impl(name, getattr(b.ops, name), "CPU")
+        library.impl(name, lambda *_: None, "Meta")
+    _check_operators(b, torch.ops.megakernel_tts_emulated)
+    library._destroy()
+
+
+@pytest.mark.gpu
+def test_the_operators_are_what_torch_expects(on_gpu: Callable[..., Bench]) -> None:
+    _check_operators(on_gpu("0b6"), torch.ops.megakernel_tts)
+
+
+def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ...]:
+    """Arguments of which one is replaced; in a list, by what is made of it."""
+    arguments = [*_arguments(b), 1]
+    if which is None:
+        arguments[place] = value
+    else:
+        arguments[place] = list(arguments[place])
+        arguments[place][which] = value(arguments[place][which])
+    return tuple(arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("place", "which", "value", "sentence"),
+    [
+        (0, None, 99, "There is no model 99"),
+        (1, None, [], "The lists have 0, 10 and 4 tensors"),
+        (1, 0, lambda t: t.float(), "stack must be contiguous, of type BFloat16; found Float"),
+        (1, 11, lambda t: t[:3], "turns must cover 64 positions"),
+        (2, 0, lambda t: t[..., :60, :].contiguous(), "positions a multiple of 16"),
+        (2, 4, lambda t: t.cpu(), "The memory must be on a GPU"),
+        (2, 5, lambda t: t.t(), "hidden must be contiguous, of type Float; found Float"),
+        (2, 7, lambda t: t[:, 1:].contiguous(), r"streams must be \[columns, \d+\] bytes"),
+        (2, 7, lambda t: t.repeat(9, 1), "One launch takes 1 to 8 streams, found 9"),
+        (2, 8, lambda t: t[1:], r"The workspace must have \d+ words"),
+        (3, 0, lambda t: t.cpu(), "The mailbox must be pinned, or on a GPU"),
+        (3, 0, lambda t: t[:17], "has room for 1 frames, asked for 2 of 1 streams"),
+        (6, None, -1, "The patience is -1 ns"),
+        (7, None, 0, "asked for 0 of 1 streams"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    on_gpu: Callable[..., Bench], place: int, which: int | None, value: Any, sentence: str
+) -> None:
+    arguments = _wrong(on_gpu("0b6"), place, which, value)
+    if "asked for 2" in sentence:
+        arguments = (*arguments[:-1], 2)
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.ops.megakernel_tts.generate(*arguments)
+
+
+@pytest.mark.gpu
+def test_a_wrong_prompt_is_said(on_gpu: Callable[..., Bench]) -> None:
+    b = on_gpu("0b6")
+    for prompt, sentence in (
+        (b.prompt[:, 1:].contiguous(), r"The prompt must be \[positions, 128\], found"),
+        (b.prompt[:1].repeat(65, 1), "A prompt of 65 does not fit 64 positions"),
+        (b.prompt.float(), "prompt must be contiguous, of type BFloat16"),
+    ):
+        with pytest.raises(RuntimeError, match=sentence):
+            torch.ops.megakernel_tts.prefill(*_arguments(b), prompt)
