@@ -10,6 +10,7 @@ python -m bench.pipecat_latency --model /tmp/random-0.6B --json bench/results/pi
 
 import argparse
 import asyncio
+import gc
 import sys
 import time
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from bench.simulation import simulated_tts
 from megakernel_tts import TTS, AudioChunk, Sampling
 
 _FRAME = 0.005  # seconds of the simulated engine for a frame
-_REST = 0.1  # seconds after which an engine has nothing left to do
+_RESTS = (0.02, 0.1)  # seconds in which nothing runs: a caller's audio comes as often, or none does
 _SPEECH = Sampling(seed=0, max_frames=75, guard=False)  # noise has no end of its own
 _TICK = 0.001  # seconds: how often the event loop is asked whether it still turns
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
@@ -60,17 +61,23 @@ class Added:
     added_p95: float
 
 
-async def measure_added(engine: TTS, turns: int) -> Added:
-    """Compares turn by turn."""
+async def measure_added(engine: TTS, turns: int, seconds: float) -> Added:
+    """Compares turn by turn, with a rest of so many seconds before each."""
+
+    async def rest() -> None:
+        while engine._loaded.engine.sessions:  # noqa: ASYNC110
+            await asyncio.sleep(_TICK)
+        await asyncio.sleep(seconds)
+
     alone: list[float] = []
     within: list[float] = []
     async with line(engine, _SPEECH) as call:
         for _ in range(turns):
+            await rest()
             alone.append(await first_audio_of_the_engine(engine))
-            await asyncio.sleep(_REST)
+            await rest()
             within.append(await call.first_audio(_TEXT))
             await call.interrupt()
-            await asyncio.sleep(_REST)
     bare, full = (1000 * np.percentile(times, [50, 95]) for times in (alone, within))
     figures = [bare[0], full[0], *(full - bare)]
     return Added(*(round(float(figure), 2) for figure in figures))
@@ -121,7 +128,13 @@ def main() -> None:
         name, engine = options.model, TTS.load(options.model, slots=options.sessions)
     with engine:
         engine.warmup()
-        added = asyncio.run(measure_added(engine, options.turns))
+        gc.freeze()  # as a server should
+        added = {
+            f"after_{round(1000 * rest)}_ms": vars(
+                asyncio.run(measure_added(engine, options.turns, rest))
+            )
+            for rest in _RESTS
+        }
         late = asyncio.run(measure_stalls(engine, options.sessions, options.seconds))
     write(
         {
@@ -130,7 +143,7 @@ def main() -> None:
             **({"frame_ms": 1000 * _FRAME} if options.model is None else {}),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "turns": options.turns,
-            "first_audio_ms": vars(added),
+            "first_audio_ms": added,
             "sessions": options.sessions,
             "seconds": options.seconds,
             "loop_late_ms": {

@@ -9,6 +9,7 @@ clients at /ws-client, and `pipecat eval` at /ws. MEGAKERNEL_TTS_MODEL names ano
 demo voice, OPENAI_BASE_URL another endpoint.
 """
 
+import gc
 import os
 from functools import cache, partial
 
@@ -48,6 +49,7 @@ def engine() -> TTS:
     """One for all calls: loaded and warmed up before the first."""
     tts = TTS.load(os.getenv("MEGAKERNEL_TTS_MODEL", "demo"), slots=8)
     tts.warmup()
+    gc.freeze()  # or the collector looks through all of it now and then: nobody speaks for 0.1 s
     return tts
 
 

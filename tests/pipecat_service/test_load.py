@@ -16,5 +16,5 @@ def test_conversations_with_barge_ins_leave_nothing_behind(engine: TTS) -> None:
 
 def test_the_service_adds_little_to_the_first_audio(engine: TTS) -> None:
     """The figure is in bench/results; here a wait that slipped in would be seen."""
-    added = asyncio.run(measure_added(engine, 20))
+    added = asyncio.run(measure_added(engine, 20, 0.02))
     assert added.added_p50 < 10
