@@ -75,7 +75,7 @@ def load(device: "torch.device", *, profile: bool = False) -> None:
     cpp_extension.load(
         name,
         [str(CSRC / "frame.cu"), str(CSRC / "ops.cpp")],
-        extra_cflags=["-O2", "-std=c++20", *_shared(architecture)],
+        extra_cflags=["-O2", "-std=c++20", *_macros(architecture)],
         extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
     )
@@ -88,14 +88,17 @@ def _digest(*parts: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _shared(architecture: str) -> list[str]:
-    """A GPU that is not listed has at least as much as its generation's smallest."""
-    return [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
+def _macros(architecture: str) -> list[str]:
+    """What the sources must know of a GPU; an unknown one has the least of shared memory."""
+    macros = [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
+    if architecture == "90a":
+        macros.append("-DMEGAKERNEL_MOVES_REGISTERS")
+    return macros
 
 
 def _target(architecture: str) -> list[str]:
     code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    return [code, *_shared(architecture)]
+    return [code, *_macros(architecture)]
 
 
 def check() -> bool:

@@ -170,7 +170,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or folder
         if options.model is None:
-            write_released(Path(folder), "0b6")
+            write_released(Path(folder), "0.6B", torch.device("cpu"))
         with (
             TTS.load(model, options.device, slots=8) as tts,
             TTS.load(model, options.device, slots=2) as other,

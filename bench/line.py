@@ -21,7 +21,7 @@ from pipecat.pipeline.worker import PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Sampling
 from pipecat_service import MegakernelTTSService
 
 
@@ -82,9 +82,10 @@ class Line:
 
 
 @asynccontextmanager
-async def line(engine: TTS) -> AsyncIterator[Line]:
+async def line(engine: TTS, sampling: Sampling | None = None) -> AsyncIterator[Line]:
     """A pipeline for as long as the block lasts."""
-    service, sink = MegakernelTTSService(engine=engine), Sink()
+    settings = MegakernelTTSService.Settings(sampling=sampling)
+    service, sink = MegakernelTTSService(engine=engine, settings=settings), Sink()
     worker = PipelineWorker(
         Pipeline([service, sink]), enable_rtvi=False, cancel_on_idle_timeout=False
     )

@@ -1,8 +1,11 @@
 """What the Pipecat service adds: to the first audio, and to the event loop.
 
-A simulated engine takes a fixed time for a frame, so that what is measured is the service alone.
+A simulated engine takes a fixed time for a frame, so that what is measured is the service alone; a
+model that is named shows it beside the engine that callers will have.
 
 python -m bench.pipecat_latency --json bench/results/pipecat-latency.json
+python -m bench.released /tmp/random-0.6B
+python -m bench.pipecat_latency --model /tmp/random-0.6B --json bench/results/pipecat-h200.json
 """
 
 import argparse
@@ -13,14 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from loguru import logger
 
 from bench.line import line
 from bench.report import write
 from bench.simulation import simulated_tts
-from megakernel_tts import TTS, AudioChunk
+from megakernel_tts import TTS, AudioChunk, Sampling
 
 _FRAME = 0.005  # seconds of the simulated engine for a frame
+_REST = 0.1  # seconds after which an engine has nothing left to do
+_SPEECH = Sampling(seed=0, max_frames=75, guard=False)  # noise has no end of its own
 _TICK = 0.001  # seconds: how often the event loop is asked whether it still turns
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
@@ -28,13 +34,13 @@ _TEXT = "Certainly, I can help you with that. Which day of the week would suit y
 async def first_audio_of_the_engine(engine: TTS) -> float:
     """The same without Pipecat."""
     start = time.perf_counter()
-    session = await asyncio.to_thread(engine.open)
+    session = await asyncio.to_thread(engine.open, sampling=_SPEECH)
     with session:
         session.push_text(_TEXT)
         async for event in session:
             if isinstance(event, AudioChunk):
                 break
-    return time.perf_counter() - start
+        return time.perf_counter() - start
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,13 @@ async def measure_added(engine: TTS, turns: int) -> Added:
     """Compares turn by turn."""
     alone: list[float] = []
     within: list[float] = []
-    async with line(engine) as call:
+    async with line(engine, _SPEECH) as call:
         for _ in range(turns):
             alone.append(await first_audio_of_the_engine(engine))
+            await asyncio.sleep(_REST)
             within.append(await call.first_audio(_TEXT))
             await call.interrupt()
-            await asyncio.sleep(4 * _FRAME)  # the engine is idle again
+            await asyncio.sleep(_REST)
     bare, full = (1000 * np.percentile(times, [50, 95]) for times in (alone, within))
     figures = [bare[0], full[0], *(full - bare)]
     return Added(*(round(float(figure), 2) for figure in figures))
@@ -80,7 +87,7 @@ async def measure_stalls(engine: TTS, sessions: int, seconds: float) -> list[flo
             late.append(1000 * (time.perf_counter() - due))
 
     async def converse() -> None:
-        async with line(engine) as call:
+        async with line(engine, _SPEECH) as call:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 await call.begin(_TEXT)
@@ -97,7 +104,10 @@ async def measure_stalls(engine: TTS, sessions: int, seconds: float) -> list[flo
 
 def main() -> None:
     """Prints the figures; writes them with --json."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", help="demo, a folder or a hub id, in place of a simulated one")
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30)
@@ -105,13 +115,20 @@ def main() -> None:
     options = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
-    with simulated_tts(slots=16, frame_seconds=_FRAME) as engine:
+    if options.model is None:
+        name, engine = "simulated", simulated_tts(slots=16, frame_seconds=_FRAME)
+    else:
+        name, engine = options.model, TTS.load(options.model, slots=options.sessions)
+    with engine:
         engine.warmup()
         added = asyncio.run(measure_added(engine, options.turns))
         late = asyncio.run(measure_stalls(engine, options.sessions, options.seconds))
     write(
         {
-            "frame_ms": 1000 * _FRAME,
+            "model": name,
+            "backend": engine._loaded.engine.backend.name,
+            **({"frame_ms": 1000 * _FRAME} if options.model is None else {}),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "turns": options.turns,
             "first_audio_ms": vars(added),
             "sessions": options.sessions,
@@ -123,6 +140,7 @@ def main() -> None:
             },
         },
         options.json,
+        packages=("pipecat-ai", "torch"),
     )
 
 

@@ -1,8 +1,10 @@
-"""Configs and checkpoints of the released sizes, whose weights are drawn at random."""
+"""The released sizes with weights drawn at random: they take the time, and make noise.
 
+python -m bench.released /tmp/random-0.6B --size 0.6B
+"""
+
+import argparse
 import json
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,13 @@ from torch import Tensor
 from megakernel_tts.checkpoint import Spec, leaves
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.config import read_codec_config, read_model_config
-from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.random_checkpoint import Size, spread, write_checkpoint
 from megakernel_tts.weights import model_specs
+
+SIZES: dict[str, tuple[Size, int, int]] = {  # as a small checkpoint, hidden, intermediate
+    "0.6B": ("0b6", 1024, 3072),
+    "1.7B": ("1b7", 2048, 6144),
+}
 
 _STACK = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 _PREDICTOR = _STACK | {
@@ -29,7 +36,6 @@ _CODEC = {
     "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
     "num_key_value_heads": 16, "num_hidden_layers": 8,
 }  # fmt: skip
-SIZES: dict[Size, tuple[int, int]] = {"0b6": (1024, 3072), "1b7": (2048, 6144)}
 
 
 def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
@@ -61,7 +67,7 @@ def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path
 
 
 def released_codec(source: Path, target: Path) -> Path:
-    """Writes the codec's config of the release.
+    """Writes the config of the released codec; its encoder stays small.
 
     Args:
         source: A small codec's config.json.
@@ -77,30 +83,49 @@ def released_codec(source: Path, target: Path) -> Path:
     return target
 
 
-def write_released(folder: Path, size: Size) -> None:
-    """Writes a CustomVoice checkpoint of a released size, its codec's encoder left small.
+def write_released(folder: Path, size: str, device: torch.device) -> None:
+    """Writes a CustomVoice checkpoint of a released size, 2 to 4 GB.
 
     Args:
-        folder: Is made.
-        size: Of the release.
+        folder: Is made; a checkpoint in it is overwritten.
+        size: `0.6B` or `1.7B`.
+        device: Where the weights are drawn.
     """
-    write_checkpoint(folder, "custom_voice", size, codes=2048)
+    name, hidden, intermediate = SIZES[size]
     codec = folder / "speech_tokenizer"
+    write_checkpoint(folder, "custom_voice", name, codes=2048)
     model = read_model_config(
-        released(folder / "config.json", folder / "config.json", *SIZES[size])
+        released(folder / "config.json", folder / "config.json", hidden, intermediate)
     )
     decoder = read_codec_config(released_codec(codec / "config.json", codec / "config.json"))
-    _save(folder, leaves(model_specs(model)), torch.bfloat16)
-    _save(codec, leaves(decoder_specs(decoder.decoder)), torch.float32)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(spec: Spec) -> Tensor:
+        if spec.name.endswith("cluster_usage"):  # a divisor
+            return torch.rand(spec.shape, device=device, generator=generator) * 3 + 0.5
+        mean, deviation = spread(spec)
+        noise = torch.randn(spec.shape, device=device, generator=generator)
+        return noise.mul_(deviation).add_(mean)
+
+    def save(specs: object, file: Path, dtype: torch.dtype) -> None:
+        weights = {spec.name: draw(spec).to("cpu", dtype) for spec in leaves(specs)}
+        save_file(weights, str(file), metadata={"format": "pt"})
+
+    save(model_specs(model), folder / "model.safetensors", torch.bfloat16)
+    save(decoder_specs(decoder.decoder), codec / "model.safetensors", torch.float32)
 
 
-def _save(folder: Path, specs: Iterator[Spec], dtype: torch.dtype) -> None:
-    """Few numbers, drawn once and used again and again: nobody listens."""
-    noise = torch.randn((1 << 20) + 1, generator=torch.Generator().manual_seed(0)).to(dtype)
+def main() -> None:
+    """Writes one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="0.6B")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    write_released(options.folder, options.size, device)
 
-    def weight(spec: Spec) -> Tensor:
-        count = prod(spec.shape)
-        values = noise.repeat(-(-count // len(noise)))[:count].view(spec.shape)
-        return 1.0 + 0.1 * values if len(spec.shape) == 1 else 0.02 * values
 
-    save_file({spec.name: weight(spec) for spec in specs}, str(folder / "model.safetensors"))
+if __name__ == "__main__":
+    main()

@@ -20,19 +20,15 @@ from torch import Tensor
 
 import build_ext
 from bench.graph import frame_graph
-from bench.released import released
+from bench.released import SIZES, released
 from bench.report import write
 from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import leaves, map_leaves
 from megakernel_tts.config import ModelConfig, read_model_config
 from megakernel_tts.cuda import PHASES, Megakernel
-from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.random_checkpoint import write_checkpoint
 from megakernel_tts.weights import Model, model_specs
 
-_SIZES: dict[str, tuple[Size, int, int]] = {
-    "0.6B": ("0b6", 1024, 3072),
-    "1.7B": ("1b7", 2048, 6144),
-}
 _COLUMNS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 1900)
 _PROMPT = 10
@@ -42,7 +38,7 @@ _REPEATS = 7
 
 def random_model(size: str) -> tuple[Model, ModelConfig]:
     """bfloat16 weights of a released size on the GPU, and its config."""
-    name, hidden, intermediate = _SIZES[size]
+    name, hidden, intermediate = SIZES[size]
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(spec: Any) -> Tensor:
@@ -164,14 +160,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--phases", choices=_SIZES, help="phases alone, as one line of JSON")
+    parser.add_argument("--phases", choices=SIZES, help="phases alone, as one line of JSON")
     arguments = parser.parse_args()
     if arguments.phases:
         build_ext.load(torch.device("cuda"), profile=True)
         print(json.dumps(Bench(*random_model(arguments.phases)).phases()))
         return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
-    for size in _SIZES:
+    for size in SIZES:
         command = [sys.executable, "-m", "bench.step", "--phases", size]
         phases = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         figures[size] = measure(size) | {"phases_us": json.loads(phases.splitlines()[-1])}

@@ -33,9 +33,12 @@ class Tags {
 DEVICE uint32_t tagged(float value, uint32_t tag) { return (as_bits(value) & ~3u) | tag; }
 DEVICE bool carries(uint32_t word, uint32_t tag) { return (word & 3) == tag; }
 DEVICE bool carries(uint4 v, uint32_t tag) {
-  return carries(v.x, tag) && carries(v.y, tag) && carries(v.z, tag) && carries(v.w, tag);
+  return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 3) == 0;
 }
 DEVICE float untagged(uint32_t word) { return as_float(word & ~3u); }
+DEVICE float4 untagged(uint4 v) {
+  return {untagged(v.x), untagged(v.y), untagged(v.z), untagged(v.w)};
+}
 
 // A pair of halves has none to give. But activations are below 2^64: made 2^64 times smaller, the
 // highest bit of their exponent is free. Products take them as they are, and scale their sums.
@@ -124,7 +127,7 @@ DEVICE void await(uint4 (&v)[N], uint32_t missing, int count, At at, Ready ready
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i >= count) break;
-      if (missing >> i & 1 && ready(i, v[i])) missing &= ~(1u << i);
+      missing &= ~(static_cast<uint32_t>(ready(i, v[i])) << i);
     }
     if (missing && !patience.lasts()) break;
   }

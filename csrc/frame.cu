@@ -4,8 +4,9 @@
 
 namespace megakernel {
 
-// Those who multiply, attend and draw.
-template <class M>
+// Those who multiply, attend and draw. `Most` columns are compiled for: where it is one, nothing is
+// asked of columns at all.
+template <class M, int Most>
 class Generation {
  public:
   using Talker = typename M::Talker;
@@ -16,7 +17,7 @@ class Generation {
         ring_(s.ring),
         s_(s.fixed),
         flow_{p, s.fixed.sums, s.fixed.fragments, Weights(s.ring), Stopwatch(s.fixed.times)} {
-    if (thread() < p.columns) s_.streams[thread()] = p.streams[thread()];
+    if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
     if (thread() < kColumns) s_.made[thread()] = 0;
     if (thread() < 2) s_.sums[thread()].gave_up = 0;
     if (thread() == 0) {
@@ -49,7 +50,7 @@ class Generation {
     });
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames && anyone_goes_on(); ++frame) {
-      if (!make_frame()) break;
+      if (!make_frame(frame)) break;
     }
     close();
   }
@@ -60,10 +61,10 @@ class Generation {
     bool fine = true;
     int columns = 0;
 #pragma unroll 1
-    for (int start = 0; fine && start < p_.prompt_length; start += kColumns) {
-      columns = min(kColumns, p_.prompt_length - start);
+    for (int start = 0; fine && start < p_.prompt_length; start += Most) {
+      columns = min(Most, p_.prompt_length - start);
       begin_pass(columns);
-      each_column(columns, [&](int c) { return Column{stream.slot, start + c, 0, true}; });
+      each_column(columns, [&](int c) { return Column{stream.slot, start + c, 0, true, -1}; });
       change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
         return load_halves(p_.prompt + static_cast<size_t>(start + c) * Talker::hidden + k);
       });
@@ -82,24 +83,24 @@ class Generation {
   }
 
  private:
+  DEVICE int columns() const { return Most == 1 ? 1 : p_.columns; }
+
   // The talker's pass, then the predictor's, a position each: the first, of the talker's hidden
   // state, makes no logits, pass i those of codebook i.
-  DEVICE bool make_frame() {
-    const int columns = p_.columns;
-    begin_pass(columns);
+  DEVICE bool make_frame(int frame) {
+    begin_pass(columns());
 #pragma unroll 1
     for (int pass = kTalk; pass < kGroups; ++pass) {
       flow_.shares = pass == kTalk ? s_.talker_shares : s_.predictor_shares;
       if (pass == kGroups - 1) look_for_stop();
       if (pass == kTalk)
-        begin_talk();
-      else if (!begin_predicting(pass, columns))
+        begin_talk(frame);
+      else if (!begin_predicting(pass))
         return false;
-      if ((pass != kTalk || anyone_talks()) && !run_stack(pass, columns)) return false;
+      if ((pass != kTalk || anyone_talks()) && !run_stack(pass)) return false;
       if (pass == 0) continue;
-      if (pass == kTalk
-              ? !talker_head()
-              : !head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, columns)) {
+      if (pass == kTalk ? !talker_head()
+                        : !head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_)) {
         return false;
       }
       draw_code(pass == kTalk ? 0 : pass);
@@ -110,17 +111,18 @@ class Generation {
   static constexpr int kTalk = -1;
 
   // One place for the layers where both networks have the same shape.
-  DEVICE bool run_stack(int pass, int columns) {
+  DEVICE bool run_stack(int pass) {
     flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
     bool fine;
     if constexpr (M::projected || Talker::heads != Predictor::heads ||
                   Talker::intermediate != Predictor::intermediate) {
-      fine = pass == kTalk
-                 ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns)
-                 : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns);
+      fine =
+          pass == kTalk
+              ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns())
+              : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns());
     } else {
       const Network& n = pass == kTalk ? s_.talker : s_.predictor;
-      fine = run_layers<Talker>(flow_, s_.x, s_.norms, n, columns_(), columns);
+      fine = run_layers<Talker>(flow_, s_.x, s_.norms, n, columns_(), columns());
     }
     if (pass == kTalk)
       talker_tags_ = flow_.tags;
@@ -137,9 +139,9 @@ class Generation {
   }
 
   DEVICE void begin_pass(int columns) {
-    flow_.columns = columns;
-    flow_.wide = 0;
-    while (1 << flow_.wide < columns) ++flow_.wide;
+    flow_.passing = columns;
+    flow_.widened = 0;
+    while (1 << flow_.widened < columns) ++flow_.widened;
   }
 
   // --- what a warp knows ---
@@ -149,7 +151,7 @@ class Generation {
 
   template <class Act>
   DEVICE void each_stream(Act act) {
-    if (thread() % 32 < p_.columns) act(thread() % 32, standings_()[thread() % 32]);
+    if (thread() % 32 < columns()) act(thread() % 32, standings_()[thread() % 32]);
     warp_sync();
   }
 
@@ -162,13 +164,13 @@ class Generation {
 
   DEVICE bool anyone_goes_on() {
     bool anyone = false;
-    for (int c = 0; c < p_.columns; ++c) anyone |= standings_()[c].goes;
+    for (int c = 0; c < columns(); ++c) anyone |= standings_()[c].goes;
     return anyone;
   }
 
   DEVICE bool anyone_talks() {
     bool anyone = false;
-    for (int c = 0; c < p_.columns; ++c) anyone |= standings_()[c].goes && !standings_()[c].fresh;
+    for (int c = 0; c < columns(); ++c) anyone |= standings_()[c].goes && !standings_()[c].fresh;
     return anyone;
   }
 
@@ -197,20 +199,21 @@ class Generation {
 
   // --- the talker ---
 
-  DEVICE void begin_talk() {
-    each_column(p_.columns, [&](int c) {
+  DEVICE void begin_talk(int frame) {
+    each_column(columns(), [&](int c) {
       const Standing& mine = standings_()[c];
       const bool moves = mine.goes && !mine.fresh;
       const Stream& s = s_.streams[c];
-      return Column{s.slot, moves ? s.prompt + mine.frames - 1 : 0, c, moves};
+      return Column{s.slot, moves ? s.prompt + mine.frames - 1 : 0, c, moves,
+                    moves && p_.watch.count > 0 ? frame : -1};
     });
-    change_x<Talker::hidden, 1>(s_.x, p_.columns,
+    change_x<Talker::hidden, 1>(s_.x, columns(),
                                 [&](int c, int k, float4) { return next_input(c, k); });
   }
 
   // The hidden states of streams that begin are their prompts'.
   DEVICE void start_from_prompts() {
-    change_x<Talker::hidden, 1>(s_.x, p_.columns, [&](int c, int k, float4 x) {
+    change_x<Talker::hidden, 1>(s_.x, columns(), [&](int c, int k, float4 x) {
       const float* hidden = p_.hidden + static_cast<size_t>(s_.streams[c].slot) * Talker::hidden;
       return standings_()[c].fresh ? *reinterpret_cast<const float4*>(hidden + k) : x;
     });
@@ -219,9 +222,9 @@ class Generation {
   // Its logits; x becomes its norm, which the predictor starts from.
   DEVICE bool talker_head() {
     start_from_prompts();
-    if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_, p_.columns)) return false;
+    if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_)) return false;
     const Sums& sums = s_.sums[flow_.turn ^ 1];
-    change_x<Talker::hidden, 2>(s_.x, p_.columns, [&](int c, int k, float4 x) {
+    change_x<Talker::hidden, 2>(s_.x, columns(), [&](int c, int k, float4 x) {
       const float scale = norm_scale<Talker::hidden>(sums, c, p_.talker.eps);
       return times(times(x, scale), load_halves(p_.talker.norm + k));
     });
@@ -229,7 +232,8 @@ class Generation {
   }
 
   template <class Matrix>
-  DEVICE bool head(const Network& n, Tags& tags, int columns) {
+  DEVICE bool head(const Network& n, Tags& tags) {
+    const int columns = this->columns();
     tags.advance(columns);
     s_.norms.template ask<Matrix::k>(0, n.norm);
     auto normed = [&](int, Sums& sums) {
@@ -247,20 +251,21 @@ class Generation {
 
   // --- the code predictor ---
 
-  DEVICE bool begin_predicting(int pass, int columns) {
-    each_column(columns, [&](int c) { return Column{c, pass, c, true}; });
+  DEVICE bool begin_predicting(int pass) {
+    each_column(columns(), [&](int c) { return Column{c, pass, c, true, -1}; });
     if (pass > 0) {
       const int group = pass - 1;
-      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+      change_x<Talker::hidden, 4>(s_.x, columns(), [&](int c, int k, float4) {
         return load_halves(embedding(group, standings_()[c].codes[group]) + k);
       });
     }
-    if constexpr (M::projected) return project(columns);
+    if constexpr (M::projected) return project();
     return true;
   }
 
   // The talker's width to the predictor's.
-  DEVICE bool project(int columns) {
+  DEVICE bool project() {
+    const int columns = this->columns();
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
     project_tags_.advance(columns);
     auto plain = [&](int, Sums& sums) {
@@ -278,7 +283,7 @@ class Generation {
       store_word(p_.projected + column * kNarrow + k, tagged(value, project_tags_.of(column)));
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
-    change_x<kNarrow, kColumns>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
+    change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
     add_words<kNarrow>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});
@@ -295,7 +300,7 @@ class Generation {
     draw_tags_.advance(kColumns);
     const uint32_t tag = draw_tags_.of(0);
 #pragma unroll 1
-    for (int c = 0; c < p_.columns; ++c) {
+    for (int c = 0; c < columns(); ++c) {
       if (!draws_for(c)) continue;
       const bool goes = standings_()[c].goes;
       const int code = goes ? draw_for(c, codebook) : 0;
@@ -340,7 +345,7 @@ class Generation {
   DEVICE void look_for_stop() {
     if (thread() != 0) return;
     stop_ = 0;
-    for (int c = 0; c < p_.columns; ++c) {
+    for (int c = 0; c < columns(); ++c) {
       if (draws_for(c)) stop_ |= (observe_host(p_.stop + c) != 0) << c;
     }
   }
@@ -369,20 +374,27 @@ class Generation {
   const Params& p_;
   R& ring_;
   typename Shared<M>::Fixed& s_;
-  Flow<R> flow_;
+  Flow<R, Most> flow_;
   Tags talker_tags_, predictor_tags_;  // of what their layers make
   Tags talker_head_tags_, predictor_head_tags_, project_tags_, draw_tags_;
   uint32_t stop_ = 0;
 };
 
-// A block's last warp copies weights, the others do the rest.
-template <class M>
+// Whether this is the warp that copies weights; those beyond it were needed for their registers.
+DEVICE bool copies() {
+  give_registers();
+  return thread() < kThreads + 32;
+}
+
+// The first warps multiply, attend and draw, one copies weights.
+template <class M, int Most>
 DEVICE void generate_frames(const Params& p, Shared<M>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
-    Generation<M>(p, s).frames();
-  } else {
+    take_registers();
+    Generation<M, Most>(p, s).frames();
+  } else if (copies()) {
     bool talks = false;
     for (int c = 0; c < p.columns; ++c) {
       const Stream& stream = p.streams[c];
@@ -399,8 +411,9 @@ DEVICE void run_prompt(const Params& p, Shared<M>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
-    Generation<M>(p, s).prompt();
-  } else {
+    take_registers();
+    Generation<M, kColumns>(p, s).prompt();
+  } else if (copies()) {
     const int passes = (p.prompt_length + kColumns - 1) / kColumns;
     fetch_weights<M::under_way>(s.ring, 0, passes,
                                 [&](int) { return stack_segment<typename M::Talker>(p.talker); });
@@ -409,22 +422,22 @@ DEVICE void run_prompt(const Params& p, Shared<M>& s) {
 
 #ifndef MEGAKERNEL_EMULATOR
 
-template <class M>
-__global__ void __launch_bounds__(kThreads + 32, 1) generate(const __grid_constant__ Params p) {
+template <class M, int Most>
+__global__ void __launch_bounds__(kLaunched, 1) generate(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  generate_frames<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
+  generate_frames<M, Most>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
 template <class M>
-__global__ void __launch_bounds__(kThreads + 32, 1) prefill(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kLaunched, 1) prefill(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   run_prompt<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
-#define MEGAKERNEL_ENTRY(name)                                                       \
-  Entry {                                                                            \
-    reinterpret_cast<void*>(generate<name>), reinterpret_cast<void*>(prefill<name>), \
-        sizeof(Shared<name>), shape_of<name>()                                       \
+#define MEGAKERNEL_ENTRY(name)                                                                     \
+  Entry {                                                                                          \
+    reinterpret_cast<void*>(generate<name, 1>), reinterpret_cast<void*>(generate<name, kColumns>), \
+        reinterpret_cast<void*>(prefill<name>), sizeof(Shared<name>), shape_of<name>()             \
   }
 
 // The kernels of a model, in the order of `MEGAKERNEL_MODELS`.

@@ -12,11 +12,12 @@
 
 namespace megakernel {
 
-// Read anew each time, so that what follows from it is not kept in registers over a whole frame.
+// Made opaque each time, so that what follows from it is not kept in registers over a whole frame.
 DEVICE int thread() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
+  unsigned index = threadIdx.x;
+  asm volatile("" : "+r"(index));
+  __builtin_assume(index < 1024);  // or each division would mind the sign
+  return static_cast<int>(index);
 }
 DEVICE int block() { return blockIdx.x; }
 DEVICE int blocks() { return gridDim.x; }
@@ -28,6 +29,18 @@ DEVICE void all_sync() { __syncthreads(); }
 // All threads that multiply have arrived; what they wrote to shared memory is seen.
 DEVICE void block_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }
+
+// Where warps can move registers, those who multiply get some of the copying ones', all at once.
+DEVICE void take_registers() {
+#ifdef MEGAKERNEL_MOVES_REGISTERS
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+#endif
+}
+DEVICE void give_registers() {
+#ifdef MEGAKERNEL_MOVES_REGISTERS
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
+}
 
 template <class T>
 DEVICE T shuffle_xor(T value, int mask) {

@@ -38,6 +38,7 @@ enum Memory {
   kSeen,
   kStreams,
   kWorkspace,
+  kScores,
   kTimes,
   kNumMemory
 };
@@ -175,6 +176,26 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   return p;
 }
 
+// Which heads are watched, each as layer * heads + head, and where their scores go.
+Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor& scores) {
+  Watch w{};
+  w.count = static_cast<int>(heads.size());
+  TORCH_CHECK(heads.size() <= kMostWatched, "At most ", kMostWatched,
+              " heads can be watched, found ", heads.size(), ".");
+  for (size_t i = 0; i < heads.size(); ++i) {
+    const int64_t there = static_cast<int64_t>(p.talker.num_layers) * s.talker[1];
+    TORCH_CHECK(0 <= heads[i] && heads[i] < there, "There is no head ", heads[i], " among ", there,
+                ".");
+    w.heads[i] = static_cast<int>(heads[i]);
+  }
+  w.scores = pointer<float>(scores, at::kFloat, "scores");
+  const int64_t wanted =
+      static_cast<int64_t>(p.columns) * p.max_frames * w.count * p.talker.positions;
+  TORCH_CHECK(scores.numel() >= wanted, "The scores need room for ", wanted, " numbers, found ",
+              scores.numel(), ".");
+  return w;
+}
+
 // One a multiprocessor, as far as every block finds work.
 int blocks(const Entry& e) {
   int device = 0, count = 0;
@@ -194,13 +215,14 @@ void launch(void* kernel, const Entry& e, Params& p, const Tensor& workspace) {
   check(cudaMemsetAsync(workspace.data_ptr(), 0xFF, workspace.nbytes(), stream),
         "The workspace could not be cleared");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kThreads + 32), arguments,
+  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kLaunched), arguments,
                                     e.shared_bytes, stream),
         "The kernel could not be launched with one block a multiprocessor");
 }
 
 void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
-              int64_t eos, double eps, int64_t patience, int64_t max_frames) {
+              int64_t eos, double eps, int64_t patience, int64_t max_frames,
+              at::IntArrayRef watched) {
   const c10::cuda::CUDAGuard guard(memory[0].device());
   Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   p.max_frames = static_cast<int>(max_frames);
@@ -208,7 +230,8 @@ void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::
   TORCH_CHECK(0 < max_frames && max_frames * p.columns <= room, "The mailbox has room for ", room,
               " frames, asked for ", max_frames, " of ", p.columns, " streams.");
   const Entry e = entry(model);
-  launch(e.generate, e, p, memory[kWorkspace]);
+  p.watch = watch(p, e.shape, watched, memory[kScores]);
+  launch(p.columns == 1 ? e.generate_one : e.generate, e, p, memory[kWorkspace]);
 }
 
 void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
@@ -249,7 +272,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
-      "float eps, int patience, int max_frames) -> ()");
+      "float eps, int patience, int max_frames, int[] watched) -> ()");
   m.def(
       "prefill(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
       "float eps, int patience, Tensor prompt) -> ()");
@@ -263,8 +286,8 @@ TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
 // Nothing is returned, so that fake tensors need nothing either.
 TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
   using at::TensorList;
-  m.impl("generate",
-         [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t, int64_t) {});
+  m.impl("generate", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
+                        int64_t, at::IntArrayRef) {});
   m.impl("prefill", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
                        const at::Tensor&) {});
 }

@@ -55,6 +55,13 @@ struct Stream {
   Rule talker, predictor;
 };
 
+// Heads of the talker whose scores are told, frame by frame.
+struct Watch {
+  int count;
+  int heads[kMostWatched];  // layer * heads + head
+  float* scores;            // [columns, frames of the launch, count, positions]
+};
+
 enum Over : int { kRunning = 0, kEos = 1, kLength = 2, kStopped = 3, kBroken = 4 };
 
 // What a frame looks like to the host.
@@ -77,6 +84,7 @@ struct Params {
   float* hidden;  // [slots, talker hidden], of the prompts' ends
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn
   int eos;
+  Watch watch;
 
   const Stream* streams;  // [columns]
   int columns;

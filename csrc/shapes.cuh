@@ -12,6 +12,11 @@ constexpr bool kSmall = MEGAKERNEL_SHARED_KB < 200;  // then half the columns
 
 constexpr int kWarps = 8;  // that multiply; one more fetches the weights
 constexpr int kThreads = 32 * kWarps;
+#ifdef MEGAKERNEL_MOVES_REGISTERS  // warps do that by fours; see build_ext.py
+constexpr int kLaunched = kThreads + 128;
+#else
+constexpr int kLaunched = kThreads + 32;
+#endif
 constexpr int kColumns = kSmall ? 4 : 8;    // streams, or positions of one prompt, in one launch
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame
@@ -24,6 +29,7 @@ constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
 constexpr int kBlock = 16;                  // positions that a warp attends to at a time
 constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
 constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
+constexpr int kMostWatched = 8;             // heads whose scores may be asked for
 constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
 
 // A matrix as the kernel walks through it: units of rows, steps of K.
@@ -107,6 +113,7 @@ constexpr Shape shape_of() {
 
 // What the host launches.
 struct Entry {
+  void* generate_one;  // of one stream
   void* generate;
   void* prefill;
   unsigned long shared_bytes;

@@ -8,8 +8,7 @@
 // matrix instruction's own order.
 #pragma once
 
-#include "memory.cuh"
-#include "params.cuh"
+#include "exchange.cuh"
 
 namespace megakernel {
 
@@ -159,8 +158,9 @@ class Weights {
   DEVICE explicit Weights(R& ring) : ring_(ring) {}
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
-  DEVICE const uint4 (&next()) [R::slot][kThreads] {
-    while (!gate_open(ring_.full[place_.slot], place_.round)) pause();
+  DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
+    while (!gate_open(ring_.full[place_.slot], place_.round) && patience.lasts()) continue;
+    warp_sync();
     return ring_.of[place_.slot];
   }
 

@@ -12,18 +12,10 @@ import asyncio
 import os
 import sys
 import wave
+from importlib import import_module
 
-from pipecat.frames.frames import (
-    EndFrame,
-    Frame,
-    LLMContextFrame,
-    LLMFullResponseEndFrame,
-    LLMFullResponseStartFrame,
-    LLMMessagesAppendFrame,
-    LLMTextFrame,
-    OutputAudioRawFrame,
-    StartFrame,
-)
+from loguru import logger
+from pipecat.frames import frames
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -41,14 +33,15 @@ from pipecat_service import MegakernelTTSService
 class Echo(FrameProcessor):
     """Stands in for a language model: says what was said."""
 
-    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+    async def process_frame(self, frame: frames.Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
-        if not isinstance(frame, LLMContextFrame):
+        if not isinstance(frame, frames.LLMContextFrame):
             await self.push_frame(frame, direction)
             return
-        await self.push_frame(LLMFullResponseStartFrame())
-        await self.push_frame(LLMTextFrame(str(frame.context.messages[-1]["content"])))  # type: ignore[index]
-        await self.push_frame(LLMFullResponseEndFrame())
+        await self.push_frame(frames.LLMFullResponseStartFrame())
+        said = frame.context.messages[-1]["content"]  # type: ignore[index]
+        await self.push_frame(frames.LLMTextFrame(str(said)))
+        await self.push_frame(frames.LLMFullResponseEndFrame())
 
 
 class WavOutput(BaseOutputTransport):
@@ -58,12 +51,12 @@ class WavOutput(BaseOutputTransport):
         super().__init__(TransportParams(audio_out_enabled=True, audio_out_end_silence_secs=0))
         self._file = wave.open(file, "wb")  # closed when the pipeline ends
 
-    async def start(self, frame: StartFrame) -> None:
+    async def start(self, frame: frames.StartFrame) -> None:
         await super().start(frame)
         self._file.setparams((1, 2, self.sample_rate, 0, "NONE", ""))
         await self.set_transport_ready(frame)
 
-    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+    async def write_audio_frame(self, frame: frames.OutputAudioRawFrame) -> bool:
         self._file.writeframes(frame.audio)
         return True
 
@@ -76,38 +69,42 @@ def output(speaker: bool) -> FrameProcessor:
     if not speaker:
         return WavOutput("text_only.wav")
     try:
-        from pipecat.transports.local.audio import LocalAudioTransport, LocalAudioTransportParams
-    except Exception as error:
-        raise SystemExit("--speaker needs PyAudio: pip install 'pipecat-ai[local]'.") from error
-    return LocalAudioTransport(LocalAudioTransportParams(audio_out_enabled=True)).output()
+        pyaudio = import_module("pyaudio")
+        pyaudio.PyAudio().get_default_output_device_info()
+        audio = import_module("pipecat.transports.local.audio")
+    except ImportError:
+        raise SystemExit("--speaker needs PyAudio: pip install 'pipecat-ai[local]'.") from None
+    except OSError:
+        raise SystemExit("--speaker finds no loudspeaker; without it a file is written.") from None
+    parameters = audio.LocalAudioTransportParams(audio_out_enabled=True)
+    return audio.LocalAudioTransport(parameters).output()
 
 
 def language_model() -> FrameProcessor:
     key, url = os.getenv("OPENAI_API_KEY"), os.getenv("OPENAI_BASE_URL")
     if not (key or url):
         return Echo()
-    model = os.getenv("OPENAI_MODEL", "gpt-4.1-mini")
-    return OpenAILLMService(
-        api_key=key or "none", base_url=url, settings=OpenAILLMService.Settings(model=model)
-    )
+    settings = OpenAILLMService.Settings(model=os.getenv("OPENAI_MODEL", "gpt-4.1-mini"))
+    return OpenAILLMService(api_key=key or "none", base_url=url, settings=settings)
 
 
 async def main(speaker: bool, model: str) -> None:
+    loudspeaker = output(speaker)
     with TTS.load(model) as engine:
         await engine.awarmup()
         tts = MegakernelTTSService(engine=engine)
         user, assistant = LLMContextAggregatorPair(LLMContext())
-        steps = [user, language_model(), tts, output(speaker), assistant]
+        steps = [user, language_model(), tts, loudspeaker, assistant]
         worker = PipelineWorker(Pipeline(steps), enable_rtvi=False)
         runner = WorkerRunner()
         await runner.add_workers(worker)
         running = asyncio.create_task(runner.run())
         print("Type what to say; end with Ctrl-D.")
         while line := await asyncio.to_thread(sys.stdin.readline):
-            await worker.queue_frame(
-                LLMMessagesAppendFrame([{"role": "user", "content": line.strip()}], run_llm=True)
-            )
-        await worker.queue_frame(EndFrame())  # what is being said is said to its end
+            said = line.strip()
+            ask = frames.LLMMessagesAppendFrame([{"role": "user", "content": said}], run_llm=True)
+            await worker.queue_frame(ask)
+        await worker.queue_frame(frames.EndFrame())  # what is being said is said to its end
         await running
 
 
@@ -116,4 +113,6 @@ if __name__ == "__main__":
     parser.add_argument("--speaker", action="store_true", help="aloud instead of text_only.wav")
     parser.add_argument("--model", default="demo", help="demo, a folder or a hub id")
     options = parser.parse_args()
+    logger.remove()
+    logger.add(sys.stderr, level="WARNING")
     asyncio.run(main(options.speaker, options.model))

@@ -27,7 +27,7 @@ _HEAD = 128
 _BLOCK = 16  # positions whose values lie together
 _STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
-_SEEN, _STREAMS = 6, 7  # places in the list of memory, as in csrc/ops.cpp
+_SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
@@ -53,6 +53,7 @@ class Megakernel:
         *,
         slots: int,
         positions: int,
+        watched: Sequence[tuple[int, int]] = (),
         ops: Any = None,
     ) -> None:
         """Packs the weights and allocates the slots.
@@ -64,6 +65,8 @@ class Megakernel:
             pad: [hidden], the text vector that stands for "no text".
             slots: Streams at a time.
             positions: The most positions of one stream, up to 2,048.
+            watched: Layer and head of the talker, of up to eight heads, whose attention scores
+                `step` tells; the codes stay the same.
             ops: The kernel's operators; by default those of csrc/ops.cpp, built if need be.
 
         Raises:
@@ -79,6 +82,7 @@ class Megakernel:
         packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
         pack = packer.pack
         self._columns = columns
+        self._watched = [layer * talker.stack.heads + head for layer, head in watched]
         self._kept: list[Tensor] = []
         wide, device = talker.stack.hidden, pad.device
         embeddings = model.embeddings
@@ -114,6 +118,7 @@ class Megakernel:
             self._seen,
             torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
             torch.zeros(words, dtype=torch.int32, device=device),
+            torch.zeros(columns, _FRAMES, len(self._watched), self._keys.shape[3], device=device),
             torch.zeros(packer.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
         ]
         mail = [columns * _FRAMES * (1 + _GROUPS), columns, columns, 3]
@@ -216,6 +221,7 @@ class Megakernel:
         for slot in slots:
             self._state[slot].check(slot, self.positions)
         made: list[NDArray[np.int64]] = []
+        scores: list[Tensor | None] = []
         seen = self._seen.clone()  # what the kernel draws, it marks at once
         try:
             for start in range(0, len(slots), self._columns):
@@ -223,16 +229,20 @@ class Megakernel:
                 self._launch(some, count)
                 self._wait()
                 made += self._collect(len(some), count)
+                scores += self._scores(some, count)
         except Exception:
             self._seen = self._memory[_SEEN] = seen
             raise
-        return [self._take(self._state[slot], m) for slot, m in zip(slots, made, strict=True)]
+        return [
+            self._take(self._state[slot], codes, told)
+            for slot, codes, told in zip(slots, made, scores, strict=True)
+        ]
 
     def _launch(self, slots: Sequence[int], frames: int) -> None:
         """Has the kernel make frames; the host waits for nothing."""
         self._put(slots, [self._state[slot] for slot in slots])
         self._published[:] = 0
-        self._ops.generate(self._model, *self._lists(), frames)
+        self._ops.generate(self._model, *self._lists(), frames, self._watched)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
@@ -260,11 +270,25 @@ class Megakernel:
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
         return made
 
-    def _take(self, state: _Slot, made: NDArray[np.int64]) -> Frames:
+    def _scores(self, slots: Sequence[int], frames: int) -> list[Tensor | None]:
+        """What the watched heads look at, for each column [frames, heads, positions]."""
+        if not self._watched:
+            return [None] * len(slots)
+        told = self._memory[_SCORES].flatten()
+        table = told[: len(slots) * frames * told.numel() // (self._columns * _FRAMES)]
+        table = table.view(len(slots), frames, len(self._watched), -1)
+        return [
+            self._state[slot].known(rows, self.positions)
+            for slot, rows in zip(slots, table.cpu(), strict=True)
+        ]
+
+    def _take(self, state: _Slot, made: NDArray[np.int64], scores: Tensor | None) -> Frames:
         state.codes = made[-1, 1:].tolist()
         state.frames += len(made)
         ended = bool(made[-1, 0] == _EOS)
-        return Frames(torch.from_numpy(made[: len(made) - ended, 1:]), ended)
+        count = len(made) - ended
+        told = None if scores is None else scores[:count]
+        return Frames(torch.from_numpy(made[:count, 1:]), ended, told)
 
     def _lists(self) -> tuple[object, ...]:
         control, stack = self._config.talker.control, self._config.talker.stack

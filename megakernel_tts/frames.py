@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -12,10 +13,14 @@ class Frames(NamedTuple):
     Attributes:
         codes: [frames, groups] (int64, on the host).
         ended: Whether the speech ends after them.
+        scores: Of the heads that the backend watches, [frames, heads, positions] (float32, on the
+            host): each frame's query against the keys so far, before the softmax. NaN where there
+            is no key yet, and for a first frame, which comes from the prompt.
     """
 
     codes: Tensor
     ended: bool
+    scores: Tensor | None = None
 
 
 @dataclass(kw_only=True)
@@ -38,6 +43,15 @@ class Progress:
     def has_text(self) -> bool:
         """Whether the text of the next frame is there."""
         return self.frames <= self.fed or self.ended
+
+    def known(self, scores: Tensor, positions: int) -> Tensor:
+        """The next frames' scores [frames, heads, at least positions], NaN where there is no key.
+
+        Frame f comes from position prompt + f - 1, but for frame 0, which comes from the prompt.
+        """
+        frame = self.frames + torch.arange(len(scores))[:, None, None]
+        there = (torch.arange(positions) < self.prompt + frame) & (frame > 0)
+        return scores[..., :positions].masked_fill(~there, torch.nan)
 
     def check(self, slot: int, positions: int) -> None:
         """Whether the next frame can be made, in a slot of so many positions.

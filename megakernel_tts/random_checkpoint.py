@@ -90,18 +90,18 @@ def _random(spec: Spec, seed: int) -> torch.Tensor:
     # RandomState's stream is frozen for ever, unlike those of newer generators.
     digest = sum((i + 1) * byte for i, byte in enumerate(spec.name.encode())) + 7919 * seed
     state = np.random.RandomState(digest % (1 << 32))
-    name, shape = spec.name, spec.shape
-    leaf = name.rsplit(".", 1)[-1]
-    if leaf == "cluster_usage":
-        values = state.random_sample(shape) * 3 + 0.5
+    if spec.name.endswith("cluster_usage"):
+        values = state.random_sample(spec.shape) * 3 + 0.5
     else:
-        mean, deviation = _scale(name, leaf, shape)
-        values = state.standard_normal(shape) * deviation + mean
+        mean, deviation = spread(spec)
+        values = state.standard_normal(spec.shape) * deviation + mean
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def _scale(name: str, leaf: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and standard deviation of a tensor."""
+def spread(spec: Spec) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's values."""
+    name, shape = spec.name, spec.shape
+    leaf = name.rsplit(".", 1)[-1]
     if leaf in ("embedding_sum", "embed_sum"):
         return 0.0, 1.5
     if leaf == "alpha":

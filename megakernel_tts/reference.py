@@ -5,6 +5,7 @@ head and the sampling rules give code 0; the predictor, starting from that hidde
 other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,31 @@ class _Cache:
         self.values = torch.empty_like(self.keys)
 
 
+@dataclass
+class _Watch:
+    """Tells the scores of some heads while each stream's next position passes the layers.
+
+    Attributes:
+        heads: Layer and head of each.
+        places: Each stream's position.
+        scores: [batch, heads, positions], where they go.
+    """
+
+    heads: Sequence[tuple[int, int]]
+    places: Sequence[int]
+    scores: Tensor
+
+    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
+        """Queries [batch, heads, 1, head_dim] against a layer's keys, as in `_attend`."""
+        watched = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
+        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
+        for i, head in watched:
+            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
+                known = keys[slot, head // shared, : place + 1].float()
+                query = q[row, head, 0].float() / math.sqrt(q.shape[3])
+                self.scores[row, i, : place + 1] = known @ query
+
+
 class Reference:
     """A `Backend` in plain torch, for the CPU and for CUDA, in float32 and bfloat16."""
 
@@ -67,6 +93,7 @@ class Reference:
         *,
         slots: int,
         positions: int,
+        watched: Sequence[tuple[int, int]] = (),
         trace: Callable[[str, Tensor], None] | None = None,
     ) -> None:
         """Allocates the slots.
@@ -77,6 +104,7 @@ class Reference:
             pad: [hidden], the text vector that stands for "no text".
             slots: Streams at a time.
             positions: The most positions of one stream.
+            watched: Layer and head of the talker's heads whose attention scores `step` tells.
             trace: Is shown what each frame's phases give: `hidden` [batch, 1, hidden], `logits`
                 [batch, vocab] and, for each further code, `predictor` [batch, codes].
         """
@@ -85,6 +113,7 @@ class Reference:
         self.model = model
         self._config = config
         self._pad = pad
+        self._watched = tuple(watched)
         self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
         talker = config.talker
@@ -163,18 +192,25 @@ class Reference:
         before = {slot: replace(self._state[slot]) for slot in slots}
         seen = self._seen.clone()
         made: list[Tensor] = []
+        told: list[Tensor] = []
         try:
             for _ in range(frames):
-                made.append(self._frame(slots))
+                codes, scores = self._frame(slots)
+                made.append(codes)
+                told.append(scores)
                 if self._interrupted or not all(self._goes_on(slot) for slot in slots):
                     break
         except Exception:
             self._state |= before
             self._seen = seen
             raise
-        codes = torch.stack(made, dim=1)  # [slots, frames, groups]
-        over = [self._over(rows[-1]) for rows in codes]
-        return [Frames(rows[: len(rows) - end], end) for rows, end in zip(codes, over, strict=True)]
+        codes, scores = torch.stack(made, dim=1), torch.stack(told, dim=1)  # [slots, frames, ..]
+        return [self._told(*parts) for parts in zip(codes, scores, strict=True)]
+
+    def _told(self, codes: Tensor, scores: Tensor) -> Frames:
+        ended = self._over(codes[-1])
+        count = len(codes) - ended
+        return Frames(codes[:count], ended, scores[:count] if self._watched else None)
 
     def _goes_on(self, slot: int) -> bool:
         s = self._state[slot]
@@ -185,12 +221,12 @@ class Reference:
         """Whether these codes [groups] end the speech."""
         return int(codes[0]) == self._config.talker.control.eos
 
-    def _frame(self, slots: Sequence[int]) -> Tensor:
-        """The codes [slots, groups] of one frame of each."""
+    def _frame(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """One frame of each: codes [slots, groups], scores [slots, watched heads, positions]."""
         states = [self._state[slot] for slot in slots]
         for slot, s in zip(slots, states, strict=True):
             s.check(slot, self.positions)
-        hidden = self._hidden(slots, states)  # [batch, 1, hidden]
+        hidden, scores = self._hidden(slots, states)  # [batch, 1, hidden]
         noise = gumbel(
             [s.sampling.seed or 0 for s in states],
             [s.first_frame + s.frames for s in states],
@@ -209,18 +245,25 @@ class Reference:
         for row, state in zip(codes, states, strict=True):
             state.codes = row
             state.frames += 1
-        return codes
+        return codes, scores.cpu()
 
-    def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> Tensor:
-        """The talker's output for each slot: the prompt's, or that of the last frame's codes."""
+    def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> tuple[Tensor, Tensor]:
+        """The talker's output for each slot: the prompt's, or that of the last frame's codes.
+
+        With it the scores of the watched heads, [batch, heads, positions].
+        """
+        shape = (len(slots), len(self._watched), self.positions)
+        scores = torch.full(shape, torch.nan, device=self._device)
         moving = [i for i, s in enumerate(states) if s.codes is not None]
         rows = {i: s.hidden[None] for i, s in enumerate(states) if s.codes is None}
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
             places = [states[i].position for i in moving]
-            made = self._talk([slots[i] for i in moving], inputs, places)
+            watch = _Watch(self._watched, places, scores[moving])
+            made = self._talk([slots[i] for i in moving], inputs, places, watch)
+            scores[moving] = watch.scores
             rows |= dict(zip(moving, made, strict=True))
-        return torch.stack([rows[i] for i in range(len(slots))])
+        return torch.stack([rows[i] for i in range(len(slots))]), scores
 
     def _next_input(self, slot: int, state: _Slot) -> Tensor:
         """The sum of a frame's embeddings, plus the text vector of that frame: [1, hidden]."""
@@ -276,10 +319,12 @@ class Reference:
         _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)
 
-    def _talk(self, slots: Sequence[int], x: Tensor, starts: Sequence[int]) -> Tensor:
+    def _talk(
+        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: _Watch | None = None
+    ) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
-        return _run(x, stack, c, self._cache, slots, starts)
+        return _run(x, stack, c, self._cache, slots, starts, watch)
 
 
 def _check_finite(network: str, values: Tensor) -> None:
@@ -298,14 +343,18 @@ def _run(
     cache: _Cache,
     slots: Sequence[int],
     starts: Sequence[int],
+    watch: _Watch | None = None,
 ) -> Tensor:
     """All layers and the last norm over new positions x, from position `starts` on in each slot."""
     steps = torch.arange(x.shape[1], device=x.device)
     positions = torch.tensor(starts, device=x.device)[:, None] + steps
     turn = rotary(positions, c.head_dim, c.theta, x.dtype)
-    for layer, keys, values in zip(stack.layers, cache.keys, cache.values, strict=True):
+    for i, layer in enumerate(stack.layers):
         q, k, v = _qkv(x, layer, c, turn)
+        keys, values = cache.keys[i], cache.values[i]
         x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
+        if watch is not None:
+            watch.look(i, q, keys, slots)
         n = rms_norm(x, layer.post_norm, c.eps)
         x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
     return rms_norm(x, stack.norm, c.eps)

@@ -6,6 +6,8 @@ from pipecat_service import MegakernelTTSService
 engine = TTS.load()
 await engine.awarmup()
 tts = MegakernelTTSService(engine=engine)
+
+One conversation may leave the loading to the service: `MegakernelTTSService(model="demo")`.
 """
 
 from pipecat_service.errors import ColdEngineError

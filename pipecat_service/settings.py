@@ -32,7 +32,8 @@ class MegakernelTTSSettings(TTSSettings):
 
     Parameters:
         model: A label for metrics; the model itself is the engine's and cannot be changed.
-        voice: A named voice of the model, or the name of a cloned one given to the service.
+        voice: A named voice of the model, or the name of a cloned one given to the service. The
+            first of them, if none is given to begin with.
         language: A Pipecat language, one of the model's own names, or None: the model finds out.
         instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign, which needs it).
         sampling: How codes are drawn; None: as the model's own configuration says.
@@ -42,14 +43,14 @@ class MegakernelTTSSettings(TTSSettings):
     sampling: Sampling | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
 
 
-def default_settings(info: ModelInfo, cloned: Mapping[str, Voice]) -> MegakernelTTSSettings:
-    """The first voice that the model has or was given, in the language of the text."""
+def default_settings(label: str) -> MegakernelTTSSettings:
+    """The model's first voice, in the language of the text.
+
+    Args:
+        label: The model's.
+    """
     return MegakernelTTSSettings(
-        model=f"qwen3-tts-{info.kind}",
-        voice=next(iter(known_voices(info, cloned)), None),
-        language=None,
-        instruct=None,
-        sampling=None,
+        model=label, voice=None, language=None, instruct=None, sampling=None
     )
 
 

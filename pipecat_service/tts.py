@@ -1,8 +1,9 @@
 """The service: Pipecat's frames on one side, sessions of the engine on the other."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -12,7 +13,7 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
     TTSStoppedFrame,
 )
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language
@@ -30,11 +31,13 @@ from megakernel_tts import (
 )
 from pipecat_service.audio import silence
 from pipecat_service.errors import ColdEngineError, category, permanent
+from pipecat_service.loading import shared_engine
 from pipecat_service.playhead import Playhead
 from pipecat_service.settings import (
     MegakernelTTSSettings,
     check_voice,
     default_settings,
+    known_voices,
     language_name,
 )
 from pipecat_service.speech import Portion, Speech
@@ -59,7 +62,10 @@ class MegakernelTTSService(TTSService):
 
     Words carry times, so that after an interruption the conversation holds those that were heard.
 
-    Any number of services share one engine; give it as many slots as may speak at once.
+    Any number of services share one engine; give it as many slots as may speak at once. A server
+    loads it before its first caller and gives it to each service (`engine`). A program that has one
+    conversation may name a `model` instead: it is loaded while the pipeline is set up, before the
+    pipeline starts.
 
     Attributes:
         word_times_estimated: Whether the words' times are estimates; they are (see `timing`).
@@ -73,7 +79,8 @@ class MegakernelTTSService(TTSService):
     def __init__(
         self,
         *,
-        engine: TTS,
+        engine: TTS | None = None,
+        model: str | os.PathLike[str] | None = None,
         voices: Mapping[str, Voice] | None = None,
         settings: MegakernelTTSSettings | None = None,
         **kwargs: Any,
@@ -82,25 +89,29 @@ class MegakernelTTSService(TTSService):
 
         Args:
             engine: Loaded and warmed up; it stays the caller's to close.
+            model: In place of an engine: `demo`, a checkpoint's folder or a hub id. Services of one
+                event loop that name the same model share its engine; the last that is cleaned up
+                closes it. Pipecat waits 20 s for it: `PipelineWorker(setup_timeout_secs=...)`. If
+                it cannot be loaded, or has no such voice, the error is permanent.
             voices: Cloned voices by the names that `Settings.voice` may take, for a Base model.
             settings: What to begin with; what it leaves out is the model's default.
             **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
 
         Raises:
+            ValueError: Both an engine and a model were given, or neither.
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The model has no such voice, or its voice was not described.
+            VoiceError: The engine's model has no such voice, or its voice was not described.
         """
-        if not engine.warm:
-            raise ColdEngineError(
-                "The engine is cold, and the first caller would wait for it to load and warm up: "
-                "call `await engine.awarmup()` once, before any pipeline starts."
+        if (engine is None) == (model is None):
+            found = "neither" if engine is None else "both"
+            raise ValueError(
+                f"A service takes an engine or a model, found {found}: give it engine=..., loaded "
+                "and warmed up, or model='demo', a folder or a hub id."
             )
-        cloned = dict(voices or {})
-        chosen = default_settings(engine.info, cloned)
+        label = f"qwen3-tts-{engine.info.kind}" if engine is not None else str(model)
+        chosen = default_settings(label)
         if settings is not None:
             chosen.apply_update(settings)
-        voice, instruct = assert_given(chosen.voice), assert_given(chosen.instruct)
-        check_voice(voice, instruct, engine.info, cloned)
         super().__init__(
             push_start_frame=True,
             push_stop_frames=False,
@@ -112,13 +123,45 @@ class MegakernelTTSService(TTSService):
         # Not whole sentences, for latency; nor tokens, since Pipecat would hold the words back
         # until their sentence is written, and forget those that were heard before a barge-in.
         self._text_aggregator = WordGroupAggregator(language=self.text_aggregation_language)
-        self._engine = engine
-        self._cloned = {name.strip().lower(): voice for name, voice in cloned.items()}
+        self._cloned = {name.strip().lower(): voice for name, voice in (voices or {}).items()}
+        self._model = model
+        self._engine: TTS | None = None
+        self._shared = AsyncExitStack()  # holds the engine of a model that was named
+        if engine is not None:
+            self._adopt(engine)
         self._speeches: dict[str, Speech] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._wordless: dict[str, str] = {}  # text of a context that has no words yet
         self._failed: set[str] = set()
         self._playhead = Playhead()
+
+    def _adopt(self, engine: TTS) -> None:
+        """Takes an engine that can speak as the settings say."""
+        if not engine.warm:
+            raise ColdEngineError(
+                "The engine is cold, and the first caller would wait for it to load and warm up: "
+                "call `await engine.awarmup()` once, before any pipeline starts."
+            )
+        settings = self._settings
+        if settings.voice is None:
+            settings.voice = next(iter(known_voices(engine.info, self._cloned)), None)
+        voice, instruct = assert_given(settings.voice), assert_given(settings.instruct)
+        check_voice(voice, instruct, engine.info, self._cloned)
+        self._engine = engine
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Loads and warms up the model, if one was named, on a thread. Pipecat awaits it.
+
+        Args:
+            setup: The pipeline's.
+
+        Raises:
+            CheckpointError: The model is missing or broken.
+            VoiceError: The model has no such voice, or its voice was not described.
+        """
+        await super().setup(setup)
+        if self._model is not None:
+            self._adopt(await self._shared.enter_async_context(shared_engine(self._model)))
 
     def can_generate_metrics(self) -> bool:
         """Whether the service reports metrics: it does."""
@@ -173,11 +216,13 @@ class MegakernelTTSService(TTSService):
 
         If an interruption cancels this, the session is dropped, which cancels it, too.
         """
-        settings = self._settings
+        engine, settings = self._engine, self._settings
+        if engine is None:
+            raise EngineClosedError("The model was not loaded when the pipeline was set up.")
         name = assert_given(settings.voice)
         voice = self._cloned.get(name.strip().lower(), name) if name is not None else None
         session = await asyncio.to_thread(
-            self._engine.open,
+            engine.open,
             voice,
             str(assert_given(settings.language) or "auto"),
             assert_given(settings.instruct),
@@ -381,9 +426,10 @@ class MegakernelTTSService(TTSService):
         await self._teardown()
 
     async def cleanup(self) -> None:
-        """Lets go of the engine, which is others' to use and to close."""
+        """Lets go of the engine, which is closed if this service loaded it and is its last user."""
         await super().cleanup()
         await self._teardown()
+        await self._shared.aclose()
 
     async def _teardown(self) -> None:
         for context_id in [*self._readers]:

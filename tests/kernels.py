@@ -1,5 +1,7 @@
 """A kernel beside plain torch, for the tests of both."""
 
+from collections.abc import Sequence
+
 import torch
 
 from megakernel_tts import Sampling
@@ -31,7 +33,7 @@ class Bench:
         half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
         exact = map_leaves(half, lambda w: w.float())
         prompter = loaded.engine.prompter
-        self.pad = pad = prompter.pad[0].to(device, torch.bfloat16)
+        pad = self.pad = prompter.pad[0].to(device, torch.bfloat16)
         self.kernel = Megakernel(half, self.config, pad, slots=4, positions=64, ops=ops)
         self.half = Reference(half, self.config, pad, slots=1, positions=64)
         self.exact = Reference(exact, self.config, pad.float(), slots=1, positions=64)
@@ -42,6 +44,18 @@ class Bench:
             prompt = prompter.start(prefix, [7], "streaming", ended=True)
             assert prompt is not None
             self.prompt = prompt.prefill.to(pad)
+
+    def watching(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
+        """Another kernel, which tells the scores of these heads."""
+        return Megakernel(
+            self.half.model,
+            self.config,
+            self.pad,
+            slots=4,
+            positions=64,
+            watched=heads,
+            ops=self.ops,
+        )
 
     def begin(self, slot: int, stream: int) -> None:
         """Streams have prompts of different lengths."""

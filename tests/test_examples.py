@@ -1,24 +1,32 @@
 """The examples as a reader starts them; what needs keys is told in words, and faked below."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import soundfile
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+ANSWER = "Hello, it is good to hear from you. How are you today?"
 
 
-def run(name: str, folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess:
-    keyless = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+def run(
+    name: str, folder: Path, *arguments: str, text: str = "", **environment: str
+) -> subprocess.CompletedProcess:
+    keyless = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "DEEPGRAM_"))}
     return subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=folder,
-        env=keyless,
+        env=keyless | environment,
         input=text,
         capture_output=True,
         text=True,
@@ -43,6 +51,85 @@ def test_text_only_says_back_what_is_typed(tmp_path: Path) -> None:
     result = run("text_only", tmp_path, text="Hello there, how are you?\nThank you.\n")
     assert result.returncode == 0, result.stderr
     assert_speech(tmp_path / "text_only.wav", 1.5)
+
+
+class Completions(BaseHTTPRequestHandler):
+    """An endpoint as OpenAI's, which streams one answer to everything.
+
+    Attributes:
+        asked: Path and content of every request.
+    """
+
+    asked: ClassVar[list[tuple[str, dict]]] = []
+
+    def do_POST(self) -> None:
+        content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, content))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for word in ANSWER.split():
+            choice = {"index": 0, "delta": {"role": "assistant", "content": word + " "}}
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "none"}
+            line = json.dumps(chunk | {"choices": [choice]})
+            self.wfile.write(f"data: {line}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """The address of a language model."""
+    Completions.asked.clear()
+    with ThreadingHTTPServer(("localhost", 0), Completions) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://localhost:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_text_only_speaks_what_an_endpoint_answers(endpoint: str, tmp_path: Path) -> None:
+    result = run(
+        "text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=endpoint, OPENAI_MODEL="some-model"
+    )
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    ((path, asked),) = Completions.asked
+    assert path == "/v1/chat/completions"
+    assert asked["stream"] and asked["model"] == "some-model"
+    assert asked["messages"] == [{"role": "user", "content": "Hi."}]
+    assert_speech(tmp_path / "text_only.wav", len(ANSWER.split()) * 0.15)  # far more than "Hi."
+
+
+def test_text_only_says_that_an_endpoint_does_not_answer(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("localhost", 0))  # nobody listens
+        address = f"http://localhost:{closed.getsockname()[1]}/v1"
+        result = run("text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=address)
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    assert "Connection error" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("pyaudio", "sentence"),
+    [
+        ("raise ImportError", "--speaker needs PyAudio"),
+        (
+            "class PyAudio:\n    def get_default_output_device_info(self):\n        raise OSError",
+            "--speaker finds no loudspeaker",
+        ),
+    ],
+)
+def test_text_only_says_that_nothing_can_be_heard(
+    pyaudio: str, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyaudio.py").write_text(pyaudio)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run("text_only", tmp_path, "--speaker", PYTHONPATH=path)
+    assert result.returncode == 1
+    assert sentence in result.stderr and "Traceback" not in result.stderr
 
 
 def test_clone_voice_speaks_with_a_recording(

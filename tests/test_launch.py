@@ -152,9 +152,10 @@ def _arguments(b: Bench) -> tuple[Any, ...]:
 
 
 def _check_operators(b: Bench, operators: Any) -> None:
-    for name, last in (("generate", 1), ("prefill", b.prompt)):
+    last: dict[str, tuple[Any, ...]] = {"generate": (1, []), "prefill": (b.prompt,)}
+    for name, arguments in last.items():
         operator = getattr(operators, name).default
-        torch.library.opcheck(operator, (*_arguments(b), last))
+        torch.library.opcheck(operator, (*_arguments(b), *arguments))
 
 
 def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -> None:
@@ -181,7 +182,7 @@ def test_the_operators_are_what_torch_expects(gpu_bench: Callable[..., Bench]) -
 
 def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ...]:
     """Arguments of which one is replaced; in a list, by what is made of it."""
-    arguments = [*_arguments(b), 1]
+    arguments = [*_arguments(b), 1, []]
     if which is None:
         arguments[place] = value
     else:
@@ -195,7 +196,7 @@ def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ..
     ("place", "which", "value", "sentence"),
     [
         (0, None, 99, "There is no model 99"),
-        (1, None, [], "The lists have 0, 10 and 4 tensors"),
+        (1, None, [], "The lists have 0, 11 and 4 tensors"),
         (1, 0, lambda t: t.float(), "stack must be contiguous, of type BFloat16; found Float"),
         (1, 11, lambda t: t[:3], "turns must cover 64 positions"),
         (2, 0, lambda t: t[..., :60, :].contiguous(), "positions a multiple of 16"),
@@ -208,6 +209,9 @@ def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ..
         (3, 0, lambda t: t[:17], "has room for 1 frames, asked for 2 of 1 streams"),
         (6, None, -1, "The patience is -1 ns"),
         (7, None, 0, "asked for 0 of 1 streams"),
+        (8, None, [8], "There is no head 8 among 8"),
+        (8, None, [0] * 9, "At most 8 heads can be watched, found 9"),
+        (8, None, [0], "The scores need room for 64 numbers, found 0"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -215,7 +219,7 @@ def test_what_is_wrong_is_said(
 ) -> None:
     arguments = _wrong(gpu_bench("0b6"), place, which, value)
     if "asked for 2" in sentence:
-        arguments = (*arguments[:-1], 2)
+        arguments = (*arguments[:-2], 2, [])
     with pytest.raises(RuntimeError, match=sentence):
         torch.ops.megakernel_tts.generate(*arguments)
 

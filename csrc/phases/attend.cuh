@@ -20,6 +20,7 @@ struct Column {
   int position;
   int first;    // the first column of the same slot in this launch: those between come before it
   bool append;  // whether its keys and values are kept
+  int frame;    // of this launch, for which scores are told; -1: they are not
 };
 
 // An item's workplace.
@@ -30,6 +31,7 @@ struct alignas(16) Attention {
   uint32_t query_pairs[2][kHeadDim / 2];
   float mix[kWarps][2][kHeadDim];
   float peak[kWarps][2], sum[kWarps][2];
+  float score[2][kSpan];  // of earlier positions
 };
 static_assert(sizeof(Attention) <= sizeof(Fragments), "it lies where activations do");
 
@@ -174,6 +176,10 @@ struct Sixteen {
       s[i] = position < end ? score[i / 2][i % 2] * kScale : -INFINITY;
       peak = fmaxf(peak, s[i]);
     }
+    if (g < 2) {
+      float2* to = reinterpret_cast<float2*>(&shared.score[g][warp() * kBlock]) + t;
+      to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
+    }
     peak = fmaxf(peak, shuffle_xor(peak, 1));
     peak = fmaxf(peak, shuffle_xor(peak, 2));
 #pragma unroll
@@ -206,6 +212,22 @@ DEVICE void hand_over(const Params& p, const Network& n, int column, int query_h
   if (channel % 2 == 0) {
     const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
     store_word(n.words.attended + at, tagged_pair(value, next, tag));
+  }
+}
+
+// Scores before the softmax of the heads that the host asked for, to their places.
+template <class S>
+DEVICE void tell_scores(const Params& p, int layer, Item item, int frame, int begin, int before,
+                        int fresh, const Attention& shared) {
+  const Watch& watch = p.watch;
+  const int j = thread() / kSpan, head = 2 * item.head + j, i = thread() % kSpan;
+#pragma unroll 1
+  for (int w = 0; w < watch.count; ++w) {
+    if (watch.heads[w] != layer * S::heads + head) continue;
+    const size_t row = (static_cast<size_t>(item.column) * p.max_frames + frame) * watch.count + w;
+    float* to = watch.scores + row * p.talker.positions;
+    if (begin + i < before) to[begin + i] = shared.score[j][i];
+    if (i < fresh) to[before + i] = shared.new_score[i][j];
   }
 }
 
@@ -267,6 +289,9 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
     if (channel < 2) {
       store_word(n.words.statistic + part * 2 + channel, tagged(channel ? total : peak, tag));
     }
+  }
+  if (column.frame >= 0) {
+    tell_scores<S>(p, layer, item, column.frame, item.span * kSpan, before, fresh, shared);
   }
   block_sync();  // before the workplace is used again
 }

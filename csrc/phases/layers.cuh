@@ -30,25 +30,27 @@ DEVICE float4& four_at(Residual<Hidden>& x, int column, int k) {
   return *reinterpret_cast<float4*>(&x.of[column][k]);
 }
 
-// x of every column, where change(column, k, x) gives four elements; `AtOnce` columns' are made
+// x of every column, where change(column, k, x) gives four elements; `AtOnce` times four are made
 // before any is put down.
 template <int Width, int AtOnce, int Hidden, class Change>
 DEVICE void change_x(Residual<Hidden>& x, int columns, Change change) {
   constexpr int kFours = Fours<Width>::count;
+  const int count = columns * kFours;
 #pragma unroll 1
-  for (int c = 0; c < columns; c += AtOnce) {
-    float4 v[AtOnce * kFours];
+  for (int first = 0; first < count; first += AtOnce) {
+    float4 v[AtOnce];
 #pragma unroll
-    for (int i = 0; i < AtOnce * kFours; ++i) {
-      const int column = c + i / kFours, k = Fours<Width>::k(i % kFours);
-      if (column >= columns) break;
-      if (Fours<Width>::there(i % kFours)) v[i] = change(column, k, four_at(x, column, k));
+    for (int i = 0; i < AtOnce; ++i) {
+      const int column = (first + i) / kFours, four = (first + i) % kFours;
+      if (first + i >= count) break;
+      const int k = Fours<Width>::k(four);
+      if (Fours<Width>::there(four)) v[i] = change(column, k, four_at(x, column, k));
     }
 #pragma unroll
-    for (int i = 0; i < AtOnce * kFours; ++i) {
-      const int column = c + i / kFours, k = Fours<Width>::k(i % kFours);
-      if (column >= columns) break;
-      if (Fours<Width>::there(i % kFours)) four_at(x, column, k) = v[i];
+    for (int i = 0; i < AtOnce; ++i) {
+      const int column = (first + i) / kFours, four = (first + i) % kFours;
+      if (first + i >= count) break;
+      if (Fours<Width>::there(four)) four_at(x, column, Fours<Width>::k(four)) = v[i];
     }
   }
   warp_sync();
@@ -64,9 +66,6 @@ DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z
 DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
 DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
-DEVICE float4 untagged(uint4 v) {
-  return {untagged(v.x), untagged(v.y), untagged(v.z), untagged(v.w)};
-}
 
 constexpr int kLoads = 4;  // that a lane has under way
 

@@ -25,17 +25,21 @@ struct alignas(16) Fragments {
 };
 
 // Everything that a thread carries from phase to phase.
-template <class R>
+template <class R, int Most>
 struct Flow {
+  static constexpr int most = Most;  // columns of a pass
   const Params& p;
   Sums (&sums)[2];
   Fragments& fragments;
   Weights<R> weights;
   Stopwatch watch;
-  const Share* shares;        // of the network's matrices, by phase
-  Tags tags;                  // of what a layer makes
-  int columns = 0, wide = 0;  // of the pass; at most 2^wide
-  int turn = 0;               // which of `sums` comes next
+  const Share* shares;           // of the network's matrices, by phase
+  Tags tags;                     // of what a layer makes
+  int passing = 0, widened = 0;  // columns of the pass: at most 2^widened
+  int turn = 0;                  // which of `sums` comes next
+
+  DEVICE int columns() const { return Most == 1 ? 1 : passing; }
+  DEVICE int wide() const { return Most == 1 ? 0 : widened; }
 
   DEVICE int& gave_up() { return sums[turn].gave_up; }
 };
@@ -44,7 +48,7 @@ struct Flow {
 // instruction's rows are a unit's rows twice, with the lower and the upper half of their tile's K.
 template <class R>
 DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums& sums, int units,
-                           int steps, bool add) {
+                           int steps, bool add, Patience patience) {
 #pragma unroll 1
   for (int step = 0; step < steps; step += R::slot) {
     uint4 a[R::slot];
@@ -56,7 +60,7 @@ DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums
 #pragma unroll 1
     for (int u = 0; u < units; ++u, sum += kWarps * kUnit * 8 / 2) {
       float low[2][4] = {}, high[2][4] = {};
-      const auto& slot = weights.next();
+      const auto& slot = weights.next(patience);
 #pragma unroll
       for (int s = 0; s < R::slot; ++s) {
         const uint4 w = slot[s][thread()];
@@ -103,12 +107,13 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
-      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0);
+      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0,
+                     Patience(flow.p, phase, sums.gave_up));
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();
     if (sums.gave_up) return false;
-    const int wide = flow.wide, columns = flow.columns;
+    const int wide = flow.wide(), columns = flow.columns();
     const int items = count * kUnit << wide;
 #pragma unroll 1
     for (int i = thread(); i < (items + 31) / 32 * 32; i += kThreads) {  // whole warps

@@ -26,6 +26,10 @@ class _Network(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Watch(ctypes.Structure):
+    _fields_ = (("count", c_int), ("heads", c_int * 8), ("scores", c_void_p))
+
+
 class _Params(ctypes.Structure):
     _fields_ = (
         ("talker", _Network), ("predictor", _Network),
@@ -33,6 +37,7 @@ class _Params(ctypes.Structure):
             "talker_head", "predictor_heads", "project_bias", "code_embedding",
             "group_embeddings", "pad", "text", "prompt")),
         ("prompt_length", c_int), ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
+        ("watch", _Watch),
         ("streams", c_void_p), ("columns", c_int), ("max_frames", c_int),
         *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
         ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
@@ -90,9 +95,10 @@ class EmulatedOps:
         self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
-        *lists, max_frames = arguments
+        *lists, max_frames, watched = arguments
         params = self._params(*lists)
         params.max_frames = max_frames
+        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][9].data_ptr())
         self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(

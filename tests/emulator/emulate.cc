@@ -12,7 +12,9 @@ static void run(const Params& p, int blocks, int late, Act act) {
 }
 
 extern "C" void emulate_generate(const Params* p, int blocks, int late) {
-  run(*p, blocks, late, [](const Params& p, Shared<M>& s) { generate_frames<M>(p, s); });
+  run(*p, blocks, late, [](const Params& p, Shared<M>& s) {
+    p.columns == 1 ? generate_frames<M, 1>(p, s) : generate_frames<M, kColumns>(p, s);
+  });
 }
 
 extern "C" void emulate_prefill(const Params* p, int blocks, int late) {

@@ -134,6 +134,8 @@ inline void meet(Gathering& meeting, int count) {
 
 inline void block_sync() { meet(machine().block_meetings[2 * block()], machine().threads - 32); }
 inline void all_sync() { meet(machine().block_meetings[2 * block() + 1], machine().threads); }
+inline void take_registers() {}
+inline void give_registers() {}
 inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
 
 inline uint32_t* shown(int index) {

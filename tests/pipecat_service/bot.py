@@ -138,7 +138,7 @@ class Bot:
 
     def __init__(
         self,
-        engine: TTS,
+        engine: TTS | None,
         *replies: str | Reply,
         rate: int = 24_000,
         delay: float = 0.005,

@@ -1,6 +1,7 @@
 """Chromium without a window, driven over its own protocol."""
 
 import asyncio
+import base64
 import itertools
 import re
 from collections.abc import AsyncIterator
@@ -27,14 +28,33 @@ class Page:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._ids = itertools.count()
+        self._script = ""
 
     async def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """One command of the protocol; gives its result."""
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while (message := await self._socket.receive_json()).get("id") != number:
-            pass
+            if message.get("method") == "Fetch.requestPaused":
+                await self._answer(message["params"]["requestId"])
         return message["result"]
+
+    async def replace(self, pattern: str, script: str) -> None:
+        """Gives the page a script of one's own for every address that fits the pattern."""
+        self._script = script
+        await self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
+
+    async def _answer(self, request: str) -> None:
+        headers = [{"name": "Content-Type", "value": "text/javascript"}]
+        body = base64.b64encode(self._script.encode()).decode()
+        answer = {"requestId": request, "responseCode": 200, "responseHeaders": headers}
+        await self._socket.send_json(
+            {
+                "id": next(self._ids),
+                "method": "Fetch.fulfillRequest",
+                "params": answer | {"body": body},
+            }
+        )
 
     async def run(self, script: str) -> Any:
         """Runs an expression; gives its value, that of a promise once it is there."""

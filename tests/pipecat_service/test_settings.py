@@ -26,11 +26,11 @@ def test_regions_speak_their_language(language: Language, expected: str | None) 
     assert language_name(language) == expected
 
 
-def test_defaults_are_the_models_first_voice_and_the_texts_language() -> None:
-    assert default_settings(NAMED, {}).voice == "ryan"
-    assert default_settings(BASE, {"anna": ANNA}).voice == "anna"
-    assert default_settings(DESIGN, {}).voice is None
-    default_settings(NAMED, {}).validate_complete()
+def test_nothing_is_left_out_of_the_defaults() -> None:
+    given = default_settings("demo").given_fields()
+    assert given.pop("model") == "demo"
+    assert set(given) == {"voice", "language", "instruct", "sampling"}
+    assert set(given.values()) == {None}
 
 
 def test_voices_that_the_model_has_are_accepted() -> None:

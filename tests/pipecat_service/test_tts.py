@@ -262,10 +262,16 @@ def test_a_cold_engine_is_refused() -> None:
         MegakernelTTSService(engine=cold)
 
 
-@pytest.mark.parametrize("voice", ["nobody", "", None])
-def test_a_voice_that_the_model_lacks_is_refused(engine: TTS, voice: str | None) -> None:
+@pytest.mark.parametrize("voice", ["nobody", ""])
+def test_a_voice_that_the_model_lacks_is_refused(engine: TTS, voice: str) -> None:
     with pytest.raises(VoiceError, match="ryan, serena"):
         MegakernelTTSService(engine=engine, settings=Settings(voice=voice))
+
+
+def test_the_first_voice_speaks_if_none_is_chosen(engine: TTS) -> None:
+    for settings in (None, Settings(), Settings(voice=None)):
+        tts = MegakernelTTSService(engine=engine, settings=settings)
+        assert tts.settings.given_fields()["voice"] == "ryan"
 
 
 def test_settings_reach_the_engine(engine: TTS) -> None:

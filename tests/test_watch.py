@@ -1,0 +1,99 @@
+"""Heads of attention that are watched: their scores are the reference's, and no code changes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from megakernel_tts.backend import Backend
+from megakernel_tts.frames import Frames
+from megakernel_tts.reference import Reference
+from tests.kernels import SAMPLINGS, Bench
+
+HEADS = [(1, 3), (0, 0), (1, 0)]
+
+
+def _begin(b: Bench, backend: Backend, slots: int) -> None:
+    for slot in range(slots):
+        prompt = b.prompt[slot:].contiguous()
+        backend.prefill(slot, prompt, SAMPLINGS[slot], 0)
+        backend.feed(slot, b.text, True)
+
+
+def _scores(frames: Frames) -> Tensor:
+    assert frames.scores is not None
+    return frames.scores
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
+
+
+def _heard(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list[Frames]:
+    """Each slot's frames of several steps, put together."""
+    made = [backend.step(slots, count) for count in steps]
+    return [
+        Frames(
+            torch.cat([step[i].codes for step in made]),
+            False,
+            None if made[0][i].scores is None else torch.cat([_scores(step[i]) for step in made]),
+        )
+        for i in range(len(slots))
+    ]
+
+
+def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
+    on_both: Callable[..., Bench],
+) -> None:
+    b = on_both()
+    watching = b.watching(HEADS)
+    _begin(b, b.kernel, 3)
+    _begin(b, watching, 3)
+    plain = _heard(b.kernel, [0, 1, 2], [5])
+    together = _heard(watching, [0, 1, 2], [5])
+    for slot in range(3):
+        assert plain[slot].scores is None
+        assert torch.equal(together[slot].codes, plain[slot].codes)
+        watching.release(slot)
+        watching.prefill(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot], 0)
+        watching.feed(slot, b.text, True)
+        alone = _heard(watching, [slot], [1, 3, 1])[0]
+        assert torch.equal(alone.codes, plain[slot].codes)
+        assert _same(_scores(alone), _scores(together[slot]))
+
+
+def test_scores_end_where_the_keys_end(on_both: Callable[..., Bench]) -> None:
+    b = on_both()
+    watching = b.watching(HEADS)
+    _begin(b, watching, 1)
+    (frames,) = watching.step([0], 4)
+    there = ~_scores(frames).isnan()
+    assert there.shape == (4, 3, 64)
+    assert there.sum(-1).tolist() == [[0] * 3] + [[len(b.prompt) + f] * 3 for f in (1, 2, 3)]
+
+
+def test_scores_are_as_exact_as_bfloat16_in_torch(on_both: Callable[..., Bench]) -> None:
+    """All three are told the same codes, so that their frames have the same inputs."""
+    b = on_both()
+    watching = b.watching(HEADS)
+    references = [
+        Reference(r.model, b.config, r._pad, slots=1, positions=64, watched=HEADS)
+        for r in (b.half, b.exact)
+    ]
+    _begin(b, watching, 1)
+    for r in references:
+        r.prefill(0, b.prompt.to(r._pad), SAMPLINGS[0], 0)
+        r.feed(0, b.text.to(r._pad), True)
+        r.step([0], 1)
+    (first,) = watching.step([0], 1)
+    for _ in range(4):
+        for r in references:
+            r._state[0] = replace(r._state[0], codes=first.codes[-1])
+        ours, half, exact = (_scores(k.step([0], 1)[0])[0] for k in (watching, *references))
+        first = Frames(torch.tensor([watching._state[0].codes]), False)
+        there = ~exact.isnan()
+        assert torch.equal(~ours.isnan(), there)
+        error = (ours - exact)[there].norm()
+        assert error <= 2 * (half - exact)[there].norm()
+        assert exact[there].norm() > 0
