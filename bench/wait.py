@@ -1,7 +1,7 @@
 """What waiting for a launch costs: asleep until an event wakes the thread, or looking all the time.
 
-Random weights of the 0.6B's size, one stream; milliseconds of a step beside those that the GPU
-takes, and the share of a core that the waiting thread uses.
+Random weights of the 0.6B's size, one stream: milliseconds of a launch and of waiting for it, and
+the share of a core that the thread uses meanwhile.
 
 python -m bench.wait --json bench/results/wait.json
 """
@@ -26,6 +26,7 @@ def measure(bench: Bench, frames: int) -> dict[str, float]:
     kernel = bench.kernel
     kernel.prefill(0, bench.prompt, Sampling(seed=0), 0)
     kernel.feed(0, bench.pad[None][:0], True)
+    kernel.step([0], 1)  # the first frame of a stream needs no talker
     walls: list[float] = []
     busy, begin = time.thread_time(), time.perf_counter()
     for _ in range(_REPEATS):

@@ -190,7 +190,7 @@ class Megakernel:
             codes=[0] * _GROUPS,
         )
         self._seen[slot] = 0
-        self._hidden[slot] = torch.nan  # what stays there if the launch fails: nobody waits for it
+        self._hidden[slot] = torch.nan  # stays if the launch is lost, which nobody waits for
         self._put([slot], [state])
         self._ops.prefill(self._model, *self._lists(), prompt.contiguous())
         self._state[slot] = state

@@ -111,9 +111,9 @@ class Loop:
         streams = self._everyone()
         for stream in streams:
             self._guarded(stream, self._listen)
-        more = self._seat(streams)
+        in_line = self._seat(streams)
         moving = [s for s in streams if s.movable]
-        self._step(moving, 1 if more else min((s.until_due for s in moving), default=0))
+        self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
         self._decode([s for s in streams if s.due])
         ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
         for stream in ended:
@@ -150,7 +150,7 @@ class Loop:
         One a turn: a prompt takes longer than a frame, for which the others wait.
 
         Returns:
-            Whether somebody else may get one in the next turn.
+            Whether somebody else may get one in the next turn, and should not wait for it long.
         """
         waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
         if waiting and not self.free:

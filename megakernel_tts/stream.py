@@ -161,7 +161,7 @@ class Stream:
 
     @property
     def starved(self) -> bool:
-        """Whether nothing but more text can make it speak on."""
+        """Whether it says nothing until more text comes."""
         u = self.utterance
         return u is None or not u.ready
 

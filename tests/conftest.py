@@ -83,16 +83,16 @@ def bench(
 
 
 @pytest.fixture
-def on_gpu(load: Callable[..., Loaded]) -> Callable[..., Bench]:
+def gpu_bench(load: Callable[..., Loaded]) -> Callable[..., Bench]:
     """Makes kernels on the GPU, of the same weights."""
     return lambda size="0b6": Bench(load("custom_voice", size), None)
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
-def on_both(request: pytest.FixtureRequest) -> Callable[..., Bench]:
+def any_bench(request: pytest.FixtureRequest) -> Callable[..., Bench]:
     """Makes kernels, on emulated instructions (two blocks, to be quick) and on the GPU."""
     if request.param == "gpu":
-        return request.getfixturevalue("on_gpu")
+        return request.getfixturevalue("gpu_bench")
     return partial(request.getfixturevalue("bench"), blocks=2)
 
 

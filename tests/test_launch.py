@@ -39,9 +39,9 @@ class Hurry:
 
 
 def test_a_wait_in_vain_names_block_and_phase_and_leaves_no_trace(
-    on_both: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    any_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    b, kernel = (found := on_both("0b6")), found.kernel
+    b, kernel = (found := any_bench("0b6")), found.kernel
     hurry = Hurry(b, monkeypatch)
     b.begin(0, 0)
     expected = kernel.step([0], 2)[0].codes
@@ -58,10 +58,10 @@ def test_a_wait_in_vain_names_block_and_phase_and_leaves_no_trace(
 
 
 def test_a_prompt_that_was_lost_is_never_spoken(
-    on_both: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    any_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for a prompt: the next launch tells of it, and its stream has no beginning."""
-    b, kernel = (found := on_both("0b6")), found.kernel
+    b, kernel = (found := any_bench("0b6")), found.kernel
     hurry = Hurry(b, monkeypatch)
     hurry.on()
     b.begin(0, 0)
@@ -84,9 +84,9 @@ def test_a_late_block_changes_nothing(bench: Callable[..., Bench]) -> None:
 
 
 def test_the_engine_tells_the_streams_and_goes_on(
-    on_both: Callable[..., Bench], load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+    any_bench: Callable[..., Bench], load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, b = load("custom_voice", "0b6"), on_both("0b6")
+    loaded, b = load("custom_voice", "0b6"), any_bench("0b6")
     hurry = Hurry(b, monkeypatch)
     prompter = Prompter(b.half.model.embeddings, loaded.config, loaded.tokenizer)
     decoder = loaded.engine.decoder
@@ -115,9 +115,9 @@ def test_the_engine_tells_the_streams_and_goes_on(
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_waits_for_nothing_between_the_first_frame_and_the_last(
-    on_gpu: Callable[..., Bench],
+    gpu_bench: Callable[..., Bench],
 ) -> None:
-    b = on_gpu("0b6")
+    b = gpu_bench("0b6")
     for slot in range(3):
         b.begin(slot, slot)
     whole = [frames.codes for frames in b.kernel.step([0, 1, 2], 30)]
@@ -177,8 +177,8 @@ def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -
 
 
 @pytest.mark.gpu
-def test_the_operators_are_what_torch_expects(on_gpu: Callable[..., Bench]) -> None:
-    _check_operators(on_gpu("0b6"), torch.ops.megakernel_tts)
+def test_the_operators_are_what_torch_expects(gpu_bench: Callable[..., Bench]) -> None:
+    _check_operators(gpu_bench("0b6"), torch.ops.megakernel_tts)
 
 
 def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ...]:
@@ -216,9 +216,9 @@ def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ..
     ],
 )
 def test_what_is_wrong_is_said(
-    on_gpu: Callable[..., Bench], place: int, which: int | None, value: Any, sentence: str
+    gpu_bench: Callable[..., Bench], place: int, which: int | None, value: Any, sentence: str
 ) -> None:
-    arguments = _wrong(on_gpu("0b6"), place, which, value)
+    arguments = _wrong(gpu_bench("0b6"), place, which, value)
     if "asked for 2" in sentence:
         arguments = (*arguments[:-2], 2, [])
     with pytest.raises(RuntimeError, match=sentence):
@@ -226,8 +226,8 @@ def test_what_is_wrong_is_said(
 
 
 @pytest.mark.gpu
-def test_a_wrong_prompt_is_said(on_gpu: Callable[..., Bench]) -> None:
-    b = on_gpu("0b6")
+def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
+    b = gpu_bench("0b6")
     for prompt, sentence in (
         (b.prompt[:, 1:].contiguous(), r"The prompt must be \[positions, 128\], found"),
         (b.prompt[:1].repeat(65, 1), "A prompt of 65 does not fit 64 positions"),

@@ -44,9 +44,9 @@ def _heard(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list
 
 
 def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
-    on_both: Callable[..., Bench],
+    any_bench: Callable[..., Bench],
 ) -> None:
-    b = on_both()
+    b = any_bench()
     watching = b.watching(HEADS)
     _begin(b, b.kernel, 3)
     _begin(b, watching, 3)
@@ -63,8 +63,8 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
         assert _same(_scores(alone), _scores(together[slot]))
 
 
-def test_scores_end_where_the_keys_end(on_both: Callable[..., Bench]) -> None:
-    b = on_both()
+def test_scores_end_where_the_keys_end(any_bench: Callable[..., Bench]) -> None:
+    b = any_bench()
     watching = b.watching(HEADS)
     _begin(b, watching, 1)
     (frames,) = watching.step([0], 4)
@@ -73,9 +73,9 @@ def test_scores_end_where_the_keys_end(on_both: Callable[..., Bench]) -> None:
     assert there.sum(-1).tolist() == [[0] * 3] + [[len(b.prompt) + f] * 3 for f in (1, 2, 3)]
 
 
-def test_scores_are_as_exact_as_bfloat16_in_torch(on_both: Callable[..., Bench]) -> None:
+def test_scores_are_as_exact_as_bfloat16_in_torch(any_bench: Callable[..., Bench]) -> None:
     """All three are told the same codes, so that their frames have the same inputs."""
-    b = on_both()
+    b = any_bench()
     watching = b.watching(HEADS)
     references = [
         Reference(r.model, b.config, r._pad, slots=1, positions=64, watched=HEADS)

@@ -166,12 +166,15 @@ inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
   const uint32_t mine[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
   memcpy(shown(lane()), mine, sizeof mine);
   warp_sync();
+  const uint32_t* lanes = shown(0);
   const int g = thread() % 32 / 4, t = thread() % 4;
-  for (int o = 0; o < 4; ++o) {
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t* row = shown(4 * g + k % 8 / 2) + o / 2 * 2;
-      const uint32_t* column = shown(4 * (2 * t + o % 2) + k % 8 / 2) + 4;
-      acc[o] += half_of(row[k / 8], k % 2) * half_of(column[k / 8], k % 2);
+  for (int i = 0; i < 8; ++i) {  // pairs of K
+    const int lane = i % 4, half = i / 4;
+    for (int o = 0; o < 4; ++o) {
+      const uint32_t row = lanes[8 * (4 * g + lane) + o / 2 * 2 + half];
+      const uint32_t column = lanes[8 * (4 * (2 * t + o % 2) + lane) + 4 + half];
+      acc[o] += half_of(row, 0) * half_of(column, 0);
+      acc[o] += half_of(row, 1) * half_of(column, 1);
     }
   }
   warp_sync();
