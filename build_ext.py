@@ -75,7 +75,7 @@ def load(device: "torch.device", *, profile: bool = False) -> None:
         print("Building the CUDA kernel for this GPU, once: half a minute.", file=sys.stderr)
     cpp_extension.load(
         name,
-        [str(CSRC / "frame.cu"), str(CSRC / "ops.cpp")],
+        [str(CSRC / "kernels.cu"), str(CSRC / "ops.cpp")],
         extra_cflags=["-O2", "-std=c++20", *_macros(architecture)],
         extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
@@ -116,7 +116,7 @@ def check() -> bool:
 
         def compile_for(architecture: str) -> tuple[str, subprocess.CompletedProcess[str]]:
             command = [nvcc, *FLAGS, *_target(architecture), "-cubin", "-Xptxas", "-v"]
-            command += ["-o", f"{folder}/{architecture}.cubin", str(CSRC / "frame.cu")]
+            command += ["-o", f"{folder}/{architecture}.cubin", str(CSRC / "kernels.cu")]
             return architecture, subprocess.run(command, capture_output=True, text=True)
 
         fine = True

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -81,6 +81,10 @@ def _round(tts: TTS, seed: int, frames: int) -> list[NDArray[np.int64]]:
         return list(pool.map(say, rules))
 
 
+def _longest(codes: Sequence[NDArray[np.int64]]) -> int:
+    return max(map(len, codes))
+
+
 @contextmanager
 def _meanwhile(act: Callable[[], int]) -> Iterator[list[int]]:
     """Does something again and again on a thread of its own; gives what it made, at the end."""
@@ -125,25 +129,27 @@ def soak(tts: TTS, other: TTS, handovers: int) -> Report:
     """
     each = handovers_a_frame(tts._loaded.config)
     steps = ceil(handovers / each)
-    rounds = ceil(steps / _LONGEST)
     backend, device = tts._loaded.engine.backend, tts._loaded.engine.prompter.pad.device
     for one in (tts, other):
         one.warmup()
 
-    def speak() -> tuple[list[NDArray[np.int64]], int, float]:
-        start = time.perf_counter()
-        said = [_round(tts, 1000 * i, ceil(steps / rounds)) for i in range(rounds)]
-        seconds = time.perf_counter() - start
-        longest = sum(max(len(codes) for codes in one) for one in said)
-        return [codes for one in said for codes in one], longest, seconds
-
-    quiet, _, quiet_seconds = speak()
+    start = time.perf_counter()
+    quiet: list[list[NDArray[np.int64]]] = []
+    while sum(map(_longest, quiet)) < steps:  # speech may end early
+        quiet.append(_round(tts, 1000 * len(quiet), min(steps, _LONGEST)))
+    quiet_seconds = time.perf_counter() - start
     rule = Sampling(seed=7, max_frames=20, guard=False)
     with (
         _meanwhile(_products(device)) as products,
         _meanwhile(lambda: len(other.say(_TEXT, sampling=rule).codes)) as frames,
     ):
-        beside, longest, seconds = speak()
+        start = time.perf_counter()
+        beside = [_round(tts, 1000 * i, min(steps, _LONGEST)) for i in range(len(quiet))]
+        seconds = time.perf_counter() - start
+    longest = sum(map(_longest, beside))
+    pairs = [
+        pair for rounds in zip(quiet, beside, strict=True) for pair in zip(*rounds, strict=True)
+    ]
     return Report(
         backend=backend.name,
         streams=backend.slots,
@@ -153,7 +159,7 @@ def soak(tts: TTS, other: TTS, handovers: int) -> Report:
         seconds=round(seconds, 1),
         products=products[0],
         other_frames=frames[0],
-        differing=sum(not np.array_equal(a, b) for a, b in zip(quiet, beside, strict=True)),
+        differing=sum(not np.array_equal(*pair) for pair in pairs),
     )
 
 
@@ -170,7 +176,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or folder
         if options.model is None:
-            write_released(Path(folder), "0.6B", torch.device("cpu"))
+            place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            write_released(Path(folder), "0.6B", place)
         with (
             TTS.load(model, options.device, slots=8) as tts,
             TTS.load(model, options.device, slots=2) as other,

@@ -210,7 +210,7 @@ def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ..
         (3, 0, lambda t: t[:17], "has room for 1 frames, asked for 2 of 1 streams"),
         (6, None, -1, "The patience is -1 ns"),
         (7, None, 0, "asked for 0 of 1 streams"),
-        (8, None, [8], "There is no head 8 among 8"),
+        (8, None, [99], r"There is no head 99 among \d+"),
         (8, None, [0] * 9, "At most 8 heads can be watched, found 9"),
         (8, None, [0], "The scores need room for 64 numbers, found 0"),
     ],

@@ -1,6 +1,6 @@
 // The kernel as a library of the host, for the tests.
 #define MEGAKERNEL_EMULATOR
-#include "../../csrc/frame.cu"
+#include "../../csrc/frame.cuh"
 
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
