@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.released import write_released
 from bench.report import write
 from megakernel_tts import TTS, ChunkPolicy, Sampling
 from megakernel_tts.config import ModelConfig
+from megakernel_tts.random_released import write_released
 
 _TEXT = "All of this is said twice, at first in peace and then beside others."
 _LONGEST = 1500  # frames of a stream

@@ -20,13 +20,13 @@ from torch import Tensor
 
 import build_ext
 from bench.graph import frame_graph
-from bench.released import SIZES, released
 from bench.report import write
 from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import leaves, map_leaves
 from megakernel_tts.config import ModelConfig, read_model_config
 from megakernel_tts.cuda import PHASES, Megakernel
 from megakernel_tts.random_checkpoint import write_checkpoint
+from megakernel_tts.random_released import SIZES, released
 from megakernel_tts.weights import Model, model_specs
 
 _COLUMNS = (1, 2, 4, 8)

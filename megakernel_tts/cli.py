@@ -1,4 +1,4 @@
-"""`megakernel-tts`: say, voices, doctor."""
+"""`megakernel-tts`: say, voices, bench, doctor."""
 
 import argparse
 import logging
@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import megakernel_tts
+from megakernel_tts.bench.options import add_options, given
 from megakernel_tts.console import (
     UsageError,
     arriving_text,
@@ -100,6 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     voices.set_defaults(run=_voices)
     _add_model(voices)
 
+    bench = commands.add_parser(
+        "bench",
+        help="measure how soon and how fast a model speaks here",
+        description="Measures how soon and how fast a model speaks: the time from a text to the "
+        "first chunk of its speech and what it consists of, then frames and real-time factor for "
+        "several sizes of chunk and numbers of streams.",
+    )
+    bench.set_defaults(run=_bench)
+    add_options(bench)
+
     doctor = commands.add_parser(
         "doctor", help="tell what this machine can run and what is missing"
     )
@@ -165,6 +177,12 @@ def _check_output(path: Path) -> None:
         )
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is no regular file; leave -o out and pipe the PCM instead")
+    _check_writable(path)
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file")
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is no folder that {path.name} could be written to")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -347,6 +365,26 @@ def _voices(options: argparse.Namespace) -> int:
         print("This model makes a voice from its description: say --instruct 'a warm, low voice'")
     if not info.voices:
         print(f"Languages: {', '.join(info.languages)}")
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    if options.peer and 1 not in options.streams:
+        raise UsageError("--peer compares one stream with one: let --streams have a 1 in it")
+    for file in filter(None, (options.json, options.plot)):
+        _check_writable(file)
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise UsageError("--plot draws with matplotlib; pip install 'megakernel-tts[plot]'")
+    from megakernel_tts.bench.command import measure
+    from megakernel_tts.bench.report import plot, table, write_json
+
+    report = measure(given(options))
+    for line in table(report):
+        print(line)
+    if options.json is not None:
+        write_json(report, options.json)
+    if options.plot is not None:
+        plot(report, options.plot)
     return 0
 
 

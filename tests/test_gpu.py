@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.released import released
 from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.checkpoint import Spec, map_leaves
 from megakernel_tts.config import read_model_config
@@ -15,6 +14,7 @@ from megakernel_tts.cuda import Megakernel
 from megakernel_tts.layers import linear
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size
+from megakernel_tts.random_released import released
 from megakernel_tts.reference import Reference
 from megakernel_tts.sampling import gumbel
 from megakernel_tts.weights import model_specs

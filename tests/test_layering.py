@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
     | {"voice"},
     "random_checkpoint": {"checkpoint", "codec.weights", "config", "weights"},
+    "random_released": {"checkpoint", "codec.weights", "config", "random_checkpoint", "weights"},
     "hub": LEAVES,
     "loader": LEAVES
     | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
@@ -60,7 +61,15 @@ ALLOWED: dict[str, set[str]] = {
     | {"audio", "backend", "config", "doctor", "hub", "loader", "prompt", "sampling", "script"}
     | {"session", "split", "text", "voice"},
     "console": set(),
-    "cli": PUBLIC | {"audio", "console", "doctor"},
+    "bench": set(),
+    "bench.options": set(),
+    "bench.timing": LEAVES | {"bench", "sampling", "session", "tts", "voice"},
+    "bench.stages": {"bench", "bench.timing", "tts"},
+    "bench.peers": {"bench", "sampling"},
+    "bench.report": {"bench", "bench.peers", "bench.stages", "bench.timing", "sampling"},
+    "bench.command": {"backend", "hub", "random_released", "tts"}
+    | {"bench", "bench.options", "bench.peers", "bench.report", "bench.stages", "bench.timing"},
+    "cli": PUBLIC | {"audio", "console", "doctor"} | {"bench", "bench.command", "bench.report"},
     "__main__": {"cli"},
 }
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.released import write_released
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.checkpoint import leaves, map_leaves
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.random_released import write_released
 from tests.kernels import Bench
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.released import released, released_codec
 from megakernel_tts.checkpoint import leaves
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.config import read_codec_config, read_model_config
+from megakernel_tts.random_released import released, released_codec
 from megakernel_tts.weights import model_specs, speaker_specs
 
 

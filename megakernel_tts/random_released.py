@@ -1,6 +1,6 @@
 """The released sizes with weights drawn at random: they take the time, and make noise.
 
-python -m bench.released /tmp/random-0.6B --size 0.6B
+python -m megakernel_tts.random_released /tmp/random-0.6B --size 0.6B
 """
 
 import argparse
