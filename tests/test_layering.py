@@ -69,7 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench.report": {"bench", "bench.peers", "bench.stages", "bench.timing", "sampling"},
     "bench.command": {"backend", "hub", "random_released", "tts"}
     | {"bench", "bench.options", "bench.peers", "bench.report", "bench.stages", "bench.timing"},
-    "cli": PUBLIC | {"audio", "console", "doctor"} | {"bench", "bench.command", "bench.report"},
+    "cli": PUBLIC
+    | {"audio", "bench.command", "bench.options", "bench.report", "console", "doctor"},
     "__main__": {"cli"},
 }
 

@@ -14,7 +14,7 @@ from megakernel_tts.bench.options import Options
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import first_chunk_stages
-from megakernel_tts.bench.timing import Request, first_chunk, speak, streaming
+from megakernel_tts.bench.timing import Request, Streaming, first_chunk, speak, streaming
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.random_released import write_released
 from megakernel_tts.tts import TTS
@@ -34,10 +34,15 @@ def measure(options: Options) -> Report:
     """
     device = pick_device(options.device)
     with _checkpoint(options, device) as (folder, name):
-        report, task = _measure_ours(options, device, folder, name)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with TTS.load(folder, str(device), slots=max(options.streams)) as tts:
+            request = _request(tts, options)
+            report = _report(tts, request, options, name)
         if not options.peer:
             return report
-        return replace(report, peers=tuple(_ask(peer, task) for peer in PEERS))
+        peers = tuple(_ask(peer, report, request, options, folder) for peer in PEERS)
+        return replace(report, peers=peers)
 
 
 @contextmanager
@@ -51,56 +56,52 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
         yield Path(folder), f"{options.random_weights}, random weights"
 
 
-def _measure_ours(
-    options: Options, device: torch.device, folder: Path, name: str
-) -> tuple[Report, Task | None]:
-    """Our figures, and what to ask peers for; None if they cannot speak with this model."""
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-    with TTS.load(folder, str(device), slots=max(options.streams)) as tts:
-        loaded = torch.cuda.memory_allocated(device) if on_gpu else 0
-        voice, instruct = tts._manners()[0]
-        sampling = tts.sampling
-        if options.random_weights is not None:
-            sampling = replace(sampling, max_frames=ENDLESS, guard=False)
-        request = Request(TEXT, sampling, voice, instruct)
-        cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
-        stage_runs, rounds = max(1, options.runs // 5), max(1, options.runs // 10)
-        steps = 1 + options.runs + stage_runs + len(cells)
-        with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
-            _warm_up(tts, request, options.chunks)
+def _request(tts: TTS, options: Options) -> Request:
+    """What is said, in the model's first voice; a Base model's and a VoiceDesign's is made up."""
+    voice, instruct = tts._manners()[0]
+    sampling = tts.sampling
+    if options.random_weights is not None:
+        sampling = replace(sampling, max_frames=ENDLESS, guard=False)
+    return Request(TEXT, sampling, next(iter(tts.voices), voice), instruct)
+
+
+def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
+    """Our own figures."""
+    backend, pad = tts._loaded.engine.backend, tts._loaded.engine.prompter.pad
+    loaded = torch.cuda.memory_allocated(pad.device) if pad.is_cuda else 0
+    cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
+    stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
+    steps = 1 + options.runs + stage_runs + len(cells)
+    with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
+        _warm_up(tts, request, options.chunks)
+        progress.update()
+        first = first_chunk(tts, request, options.runs, progress.update)
+        stages = first_chunk_stages(tts, request, stage_runs, progress.update)
+        streams: list[Streaming] = []
+        for chunk, count in cells:
+            streams.append(streaming(tts, request, chunk, count, rounds))
             progress.update()
-            first = first_chunk(tts, request, options.runs, progress.update)
-            stages = first_chunk_stages(tts, request, stage_runs, progress.update)
-            found = []
-            for chunk, count in cells:
-                found.append(streaming(tts, request, chunk, count, rounds))
-                progress.update()
-        engine = tts._loaded.engine
-        pad = engine.prompter.pad
-        memory = None
-        if on_gpu:
-            memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(device) / 1e9)
-        device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
-        dtype = str(pad.dtype).removeprefix("torch.")
-        report = Report(
-            model=name,
-            backend=engine.backend.name,
-            device=device_name,
-            dtype=dtype,
-            text=TEXT,
-            sampling=sampling,
-            first_chunk=first,
-            stages=stages,
-            streaming=tuple(found),
-            memory=memory,
-        )
-        names = list(tts.voices)
-    if not names:
-        return report, None
-    task = Task(str(folder), TEXT, names[0], sampling, str(device), dtype, options.chunks, rounds)
-    return report, task
+    memory, device = None, "cpu"
+    if pad.is_cuda:
+        memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(pad.device) / 1e9)
+        device = torch.cuda.get_device_name(pad.device)
+    dtype = str(pad.dtype).removeprefix("torch.")
+    return Report(
+        name,
+        backend.name,
+        device,
+        dtype,
+        request.text,
+        request.sampling,
+        first,
+        stages,
+        tuple(streams),
+        memory,
+    )
+
+
+def _fewer(runs: int, times: int) -> int:
+    return max(1, runs // times)
 
 
 def _warm_up(tts: TTS, request: Request, chunks: Sequence[int]) -> None:
@@ -111,8 +112,21 @@ def _warm_up(tts: TTS, request: Request, chunks: Sequence[int]) -> None:
             speak(tts, request, chunk, seed)
 
 
-def _ask(name: str, task: Task | None) -> Peer:
-    if task is None:
-        note = f"{name} is compared on CustomVoice models alone, which have named voices."
+def _ask(name: str, report: Report, request: Request, options: Options, folder: Path) -> Peer:
+    """A peer's figures for the same request, or why there are none."""
+    if not isinstance(request.voice, str):
+        note = f"{name} is measured with CustomVoice models alone: it needs a named voice."
         return Peer(name, None, (), note)
+    device = str(pick_device(options.device))
+    runs = _fewer(options.runs, 10)
+    task = Task(
+        str(folder),
+        request.text,
+        request.voice,
+        request.sampling,
+        device,
+        report.dtype,
+        options.chunks,
+        runs,
+    )
     return run_peer(name, task)

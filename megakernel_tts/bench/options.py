@@ -41,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument(
         "--random-weights",
         choices=("0.6B", "1.7B"),
-        help="a CustomVoice model of this size with weights drawn at random (2 to 4 GB of temporary "
-        "files): it takes the time, and makes noise, 50 frames of it at most",
+        help="a CustomVoice model of this size, its weights drawn at random (2 to 4 GB of "
+        "temporary files): it takes the time, and makes noise, 50 frames of it at most",
     )
     parser.add_argument(
         "--runs",

@@ -104,10 +104,10 @@ def _version(module: str) -> str | None:
 
 
 # A request of so many frames a chunk (None: all at once) -> its samples and their rate.
-_Speak = Callable[[int | None], Iterator[tuple[Any, int]]]
+Speak = Callable[[int | None], Iterator[tuple[Any, int]]]
 
 
-def _faster(task: Task, rules: dict[str, Any]) -> tuple[_Speak, Sequence[int | None]]:
+def _faster(task: Task, rules: dict[str, Any]) -> tuple[Speak, Sequence[int | None]]:
     import torch
 
     package: Any = import_module("faster_qwen3_tts")
@@ -124,7 +124,7 @@ def _faster(task: Task, rules: dict[str, Any]) -> tuple[_Speak, Sequence[int | N
     return speak, task.chunks
 
 
-def _official(task: Task, rules: dict[str, Any]) -> tuple[_Speak, Sequence[int | None]]:
+def _official(task: Task, rules: dict[str, Any]) -> tuple[Speak, Sequence[int | None]]:
     import torch
 
     package: Any = import_module("qwen_tts")
@@ -151,7 +151,7 @@ def _official(task: Task, rules: dict[str, Any]) -> tuple[_Speak, Sequence[int |
 _RUNNERS = {"faster_qwen3_tts": _faster, "qwen_tts": _official}
 
 
-def _measure(speak: _Speak, chunk: int | None, runs: int) -> PeerFigures:
+def _measure(speak: Speak, chunk: int | None, runs: int) -> PeerFigures:
     import torch
 
     firsts: list[float] = []
