@@ -85,18 +85,17 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     if pad.is_cuda:
         memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(pad.device) / 1e9)
         device = torch.cuda.get_device_name(pad.device)
-    dtype = str(pad.dtype).removeprefix("torch.")
     return Report(
-        name,
-        backend.name,
-        device,
-        dtype,
-        request.text,
-        request.sampling,
-        first,
-        stages,
-        tuple(streams),
-        memory,
+        model=name,
+        backend=backend.name,
+        device=device,
+        dtype=str(pad.dtype).removeprefix("torch."),
+        text=request.text,
+        sampling=request.sampling,
+        first_chunk=first,
+        stages=stages,
+        streaming=tuple(streams),
+        memory=memory,
     )
 
 
@@ -117,16 +116,14 @@ def _ask(name: str, report: Report, request: Request, options: Options, folder: 
     if not isinstance(request.voice, str):
         note = f"{name} is measured with CustomVoice models alone: it needs a named voice."
         return Peer(name, None, (), note)
-    device = str(pick_device(options.device))
-    runs = _fewer(options.runs, 10)
     task = Task(
-        str(folder),
-        request.text,
-        request.voice,
-        request.sampling,
-        device,
-        report.dtype,
-        options.chunks,
-        runs,
+        folder=str(folder),
+        text=request.text,
+        voice=request.voice,
+        sampling=request.sampling,
+        device=str(pick_device(options.device)),
+        dtype=report.dtype,
+        chunks=options.chunks,
+        runs=_fewer(options.runs, 10),
     )
     return run_peer(name, task)

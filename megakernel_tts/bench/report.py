@@ -147,8 +147,7 @@ def plot(report: Report, file: Path) -> None:
         axes.text(start + milliseconds, label, f" {milliseconds:.2f}", va="center", fontsize=8)
         start += milliseconds
     axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.1 * start)
     axes.set_xlabel("milliseconds since the text was handed over")
     axes.set_title(f"First chunk: {report.model}, {report.backend}, {report.device}", fontsize=10)
     figure.savefig(file, format="png", dpi=150)
