@@ -197,7 +197,7 @@ def test_random_weights_are_written_and_their_speech_is_cut(
     few = ["--device", "cpu", "--runs", "1", "--chunks", "8", "--streams", "1"]
     assert main(["bench", "--random-weights", "1.7B", *few, "--json", str(file)]) == 0
     report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["model"] == "1.7B, random weights"
+    assert report["model"] == "1.7B, random weights, 50 frames at most"
     assert report["sampling"]["max_frames"] == 50 and report["sampling"]["guard"] is False
 
 

@@ -14,14 +14,14 @@ from megakernel_tts.bench.options import Options
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import first_chunk_stages
-from megakernel_tts.bench.timing import Request, Streaming, first_chunk, speak, streaming
+from megakernel_tts.bench.timing import Request, Streaming, first_chunk, streaming
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.random_released import write_released
 from megakernel_tts.tts import TTS
 
 TEXT = "Hello, it is good to hear you."
 ENDLESS = 50  # frames of random weights, which seldom end their speech
-_WARM = 3  # requests before those that count
+_WARM = 3  # rounds before those that count
 
 
 def measure(options: Options) -> Report:
@@ -53,7 +53,7 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
         return
     with tempfile.TemporaryDirectory() as folder:
         write_released(Path(folder), options.random_weights, device)
-        yield Path(folder), f"{options.random_weights}, random weights"
+        yield Path(folder), f"{options.random_weights}, random weights, {ENDLESS} frames at most"
 
 
 def _request(tts: TTS, options: Options) -> Request:
@@ -73,7 +73,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
     steps = 1 + options.runs + stage_runs + len(cells)
     with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
-        _warm_up(tts, request, options.chunks)
+        _warm_up(tts, request, cells)
         progress.update()
         first = first_chunk(tts, request, options.runs, progress.update)
         stages = first_chunk_stages(tts, request, stage_runs, progress.update)
@@ -103,12 +103,12 @@ def _fewer(runs: int, times: int) -> int:
     return max(1, runs // times)
 
 
-def _warm_up(tts: TTS, request: Request, chunks: Sequence[int]) -> None:
-    """Every path of a request, and a few requests of each size of chunk."""
+def _warm_up(tts: TTS, request: Request, cells: Sequence[tuple[int, int]]) -> None:
+    """Every path of a request, and a few short ones in every chunk and number of streams."""
     tts.warmup()
-    for chunk in chunks:
-        for seed in range(_WARM):
-            speak(tts, request, chunk, seed)
+    for chunk, count in [(1, 1), *cells]:
+        short = replace(request.sampling, max_frames=2 * chunk)
+        streaming(tts, replace(request, sampling=short), chunk, count, _WARM)
 
 
 def _ask(name: str, report: Report, request: Request, options: Options, folder: Path) -> Peer:

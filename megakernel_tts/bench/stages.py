@@ -8,7 +8,7 @@ own work; that makes these requests a little slower than those of `timing.first_
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from threading import local
 from time import perf_counter
 from typing import Any
@@ -96,8 +96,9 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
         (engine.backend, ("step",), "first_frame"),
         (engine.decoder, ("decode",), "codec"),
     )
-    on_gpu = engine.prompter.pad.is_cuda
-    watch = _Stopwatch(torch.cuda.synchronize if on_gpu else lambda: None)
+    device = engine.prompter.pad.device
+    on_gpu = device.type == "cuda"
+    watch = _Stopwatch(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
     places = [(owner, name, stage) for owner, names, stage in calls for name in names]
     for owner, name, stage in places:
         setattr(owner, name, watch.wrap(stage, getattr(owner, name)))
