@@ -1,0 +1,291 @@
+// Rows times weights: every convolution of the codec and every product of its transformer.
+//
+// K is the taps' channels, 32 a step. A lane loads eight neighbouring channels of a row at once and
+// feeds them to two matrix instructions; weights are packed for that order, so that nothing passes
+// through shared memory but the sums. Warps share K among them in ranges that depend on K alone and are
+// added in their order: a row's bits do not depend on the rows beside it.
+#pragma once
+
+#include "../memory.cuh"
+#include "params.cuh"
+
+namespace megakernel::codec {
+
+// A warp has 16 `Tall` rows and 8 `Wide` columns; `Ways` warps share K, the others have other rows.
+template <int Tall, int Wide, int Ways, int Planes>
+struct Tile {
+  static constexpr int tall = Tall, wide = Wide, ways = Ways, planes = Planes;
+  static constexpr int warps = kBlockThreads / 32;
+  static constexpr int beside = warps / Ways;        // warps that have other rows
+  static constexpr int rows = 16 * Tall * beside;    // of a block
+  static constexpr int columns = 8 * Wide;           // of a block
+  static constexpr int padded = columns + 8;         // keeps sums of neighbouring rows in other banks
+  static constexpr int under_way = Tall == 1 ? 4 : Tall == 2 ? 3 : 2;  // steps
+};
+
+template <class T>
+struct alignas(16) Sums {
+  float of[T::ways][T::rows][T::padded];
+  float squares[T::ways][T::rows];
+};
+
+// Where a row of a tile is found, and its taps before it.
+struct Place {
+  const f16* now;
+  const f16* past;
+  int since;  // rows since the stream's first
+};
+
+DEVICE Place place(const Rows& in, const Frame* frames, int row) {
+  const Frame& frame = frames[row / in.rate];
+  const int since = row - frame.first * in.rate;
+  const int width = in.planes * in.channels;
+  return {in.now + static_cast<long long>(row) * width,
+          in.past + frame.slot * in.stride + (in.depth + since) * width, since};
+}
+
+// A step's place in K: the row's tap, and its channels.
+struct Step {
+  int back;     // rows before the row
+  int channel;  // first of 32
+
+  DEVICE Step(const Product& p, int step) {
+    const int whole = p.in.channels / 32;
+    back = (p.taps - 1 - step / whole) * p.dilation;
+    channel = step % whole * 32;
+  }
+  DEVICE void next(const Product& p) {
+    channel += 32;
+    if (channel == p.in.channels) channel = 0, back -= p.dilation;
+  }
+};
+
+DEVICE float squares(uint4 v) {
+  const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 f = unpack_f16(pairs[i]);
+    sum += f.x * f.x + f.y * f.y;
+  }
+  return sum;
+}
+
+// A warp's part of the block's sums.
+template <class T>
+struct Warp {
+  const Product& p;
+  Place places[2 * T::tall];
+  const uint4* weights;
+  float sums[T::tall][T::wide][4] = {};
+  float square[2 * T::tall] = {};
+  uint4 a[T::under_way][T::planes][2 * T::tall];
+  uint4 w[T::under_way][T::wide];
+
+  DEVICE Warp(const Product& p, int row, int column, int steps) : p(p) {
+#pragma unroll
+    for (int i = 0; i < 2 * T::tall; ++i) {
+      const int mine = min(row + 8 * i + lane() / 4, p.rows - 1);
+      places[i] = place(p.in, p.frames, mine);
+      places[i].now += 8 * (lane() % 4);
+      places[i].past += 8 * (lane() % 4);
+    }
+    weights = p.weights + static_cast<long long>(column / 8) * steps * 32 + lane();
+  }
+
+  DEVICE void load_weights_of(int at, int step, int steps) {
+#pragma unroll
+    for (int j = 0; j < T::wide; ++j) {
+      w[at][j] = load_constant(weights + (static_cast<long long>(j) * steps + step) * 32);
+    }
+  }
+
+  DEVICE void load_rows(int at, const Step& step) {
+    const int width = T::planes * p.in.channels;
+#pragma unroll
+    for (int i = 0; i < 2 * T::tall; ++i) {
+      const f16* from = places[i].since >= step.back ? places[i].now : places[i].past;
+      from += step.channel - step.back * width;
+#pragma unroll
+      for (int plane = 0; plane < T::planes; ++plane) {
+        a[at][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
+      }
+    }
+  }
+
+  DEVICE void multiply_step(int at) {
+#pragma unroll
+    for (int i = 0; i < T::tall; ++i) {
+#pragma unroll
+      for (int plane = 0; plane < T::planes; ++plane) {
+        const uint4 low = a[at][plane][2 * i], high = a[at][plane][2 * i + 1];
+#pragma unroll
+        for (int j = 0; j < T::wide; ++j) {
+          multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[at][j].x, w[at][j].y});
+          multiply_f16(sums[i][j], {low.z, high.z, low.w, high.w}, {w[at][j].z, w[at][j].w});
+        }
+      }
+    }
+    if constexpr (T::planes == 2) {  // what is normed has two
+      if (p.norm == 0) return;
+#pragma unroll
+      for (int i = 0; i < 2 * T::tall; ++i) square[i] += squares(a[at][0][i]);
+    }
+  }
+
+  // Its range of K. Weights are on their way before the rows exist.
+  DEVICE void run(int begin, int end, int steps, bool ahead) {
+#pragma unroll
+    for (int d = 0; d < T::under_way; ++d) {
+      if (begin + d < end) load_weights_of(d, begin + d, steps);
+    }
+    if (ahead) {
+      const int lines = max(0, end - begin - T::under_way) * 4;
+#pragma unroll 1
+      for (int j = 0; j < T::wide; ++j) {
+        const uint4* from = weights - lane() + (static_cast<long long>(j) * steps + end) * 32;
+        for (int line = lane(); line < lines; line += 32) prefetch(from - 8 * (line + 1));
+      }
+    }
+    wait_for_previous();
+    Step step(p, begin);
+#pragma unroll
+    for (int d = 0; d < T::under_way; ++d) {
+      if (begin + d < end) load_rows(d, step), step.next(p);
+    }
+#pragma unroll 1
+    for (int s = begin; s < end; s += T::under_way) {
+#pragma unroll
+      for (int d = 0; d < T::under_way; ++d) {
+        if (s + d < end) multiply_step(d);
+        if (s + d + T::under_way < end) {
+          load_weights_of(d, s + d + T::under_way, steps);
+          load_rows(d, step), step.next(p);
+        }
+      }
+    }
+  }
+
+  DEVICE void store(Sums<T>& shared, int way, int row) {
+    const int g = lane() / 4, t = lane() % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * T::tall; ++i) {
+#pragma unroll
+      for (int j = 0; j < T::wide; ++j) {
+        const float* from = sums[i / 2][j] + i % 2 * 2;
+        float* to = &shared.of[way][row + 8 * i + g][8 * j + 2 * t];
+        *reinterpret_cast<float2*>(to) = {from[0], from[1]};
+      }
+      if (p.norm == 0) continue;
+      float sum = square[i];
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      if (t == 0) shared.squares[way][row + 8 * i + g] = sum;
+    }
+  }
+};
+
+DEVICE float snake(float v, const Column& c) {
+  const float s = sinf(v * c.alpha);
+  return v + s * s * c.beta;
+}
+DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
+DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
+
+// What the first plane rounds off goes into the second.
+DEVICE void put(const Rows& out, long long row, int channel, float low, float high) {
+  f16* at = out.now + row * out.planes * out.channels + channel;
+  const uint32_t bits = pack_f16(low, high);
+  *reinterpret_cast<uint32_t*>(at) = bits;
+  if (out.planes == 1) return;
+  const float2 kept = unpack_f16(bits);
+  *reinterpret_cast<uint32_t*>(at + out.channels) = pack_f16(low - kept.x, high - kept.y);
+}
+DEVICE void put(const Rows& out, long long row, int channel, float value) {
+  f16* at = out.now + row * out.planes * out.channels + channel;
+  *at = to_f16(value);
+  if (out.planes == 2) at[out.channels] = to_f16(value - to_float(*at));
+}
+
+// Turned queries; keys and values into the stream's memory.
+DEVICE void put_turned(const Product& p, int row, int n, float low, float high) {
+  const int wide = p.columns / 3;
+  if (n < 2 * wide) {
+    const float2 turn = p.turns[row * (p.head / 2) + n % p.head / 2];
+    const float turned = low * turn.x - high * turn.y;
+    high = high * turn.x + low * turn.y;
+    low = turned;
+  }
+  const Frame& frame = p.frames[row];
+  float* at = p.queries + static_cast<long long>(row) * wide + n;
+  if (n >= wide) {
+    const int which = n / wide - 1, place = which * p.ring + frame.position % p.ring;
+    at = p.memory + frame.slot * p.memory_stride + static_cast<long long>(place) * wide + n % wide;
+  }
+  *reinterpret_cast<float2*>(at) = {low, high};
+}
+
+DEVICE void put_sample(const Product& p, int row, float v) {
+  if (!isfinite(v)) {
+    p.broken[row / p.in.rate] = 1;
+    v = 0;
+  }
+  p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
+}
+
+// Columns n and n + 1 of a row.
+DEVICE void finish(const Product& p, int row, int n, float2 sum, float factor) {
+  const Column one = p.column[n], two = p.column[n + 1];
+  float low = sum.x * factor * one.scale + one.bias;
+  float high = sum.y * factor * two.scale + two.bias;
+  const long long at = static_cast<long long>(row) * p.columns + n;
+  if (p.residual != nullptr) {
+    const float2 before = *reinterpret_cast<const float2*>(p.residual + at);
+    low += before.x;
+    high += before.y;
+  }
+  if (p.sum != nullptr) *reinterpret_cast<float2*>(p.sum + at) = {low, high};
+  if (p.finish == kTurn) return put_turned(p, row, n, low, high);
+  if (p.finish == kWave) {
+    if (n == 0) put_sample(p, row, low + high);
+    return;
+  }
+  if (p.finish == kGate) return put(p.out, row, n / 2, silu(low) * high);
+  if (p.finish == kSnake) low = snake(low, one), high = snake(high, two);
+  if (p.finish == kGelu) low = gelu(low), high = gelu(high);
+  const int beside = p.columns / p.out.channels, which = n / p.out.channels;
+  put(p.out, static_cast<long long>(row) * beside + which, n - which * p.out.channels, low, high);
+}
+
+template <class T>
+DEVICE void product(const Product& p, Sums<T>& shared) {
+  launch_next();
+  const int steps = p.taps * p.in.channels / 32;
+  const int across = p.columns / T::columns;
+  const int column = block() % across * T::columns, row = block() / across * T::rows;
+  const int way = warp() % T::ways, beside = warp() / T::ways * 16 * T::tall;
+  {
+    Warp<T> mine(p, row + beside, column, steps);
+    mine.run(steps * way / T::ways, steps * (way + 1) / T::ways, steps, row == 0);
+    mine.store(shared, way, beside);
+  }
+  all_sync();
+  const int items = min(T::rows, p.rows - row) * T::columns / 2;
+#pragma unroll 1
+  for (int i = thread(); i < items; i += kBlockThreads) {
+    const int r = i / (T::columns / 2), c = i % (T::columns / 2) * 2;
+    float2 sum = {0, 0};
+    float square = 0;
+#pragma unroll
+    for (int w = 0; w < T::ways; ++w) {
+      const float2 part = *reinterpret_cast<const float2*>(&shared.of[w][r][c]);
+      sum.x += part.x;
+      sum.y += part.y;
+      if (p.norm > 0) square += shared.squares[w][r];
+    }
+    const float factor = p.norm > 0 ? rsqrtf(square / p.norm + p.eps) : 1.0f;
+    finish(p, row + r, column + c, sum, factor);
+  }
+}
+
+}  // namespace megakernel::codec
