@@ -24,6 +24,7 @@ enum ProductTensors {
   kProductIn,
   kProductPast,
   kProductWeights,
+  kProductAhead,
   kProductColumn,
   kProductResidual,
   kProductSum,
@@ -45,6 +46,8 @@ enum ProductNumbers {
   kProductMemoryStride,
   kProductRing,
   kProductHead,
+  kProductAheadLines,
+  kProductEarly,
   kProductInRows,
   kProductOutRows = kProductInRows + kNumRowNumbers,
   kNumProductNumbers = kProductOutRows + kNumRowNumbers
@@ -58,6 +61,9 @@ inline Product product_of(Addresses t, Numbers n, double eps) {
   p.taps = static_cast<int>(n[kProductTaps]);
   p.dilation = static_cast<int>(n[kProductDilation]);
   p.weights = static_cast<const uint4*>(t[kProductWeights]);
+  p.ahead = static_cast<const uint4*>(t[kProductAhead]);
+  p.early = n[kProductEarly] != 0;
+  p.ahead_lines = static_cast<int>(n[kProductAheadLines]);
   p.column = static_cast<const Column*>(t[kProductColumn]);
   p.columns = static_cast<int>(n[kProductColumns]);
   p.norm = static_cast<int>(n[kProductNorm]);
@@ -79,6 +85,7 @@ inline Product product_of(Addresses t, Numbers n, double eps) {
 
 enum EmbedTensors {
   kEmbedFrames,
+  kEmbedAsked,
   kEmbedTables,
   kEmbedInverse,
   kEmbedTurns,
@@ -87,7 +94,6 @@ enum EmbedTensors {
 };
 enum EmbedNumbers {
   kEmbedCount,
-  kEmbedGroups,
   kEmbedCodes,
   kEmbedHalf,
   kEmbedOutRows,
@@ -96,9 +102,9 @@ enum EmbedNumbers {
 
 inline Embed embed_of(Addresses t, Numbers n) {
   Embed p{};
-  p.frames = static_cast<const Frame*>(t[kEmbedFrames]);
+  p.frames = static_cast<Frame*>(t[kEmbedFrames]);
+  p.asked = static_cast<const Frame*>(t[kEmbedAsked]);
   p.count = static_cast<int>(n[kEmbedCount]);
-  p.groups = static_cast<int>(n[kEmbedGroups]);
   p.codes = static_cast<int>(n[kEmbedCodes]);
   p.tables = static_cast<const float*>(t[kEmbedTables]);
   p.inverse = static_cast<const float*>(t[kEmbedInverse]);
@@ -145,7 +151,6 @@ enum DepthwiseTensors {
 };
 enum DepthwiseNumbers {
   kDepthwiseRows,
-  kDepthwiseTaps,
   kDepthwiseInRows,
   kDepthwiseOutRows = kDepthwiseInRows + kNumRowNumbers,
   kNumDepthwiseNumbers = kDepthwiseOutRows + kNumRowNumbers
@@ -155,7 +160,6 @@ inline Depthwise depthwise_of(Addresses t, Numbers n, double eps) {
   Depthwise p{};
   p.frames = static_cast<const Frame*>(t[kDepthwiseFrames]);
   p.rows = static_cast<int>(n[kDepthwiseRows]);
-  p.taps = static_cast<int>(n[kDepthwiseTaps]);
   p.in = rows(t[kDepthwiseIn], t[kDepthwisePast], n + kDepthwiseInRows);
   p.out = rows(t[kDepthwiseOut], nullptr, n + kDepthwiseOutRows);
   p.weights = static_cast<const float*>(t[kDepthwiseWeights]);

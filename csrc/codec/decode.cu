@@ -12,13 +12,15 @@ namespace megakernel::codec {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 1) product_kernel(const __grid_constant__ Product p) {
+__global__ void __launch_bounds__(kBlockThreads, T::resident)
+    product_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   product<T>(p, *reinterpret_cast<Sums<T>*>(bytes));
 }
 
 __global__ void __launch_bounds__(kBlockThreads) embed_kernel(const __grid_constant__ Embed p) {
-  embed(p);
+  __shared__ Frame shared;
+  embed(p, shared);
 }
 
 template <int Head>
@@ -74,7 +76,7 @@ cudaError_t launch(const Product& p, cudaStream_t stream) {
     error = cudaFuncSetAttribute(product_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  sizeof(Sums<T>));
     if (error != cudaSuccess) return;
-    error = start(product_kernel<T>, p, blocks, kBlockThreads, sizeof(Sums<T>), true, stream);
+    error = start(product_kernel<T>, p, blocks, kBlockThreads, sizeof(Sums<T>), p.early, stream);
   });
   return error;
 }
@@ -91,7 +93,7 @@ cudaError_t launch(const Depthwise& p, cudaStream_t stream) {
 }
 
 cudaError_t launch(const Remember& p, cudaStream_t stream) {
-  return start(remember_kernel, p, p.count * p.layers, kBlockThreads, 0, true, stream);
+  return start(remember_kernel, p, p.count * p.layers, kBlockThreads, 0, false, stream);
 }
 
 }  // namespace megakernel::codec

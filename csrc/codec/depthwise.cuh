@@ -25,23 +25,38 @@ DEVICE void depthwise(const Depthwise& p, DepthwiseShared& shared) {
   launch_next();
   const int row = block(), channels = p.in.channels, width = 2 * channels;
   const Place from = place(p.in, p.frames, row);
-  wait_for_previous();
-  float2 v[kMostPairs] = {};
-  float sum = 0;
+  float2 weight[kMostPairs][kTaps], v[kMostPairs] = {}, scale[kMostPairs], shift[kMostPairs];
 #pragma unroll
   for (int i = 0; i < kMostPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
     if (c >= channels) break;
     v[i] = *reinterpret_cast<const float2*>(p.bias + c);
-#pragma unroll 7
-    for (int tap = 0; tap < p.taps; ++tap) {
-      const int back = p.taps - 1 - tap;
+    scale[i] = *reinterpret_cast<const float2*>(p.norm + c);
+    shift[i] = *reinterpret_cast<const float2*>(p.norm + channels + c);
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      weight[i][tap] = *reinterpret_cast<const float2*>(p.weights + tap * channels + c);
+    }
+  }
+  wait_for_previous();
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMostPairs; ++i) {
+    const int c = 2 * (thread() + i * kBlockThreads);
+    if (c >= channels) break;
+    uint32_t x[kTaps], rest[kTaps];
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int back = kTaps - 1 - tap;
       const f16* at = (from.since >= back ? from.now : from.past) - back * width + c;
-      const float2 x = unpack_f16(*reinterpret_cast<const uint32_t*>(at));
-      const float2 rest = unpack_f16(*reinterpret_cast<const uint32_t*>(at + channels));
-      const float2 w = *reinterpret_cast<const float2*>(p.weights + tap * channels + c);
-      v[i].x += w.x * (x.x + rest.x);
-      v[i].y += w.y * (x.y + rest.y);
+      x[tap] = *reinterpret_cast<const uint32_t*>(at);
+      rest[tap] = *reinterpret_cast<const uint32_t*>(at + channels);
+    }
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const float2 one = unpack_f16(x[tap]), two = unpack_f16(rest[tap]);
+      v[i].x += weight[i][tap].x * (one.x + two.x);
+      v[i].y += weight[i][tap].y * (one.y + two.y);
     }
     sum += v[i].x + v[i].y;
   }
@@ -59,9 +74,8 @@ DEVICE void depthwise(const Depthwise& p, DepthwiseShared& shared) {
   for (int i = 0; i < kMostPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
     if (c >= channels) break;
-    const float2 scale = *reinterpret_cast<const float2*>(p.norm + c);
-    const float2 shift = *reinterpret_cast<const float2*>(p.norm + channels + c);
-    put(p.out, row, c, v[i].x * factor * scale.x + shift.x, v[i].y * factor * scale.y + shift.y);
+    put(p.out, row, c, v[i].x * factor * scale[i].x + shift[i].x,
+        v[i].y * factor * scale[i].y + shift[i].y);
   }
 }
 

@@ -6,16 +6,19 @@
 namespace megakernel::codec {
 
 // A block a frame.
-DEVICE void embed(const Embed& p) {
-  launch_next();
-  wait_for_previous();
+DEVICE void embed(const Embed& p, Frame& shared) {
   const int row = block(), width = p.out.channels;
-  const Frame& frame = p.frames[row];
+  if (thread() < kFrameInts) {
+    const int value = reinterpret_cast<const int*>(p.asked + row)[thread()];
+    reinterpret_cast<int*>(p.frames + row)[thread()] = value;
+    reinterpret_cast<int*>(&shared)[thread()] = value;
+  }
+  all_sync();
   for (int c = 2 * thread(); c < width; c += 2 * kBlockThreads) {
     float low = 0, high = 0;
-#pragma unroll 16
-    for (int g = 0; g < p.groups; ++g) {
-      const long long entry = static_cast<long long>(g) * p.codes + frame.codes[g];
+#pragma unroll
+    for (int g = 0; g < kCodes; ++g) {
+      const long long entry = static_cast<long long>(g) * p.codes + shared.codes[g];
       const float2 part = *reinterpret_cast<const float2*>(p.tables + entry * width + c);
       low += part.x;
       high += part.y;
@@ -23,7 +26,7 @@ DEVICE void embed(const Embed& p) {
     put(p.out, row, c, low, high);
   }
   for (int i = thread(); i < p.half; i += kBlockThreads) {
-    const float angle = static_cast<float>(frame.position) * p.inverse[i];
+    const float angle = static_cast<float>(shared.position) * p.inverse[i];
     p.turns[row * p.half + i] = {cosf(angle), sinf(angle)};
   }
 }

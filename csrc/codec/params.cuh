@@ -7,6 +7,7 @@
 namespace megakernel::codec {
 
 constexpr int kBlockThreads = 256;
+constexpr int kCodes = 16;   // of a frame
 constexpr int kWindow = 72;  // frames that attention sees
 
 // A frame of a call; frames of a stream follow each other. The host writes them.
@@ -14,7 +15,7 @@ struct Frame {
   int slot;
   int first;     // of its stream, in the call
   int position;  // in its stream
-  int codes[16];
+  int codes[kCodes];
 };
 constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 
@@ -39,7 +40,7 @@ enum Finish {
 };
 
 // What follows a column's sum.
-struct Column {
+struct alignas(16) Column {
   float scale, bias;  // v = scale * sum + bias
   float alpha, beta;  // of a snake, beta inverted
 };
@@ -48,10 +49,13 @@ struct Column {
 // whose columns are the samples of all its phases.
 struct Product {
   const Frame* frames;
+  bool early;  // whether it may begin before the kernel in front of it ends, the frames being known
   int rows;
   Rows in;
   int taps, dilation;
   const uint4* weights;   // [columns / 8][steps][32 lanes], see product.cuh
+  const uint4* ahead;     // weights of later kernels
+  int ahead_lines;        // of 128 bytes
   const Column* column;   // [columns]
   int columns;
   int norm;               // channels of the input's root-mean-square norm, or 0
@@ -71,11 +75,12 @@ struct Product {
   int* broken;  // [frames], on the host: set where a sample is not finite
 };
 
-// The sum of a frame's codebook rows, and its rotary angles.
+// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host.
 struct Embed {
-  const Frame* frames;
-  int count, groups, codes;
-  const float* tables;   // [groups, codes, channels]
+  const Frame* asked;  // on the host
+  Frame* frames;
+  int count, codes;
+  const float* tables;   // [kCodes, codes, channels]
   const float* inverse;  // [head / 2] radians a frame
   float2* turns;         // [frames, head / 2]
   int half;
@@ -93,12 +98,13 @@ struct Attend {
   Rows out;
 };
 
-constexpr int kMostPairs = 2;  // of a depthwise convolution's channels, for a thread
+constexpr int kTaps = 7;       // of a depthwise convolution
+constexpr int kMostPairs = 2;  // of its channels, for a thread
 
 // Depthwise convolution and layer norm.
 struct Depthwise {
   const Frame* frames;
-  int rows, taps;
+  int rows;
   Rows in, out;
   const float* weights;  // [taps, channels]
   const float* bias;

@@ -20,7 +20,8 @@ struct Tile {
   static constexpr int rows = 16 * Tall * beside;    // of a block
   static constexpr int columns = 8 * Wide;           // of a block
   static constexpr int padded = columns + 8;         // keeps sums of neighbouring rows in other banks
-  static constexpr int under_way = Tall == 1 ? 4 : Tall == 2 ? 3 : 2;  // steps
+  static constexpr int under_way = Tall == 4 ? 2 : Tall == 2 || Planes == 2 ? 3 : 4;  // steps
+  static constexpr int resident = Tall == 1 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
 };
 
 template <class T>
@@ -96,7 +97,8 @@ struct Warp {
   DEVICE void load_weights_of(int at, int step, int steps) {
 #pragma unroll
     for (int j = 0; j < T::wide; ++j) {
-      w[at][j] = load_constant(weights + (static_cast<long long>(j) * steps + step) * 32);
+      const uint4* from = weights + (static_cast<long long>(j) * steps + step) * 32;
+      w[at][j] = T::beside > 1 ? *from : load_constant(from);
     }
   }
 
@@ -133,28 +135,22 @@ struct Warp {
     }
   }
 
-  // Its range of K. Weights are on their way before the rows exist.
-  DEVICE void run(int begin, int end, int steps, bool ahead) {
+  // The first steps' weights, which are there before the rows are.
+  DEVICE void begin(int first, int end, int steps) {
 #pragma unroll
     for (int d = 0; d < T::under_way; ++d) {
-      if (begin + d < end) load_weights_of(d, begin + d, steps);
+      if (first + d < end) load_weights_of(d, first + d, steps);
     }
-    if (ahead) {
-      const int lines = max(0, end - begin - T::under_way) * 4;
-#pragma unroll 1
-      for (int j = 0; j < T::wide; ++j) {
-        const uint4* from = weights - lane() + (static_cast<long long>(j) * steps + end) * 32;
-        for (int line = lane(); line < lines; line += 32) prefetch(from - 8 * (line + 1));
-      }
-    }
-    wait_for_previous();
-    Step step(p, begin);
+  }
+
+  DEVICE void run(int first, int end, int steps) {
+    Step step(p, first);
 #pragma unroll
     for (int d = 0; d < T::under_way; ++d) {
-      if (begin + d < end) load_rows(d, step), step.next(p);
+      if (first + d < end) load_rows(d, step), step.next(p);
     }
 #pragma unroll 1
-    for (int s = begin; s < end; s += T::under_way) {
+    for (int s = first; s < end; s += T::under_way) {
 #pragma unroll
       for (int d = 0; d < T::under_way; ++d) {
         if (s + d < end) multiply_step(d);
@@ -208,10 +204,9 @@ DEVICE void put(const Rows& out, long long row, int channel, float value) {
 }
 
 // Turned queries; keys and values into the stream's memory.
-DEVICE void put_turned(const Product& p, int row, int n, float low, float high) {
+DEVICE void put_turned(const Product& p, int row, int n, float low, float high, float2 turn) {
   const int wide = p.columns / 3;
   if (n < 2 * wide) {
-    const float2 turn = p.turns[row * (p.head / 2) + n % p.head / 2];
     const float turned = low * turn.x - high * turn.y;
     high = high * turn.x + low * turn.y;
     low = turned;
@@ -233,19 +228,20 @@ DEVICE void put_sample(const Product& p, int row, float v) {
   p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
 }
 
-// Columns n and n + 1 of a row.
-DEVICE void finish(const Product& p, int row, int n, float2 sum, float factor) {
-  const Column one = p.column[n], two = p.column[n + 1];
-  float low = sum.x * factor * one.scale + one.bias;
-  float high = sum.y * factor * two.scale + two.bias;
-  const long long at = static_cast<long long>(row) * p.columns + n;
+// Columns n and n + 1 of a row; `before` is the residual there, or the turn.
+DEVICE void finish(const Product& p, int row, int n, float2 sum, Column one, Column two,
+                   float2 before) {
+  float low = sum.x * one.scale + one.bias;
+  float high = sum.y * two.scale + two.bias;
+  if (p.finish == kTurn) return put_turned(p, row, n, low, high, before);
   if (p.residual != nullptr) {
-    const float2 before = *reinterpret_cast<const float2*>(p.residual + at);
     low += before.x;
     high += before.y;
   }
-  if (p.sum != nullptr) *reinterpret_cast<float2*>(p.sum + at) = {low, high};
-  if (p.finish == kTurn) return put_turned(p, row, n, low, high);
+  if (p.sum != nullptr) {
+    const long long at = static_cast<long long>(row) * p.columns + n;
+    *reinterpret_cast<float2*>(p.sum + at) = {low, high};
+  }
   if (p.finish == kWave) {
     if (n == 0) put_sample(p, row, low + high);
     return;
@@ -257,6 +253,20 @@ DEVICE void finish(const Product& p, int row, int n, float2 sum, float factor) {
   put(p.out, static_cast<long long>(row) * beside + which, n - which * p.out.channels, low, high);
 }
 
+DEVICE float2 load_before(const Product& p, int row, int n) {
+  if (p.finish == kTurn) return p.turns[row * (p.head / 2) + n % p.head / 2];
+  if (p.residual == nullptr) return {0, 0};
+  return *reinterpret_cast<const float2*>(p.residual + static_cast<long long>(row) * p.columns + n);
+}
+
+// Weights that kernels after this one will want, from the memory to the second-level cache.
+DEVICE void fetch_ahead(const Product& p, int blocks) {
+  const int threads = blocks * kBlockThreads;
+  for (int line = block() * kBlockThreads + thread(); line < p.ahead_lines; line += threads) {
+    prefetch(p.ahead + 8 * static_cast<long long>(line));
+  }
+}
+
 template <class T>
 DEVICE void product(const Product& p, Sums<T>& shared) {
   launch_next();
@@ -264,27 +274,51 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
   const int across = p.columns / T::columns;
   const int column = block() % across * T::columns, row = block() / across * T::rows;
   const int way = warp() % T::ways, beside = warp() / T::ways * 16 * T::tall;
+  const int first = steps * way / T::ways, end = steps * (way + 1) / T::ways;
+
+  // A thread will finish the same two columns of several rows.
+  constexpr int kPairs = T::columns / 2, kApart = kBlockThreads / kPairs;
+  constexpr int kRows = T::rows / kApart, kEarly = kRows < 1 ? 1 : kRows < 4 ? kRows : 4;
+  const int n = column + thread() % kPairs * 2, begin = thread() / kPairs;
+  const int rows = min(T::rows, p.rows - row);
+  float2 before[kEarly];
+  const Column one = p.column[n], two = p.column[n + 1];
   {
     Warp<T> mine(p, row + beside, column, steps);
-    mine.run(steps * way / T::ways, steps * (way + 1) / T::ways, steps, row == 0);
+    mine.begin(first, end, steps);
+    fetch_ahead(p, across * ((p.rows + T::rows - 1) / T::rows));
+    wait_for_previous();
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      if (begin + i * kApart < rows) before[i] = load_before(p, row + begin + i * kApart, n);
+    }
+    mine.run(first, end, steps);
     mine.store(shared, way, beside);
   }
   all_sync();
-  const int items = min(T::rows, p.rows - row) * T::columns / 2;
-#pragma unroll 1
-  for (int i = thread(); i < items; i += kBlockThreads) {
-    const int r = i / (T::columns / 2), c = i % (T::columns / 2) * 2;
+  const auto finish_row = [&](int r, float2 before) {
     float2 sum = {0, 0};
     float square = 0;
 #pragma unroll
     for (int w = 0; w < T::ways; ++w) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.of[w][r][c]);
+      const float2 part = *reinterpret_cast<const float2*>(&shared.of[w][r][n - column]);
       sum.x += part.x;
       sum.y += part.y;
       if (p.norm > 0) square += shared.squares[w][r];
     }
-    const float factor = p.norm > 0 ? rsqrtf(square / p.norm + p.eps) : 1.0f;
-    finish(p, row + r, column + c, sum, factor);
+    if (p.norm > 0) {
+      const float factor = rsqrtf(square / p.norm + p.eps);
+      sum = {sum.x * factor, sum.y * factor};
+    }
+    finish(p, row + r, n, sum, one, two, before);
+  };
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) {
+    if (begin + i * kApart < rows) finish_row(begin + i * kApart, before[i]);
+  }
+#pragma unroll 1
+  for (int r = begin + kEarly * kApart; r < rows; r += kApart) {
+    finish_row(r, load_before(p, row + r, n));
   }
 }
 

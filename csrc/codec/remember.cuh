@@ -10,7 +10,6 @@ constexpr int kTogether = 6;  // rows that are moved at once; few histories are 
 // A block a frame and layer; those of a stream's first frame work. A thread has columns of its own,
 // so that rows may move within the history, oldest first.
 DEVICE void remember(const Remember& p) {
-  wait_for_previous();
   const int first = block() % p.count;
   if (p.frames[first].first != first) return;
   int last = first + 1;

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.kernels import FRAME_INTS, MOST_FRAMES, Network
+from megakernel_tts.codec.kernels import MOST_FRAMES, Network
 from megakernel_tts.config import CodecConfig
 
 _CAPACITY = 64  # frames of a call
@@ -78,11 +78,10 @@ class CudaDecoder:
                 ops=_built_ops(self._device) if ops is None else ops,
             )
         on_gpu = self._device.type == "cuda"
-        shape = (self._capacity, FRAME_INTS)
-        self._table = torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu)
         self._position = [0] * slots
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]] = {}
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None
+        self._decoded = torch.cuda.Event() if on_gpu else None
 
     def warmup(self) -> None:
         """Records the graphs of all numbers of frames, so that no call is slower than another."""
@@ -139,22 +138,33 @@ class CudaDecoder:
                 )
         return Call(self, given)
 
-    def _graph(self, count: int) -> torch.cuda.CUDAGraph:
-        """The graph of so many frames."""
+    def _graph(self, count: int) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+        """The graphs of so many frames: to their samples, and what is left to do then."""
         if count not in self._graphs:
-            graph = torch.cuda.CUDAGraph()
-            with torch.inference_mode(), torch.cuda.graph(graph, stream=self._stream):
-                self._launch(count)
-            self._graphs[count] = graph
+            decode, remember = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            with torch.inference_mode():
+                with torch.cuda.graph(decode, stream=self._stream):
+                    self._network.decode(count)
+                with torch.cuda.graph(remember, stream=self._stream):
+                    self._network.remember(count)
+            self._graphs[count] = decode, remember
         return self._graphs[count]
 
     def _launch(self, count: int) -> None:
-        self._network.frames[:count].copy_(self._table[:count], non_blocking=True)
-        self._network.run(count)
+        if self._stream is None or self._decoded is None:
+            with torch.inference_mode():
+                self._network.decode(count)
+                self._network.remember(count)
+            return
+        decode, remember = self._graph(count)
+        with torch.cuda.stream(self._stream):
+            decode.replay()
+            self._decoded.record(self._stream)
+            remember.replay()
 
     def _start(self, parts: Sequence[_Codes]) -> None:
         """Tells the kernels who speaks, and starts them."""
-        table, first = self._table.numpy(), 0
+        table, first = self._network.asked.numpy(), 0
         for slot, codes in parts:
             rows = table[first : first + len(codes)]
             position = self._position[slot]
@@ -164,17 +174,12 @@ class CudaDecoder:
             self._position[slot] = position + len(codes)
             first += len(codes)
         self._network.broken.numpy()[:first] = 0
-        if self._stream is None:
-            with torch.inference_mode():
-                self._launch(first)
-            return
-        with torch.cuda.stream(self._stream):
-            self._graph(first).replay()
+        self._launch(first)
 
     def _collect(self, parts: Sequence[_Codes]) -> list[NDArray[np.int16] | None]:
         """Waits for what was started, and takes its samples."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._decoded is not None:
+            self._decoded.synchronize()
         pcm, broken, first = self._network.pcm.numpy(), self._network.broken.numpy(), 0
         made: list[NDArray[np.int16] | None] = []
         for _, codes in parts:

@@ -5,8 +5,9 @@ side. See csrc/codec/params.cuh for what a kernel is given.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ FRAME_INTS = 19  # slot, its first row, position, 16 codes
 _GROUPS = 16
 _HEADS = (16, 32, 64)  # channels of a head that are compiled
 _PLAIN, _SNAKE, _GELU, _GATE, _TURN, _WAVE = range(6)  # what follows a product
+_LINE = 128  # bytes
+_AHEAD = (16 << 20) // 2  # weights on their way to the second-level cache
 _BOTH = 2  # planes: what the first rounds off is in the second
 
 
@@ -48,7 +51,7 @@ class Network:
     """Weights, buffers and the state of every slot.
 
     Attributes:
-        frames: int32 [capacity, FRAME_INTS], on the device: who speaks in a call.
+        asked: int32 [capacity, FRAME_INTS], on the host: who speaks in a call.
         pcm: int16 [capacity * samples a frame], on the host.
         broken: int32 [capacity], on the host: a frame's samples were not finite.
         history: float16 [slots, values]: of every convolution, the rows before the next.
@@ -78,10 +81,12 @@ class Network:
         self._config, self._stack = config, s
         self._layers: list[Callable[[int], None]] = []
         self._remembered: list[_Rows] = []
+        self._parts: list[Tensor] = []  # of the stream of weights
         self._size = 0  # of a slot's history
         self._wide = s.heads * s.head_dim
         self.ring = WINDOW - 1 + MOST_FRAMES
-        self.frames = torch.zeros(capacity, FRAME_INTS, dtype=torch.int32, device=self._device)
+        self.asked = self._mail(capacity * FRAME_INTS, torch.int32).view(capacity, FRAME_INTS)
+        self._frames = torch.zeros_like(self.asked, device=self._device)
         self.pcm = self._mail(capacity * config.frame, torch.int16)
         self.broken = self._mail(capacity, torch.int32)
         self.memory = self._floats(slots, s.layers, 2, self.ring, self._wide)
@@ -95,14 +100,19 @@ class Network:
             rate *= block.transposed.stride
             rows = self._block(rows, block, after, rate)
         self._product(rows, packing.sample(weights.conv_out), finish=_WAVE)
+        self._stream = _Stream(self._parts)
+        self._parts.clear()
         self.history = torch.zeros(slots, self._size, dtype=torch.float16, device=self._device)
 
-    def run(self, count: int) -> None:
-        """Decodes the first `count` of `frames` into `pcm`, on the current stream."""
+    def decode(self, count: int) -> None:
+        """Decodes the first `count` of `asked` into `pcm`, on the current stream."""
         for layer in self._layers:
             layer(count)
+
+    def remember(self, count: int) -> None:
+        """After `decode`: every layer's last rows become the history of their streams."""
         numbers = [count]
-        tensors = [self.frames]
+        tensors = [self._frames]
         for rows in self._remembered:
             tensors += [rows.now, self._past(rows)]
             numbers += self._numbers(rows)
@@ -214,8 +224,9 @@ class Network:
         s = self._stack
         tables = codebook_tables(weights).contiguous()
         exponents = torch.arange(0, s.head_dim, 2, device=self._device).float() / s.head_dim
-        tensors = [self.frames, tables, 1.0 / s.theta**exponents, self._turns, out.now]
-        numbers = [_GROUPS, tables.shape[1], s.head_dim // 2]
+        angles = 1.0 / s.theta**exponents
+        tensors = [self._frames, self.asked, tables, angles, self._turns, out.now]
+        numbers = [tables.shape[1], s.head_dim // 2]
 
         def launch(count: int) -> None:
             self._ops.codec_embed(tensors, [count, *numbers, *self._numbers(out)])
@@ -224,7 +235,7 @@ class Network:
 
     def _attend(self, layer: int, out: _Rows) -> None:
         s = self._stack
-        tensors = [self.frames, self._queries, self.memory[:, layer], out.now]
+        tensors = [self._frames, self._queries, self.memory[:, layer], out.now]
         numbers = [s.heads, s.head_dim, self.memory.stride(0), self.ring]
 
         def launch(count: int) -> None:
@@ -239,8 +250,8 @@ class Network:
         norm = torch.stack([block.norm.weight, block.norm.bias])
 
         def launch(count: int) -> None:
-            tensors = [self.frames, rows.now, self._past(rows), weight, bias]
-            numbers = [count * rows.rate, len(weight), *self._numbers(rows), *self._numbers(out)]
+            tensors = [self._frames, rows.now, self._past(rows), weight, bias]
+            numbers = [count * rows.rate, *self._numbers(rows), *self._numbers(out)]
             self._ops.codec_depthwise([*tensors, norm, out.now], numbers, 1e-6)
 
         self._layers.append(launch)
@@ -274,18 +285,37 @@ class Network:
         given = [none if t is None else t for t in (residual, sums)]
         memory = self.memory[:, layer]
 
+        index, column = len(self._parts), packed.column
+        self._parts.append(packed.weights)
+
         def launch(count: int) -> None:
-            tensors = [self.frames, rows.now, self._past(rows), packed.weights, packed.column]
+            weights, ahead = self._stream.part(index)
+            tensors = [self._frames, rows.now, self._past(rows), weights, ahead, column]
             tensors += [*given, to[0].now, self._turns, self._queries, memory]
             numbers = [count * rows.rate, packed.taps, packed.dilation, packed.columns]
             numbers += [self._stack.hidden if norm else 0, finish, self.memory.stride(0)]
-            numbers += [self.ring, self._stack.head_dim]
+            numbers += [self.ring, self._stack.head_dim, ahead.nbytes // _LINE, index > 0]
             numbers += [*self._numbers(rows), *self._numbers(to[0])]
             mail = [self.pcm, self.broken]
             self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
 
         assert packed.channels == rows.channels
         self._layers.append(launch)
+
+
+class _Stream:
+    """All weights in the order of use, so that each kernel may fetch some for those after it."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._whole = torch.cat([part.flatten() for part in parts])
+        sizes = [part.numel() for part in parts]
+        self._begin = [0, *accumulate(sizes)]
+
+    def part(self, index: int) -> tuple[Tensor, Tensor]:
+        """The weights of a product, and those that it fetches for later ones."""
+        begin, end = self._begin[index : index + 2]
+        first = end if index == 0 else max(end, begin + _AHEAD)
+        return self._whole[begin:end], self._whole[first : end + _AHEAD]
 
 
 def _depth(conv: w.Conv) -> int:

@@ -17,7 +17,8 @@ static void run(int blocks, int threads, Act act) {
 
 extern "C" void codec_embed(Addresses tensors, Numbers numbers) {
   const Embed p = embed_of(tensors, numbers);
-  run(p.count, kBlockThreads, [&] { embed(p); });
+  static Frame shared;
+  run(p.count, kBlockThreads, [&] { embed(p, shared); });
 }
 
 extern "C" void codec_product(Addresses tensors, Numbers numbers, double eps, int processors) {
