@@ -46,7 +46,7 @@ enum ProductNumbers {
   kProductMemoryStride,
   kProductRing,
   kProductHead,
-  kProductAheadLines,
+  kProductAheadChunks,
   kProductEarly,
   kProductInRows,
   kProductOutRows = kProductInRows + kNumRowNumbers,
@@ -63,7 +63,7 @@ inline Product product_of(Addresses t, Numbers n, double eps) {
   p.weights = static_cast<const uint4*>(t[kProductWeights]);
   p.ahead = static_cast<const uint4*>(t[kProductAhead]);
   p.early = n[kProductEarly] != 0;
-  p.ahead_lines = static_cast<int>(n[kProductAheadLines]);
+  p.ahead_chunks = static_cast<int>(n[kProductAheadChunks]);
   p.column = static_cast<const Column*>(t[kProductColumn]);
   p.columns = static_cast<int>(n[kProductColumns]);
   p.norm = static_cast<int>(n[kProductNorm]);

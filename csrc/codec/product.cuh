@@ -11,17 +11,19 @@
 
 namespace megakernel::codec {
 
-// A warp has 16 `Tall` rows and 8 `Wide` columns; `Ways` warps share K, the others have other rows.
+// A warp has 8 `Tall` rows and 8 `Wide` columns; `Ways` warps share K, the others have other rows.
 template <int Tall, int Wide, int Ways, int Planes>
 struct Tile {
   static constexpr int tall = Tall, wide = Wide, ways = Ways, planes = Planes;
-  static constexpr int warps = kBlockThreads / 32;
-  static constexpr int beside = warps / Ways;        // warps that have other rows
-  static constexpr int rows = 16 * Tall * beside;    // of a block
-  static constexpr int columns = 8 * Wide;           // of a block
-  static constexpr int padded = columns + 8;         // keeps sums of neighbouring rows in other banks
-  static constexpr int under_way = Tall == 4 ? 2 : Tall == 2 || Planes == 2 ? 3 : 4;  // steps
-  static constexpr int resident = Tall == 1 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
+  static constexpr int beside = kBlockThreads / 32 / Ways;  // warps that have other rows
+  static constexpr int rows = 8 * Tall * beside;            // of a block
+  static constexpr int columns = 8 * Wide;                  // of a block
+  static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
+  static constexpr int resident = Tall <= 2 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
+  // Steps whose operands are on their way: as many as registers allow.
+  static constexpr int registers = 4 * (Tall * Planes + Wide);
+  static constexpr int fitting = (resident == 2 ? 64 : 96) / registers;
+  static constexpr int under_way = fitting < 2 ? 2 : fitting;
 };
 
 template <class T>
@@ -76,16 +78,17 @@ DEVICE float squares(uint4 v) {
 template <class T>
 struct Warp {
   const Product& p;
-  Place places[2 * T::tall];
+  static constexpr int kPairs = (T::tall + 1) / 2;  // of eight rows: the instruction takes sixteen
+  Place places[T::tall];
   const uint4* weights;
-  float sums[T::tall][T::wide][4] = {};
-  float square[2 * T::tall] = {};
-  uint4 a[T::under_way][T::planes][2 * T::tall];
+  float sums[kPairs][T::wide][4] = {};
+  float square[T::tall] = {};
+  uint4 a[T::under_way][T::planes][T::tall];
   uint4 w[T::under_way][T::wide];
 
   DEVICE Warp(const Product& p, int row, int column, int steps) : p(p) {
 #pragma unroll
-    for (int i = 0; i < 2 * T::tall; ++i) {
+    for (int i = 0; i < T::tall; ++i) {
       const int mine = min(row + 8 * i + lane() / 4, p.rows - 1);
       places[i] = place(p.in, p.frames, mine);
       places[i].now += 8 * (lane() % 4);
@@ -105,7 +108,7 @@ struct Warp {
   DEVICE void load_rows(int at, const Step& step) {
     const int width = T::planes * p.in.channels;
 #pragma unroll
-    for (int i = 0; i < 2 * T::tall; ++i) {
+    for (int i = 0; i < T::tall; ++i) {
       const f16* from = places[i].since >= step.back ? places[i].now : places[i].past;
       from += step.channel - step.back * width;
 #pragma unroll
@@ -117,10 +120,11 @@ struct Warp {
 
   DEVICE void multiply_step(int at) {
 #pragma unroll
-    for (int i = 0; i < T::tall; ++i) {
+    for (int i = 0; i < kPairs; ++i) {
 #pragma unroll
       for (int plane = 0; plane < T::planes; ++plane) {
-        const uint4 low = a[at][plane][2 * i], high = a[at][plane][2 * i + 1];
+        const uint4 low = a[at][plane][2 * i];
+        const uint4 high = T::tall > 1 ? a[at][plane][2 * i + (T::tall > 1)] : uint4{};
 #pragma unroll
         for (int j = 0; j < T::wide; ++j) {
           multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[at][j].x, w[at][j].y});
@@ -131,7 +135,7 @@ struct Warp {
     if constexpr (T::planes == 2) {  // what is normed has two
       if (p.norm == 0) return;
 #pragma unroll
-      for (int i = 0; i < 2 * T::tall; ++i) square[i] += squares(a[at][0][i]);
+      for (int i = 0; i < T::tall; ++i) square[i] += squares(a[at][0][i]);
     }
   }
 
@@ -165,7 +169,7 @@ struct Warp {
   DEVICE void store(Sums<T>& shared, int way, int row) {
     const int g = lane() / 4, t = lane() % 4;
 #pragma unroll
-    for (int i = 0; i < 2 * T::tall; ++i) {
+    for (int i = 0; i < T::tall; ++i) {
 #pragma unroll
       for (int j = 0; j < T::wide; ++j) {
         const float* from = sums[i / 2][j] + i % 2 * 2;
@@ -262,8 +266,8 @@ DEVICE float2 load_before(const Product& p, int row, int n) {
 // Weights that kernels after this one will want, from the memory to the second-level cache.
 DEVICE void fetch_ahead(const Product& p, int blocks) {
   const int threads = blocks * kBlockThreads;
-  for (int line = block() * kBlockThreads + thread(); line < p.ahead_lines; line += threads) {
-    prefetch(p.ahead + 8 * static_cast<long long>(line));
+  for (int i = block() * kBlockThreads + thread(); i < p.ahead_chunks; i += threads) {
+    prefetch<kChunk>(p.ahead + static_cast<long long>(i) * (kChunk / 16));
   }
 }
 
@@ -273,7 +277,7 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
   const int steps = p.taps * p.in.channels / 32;
   const int across = p.columns / T::columns;
   const int column = block() % across * T::columns, row = block() / across * T::rows;
-  const int way = warp() % T::ways, beside = warp() / T::ways * 16 * T::tall;
+  const int way = warp() % T::ways, beside = warp() / T::ways * 8 * T::tall;
   const int first = steps * way / T::ways, end = steps * (way + 1) / T::ways;
 
   // A thread will finish the same two columns of several rows.
@@ -312,13 +316,21 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
     }
     finish(p, row + r, n, sum, one, two, before);
   };
-#pragma unroll
-  for (int i = 0; i < kEarly; ++i) {
-    if (begin + i * kApart < rows) finish_row(begin + i * kApart, before[i]);
-  }
+  // Some rows at a time; what the next ones need is on its way meanwhile.
 #pragma unroll 1
-  for (int r = begin + kEarly * kApart; r < rows; r += kApart) {
-    finish_row(r, load_before(p, row + r, n));
+  for (int r = begin; r < rows; r += kEarly * kApart) {
+    float2 next[kEarly];
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      const int later = r + (kEarly + i) * kApart;
+      if (kRows > kEarly && later < rows) next[i] = load_before(p, row + later, n);
+    }
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      if (r + i * kApart < rows) finish_row(r + i * kApart, before[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) before[i] = next[i];
   }
 }
 

@@ -24,7 +24,7 @@ FRAME_INTS = 19  # slot, its first row, position, 16 codes
 _GROUPS = 16
 _HEADS = (16, 32, 64)  # channels of a head that are compiled
 _PLAIN, _SNAKE, _GELU, _GATE, _TURN, _WAVE = range(6)  # what follows a product
-_LINE = 128  # bytes
+_CHUNK = 2048  # bytes that are fetched ahead at once; csrc/codec/params.cuh
 _AHEAD = (16 << 20) // 2  # weights on their way to the second-level cache
 _BOTH = 2  # planes: what the first rounds off is in the second
 
@@ -294,7 +294,7 @@ class Network:
             tensors += [*given, to[0].now, self._turns, self._queries, memory]
             numbers = [count * rows.rate, packed.taps, packed.dilation, packed.columns]
             numbers += [self._stack.hidden if norm else 0, finish, self.memory.stride(0)]
-            numbers += [self.ring, self._stack.head_dim, ahead.nbytes // _LINE, index > 0]
+            numbers += [self.ring, self._stack.head_dim, ahead.nbytes // _CHUNK, index > 0]
             numbers += [*self._numbers(rows), *self._numbers(to[0])]
             mail = [self.pcm, self.broken]
             self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
