@@ -209,17 +209,6 @@ DEVICE uint4 load_constant(const uint4* at) {
       : "l"(at));
   return v;
 }
-// Brings so many bytes into the second-level cache.
-template <int Bytes>
-DEVICE void prefetch(const void* at) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "n"(Bytes));
-#else
-  for (int line = 0; line < Bytes; line += 128) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(at) + line));
-  }
-#endif
-}
 
 // The next kernel may begin; it waits for this one where it needs what this one writes.
 DEVICE void launch_next() {

@@ -24,7 +24,6 @@ enum ProductTensors {
   kProductIn,
   kProductPast,
   kProductWeights,
-  kProductAhead,
   kProductColumn,
   kProductResidual,
   kProductSum,
@@ -46,7 +45,6 @@ enum ProductNumbers {
   kProductMemoryStride,
   kProductRing,
   kProductHead,
-  kProductAheadChunks,
   kProductEarly,
   kProductInRows,
   kProductOutRows = kProductInRows + kNumRowNumbers,
@@ -61,9 +59,7 @@ inline Product product_of(Addresses t, Numbers n, double eps) {
   p.taps = static_cast<int>(n[kProductTaps]);
   p.dilation = static_cast<int>(n[kProductDilation]);
   p.weights = static_cast<const uint4*>(t[kProductWeights]);
-  p.ahead = static_cast<const uint4*>(t[kProductAhead]);
   p.early = n[kProductEarly] != 0;
-  p.ahead_chunks = static_cast<int>(n[kProductAheadChunks]);
   p.column = static_cast<const Column*>(t[kProductColumn]);
   p.columns = static_cast<int>(n[kProductColumns]);
   p.norm = static_cast<int>(n[kProductNorm]);

@@ -12,7 +12,7 @@ namespace megakernel::codec {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, T::resident)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     product_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   product<T>(p, *reinterpret_cast<Sums<T>*>(bytes));

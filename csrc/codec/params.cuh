@@ -8,7 +8,6 @@ namespace megakernel::codec {
 
 constexpr int kBlockThreads = 256;
 constexpr int kCodes = 16;   // of a frame
-constexpr int kChunk = 2048;  // bytes that are fetched ahead at once
 constexpr int kWindow = 72;  // frames that attention sees
 
 // A frame of a call; frames of a stream follow each other. The host writes them.
@@ -55,8 +54,6 @@ struct Product {
   Rows in;
   int taps, dilation;
   const uint4* weights;   // [columns / 8][steps][32 lanes], see product.cuh
-  const uint4* ahead;     // weights of later kernels
-  int ahead_chunks;       // of kChunk bytes
   const Column* column;   // [columns]
   int columns;
   int norm;               // channels of the input's root-mean-square norm, or 0

@@ -19,11 +19,10 @@ struct Tile {
   static constexpr int rows = 8 * Tall * beside;            // of a block
   static constexpr int columns = 8 * Wide;                  // of a block
   static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
-  static constexpr int resident = Tall <= 2 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
-  // Steps whose operands are on their way: as many as registers allow.
+  // Steps that are fetched together, while as many are multiplied: what registers allow. (A ring of
+  // single steps would not do: a warp has few counters of loads under way, and waits for all of one.)
   static constexpr int registers = 4 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 96) / registers;
-  static constexpr int under_way = fitting < 2 ? 2 : fitting;
+  static constexpr int group = registers > 32 ? 1 : registers > 16 ? 2 : registers > 12 ? 3 : 4;
 };
 
 template <class T>
@@ -83,8 +82,8 @@ struct Warp {
   const uint4* weights;
   float sums[kPairs][T::wide][4] = {};
   float square[T::tall] = {};
-  uint4 a[T::under_way][T::planes][T::tall];
-  uint4 w[T::under_way][T::wide];
+  uint4 a[2][T::group][T::planes][T::tall];
+  uint4 w[2][T::group][T::wide];
 
   DEVICE Warp(const Product& p, int row, int column, int steps) : p(p) {
 #pragma unroll
@@ -97,70 +96,71 @@ struct Warp {
     weights = p.weights + static_cast<long long>(column / 8) * steps * 32 + lane();
   }
 
-  DEVICE void load_weights_of(int at, int step, int steps) {
+  DEVICE void load_weights(int half, int step, int end, int steps) {
 #pragma unroll
-    for (int j = 0; j < T::wide; ++j) {
-      const uint4* from = weights + (static_cast<long long>(j) * steps + step) * 32;
-      w[at][j] = T::beside > 1 ? *from : load_constant(from);
-    }
-  }
-
-  DEVICE void load_rows(int at, const Step& step) {
-    const int width = T::planes * p.in.channels;
+    for (int d = 0; d < T::group; ++d) {
+      if (step + d >= end) continue;
 #pragma unroll
-    for (int i = 0; i < T::tall; ++i) {
-      const f16* from = places[i].since >= step.back ? places[i].now : places[i].past;
-      from += step.channel - step.back * width;
-#pragma unroll
-      for (int plane = 0; plane < T::planes; ++plane) {
-        a[at][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
+      for (int j = 0; j < T::wide; ++j) {
+        const uint4* from = weights + (static_cast<long long>(j) * steps + step + d) * 32;
+        w[half][d][j] = T::beside > 1 ? *from : load_constant(from);
       }
     }
   }
 
-  DEVICE void multiply_step(int at) {
+  DEVICE void load_rows(int half, int step, int end, Step& at) {
+    const int width = T::planes * p.in.channels;
+#pragma unroll
+    for (int d = 0; d < T::group; ++d) {
+      if (step + d >= end) continue;
+#pragma unroll
+      for (int i = 0; i < T::tall; ++i) {
+        const f16* from = places[i].since >= at.back ? places[i].now : places[i].past;
+        from += at.channel - at.back * width;
+#pragma unroll
+        for (int plane = 0; plane < T::planes; ++plane) {
+          a[half][d][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
+        }
+      }
+      at.next(p);
+    }
+  }
+
+  DEVICE void multiply_step(const uint4 (&a)[T::planes][T::tall], const uint4 (&w)[T::wide]) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
 #pragma unroll
       for (int plane = 0; plane < T::planes; ++plane) {
-        const uint4 low = a[at][plane][2 * i];
-        const uint4 high = T::tall > 1 ? a[at][plane][2 * i + (T::tall > 1)] : uint4{};
+        const uint4 low = a[plane][2 * i];
+        const uint4 high = T::tall > 1 ? a[plane][2 * i + (T::tall > 1)] : uint4{};
 #pragma unroll
         for (int j = 0; j < T::wide; ++j) {
-          multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[at][j].x, w[at][j].y});
-          multiply_f16(sums[i][j], {low.z, high.z, low.w, high.w}, {w[at][j].z, w[at][j].w});
+          multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
+          multiply_f16(sums[i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
         }
       }
     }
     if constexpr (T::planes == 2) {  // what is normed has two
       if (p.norm == 0) return;
 #pragma unroll
-      for (int i = 0; i < T::tall; ++i) square[i] += squares(a[at][0][i]);
+      for (int i = 0; i < T::tall; ++i) square[i] += squares(a[0][i]);
     }
   }
 
-  // The first steps' weights, which are there before the rows are.
-  DEVICE void begin(int first, int end, int steps) {
-#pragma unroll
-    for (int d = 0; d < T::under_way; ++d) {
-      if (first + d < end) load_weights_of(d, first + d, steps);
-    }
-  }
-
+  // Its range of K; the first group's weights are on their way already.
   DEVICE void run(int first, int end, int steps) {
-    Step step(p, first);
-#pragma unroll
-    for (int d = 0; d < T::under_way; ++d) {
-      if (first + d < end) load_rows(d, step), step.next(p);
-    }
+    Step at(p, first);
+    load_rows(0, first, end, at);
 #pragma unroll 1
-    for (int s = first; s < end; s += T::under_way) {
+    for (int s = first; s < end; s += 2 * T::group) {
 #pragma unroll
-      for (int d = 0; d < T::under_way; ++d) {
-        if (s + d < end) multiply_step(d);
-        if (s + d + T::under_way < end) {
-          load_weights_of(d, s + d + T::under_way, steps);
-          load_rows(d, step), step.next(p);
+      for (int half = 0; half < 2; ++half) {
+        const int now = s + half * T::group, next = now + T::group;
+        load_weights(1 - half, next, end, steps);
+        load_rows(1 - half, next, end, at);
+#pragma unroll
+        for (int d = 0; d < T::group; ++d) {
+          if (now + d < end) multiply_step(a[half][d], w[half][d]);
         }
       }
     }
@@ -263,14 +263,6 @@ DEVICE float2 load_before(const Product& p, int row, int n) {
   return *reinterpret_cast<const float2*>(p.residual + static_cast<long long>(row) * p.columns + n);
 }
 
-// Weights that kernels after this one will want, from the memory to the second-level cache.
-DEVICE void fetch_ahead(const Product& p, int blocks) {
-  const int threads = blocks * kBlockThreads;
-  for (int i = block() * kBlockThreads + thread(); i < p.ahead_chunks; i += threads) {
-    prefetch<kChunk>(p.ahead + static_cast<long long>(i) * (kChunk / 16));
-  }
-}
-
 template <class T>
 DEVICE void product(const Product& p, Sums<T>& shared) {
   launch_next();
@@ -289,8 +281,7 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
   const Column one = p.column[n], two = p.column[n + 1];
   {
     Warp<T> mine(p, row + beside, column, steps);
-    mine.begin(first, end, steps);
-    fetch_ahead(p, across * ((p.rows + T::rows - 1) / T::rows));
+    mine.load_weights(0, first, end, steps);  // they are there before the rows are
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {

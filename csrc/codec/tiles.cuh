@@ -23,10 +23,9 @@ int blocks(const Product& p) {
 template <class T>
 double cost(const Product& p, int processors) {
   const int steps = p.taps * p.in.channels / 32, count = blocks<T>(p);
-  const int waves = (count + T::resident * processors - 1) / (T::resident * processors);
-  const int each = (count + processors - 1) / processors;
+  const int waves = (count + processors - 1) / processors;
   return waves * (1.2 + 0.7e-3 * T::rows * T::columns) +
-         each * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide);
+         waves * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide);
 }
 
 template <int Tall, int Wide>

@@ -5,9 +5,8 @@ side. See csrc/codec/params.cuh for what a kernel is given.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ FRAME_INTS = 19  # slot, its first row, position, 16 codes
 _GROUPS = 16
 _HEADS = (16, 32, 64)  # channels of a head that are compiled
 _PLAIN, _SNAKE, _GELU, _GATE, _TURN, _WAVE = range(6)  # what follows a product
-_CHUNK = 2048  # bytes that are fetched ahead at once; csrc/codec/params.cuh
-_AHEAD = (16 << 20) // 2  # weights on their way to the second-level cache
 _BOTH = 2  # planes: what the first rounds off is in the second
 
 
@@ -81,7 +78,6 @@ class Network:
         self._config, self._stack = config, s
         self._layers: list[Callable[[int], None]] = []
         self._remembered: list[_Rows] = []
-        self._parts: list[Tensor] = []  # of the stream of weights
         self._size = 0  # of a slot's history
         self._wide = s.heads * s.head_dim
         self.ring = WINDOW - 1 + MOST_FRAMES
@@ -100,8 +96,6 @@ class Network:
             rate *= block.transposed.stride
             rows = self._block(rows, block, after, rate)
         self._product(rows, packing.sample(weights.conv_out), finish=_WAVE)
-        self._stream = _Stream(self._parts)
-        self._parts.clear()
         self.history = torch.zeros(slots, self._size, dtype=torch.float16, device=self._device)
 
     def decode(self, count: int) -> None:
@@ -285,37 +279,20 @@ class Network:
         given = [none if t is None else t for t in (residual, sums)]
         memory = self.memory[:, layer]
 
-        index, column = len(self._parts), packed.column
-        self._parts.append(packed.weights)
+        early = len(self._layers) > 1  # the frames are there once the first kernel is over
 
         def launch(count: int) -> None:
-            weights, ahead = self._stream.part(index)
-            tensors = [self._frames, rows.now, self._past(rows), weights, ahead, column]
+            tensors = [self._frames, rows.now, self._past(rows), packed.weights, packed.column]
             tensors += [*given, to[0].now, self._turns, self._queries, memory]
             numbers = [count * rows.rate, packed.taps, packed.dilation, packed.columns]
             numbers += [self._stack.hidden if norm else 0, finish, self.memory.stride(0)]
-            numbers += [self.ring, self._stack.head_dim, ahead.nbytes // _CHUNK, index > 0]
+            numbers += [self.ring, self._stack.head_dim, early]
             numbers += [*self._numbers(rows), *self._numbers(to[0])]
             mail = [self.pcm, self.broken]
             self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
 
         assert packed.channels == rows.channels
         self._layers.append(launch)
-
-
-class _Stream:
-    """All weights in the order of use, so that each kernel may fetch some for those after it."""
-
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        self._whole = torch.cat([part.flatten() for part in parts])
-        sizes = [part.numel() for part in parts]
-        self._begin = [0, *accumulate(sizes)]
-
-    def part(self, index: int) -> tuple[Tensor, Tensor]:
-        """The weights of a product, and those that it fetches for later ones."""
-        begin, end = self._begin[index : index + 2]
-        first = end if index == 0 else max(end, begin + _AHEAD)
-        return self._whole[begin:end], self._whole[first : end + _AHEAD]
 
 
 def _depth(conv: w.Conv) -> int:

@@ -217,8 +217,6 @@ inline void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
 }
 
 inline uint4 load_constant(const uint4* at) { return *at; }
-template <int>
-inline void prefetch(const void*) {}
 inline void launch_next() {}
 inline void wait_for_previous() {}
 
