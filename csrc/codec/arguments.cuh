@@ -1,5 +1,5 @@
-// What the operators are given, as the kernels take it: lists of addresses and of numbers, in the order
-// of the enums below. A missing tensor's address is null.
+// What the operators are given, as the kernels take it: lists of addresses and of numbers, in the
+// order of the enums below. A missing tensor's address is null.
 #pragma once
 
 #include "params.cuh"
@@ -13,9 +13,8 @@ using Numbers = const int64_t*;
 enum RowNumbers { kPlanes, kChannels, kDepth, kRate, kStride, kNumRowNumbers };
 
 inline Rows rows(void* now, void* past, Numbers n) {
-  return {static_cast<f16*>(now),          static_cast<f16*>(past),
-          n[kStride],                      static_cast<int>(n[kPlanes]),
-          static_cast<int>(n[kChannels]),  static_cast<int>(n[kDepth]),
+  return {static_cast<f16*>(now),       static_cast<f16*>(past),        n[kStride],
+          static_cast<int>(n[kPlanes]), static_cast<int>(n[kChannels]), static_cast<int>(n[kDepth]),
           static_cast<int>(n[kRate])};
 }
 

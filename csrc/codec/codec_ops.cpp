@@ -76,8 +76,8 @@ void depthwise(Tensors tensors, Integers numbers, double eps) {
   check_lists("depthwise", tensors, numbers, kNumDepthwiseTensors, kNumDepthwiseNumbers);
   const Depthwise p = depthwise_of(addresses(tensors).data(), numbers.data(), eps);
   TORCH_CHECK(p.in.planes == 2 && p.in.channels <= 2 * kMostPairs * kBlockThreads,
-              "The depthwise convolution takes two planes of at most ", 2 * kMostPairs * kBlockThreads,
-              " channels.");
+              "The depthwise convolution takes two planes of at most ",
+              2 * kMostPairs * kBlockThreads, " channels.");
   launch_checked("depthwise", p, tensors[0]);
 }
 

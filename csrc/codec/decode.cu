@@ -5,14 +5,14 @@
 #include "depthwise.cuh"
 #include "embed.cuh"
 #include "launch.cuh"
-#include "tiles.cuh"
 #include "remember.cuh"
+#include "tiles.cuh"
 
 namespace megakernel::codec {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+__global__ void __launch_bounds__(kBlockThreads, T::resident)
     product_kernel(const __grid_constant__ Product p) {
   extern __shared__ __align__(16) unsigned char bytes[];
   product<T>(p, *reinterpret_cast<Sums<T>*>(bytes));
@@ -30,12 +30,14 @@ __global__ void __launch_bounds__(32 * kAttendWarps)
   attend<Head>(p, shared);
 }
 
-__global__ void __launch_bounds__(kBlockThreads) depthwise_kernel(const __grid_constant__ Depthwise p) {
+__global__ void __launch_bounds__(kBlockThreads)
+    depthwise_kernel(const __grid_constant__ Depthwise p) {
   __shared__ DepthwiseShared shared;
   depthwise(p, shared);
 }
 
-__global__ void __launch_bounds__(kBlockThreads) remember_kernel(const __grid_constant__ Remember p) {
+__global__ void __launch_bounds__(kBlockThreads)
+    remember_kernel(const __grid_constant__ Remember p) {
   remember(p);
 }
 

@@ -1,5 +1,5 @@
-// What each kernel of the codec is given. Activations lie row by row, one row an instant, all streams
-// of a call side by side; a stream's rows before its first are its history.
+// What each kernel of the codec is given. Activations lie row by row, one row an instant, all
+// streams of a call side by side; a stream's rows before its first are its history.
 #pragma once
 
 #include "../types.cuh"
@@ -20,7 +20,8 @@ struct Frame {
 constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 
 // Half-precision rows [rows, planes, channels]: a second plane holds what the first one rounds off.
-// The rows before a stream's first are in `past`: [slots][.. depth rows ..], the slots `stride` apart.
+// The rows before a stream's first are in `past`: [slots][.. depth rows ..], the slots `stride`
+// apart.
 struct Rows {
   f16* now;
   f16* past;
@@ -45,23 +46,23 @@ struct alignas(16) Column {
   float alpha, beta;  // of a snake, beta inverted
 };
 
-// A causal convolution, or a matrix product as that of one tap; a transposed one is that of two taps
-// whose columns are the samples of all its phases.
+// A causal convolution, or a matrix product as that of one tap; a transposed one is that of two
+// taps whose columns are the samples of all its phases.
 struct Product {
   const Frame* frames;
   bool early;  // whether it may begin before the kernel in front of it ends, the frames being known
   int rows;
   Rows in;
   int taps, dilation;
-  const uint4* weights;   // [columns / 8][steps][32 lanes], see product.cuh
-  const Column* column;   // [columns]
+  const uint4* weights;  // [columns / 8][steps][32 lanes], see product.cuh
+  const Column* column;  // [columns]
   int columns;
-  int norm;               // channels of the input's root-mean-square norm, or 0
+  int norm;  // channels of the input's root-mean-square norm, or 0
   float eps;
   const float* residual;  // [rows, columns], added
   float* sum;             // [rows, columns], as the next residual
   Finish finish;
-  Rows out;               // of its `channels`, several rows side by side in the columns of one
+  Rows out;  // of its `channels`, several rows side by side in the columns of one
   // kTurn
   const float2* turns;  // [frames, head / 2]
   float* queries;       // [frames, columns / 3]

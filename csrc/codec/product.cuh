@@ -2,8 +2,8 @@
 //
 // K is the taps' channels, 32 a step. A lane loads eight neighbouring channels of a row at once and
 // feeds them to two matrix instructions; weights are packed for that order, so that nothing passes
-// through shared memory but the sums. Warps share K among them in ranges that depend on K alone and are
-// added in their order: a row's bits do not depend on the rows beside it.
+// through shared memory but the sums. Warps share K among them in ranges that depend on K alone and
+// are added in their order: a row's bits do not depend on the rows beside it.
 #pragma once
 
 #include "../memory.cuh"
@@ -19,10 +19,13 @@ struct Tile {
   static constexpr int rows = 8 * Tall * beside;            // of a block
   static constexpr int columns = 8 * Wide;                  // of a block
   static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
+  static constexpr int resident = Tall <= 2 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
   // Steps that are fetched together, while as many are multiplied: what registers allow. (A ring of
-  // single steps would not do: a warp has few counters of loads under way, and waits for all of one.)
-  static constexpr int registers = 4 * (Tall * Planes + Wide);
-  static constexpr int group = registers > 32 ? 1 : registers > 16 ? 2 : registers > 12 ? 3 : 4;
+  // single steps would not do: a warp has few counters of loads under way, and waits for all of
+  // one.)
+  static constexpr int registers = 8 * (Tall * Planes + Wide);
+  static constexpr int fitting = (resident == 2 ? 64 : 96) / registers;
+  static constexpr int group = fitting < 1 ? 1 : fitting;
 };
 
 template <class T>

@@ -16,8 +16,8 @@ DEVICE void remember(const Remember& p) {
   while (last < p.count && p.frames[last].first == first) ++last;
   const Rows& rows = p.rows[block() / p.count];
   const int width = rows.planes * rows.channels / 8, made = (last - first) * rows.rate;
-  const uint4* now = reinterpret_cast<const uint4*>(rows.now) +
-                     static_cast<long long>(first) * rows.rate * width;
+  const uint4* now =
+      reinterpret_cast<const uint4*>(rows.now) + static_cast<long long>(first) * rows.rate * width;
   uint4* past = reinterpret_cast<uint4*>(rows.past + p.frames[first].slot * rows.stride);
   for (int c = thread(); c < width; c += kBlockThreads) {
 #pragma unroll 1

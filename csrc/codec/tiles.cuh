@@ -18,14 +18,15 @@ int blocks(const Product& p) {
   return (p.rows + T::rows - 1) / T::rows * (p.columns / T::columns);
 }
 
-// About how many microseconds a tile takes, from what an H200 took for all of them: launch and ending of
-// each wave of blocks, and what a multiprocessor gets through its first-level cache.
+// About how many microseconds a tile takes, from what an H200 took for all of them: launch and
+// ending of each wave of blocks, and what a multiprocessor gets through its first-level cache.
 template <class T>
 double cost(const Product& p, int processors) {
   const int steps = p.taps * p.in.channels / 32, count = blocks<T>(p);
-  const int waves = (count + processors - 1) / processors;
+  const int waves = (count + T::resident * processors - 1) / (T::resident * processors);
+  const int each = (count + processors - 1) / processors;
   return waves * (1.2 + 0.7e-3 * T::rows * T::columns) +
-         waves * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide);
+         each * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide);
 }
 
 template <int Tall, int Wide>

@@ -4,7 +4,8 @@ Every stream has a slot, where its state stays between calls. One CUDA graph for
 frames serves any slots and chunk lengths: who speaks is read from a table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,7 +22,8 @@ from megakernel_tts.config import CodecConfig
 _CAPACITY = 64  # frames of a call
 
 Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups]
-_Codes = tuple[int, NDArray[np.int64]]
+Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
+Chunk = tuple[int, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -68,34 +70,45 @@ class CudaDecoder:
         self._device = weights.input.device
         self.slots, self.frame, self.sample_rate = slots, config.frame, config.sample_rate
         self._codes = config.decoder.codebook
-        self._capacity = min(_CAPACITY, slots * MOST_FRAMES)
+        self.capacity = min(_CAPACITY, slots * MOST_FRAMES)
         with torch.inference_mode():
             self._network = Network(
                 weights,
                 config,
                 slots=slots,
-                capacity=self._capacity,
+                capacity=self.capacity,
                 ops=_built_ops(self._device) if ops is None else ops,
             )
-        on_gpu = self._device.type == "cuda"
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the codec has a stream of its own
         self._position = [0] * slots
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]] = {}
-        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
-        self._decoded = torch.cuda.Event() if on_gpu else None
+        self._call: Call | None = None
+        self._graphs: dict[int, Graphs] = {}
+        self._queue = _Queue(self._device) if self._device.type == "cuda" else None
+
+    @property
+    def stages(self) -> list[str]:
+        """What each kernel of a call is part of."""
+        return self._network.stages
+
+    @property
+    def state_bytes(self) -> int:
+        """What a slot keeps between calls."""
+        return sum(t[0].nbytes for t in (self._network.history, self._network.memory))
 
     def warmup(self) -> None:
         """Records the graphs of all numbers of frames, so that no call is slower than another."""
-        if self._stream is not None:
-            for count in range(1, self._capacity + 1):
-                self._graph(count)
+        if self._queue is not None:
+            for count in range(1, self.capacity + 1):
+                self.graphs(count)
 
     @torch.inference_mode()
     def open(self, slot: int, state: SlotState | None = None) -> None:
         """Puts a stream into a slot: a new one, or one that goes on from a state."""
         network = self._network
-        with torch.cuda.stream(self._stream):
+        with self._queued():
             if state is None:
-                network.history[slot].zero_()
+                network.history[slot].zero_()  # keys and values are masked by their position
             else:
                 network.history[slot].copy_(state.history)
                 network.memory[slot].copy_(state.memory)
@@ -105,11 +118,13 @@ class CudaDecoder:
     def save(self, slot: int) -> SlotState:
         """A copy of a slot's state, on the device."""
         network = self._network
-        with torch.cuda.stream(self._stream):
+        with self._queued():
             history, memory = network.history[slot].clone(), network.memory[slot].clone()
-        if self._stream is not None:
-            self._stream.synchronize()
         return SlotState(history, memory, self._position[slot])
+
+    def _queued(self) -> AbstractContextManager[None]:
+        """What is done here is done between calls, and is over at the end."""
+        return nullcontext() if self._queue is None else self._queue.between()
 
     def decode(self, parts: Sequence[Part]) -> list[NDArray[np.int16] | None]:
         """Decodes the next frames of several streams, each as many as it has.
@@ -126,7 +141,12 @@ class CudaDecoder:
         return self.submit(parts).wait()
 
     def submit(self, parts: Sequence[Part]) -> "Call":
-        """Starts what `decode` does, and returns at once; one call at a time."""
+        """Starts what `decode` does, and returns at once.
+
+        Raises:
+            ValueError: As `decode`.
+            RuntimeError: The call before it was not waited for.
+        """
         given = [(slot, codes.numpy()) for slot, codes in parts]
         if len({slot for slot, _ in given}) < len(given):
             raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
@@ -136,33 +156,31 @@ class CudaDecoder:
                     f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
                     f"{codes.max()} in slot {slot}."
                 )
-        return Call(self, given)
+        if self._call is not None:
+            raise RuntimeError("The codec has one call at a time: wait for the one before.")
+        self._call = Call(self, given)
+        return self._call
 
-    def _graph(self, count: int) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+    def graphs(self, count: int) -> Graphs:
         """The graphs of so many frames: to their samples, and what is left to do then."""
+        assert self._queue is not None
         if count not in self._graphs:
-            decode, remember = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.inference_mode():
-                with torch.cuda.graph(decode, stream=self._stream):
-                    self._network.decode(count)
-                with torch.cuda.graph(remember, stream=self._stream):
-                    self._network.remember(count)
-            self._graphs[count] = decode, remember
+            network = self._network
+            self._graphs[count] = (
+                self._queue.record(lambda: network.decode(count)),
+                self._queue.record(lambda: network.remember(count)),
+            )
         return self._graphs[count]
 
     def _launch(self, count: int) -> None:
-        if self._stream is None or self._decoded is None:
-            with torch.inference_mode():
-                self._network.decode(count)
-                self._network.remember(count)
+        if self._queue is not None:
+            self._queue.replay(*self.graphs(count))
             return
-        decode, remember = self._graph(count)
-        with torch.cuda.stream(self._stream):
-            decode.replay()
-            self._decoded.record(self._stream)
-            remember.replay()
+        with torch.inference_mode():
+            self._network.decode(count)
+            self._network.remember(count)
 
-    def _start(self, parts: Sequence[_Codes]) -> None:
+    def _start(self, parts: Sequence[Chunk]) -> None:
         """Tells the kernels who speaks, and starts them."""
         table, first = self._network.asked.numpy(), 0
         for slot, codes in parts:
@@ -176,10 +194,10 @@ class CudaDecoder:
         self._network.broken.numpy()[:first] = 0
         self._launch(first)
 
-    def _collect(self, parts: Sequence[_Codes]) -> list[NDArray[np.int16] | None]:
+    def _collect(self, parts: Sequence[Chunk]) -> list[NDArray[np.int16] | None]:
         """Waits for what was started, and takes its samples."""
-        if self._decoded is not None:
-            self._decoded.synchronize()
+        if self._queue is not None:
+            self._queue.decoded.synchronize()
         pcm, broken, first = self._network.pcm.numpy(), self._network.broken.numpy(), 0
         made: list[NDArray[np.int16] | None] = []
         for _, codes in parts:
@@ -190,14 +208,46 @@ class CudaDecoder:
         return made
 
 
+class _Queue:
+    """The codec's own stream of a GPU, beside that of the networks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self.decoded = torch.cuda.Event()
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        """Work that other streams began before it and may use after it."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+    def record(self, act: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of what `act` launches; other threads may go on meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            act()
+            graph.capture_end()
+        return graph
+
+    def replay(self, decode: torch.cuda.CUDAGraph, rest: torch.cuda.CUDAGraph) -> None:
+        """Starts both; the event tells the end of the first."""
+        with torch.cuda.stream(self._stream):
+            decode.replay()
+            self.decoded.record(self._stream)
+            rest.replay()
+
+
 class Call:
     """Frames on their way: those of long chunks go in rounds of at most `MOST_FRAMES` a stream."""
 
-    def __init__(self, decoder: CudaDecoder, parts: Sequence[_Codes]) -> None:
+    def __init__(self, decoder: CudaDecoder, parts: Sequence[Chunk]) -> None:
         """Starts the first round."""
         self._decoder = decoder
         self._slots = [slot for slot, _ in parts]
-        self._rounds = list(_rounds(parts, decoder._capacity))
+        self._rounds = list(rounds(parts, decoder.capacity))
         if self._rounds:
             decoder._start(self._rounds[0])
 
@@ -209,10 +259,11 @@ class Call:
                 self._decoder._start(parts)
             for (slot, _), samples in zip(parts, self._decoder._collect(parts), strict=True):
                 made[slot].append(samples)
+        self._decoder._call = None
         return [_joined(made[slot]) for slot in self._slots]
 
 
-def _rounds(parts: Sequence[_Codes], capacity: int) -> Iterator[list[_Codes]]:
+def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
     """Parts of at most `MOST_FRAMES` frames of a stream and `capacity` frames together."""
     left = [(slot, codes) for slot, codes in parts if len(codes)]
     while left:

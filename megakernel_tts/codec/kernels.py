@@ -53,6 +53,7 @@ class Network:
         broken: int32 [capacity], on the host: a frame's samples were not finite.
         history: float16 [slots, values]: of every convolution, the rows before the next.
         memory: float32 [slots, layers, 2, ring, channels]: keys and values.
+        stages: What each kernel of `decode` is part of.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Network:
         _check(config)
         d, s = config.decoder, config.decoder.stack
         self._config, self._stack = config, s
+        self.stages: list[str] = []
         self._layers: list[Callable[[int], None]] = []
         self._remembered: list[_Rows] = []
         self._size = 0  # of a slot's history
@@ -95,6 +97,7 @@ class Network:
         for block, after in zip(weights.blocks, snakes, strict=True):
             rate *= block.transposed.stride
             rows = self._block(rows, block, after, rate)
+        self._stage = "convolution out"
         self._product(rows, packing.sample(weights.conv_out), finish=_WAVE)
         self.history = torch.zeros(slots, self._size, dtype=torch.float16, device=self._device)
 
@@ -129,6 +132,10 @@ class Network:
             self._size += depth * planes * channels
         return rows
 
+    def _append(self, launch: Callable[[int], None]) -> None:
+        self._layers.append(launch)
+        self.stages.append(self._stage)
+
     def _past(self, rows: _Rows) -> Tensor:
         return self.history[:, rows.offset :] if rows.depth else self._none
 
@@ -139,6 +146,7 @@ class Network:
         """Codes to the input of the first block: the few rows, all in both planes."""
         d = self._config.decoder
         embedded = self._rows(1, d.codebook_dim, _BOTH, _depth(weights.pre_conv))
+        self._stage = "codes"
         self._embed(weights, embedded)
         latent = self._rows(1, d.latent, _BOTH)
         self._product(embedded, packing.convolution(weights.pre_conv), latent)
@@ -149,6 +157,7 @@ class Network:
             last = i + 1 == len(weights.upsample)
             depth = _depth(weights.conv_in) if last else 0
             rows = self._upsample(rows, up, rate, depth)
+        self._stage = "convolution in"
         into = self._rows(rate, packing.padded(d.width), _BOTH, 1)
         snake = fold_snake(weights.blocks[0].snake)
         self._product(rows, packing.convolution(weights.conv_in, snake), into, finish=_SNAKE)
@@ -156,6 +165,7 @@ class Network:
 
     def _transformer(self, weights: w.Decoder, latent: _Rows) -> _Rows:
         s = self._stack
+        self._stage = "transformer"
         x = self._floats(self._capacity, s.hidden)
         a, b = self._rows(1, s.hidden, _BOTH), self._rows(1, self._wide, _BOTH)
         c = self._rows(1, s.intermediate, _BOTH)
@@ -180,6 +190,7 @@ class Network:
 
     def _upsample(self, rows: _Rows, up: w.Upsample, rate: int, depth: int) -> _Rows:
         """Returns its output, of which `depth` rows are remembered."""
+        self._stage = f"upsampling to {rate} rows"
         block, latent = up.convnext, self._config.decoder.latent
         x = self._floats(self._capacity * rate, latent)
         a = self._rows(rate, latent, _BOTH, _depth(block.depthwise))
@@ -194,6 +205,7 @@ class Network:
 
     def _block(self, rows: _Rows, block: w.Block, after: w.Snake, rate: int) -> _Rows:
         """Returns its output behind the snake of what comes after it, one row remembered or six."""
+        self._stage = f"block of {rate} rows"
         channels = packing.padded(block.transposed.weight.shape[1])
         x = self._floats(self._capacity * rate, channels)
         units = block.residuals
@@ -225,7 +237,7 @@ class Network:
         def launch(count: int) -> None:
             self._ops.codec_embed(tensors, [count, *numbers, *self._numbers(out)])
 
-        self._layers.append(launch)
+        self._append(launch)
 
     def _attend(self, layer: int, out: _Rows) -> None:
         s = self._stack
@@ -235,7 +247,7 @@ class Network:
         def launch(count: int) -> None:
             self._ops.codec_attend(tensors, [count, *numbers, *self._numbers(out)])
 
-        self._layers.append(launch)
+        self._append(launch)
 
     def _depthwise(self, rows: _Rows, block: w.ConvNext, out: _Rows) -> None:
         assert block.depthwise.bias is not None
@@ -248,7 +260,7 @@ class Network:
             numbers = [count * rows.rate, *self._numbers(rows), *self._numbers(out)]
             self._ops.codec_depthwise([*tensors, norm, out.now], numbers, 1e-6)
 
-        self._layers.append(launch)
+        self._append(launch)
 
     def _product(
         self,
@@ -292,7 +304,7 @@ class Network:
             self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
 
         assert packed.channels == rows.channels
-        self._layers.append(launch)
+        self._append(launch)
 
 
 def _depth(conv: w.Conv) -> int:

@@ -29,18 +29,14 @@ class EmulatedCodec:
             command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
             command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
             command += [f"-I{ROOT / 'tests/emulator'}", "-o", str(library)]
-            subprocess.run(
-                [*command, str(ROOT / "tests/emulator/emulate_codec.cc")], check=True
-            )
+            subprocess.run([*command, str(ROOT / "tests/emulator/emulate_codec.cc")], check=True)
         self._library = ctypes.CDLL(str(library))
         self._processors = processors
 
     def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         self._library.codec_embed(*_arrays(tensors, numbers))
 
-    def codec_product(
-        self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float
-    ) -> None:
+    def codec_product(self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float) -> None:
         self._library.codec_product(
             *_arrays(tensors, numbers), c_double(eps), c_int(self._processors)
         )

@@ -275,8 +275,11 @@ inline void launch(int blocks, int threads, std::function<void()> body, int firs
   m.lanes.resize(blocks * threads * 8);
   m.floats.resize(blocks * threads * 6);
   constexpr size_t kStack = 64 << 10;
-  for (Fiber& f : m.fibers) {
-    f.stack = malloc(kStack);
+  static std::vector<void*> stacks;  // of the last launch
+  while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStack));
+  for (size_t i = 0; i < m.fibers.size(); ++i) {
+    Fiber& f = m.fibers[i];
+    f.stack = stacks[i];
     void** top = reinterpret_cast<void**>(static_cast<char*>(f.stack) + kStack - 64);
     *--top = reinterpret_cast<void*>(0);
     *--top = reinterpret_cast<void*>(&enter);
@@ -293,7 +296,6 @@ inline void launch(int blocks, int threads, std::function<void()> body, int firs
       megakernel_switch(&m.scheduler, m.fibers[i].stack_pointer);
     }
   }
-  for (Fiber& f : m.fibers) free(f.stack);
 }
 
 }  // namespace megakernel
