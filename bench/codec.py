@@ -17,6 +17,7 @@ from statistics import median, quantiles
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.released import released_codec
@@ -100,8 +101,8 @@ def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         graph.replay()
         torch.cuda.synchronize()
-    events = profiled.events() or []
-    spans = sorted((e.time_range.start, e.time_range.end) for e in events)
+    on_gpu = (e for e in profiled.events() or [] if e.device_type == DeviceType.CUDA)
+    spans = sorted((e.time_range.start, e.time_range.end) for e in on_gpu)
     stages = decoder.stages
     assert len(spans) == len(stages), "the profiler missed a kernel"
     taken = dict.fromkeys(stages, 0.0)

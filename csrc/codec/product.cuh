@@ -19,12 +19,12 @@ struct Tile {
   static constexpr int rows = 8 * Tall * beside;            // of a block
   static constexpr int columns = 8 * Wide;                  // of a block
   static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
-  static constexpr int resident = Tall <= 2 && Wide <= 2 ? 2 : 1;  // blocks of a multiprocessor
-  // Steps that are fetched together, while as many are multiplied: what registers allow. (A ring of
-  // single steps would not do: a warp has few counters of loads under way, and waits for all of
-  // one.)
+  // Blocks of a multiprocessor: where there is little to fetch, two hide each other's beginnings and ends.
+  static constexpr int resident = Tall <= 2 && Wide <= 2 && Planes == 1 ? 2 : 1;
+  // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single steps
+  // would not do: a warp has few counters of loads under way, and waits for all that share one.)
   static constexpr int registers = 8 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 96) / registers;
+  static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
   static constexpr int group = fitting < 1 ? 1 : fitting;
 };
 
@@ -150,21 +150,28 @@ struct Warp {
     }
   }
 
-  // Its range of K; the first group's weights are on their way already.
+  // The first weights, which are there before the rows are.
+  DEVICE void begin(int first, int end, int steps) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) load_weights(half, first + half * T::group, end, steps);
+  }
+
+  // Its range of K.
   DEVICE void run(int first, int end, int steps) {
     Step at(p, first);
-    load_rows(0, first, end, at);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) load_rows(half, first + half * T::group, end, at);
 #pragma unroll 1
     for (int s = first; s < end; s += 2 * T::group) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int now = s + half * T::group, next = now + T::group;
-        load_weights(1 - half, next, end, steps);
-        load_rows(1 - half, next, end, at);
+        const int now = s + half * T::group, next = now + 2 * T::group;
 #pragma unroll
         for (int d = 0; d < T::group; ++d) {
           if (now + d < end) multiply_step(a[half][d], w[half][d]);
         }
+        load_weights(half, next, end, steps);
+        load_rows(half, next, end, at);
       }
     }
   }
@@ -284,7 +291,7 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
   const Column one = p.column[n], two = p.column[n + 1];
   {
     Warp<T> mine(p, row + beside, column, steps);
-    mine.load_weights(0, first, end, steps);  // they are there before the rows are
+    mine.begin(first, end, steps);
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {
