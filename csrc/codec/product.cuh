@@ -24,7 +24,7 @@ struct Tile {
   // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single steps
   // would not do: a warp has few counters of loads under way, and waits for all that share one.)
   static constexpr int registers = 8 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
+  static constexpr int fitting = (resident == 2 ? 64 : 120) / registers;
   static constexpr int group = fitting < 1 ? 1 : fitting;
 };
 
@@ -83,7 +83,7 @@ struct Warp {
   static constexpr int kPairs = (T::tall + 1) / 2;  // of eight rows: the instruction takes sixteen
   Place places[T::tall];
   const uint4* weights;
-  float sums[kPairs][T::wide][4] = {};
+  float sums[T::planes][kPairs][T::wide][4] = {};
   float square[T::tall] = {};
   uint4 a[2][T::group][T::planes][T::tall];
   uint4 w[2][T::group][T::wide];
@@ -138,8 +138,8 @@ struct Warp {
         const uint4 high = T::tall > 1 ? a[plane][2 * i + (T::tall > 1)] : uint4{};
 #pragma unroll
         for (int j = 0; j < T::wide; ++j) {
-          multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
-          multiply_f16(sums[i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
+          multiply_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
+          multiply_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
         }
       }
     }
@@ -182,9 +182,13 @@ struct Warp {
     for (int i = 0; i < T::tall; ++i) {
 #pragma unroll
       for (int j = 0; j < T::wide; ++j) {
-        const float* from = sums[i / 2][j] + i % 2 * 2;
+        float2 sum = {sums[0][i / 2][j][i % 2 * 2], sums[0][i / 2][j][i % 2 * 2 + 1]};
+        if constexpr (T::planes == 2) {
+          sum.x += sums[1][i / 2][j][i % 2 * 2];
+          sum.y += sums[1][i / 2][j][i % 2 * 2 + 1];
+        }
         float* to = &shared.of[way][row + 8 * i + g][8 * j + 2 * t];
-        *reinterpret_cast<float2*>(to) = {from[0], from[1]};
+        *reinterpret_cast<float2*>(to) = sum;
       }
       if (p.norm == 0) continue;
       float sum = square[i];
