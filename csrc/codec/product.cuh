@@ -24,7 +24,7 @@ struct Tile {
   // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single steps
   // would not do: a warp has few counters of loads under way, and waits for all that share one.)
   static constexpr int registers = 8 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 120) / registers;
+  static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
   static constexpr int group = fitting < 1 ? 1 : fitting;
 };
 
