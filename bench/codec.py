@@ -17,7 +17,6 @@ from statistics import median, quantiles
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from bench.released import released_codec
@@ -101,7 +100,7 @@ def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         graph.replay()
         torch.cuda.synchronize()
-    on_gpu = (e for e in profiled.events() or [] if e.device_type == DeviceType.CUDA)
+    on_gpu = (e for e in profiled.events() or [] if e.device_type.name == "CUDA")
     spans = sorted((e.time_range.start, e.time_range.end) for e in on_gpu)
     stages = decoder.stages
     assert len(spans) == len(stages), "the profiler missed a kernel"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
+from megakernel_tts.codec.decoder import State
 from megakernel_tts.codec.kernels import MOST_FRAMES, Network
 from megakernel_tts.config import CodecConfig
 
@@ -121,6 +122,11 @@ class CudaDecoder:
         with self._queued():
             history, memory = network.history[slot].clone(), network.memory[slot].clone()
         return SlotState(history, memory, self._position[slot])
+
+    @torch.inference_mode()
+    def adopt(self, state: State) -> SlotState:
+        """What plain torch (`decoder.Decoder`) carries for one stream, on the same device."""
+        return SlotState(*self._network.adopt(state), int(state.position))
 
     def _queued(self) -> AbstractContextManager[None]:
         """What is done here is done between calls, and is over at the end."""

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from megakernel_tts.codec import packing
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.decoder import codebook_tables, fold_snake
+from megakernel_tts.codec.decoder import State, codebook_tables, fold_snake
 from megakernel_tts.config import CodecConfig
+from megakernel_tts.layers import merge_heads
 
 WINDOW = 72  # frames that attention sees; csrc/codec/params.cuh
 MOST_FRAMES = 8  # of a stream in a call
@@ -114,6 +115,19 @@ class Network:
             tensors += [rows.now, self._past(rows)]
             numbers += self._numbers(rows)
         self._ops.codec_remember(tensors, numbers)
+
+    def adopt(self, state: State) -> tuple[Tensor, Tensor]:
+        """What plain torch carries for one stream, as a slot's `history` and `memory`."""
+        parts = [
+            _in_planes(packing.pad_last(columns[0].t()), rows.planes)
+            for rows, columns in zip(self._remembered, state.columns, strict=True)
+        ]
+        memory = torch.zeros_like(self.memory[0])
+        past = torch.arange(1 - WINDOW, 0, device=self._device) + state.position
+        places = past % self.ring
+        memory[:, 0, places] = merge_heads(packing.turned_last(state.keys[:, 0]))
+        memory[:, 1, places] = merge_heads(state.values[:, 0])
+        return torch.cat([part.flatten() for part in parts]), memory
 
     def _mail(self, size: int, dtype: torch.dtype) -> Tensor:
         """Memory of the host that the kernels write."""
@@ -305,6 +319,12 @@ class Network:
 
         assert packed.channels == rows.channels
         self._append(launch)
+
+
+def _in_planes(rows: Tensor, planes: int) -> Tensor:
+    """float32 [rows, channels] -> float16 [rows, planes, channels]."""
+    coarse = rows.half()
+    return torch.stack([coarse, (rows - coarse.float()).half()][:planes], dim=1)
 
 
 def _depth(conv: w.Conv) -> int:

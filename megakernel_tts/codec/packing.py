@@ -51,6 +51,11 @@ def _pad(x: Tensor, dim: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim % x.dim()) + (0, padded(size) - size))
 
 
+def pad_last(x: Tensor) -> Tensor:
+    """[..., channels] with padded channels."""
+    return _pad(x, -1)
+
+
 def pack(
     weight: Tensor,
     bias: Tensor | None = None,
@@ -127,4 +132,9 @@ def sample(conv: w.Conv) -> Packed:
 
 def turned(weight: Tensor, head: int) -> Tensor:
     """Rows [heads * head, in] with the two channels that turn together side by side."""
-    return weight.reshape(-1, 2, head // 2, weight.shape[1]).transpose(1, 2).flatten(0, 2)
+    return turned_last(weight.t().unflatten(1, (-1, head))).flatten(1).t()
+
+
+def turned_last(x: Tensor) -> Tensor:
+    """The same of a head's channels, [..., head]: i and i + head / 2 become 2 i and 2 i + 1."""
+    return x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)

@@ -150,6 +150,15 @@ def test_a_stream_goes_on_from_a_state_in_any_slot(decoder: CudaDecoder) -> None
         np.testing.assert_array_equal(rest, whole[5 * decoder.frame :])
 
 
+def test_a_stream_goes_on_where_plain_torch_stopped(codec: Codec, decoder: CudaDecoder) -> None:
+    codes, reference = some_codes(94, 7), Decoder(*codec)
+    _, state = reference.decode(codes[None, :90], reference.start())
+    decoder.open(2, decoder.adopt(state))
+    samples = the_samples(decoder, 2, codes[90:])
+    expected, _ = reference.decode(codes[None, 90:], state)
+    assert signal_to_noise(samples, expected[0].numpy()) >= 60
+
+
 def test_what_is_not_finite_does_not_leave_and_stays_in_its_stream(decoder: CudaDecoder) -> None:
     codes = some_codes(4, 4)
     alone = stream(decoder, 0, codes, [4])
