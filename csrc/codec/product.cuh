@@ -19,10 +19,12 @@ struct Tile {
   static constexpr int rows = 8 * Tall * beside;            // of a block
   static constexpr int columns = 8 * Wide;                  // of a block
   static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
-  // Blocks of a multiprocessor: where there is little to fetch, two hide each other's beginnings and ends.
+  // Blocks of a multiprocessor: where there is little to fetch, two hide each other's beginnings
+  // and ends.
   static constexpr int resident = Tall <= 2 && Wide <= 2 && Planes == 1 ? 2 : 1;
-  // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single steps
-  // would not do: a warp has few counters of loads under way, and waits for all that share one.)
+  // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single
+  // steps would not do: a warp has few counters of loads under way, and waits for all that share
+  // one.)
   static constexpr int registers = 8 * (Tall * Planes + Wide);
   static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
   static constexpr int group = fitting < 1 ? 1 : fitting;

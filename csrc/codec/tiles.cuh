@@ -41,7 +41,8 @@ void with_tile(const Product& p, int processors, Run run) {
     };
     offer(Size<2, 1>()), offer(Size<2, 2>()), offer(Size<2, 4>()), offer(Size<4, 4>());
     if constexpr (Planes == 1) offer(Size<8, 4>());
-    if constexpr (Ways == 8 && Planes == 2) offer(Size<1, 1>()), offer(Size<1, 2>()), offer(Size<1, 4>());
+    if constexpr (Ways == 8 && Planes == 2)
+      offer(Size<1, 1>()), offer(Size<1, 2>()), offer(Size<1, 4>());
   };
   double least = 1e30;
   each([&]<class T>(T) { least = std::min(least, cost<T>(p, processors)); });
