@@ -19,15 +19,15 @@ struct Tile {
   static constexpr int rows = 8 * Tall * beside;            // of a block
   static constexpr int columns = 8 * Wide;                  // of a block
   static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
-  // Blocks of a multiprocessor: where there is little to fetch, two hide each other's beginnings
-  // and ends.
-  static constexpr int resident = Tall <= 2 && Wide <= 2 && Planes == 1 ? 2 : 1;
-  // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single
-  // steps would not do: a warp has few counters of loads under way, and waits for all that share
-  // one.)
-  static constexpr int registers = 8 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
-  static constexpr int group = fitting < 1 ? 1 : fitting;
+  // Blocks of a multiprocessor: two small ones hide each other's beginnings and ends.
+  static constexpr int resident = Tall == 2 && Wide <= 2 ? 2 : 1;
+  // Steps are fetched in groups, some groups in turn: what registers allow. A warp has few counters
+  // of loads under way and waits for all that share one, so that many steps go in two groups. With
+  // more rows there are few steps, each a group.
+  static constexpr int registers = 4 * (Tall * Planes + Wide);
+  static constexpr int fitting = (Tall == 1 ? 128 : resident == 2 ? 64 : 96) / registers;
+  static constexpr int turns = Tall == 1 || fitting < 2 ? 2 : fitting;
+  static constexpr int group = Tall == 1 ? fitting / 2 : 1;
 };
 
 template <class T>
@@ -85,10 +85,10 @@ struct Warp {
   static constexpr int kPairs = (T::tall + 1) / 2;  // of eight rows: the instruction takes sixteen
   Place places[T::tall];
   const uint4* weights;
-  float sums[T::planes][kPairs][T::wide][4] = {};
+  float sums[kPairs][T::wide][4] = {};
   float square[T::tall] = {};
-  uint4 a[2][T::group][T::planes][T::tall];
-  uint4 w[2][T::group][T::wide];
+  uint4 a[T::turns][T::group][T::planes][T::tall];
+  uint4 w[T::turns][T::group][T::wide];
 
   DEVICE Warp(const Product& p, int row, int column, int steps) : p(p) {
 #pragma unroll
@@ -101,19 +101,19 @@ struct Warp {
     weights = p.weights + static_cast<long long>(column / 8) * steps * 32 + lane();
   }
 
-  DEVICE void load_weights(int half, int step, int end, int steps) {
+  DEVICE void load_weights(int turn, int step, int end, int steps) {
 #pragma unroll
     for (int d = 0; d < T::group; ++d) {
       if (step + d >= end) continue;
 #pragma unroll
       for (int j = 0; j < T::wide; ++j) {
         const uint4* from = weights + (static_cast<long long>(j) * steps + step + d) * 32;
-        w[half][d][j] = T::beside > 1 ? *from : load_constant(from);
+        w[turn][d][j] = T::beside > 1 ? *from : load_constant(from);
       }
     }
   }
 
-  DEVICE void load_rows(int half, int step, int end, Step& at) {
+  DEVICE void load_rows(int turn, int step, int end, Step& at) {
     const int width = T::planes * p.in.channels;
 #pragma unroll
     for (int d = 0; d < T::group; ++d) {
@@ -124,7 +124,7 @@ struct Warp {
         from += at.channel - at.back * width;
 #pragma unroll
         for (int plane = 0; plane < T::planes; ++plane) {
-          a[half][d][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
+          a[turn][d][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
         }
       }
       at.next(p);
@@ -140,8 +140,8 @@ struct Warp {
         const uint4 high = T::tall > 1 ? a[plane][2 * i + (T::tall > 1)] : uint4{};
 #pragma unroll
         for (int j = 0; j < T::wide; ++j) {
-          multiply_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
-          multiply_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
+          multiply_f16(sums[i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
+          multiply_f16(sums[i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
         }
       }
     }
@@ -155,25 +155,26 @@ struct Warp {
   // The first weights, which are there before the rows are.
   DEVICE void begin(int first, int end, int steps) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) load_weights(half, first + half * T::group, end, steps);
+    for (int turn = 0; turn < T::turns; ++turn)
+      load_weights(turn, first + turn * T::group, end, steps);
   }
 
   // Its range of K.
   DEVICE void run(int first, int end, int steps) {
     Step at(p, first);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) load_rows(half, first + half * T::group, end, at);
+    for (int turn = 0; turn < T::turns; ++turn) load_rows(turn, first + turn * T::group, end, at);
 #pragma unroll 1
-    for (int s = first; s < end; s += 2 * T::group) {
+    for (int s = first; s < end; s += T::turns * T::group) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int now = s + half * T::group, next = now + 2 * T::group;
+      for (int turn = 0; turn < T::turns; ++turn) {
+        const int now = s + turn * T::group, next = now + T::turns * T::group;
 #pragma unroll
         for (int d = 0; d < T::group; ++d) {
-          if (now + d < end) multiply_step(a[half][d], w[half][d]);
+          if (now + d < end) multiply_step(a[turn][d], w[turn][d]);
         }
-        load_weights(half, next, end, steps);
-        load_rows(half, next, end, at);
+        load_weights(turn, next, end, steps);
+        load_rows(turn, next, end, at);
       }
     }
   }
@@ -184,13 +185,9 @@ struct Warp {
     for (int i = 0; i < T::tall; ++i) {
 #pragma unroll
       for (int j = 0; j < T::wide; ++j) {
-        float2 sum = {sums[0][i / 2][j][i % 2 * 2], sums[0][i / 2][j][i % 2 * 2 + 1]};
-        if constexpr (T::planes == 2) {
-          sum.x += sums[1][i / 2][j][i % 2 * 2];
-          sum.y += sums[1][i / 2][j][i % 2 * 2 + 1];
-        }
+        const float* from = sums[i / 2][j] + i % 2 * 2;
         float* to = &shared.of[way][row + 8 * i + g][8 * j + 2 * t];
-        *reinterpret_cast<float2*>(to) = sum;
+        *reinterpret_cast<float2*>(to) = {from[0], from[1]};
       }
       if (p.norm == 0) continue;
       float sum = square[i];
