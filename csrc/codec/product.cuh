@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../memory.cuh"
+#include "finish.cuh"
 #include "params.cuh"
 
 namespace megakernel::codec {
@@ -198,82 +199,22 @@ struct Warp {
   }
 };
 
-DEVICE float snake(float v, const Column& c) {
-  const float s = sinf(v * c.alpha);
-  return v + s * s * c.beta;
-}
-DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
-DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
-
-// What the first plane rounds off goes into the second.
-DEVICE void put(const Rows& out, long long row, int channel, float low, float high) {
-  f16* at = out.now + row * out.planes * out.channels + channel;
-  const uint32_t bits = pack_f16(low, high);
-  *reinterpret_cast<uint32_t*>(at) = bits;
-  if (out.planes == 1) return;
-  const float2 kept = unpack_f16(bits);
-  *reinterpret_cast<uint32_t*>(at + out.channels) = pack_f16(low - kept.x, high - kept.y);
-}
-DEVICE void put(const Rows& out, long long row, int channel, float value) {
-  f16* at = out.now + row * out.planes * out.channels + channel;
-  *at = to_f16(value);
-  if (out.planes == 2) at[out.channels] = to_f16(value - to_float(*at));
-}
-
-// Turned queries; keys and values into the stream's memory.
-DEVICE void put_turned(const Product& p, int row, int n, float low, float high, float2 turn) {
-  const int wide = p.columns / 3;
-  if (n < 2 * wide) {
-    const float turned = low * turn.x - high * turn.y;
-    high = high * turn.x + low * turn.y;
-    low = turned;
+// Of all warps, in their order.
+template <class T>
+DEVICE float2 total(const Sums<T>& sums, const Product& p, int row, int n) {
+  float2 sum = {0, 0};
+#pragma unroll
+  for (int w = 0; w < T::ways; ++w) {
+    const float2 part = *reinterpret_cast<const float2*>(&sums.of[w][row][n]);
+    sum.x += part.x;
+    sum.y += part.y;
   }
-  const Frame& frame = p.frames[row];
-  float* at = p.queries + static_cast<long long>(row) * wide + n;
-  if (n >= wide) {
-    const int which = n / wide - 1, place = which * p.ring + frame.position % p.ring;
-    at = p.memory + frame.slot * p.memory_stride + static_cast<long long>(place) * wide + n % wide;
-  }
-  *reinterpret_cast<float2*>(at) = {low, high};
-}
-
-DEVICE void put_sample(const Product& p, int row, float v) {
-  if (!isfinite(v)) {
-    p.broken[row / p.in.rate] = 1;
-    v = 0;
-  }
-  p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
-}
-
-// Columns n and n + 1 of a row; `before` is the residual there, or the turn.
-DEVICE void finish(const Product& p, int row, int n, float2 sum, Column one, Column two,
-                   float2 before) {
-  float low = sum.x * one.scale + one.bias;
-  float high = sum.y * two.scale + two.bias;
-  if (p.finish == kTurn) return put_turned(p, row, n, low, high, before);
-  if (p.residual != nullptr) {
-    low += before.x;
-    high += before.y;
-  }
-  if (p.sum != nullptr) {
-    const long long at = static_cast<long long>(row) * p.columns + n;
-    *reinterpret_cast<float2*>(p.sum + at) = {low, high};
-  }
-  if (p.finish == kWave) {
-    if (n == 0) put_sample(p, row, low + high);
-    return;
-  }
-  if (p.finish == kGate) return put(p.out, row, n / 2, silu(low) * high);
-  if (p.finish == kSnake) low = snake(low, one), high = snake(high, two);
-  if (p.finish == kGelu) low = gelu(low), high = gelu(high);
-  const int beside = p.columns / p.out.channels, which = n / p.out.channels;
-  put(p.out, static_cast<long long>(row) * beside + which, n - which * p.out.channels, low, high);
-}
-
-DEVICE float2 load_before(const Product& p, int row, int n) {
-  if (p.finish == kTurn) return p.turns[row * (p.head / 2) + n % p.head / 2];
-  if (p.residual == nullptr) return {0, 0};
-  return *reinterpret_cast<const float2*>(p.residual + static_cast<long long>(row) * p.columns + n);
+  if (T::planes == 1 || p.norm == 0) return sum;  // what is normed has two
+  float square = 0;
+#pragma unroll
+  for (int w = 0; w < T::ways; ++w) square += sums.squares[w][row];
+  const float factor = rsqrtf(square / p.norm + p.eps);
+  return {sum.x * factor, sum.y * factor};
 }
 
 template <class T>
@@ -285,57 +226,44 @@ DEVICE void product(const Product& p, Sums<T>& shared) {
   const int way = warp() % T::ways, beside = warp() / T::ways * 8 * T::tall;
   const int first = steps * way / T::ways, end = steps * (way + 1) / T::ways;
 
-  // A thread will finish the same two columns of several rows.
+  // A thread will finish the same two columns of several rows, some at a time.
   constexpr int kPairs = T::columns / 2, kApart = kBlockThreads / kPairs;
   constexpr int kRows = T::rows / kApart, kEarly = kRows < 1 ? 1 : kRows < 4 ? kRows : 4;
-  const int n = column + thread() % kPairs * 2, begin = thread() / kPairs;
+  const int n = thread() % kPairs * 2, begin = thread() / kPairs;
   const int rows = min(T::rows, p.rows - row);
   float2 before[kEarly];
-  const Column one = p.column[n], two = p.column[n + 1];
+  const Ending ending(p, column + n);
   {
     Warp<T> mine(p, row + beside, column, steps);
     mine.begin(first, end, steps);
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {
-      if (begin + i * kApart < rows) before[i] = load_before(p, row + begin + i * kApart, n);
+      if (begin + i * kApart < rows) before[i] = ending.before(row + begin + i * kApart);
     }
     mine.run(first, end, steps);
     mine.store(shared, way, beside);
   }
   all_sync();
-  const auto finish_row = [&](int r, float2 before) {
-    float2 sum = {0, 0};
-    float square = 0;
-#pragma unroll
-    for (int w = 0; w < T::ways; ++w) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.of[w][r][n - column]);
-      sum.x += part.x;
-      sum.y += part.y;
-      if (p.norm > 0) square += shared.squares[w][r];
-    }
-    if (p.norm > 0) {
-      const float factor = rsqrtf(square / p.norm + p.eps);
-      sum = {sum.x * factor, sum.y * factor};
-    }
-    finish(p, row + r, n, sum, one, two, before);
-  };
-  // Some rows at a time; what the next ones need is on its way meanwhile.
+  with_finish(p.finish, [&]<class K>(K) {
 #pragma unroll 1
-  for (int r = begin; r < rows; r += kEarly * kApart) {
-    float2 next[kEarly];
+    for (int r = begin; r < rows; r += kEarly * kApart) {
+      float2 next[kEarly];  // what the next rows need is on its way meanwhile
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      const int later = r + (kEarly + i) * kApart;
-      if (kRows > kEarly && later < rows) next[i] = load_before(p, row + later, n);
+      for (int i = 0; i < kEarly; ++i) {
+        const int later = r + (kEarly + i) * kApart;
+        if (kRows > kEarly && later < rows) next[i] = ending.before(row + later);
+      }
+#pragma unroll
+      for (int i = 0; i < kEarly; ++i) {
+        const int now = r + i * kApart;
+        if (now < rows) {
+          ending.template finish<K::value>(row + now, total(shared, p, now, n), before[i]);
+        }
+        before[i] = next[i];
+      }
     }
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      if (r + i * kApart < rows) finish_row(r + i * kApart, before[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kEarly; ++i) before[i] = next[i];
-  }
+  });
 }
 
 }  // namespace megakernel::codec
