@@ -1,7 +1,7 @@
 """The decoder as a sequence of CUDA kernels: what each reads, and where it writes.
 
-`Network.run` is what `decoder.Decoder` computes, frame after frame of any number of streams side by
-side. See csrc/codec/params.cuh for what a kernel is given.
+`Network.decode` is what `decoder.Decoder` computes, frame after frame of any number of streams side
+by side. See csrc/codec/params.cuh for what a kernel is given.
 """
 
 import math
@@ -95,9 +95,10 @@ class Network:
         rate = math.prod(d.upsampling)
         snakes = [fold_snake(block.snake) for block in weights.blocks[1:]]
         snakes.append(fold_snake(weights.snake))
-        for block, after in zip(weights.blocks, snakes, strict=True):
+        depths = [1] * (len(snakes) - 1) + [_depth(weights.conv_out)]  # of what comes after
+        for block, after, depth in zip(weights.blocks, snakes, depths, strict=True):
             rate *= block.transposed.stride
-            rows = self._block(rows, block, after, rate)
+            rows = self._block(rows, block, after, rate, depth)
         self._stage = "convolution out"
         self._product(rows, packing.sample(weights.conv_out), finish=_WAVE)
         self.history = torch.zeros(slots, self._size, dtype=torch.float16, device=self._device)
@@ -217,16 +218,15 @@ class Network:
         self._product(c, down, out, residual=x)
         return out
 
-    def _block(self, rows: _Rows, block: w.Block, after: w.Snake, rate: int) -> _Rows:
-        """Returns its output behind the snake of what comes after it, one row remembered or six."""
+    def _block(self, rows: _Rows, block: w.Block, after: w.Snake, rate: int, depth: int) -> _Rows:
+        """Returns its output behind the snake `after`, of which `depth` rows are remembered."""
         self._stage = f"block of {rate} rows"
         channels = packing.padded(block.transposed.weight.shape[1])
         x = self._floats(self._capacity * rate, channels)
         units = block.residuals
         inputs = [self._rows(rate, channels, 1, _depth(unit.conv1)) for unit in units]
         middle = self._rows(rate, channels, 1)
-        last = rate == self._config.frame
-        out = self._rows(rate, channels, _BOTH, 6 if last else 1)
+        out = self._rows(rate, channels, _BOTH, depth)
         snakes = [*(fold_snake(unit.snake1) for unit in units), after]
         self._product(
             rows, packing.transposed(block.transposed, snakes[0]), inputs[0], sums=x, finish=_SNAKE
@@ -301,19 +301,18 @@ class Network:
             layer: Whose keys and values these are, if they are.
         """
         none = self._none
-        to = [_Rows(none.view(0, 1, 1), 1)] if out is None else [out]
+        to = _Rows(none.view(0, 1, 1), 1) if out is None else out
         given = [none if t is None else t for t in (residual, sums)]
         memory = self.memory[:, layer]
-
         early = len(self._layers) > 1  # the frames are there once the first kernel is over
 
         def launch(count: int) -> None:
             tensors = [self._frames, rows.now, self._past(rows), packed.weights, packed.column]
-            tensors += [*given, to[0].now, self._turns, self._queries, memory]
+            tensors += [*given, to.now, self._turns, self._queries, memory]
             numbers = [count * rows.rate, packed.taps, packed.dilation, packed.columns]
             numbers += [self._stack.hidden if norm else 0, finish, self.memory.stride(0)]
             numbers += [self.ring, self._stack.head_dim, early]
-            numbers += [*self._numbers(rows), *self._numbers(to[0])]
+            numbers += [*self._numbers(rows), *self._numbers(to)]
             mail = [self.pcm, self.broken]
             self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
 
@@ -323,8 +322,9 @@ class Network:
 
 def _in_planes(rows: Tensor, planes: int) -> Tensor:
     """float32 [rows, channels] -> float16 [rows, planes, channels]."""
-    coarse = rows.half()
-    return torch.stack([coarse, (rows - coarse.float()).half()][:planes], dim=1)
+    most = torch.finfo(torch.float16).max
+    coarse = rows.clamp(-most, most).half()
+    return torch.stack([coarse, (rows - coarse.float()).clamp(-most, most).half()][:planes], dim=1)
 
 
 def _depth(conv: w.Conv) -> int:
