@@ -47,8 +47,8 @@ DEVICE f16* row_of(const Rows& rows, long long row) {
 DEVICE void put_turned(const Product& p, int row, int n, float low, float high, float2 turn) {
   const int wide = p.columns / 3;
   if (n < 2 * wide) {
-    const float turned = low * turn.x - high * turn.y;
-    high = high * turn.x + low * turn.y;
+    const float turned = fmaf(low, turn.x, -(high * turn.y));
+    high = fmaf(high, turn.x, low * turn.y);
     low = turned;
   }
   const Frame& frame = p.frames[row];

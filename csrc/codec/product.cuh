@@ -74,7 +74,7 @@ DEVICE float squares(uint4 v) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 f = unpack_f16(pairs[i]);
-    sum += f.x * f.x + f.y * f.y;
+    sum = fmaf(f.x, f.x, fmaf(f.y, f.y, sum));
   }
   return sum;
 }
