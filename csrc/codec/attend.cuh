@@ -92,7 +92,7 @@ DEVICE void attend(const Attend& p, AttendShared<Head>& shared) {
     low += factor * shared.mixed[w][2 * thread()];
     high += factor * shared.mixed[w][2 * thread() + 1];
   }
-  put(row_of(p.out, row) + head * Head + 2 * thread(), p.out, low / sum, high / sum);
+  put(p.out, row, head * Head + 2 * thread(), low / sum, high / sum);
 }
 
 }  // namespace megakernel::codec

@@ -74,7 +74,7 @@ DEVICE void depthwise(const Depthwise& p, DepthwiseShared& shared) {
   for (int i = 0; i < kMostPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
     if (c >= channels) break;
-    put(row_of(p.out, row) + c, p.out, v[i].x * factor * scale[i].x + shift[i].x,
+    put(p.out, row, c, v[i].x * factor * scale[i].x + shift[i].x,
         v[i].y * factor * scale[i].y + shift[i].y);
   }
 }

@@ -23,7 +23,7 @@ DEVICE void embed(const Embed& p, Frame& shared) {
       low += part.x;
       high += part.y;
     }
-    put(row_of(p.out, row) + c, p.out, low, high);
+    put(p.out, row, c, low, high);
   }
   for (int i = thread(); i < p.half; i += kBlockThreads) {
     const float angle = static_cast<float>(shared.position) * p.inverse[i];

@@ -10,8 +10,7 @@ namespace megakernel::codec {
 inline int ways(const Product& p) {
   const int steps = p.taps * p.in.channels / 32, tiles = p.in.rate * p.columns / 512;
   const int wanted = tiles < 200 ? 8 : tiles < 300 ? 4 : 2;
-  const int least = p.in.rate <= 32 ? 2 : 3;  // steps of a warp
-  return steps >= least * wanted ? wanted : steps >= 4 * least ? 4 : 2;
+  return steps >= 2 * wanted ? wanted : steps >= 8 ? 4 : 2;
 }
 
 template <class T>
@@ -19,18 +18,15 @@ int blocks(const Product& p) {
   return (p.rows + T::rows - 1) / T::rows * (p.columns / T::columns);
 }
 
-// About how many microseconds a tile takes, fitted to what an H200 took for every tile of the
-// released size: beginning and ending of each wave of blocks; what a multiprocessor gets through
-// its first-level cache; and where more than half of the room is taken, the next kernel cannot
-// begin early.
+// About how many microseconds a tile takes, from what an H200 took for all of them: launch and
+// ending of each wave of blocks, and what a multiprocessor gets through its first-level cache.
 template <class T>
 double cost(const Product& p, int processors) {
   const int steps = p.taps * p.in.channels / 32, count = blocks<T>(p);
-  const int room = T::resident * processors;
-  const int waves = (count + room - 1) / room, each = (count + processors - 1) / processors;
-  return waves * (1.2 + 1e-3 * T::rows * T::columns) +
-         each * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide) +
-         (2 * count > room ? 0.5 : 0.0);
+  const int waves = (count + T::resident * processors - 1) / (T::resident * processors);
+  const int each = (count + processors - 1) / processors;
+  return waves * (1.2 + 0.7e-3 * T::rows * T::columns) +
+         each * 0.04 * steps / T::ways * (T::tall * T::planes + T::wide);
 }
 
 template <int Tall, int Wide>
