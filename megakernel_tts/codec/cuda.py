@@ -45,7 +45,8 @@ class SlotState:
 class CudaDecoder:
     """Codes -> 16-bit samples, a few frames of several streams at a time.
 
-    A stream gives the same bits whatever the chunks and whoever is beside it.
+    A stream gives the same bits whatever the chunks and whoever is beside it. One thread at a time
+    may call it.
 
     Attributes:
         slots: Streams at a time.
@@ -260,12 +261,14 @@ class Call:
     def wait(self) -> list[NDArray[np.int16] | None]:
         """The samples of every part; see `CudaDecoder.decode`."""
         made: dict[int, list[NDArray[np.int16] | None]] = {slot: [] for slot in self._slots}
-        for i, parts in enumerate(self._rounds):
-            if i > 0:
-                self._decoder._start(parts)
-            for (slot, _), samples in zip(parts, self._decoder._collect(parts), strict=True):
-                made[slot].append(samples)
-        self._decoder._call = None
+        try:
+            for i, parts in enumerate(self._rounds):
+                if i > 0:
+                    self._decoder._start(parts)
+                for (slot, _), samples in zip(parts, self._decoder._collect(parts), strict=True):
+                    made[slot].append(samples)
+        finally:
+            self._decoder._call = None
         return [_joined(made[slot]) for slot in self._slots]
 
 

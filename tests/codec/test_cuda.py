@@ -196,6 +196,10 @@ def test_what_cannot_be_decoded_is_refused(codec: Codec, decoder: CudaDecoder, m
         decoder.decode([(1, torch.tensor([[0] * 15 + [64]]))])
     with pytest.raises(ValueError, match=r"each slot once, found \[1, 1\]"):
         decoder.decode([(1, some_codes(1, 0)), (1, some_codes(1, 0))])
+    call = decoder.submit([(1, some_codes(1, 0))])
+    with pytest.raises(RuntimeError, match="wait for the one before"):
+        decoder.submit([(0, some_codes(1, 0))])
+    call.wait()
     weights, config = codec
     other = replace(config, decoder=replace(config.decoder, window=71))
     with pytest.raises(ValueError, match=r"sliding_window in \(72,\), found 71"):
