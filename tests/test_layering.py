@@ -46,17 +46,17 @@ ALLOWED: dict[str, set[str]] = {
     "cuda": LEAVES | {"config", "frames", "packing", "sampling", "suspension", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
-    "stream": {"codec.decoder", "frames", "guard", "prompt", "sampling", "script", "session"}
-    | {"suspension"},
-    "loop": LEAVES | {"audio", "backend", "codec.decoder", "prompt", "session", "stream"},
+    "stream": {"frames", "guard", "prompt", "sampling", "script", "session"} | {"suspension"},
+    "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "config"},
+    "loop": LEAVES | {"backend", "prompt", "session", "stream", "vocoder"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
-    | {"voice"},
+    | {"vocoder", "voice"},
     "random_checkpoint": {"checkpoint", "codec.weights", "config", "weights"},
     "hub": LEAVES,
     "loader": LEAVES
     | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
-    | {"config", "engine", "fields", "prompt", "sampling", "text", "weights"},
+    | {"config", "engine", "fields", "prompt", "sampling", "text", "vocoder", "weights"},
     "info": {"config", "hub", "prompt"},
     "tts": LEAVES
     | {"info"}

@@ -125,7 +125,7 @@ class CudaDecoder:
         return SlotState(history, memory, self._position[slot])
 
     @torch.inference_mode()
-    def adopt(self, state: State) -> SlotState:
+    def prepare(self, state: State) -> SlotState:
         """What plain torch (`decoder.Decoder`) carries for one stream, on the same device."""
         return SlotState(*self._network.adopt(state), int(state.position))
 

@@ -29,9 +29,9 @@ Codec = tuple[w.Decoder, CodecConfig]
 Make = Callable[..., CudaDecoder]
 
 
-def low_rate_config(folder: Path) -> CodecConfig:
+def low_rate_config(folder: Path, codes: int = CODES) -> CodecConfig:
     """A small codec of 64 samples a frame, which is soon decoded; its histories outlast a frame."""
-    content = codec_config(CODES)
+    content = codec_config(codes)
     content |= {"decode_upsample_rate": 64, "encode_downsample_rate": 64}
     content["decoder_config"]["upsample_rates"] = [2, 2, 2, 2]
     content["encoder_config"]["upsampling_ratios"] = [2, 2, 2, 4]
@@ -153,7 +153,7 @@ def test_a_stream_goes_on_from_a_state_in_any_slot(decoder: CudaDecoder) -> None
 def test_a_stream_goes_on_where_plain_torch_stopped(codec: Codec, decoder: CudaDecoder) -> None:
     codes, reference = some_codes(94, 7), Decoder(*codec)
     _, state = reference.decode(codes[None, :90], reference.start())
-    decoder.open(2, decoder.adopt(state))
+    decoder.open(2, decoder.prepare(state))
     samples = the_samples(decoder, 2, codes[90:])
     expected, _ = reference.decode(codes[None, 90:], state)
     assert signal_to_noise(samples, expected[0].numpy()) >= 60
