@@ -20,7 +20,7 @@ from megakernel_tts.random_checkpoint import random_tensor
 from megakernel_tts.vocoder import TorchVocoder
 from tests.codec.test_cuda import low_rate_config, signal_to_noise
 from tests.emulator.codec import EmulatedCodec
-from tests.fakes import ScriptedBackend
+from tests.fakes import ScriptedBackend, codes_of
 from tests.rig import Rig, codes, drain
 
 SLOTS = 2
@@ -108,21 +108,17 @@ def test_a_stream_that_was_suspended_goes_on_where_it_stopped(
 def test_samples_that_are_not_finite_end_their_stream_alone(
     codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = codec_rig.engine.vocoder.decode
-    broken: list[int] = []
+    decode, marked = codec_rig.engine.vocoder.decode, codes_of(1, 2)
 
     def lose_one(parts: list[tuple[int, torch.Tensor]]) -> list[NDArray[np.int16] | None]:
-        made = list(decode(parts))
-        if len(parts) == 2 and not broken:
-            broken.append(parts[0][0])
-            made[0] = None
-        return made
+        return [
+            None if (part == marked).all(-1).any() else samples
+            for (_, part), samples in zip(parts, decode(parts), strict=True)
+        ]
 
     monkeypatch.setattr(codec_rig.engine.vocoder, "decode", lose_one)
-    codec_rig.backend.gate.clear()
-    sessions = [codec_rig.open(seed=seed, max_frames=4, first=2, largest=2) for seed in (1, 2)]
-    time.sleep(0.05)
-    codec_rig.backend.gate.set()
-    finishes = sorted((drain(session)[1] for session in sessions), key=lambda f: f.reason)
-    assert [finish.reason for finish in finishes] == ["error", "length"]
-    assert "not finite" in str(finishes[0].error)
+    sessions = [codec_rig.open(seed=seed, max_frames=4, first=1, largest=1) for seed in (1, 2)]
+    (lost, ended), (chunks, finish) = (drain(session) for session in sessions)
+    assert (len(codes(lost)), ended.reason, ended.frames) == (2, "error", 2)
+    assert "not finite" in str(ended.error)
+    assert (len(codes(chunks)), finish.reason) == (4, "length")
