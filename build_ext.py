@@ -1,4 +1,4 @@
-"""Builds the CUDA kernel: the only file that knows nvcc.
+"""Builds the CUDA kernels: the only file that knows nvcc.
 
     python build_ext.py            # for the GPU that is here; the first use of it does the same
     python build_ext.py --check    # every architecture to machine code; needs nvcc, but no GPU
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 CSRC = Path(__file__).parent / "csrc"
+KERNELS = ("kernels.cu", "codec/decode.cu")
+OPERATORS = ("ops.cpp", "codec/codec_ops.cpp")  # objects lie side by side: no two of one name
 # Shared memory that a block may have, in KiB.
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
 _USED = re.compile(r"Used (\d+) registers")
@@ -75,7 +77,7 @@ def load(device: "torch.device", *, profile: bool = False) -> None:
         print("Building the CUDA kernel for this GPU, once: half a minute.", file=sys.stderr)
     cpp_extension.load(
         name,
-        [str(CSRC / "kernels.cu"), str(CSRC / "ops.cpp")],
+        [str(CSRC / source) for source in (*KERNELS, *OPERATORS)],
         extra_cflags=["-O2", "-std=c++20", *_macros(architecture)],
         extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
@@ -103,7 +105,7 @@ def _target(architecture: str) -> list[str]:
 
 
 def check() -> bool:
-    """Compiles the kernel for every architecture; prints registers, spills and shared memory.
+    """Compiles the kernels for every architecture; prints registers, spills and shared memory.
 
     Returns:
         Whether all went well.
@@ -114,19 +116,23 @@ def check() -> bool:
         return False
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
 
-        def compile_for(architecture: str) -> tuple[str, subprocess.CompletedProcess[str]]:
+        def compile_for(
+            architecture: str, source: str
+        ) -> tuple[str, str, subprocess.CompletedProcess[str]]:
             command = [nvcc, *FLAGS, *_target(architecture), "-cubin", "-Xptxas", "-v"]
-            command += ["-o", f"{folder}/{architecture}.cubin", str(CSRC / "kernels.cu")]
-            return architecture, subprocess.run(command, capture_output=True, text=True)
+            command += ["-o", f"{folder}/{architecture}-{Path(source).stem}.cubin"]
+            run = subprocess.run([*command, str(CSRC / source)], capture_output=True, text=True)
+            return architecture, source, run
 
         fine = True
-        for architecture, run in pool.map(compile_for, ARCHITECTURES):
+        jobs = [(a, source) for source in KERNELS for a in ARCHITECTURES]
+        for architecture, source, run in pool.map(compile_for, *zip(*jobs, strict=True)):
             used = [int(count) for count in _USED.findall(run.stderr)]
             spilled = [int(count) for count in _SPILLED.findall(run.stderr)]
             print(
-                f"sm_{architecture}: {len(used)} kernels, at most {max(used, default=0)} registers "
-                f"and {max(spilled, default=0)} bytes spilled, at most "
-                f"{ARCHITECTURES[architecture]} KiB of shared memory"
+                f"sm_{architecture} {source}: {len(used)} kernels, at most "
+                f"{max(used, default=0)} registers and {max(spilled, default=0)} bytes spilled, "
+                f"at most {ARCHITECTURES[architecture]} KiB of shared memory"
             )
             if run.returncode:
                 print(run.stderr, file=sys.stderr)

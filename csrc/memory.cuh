@@ -190,6 +190,52 @@ DEVICE uint64_t cycles() { return clock64(); }
 // While a thread waits for another block.
 DEVICE void pause() {}
 
+// --- the codec's ---
+
+// Half precision ends at 65,504: what is larger stays there, what is no number stays none.
+DEVICE float in_f16(float value) {
+  return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
+}
+DEVICE float to_float(f16 value) { return __half2float(value); }
+DEVICE f16 to_f16(float value) { return __float2half_rn(in_f16(value)); }
+DEVICE uint32_t pack_f16(float low, float high) {
+  __half2 pair = __floats2half2_rn(in_f16(low), in_f16(high));
+  return *reinterpret_cast<uint32_t*>(&pair);
+}
+DEVICE float2 unpack_f16(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+}
+
+// As `multiply`, of half-precision operands.
+DEVICE void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
+
+// What no kernel writes; it passes the first-level cache by.
+DEVICE uint4 load_constant(const uint4* at) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "l"(at));
+  return v;
+}
+
+// The next kernel may begin; it waits for this one where it needs what this one writes.
+DEVICE void launch_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// The kernels before are done, and what they wrote is seen.
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 }  // namespace megakernel
 
 #endif

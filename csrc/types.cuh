@@ -6,12 +6,14 @@
 #else
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 namespace megakernel {
 
 using bf16 = __nv_bfloat16;
+using f16 = __half;
 
 }  // namespace megakernel
 

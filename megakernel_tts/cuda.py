@@ -1,4 +1,4 @@
-"""The megakernel behind the backend's protocol; the only file that touches torch.ops.
+"""The megakernel behind the backend's protocol.
 
 Host state is the authority: each launch is given its streams, and tells the frames that it made
 through pinned memory.

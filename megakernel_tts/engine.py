@@ -4,12 +4,12 @@ import atexit
 import threading
 import weakref
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from megakernel_tts.backend import Backend
-from megakernel_tts.codec.decoder import Decoder, State
+from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
 from megakernel_tts.loop import Loop
 from megakernel_tts.prompt import Layout, Prefix, Prompter
@@ -17,6 +17,7 @@ from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Script
 from megakernel_tts.session import ChunkPolicy, Mailbox, Session
 from megakernel_tts.stream import Stream
+from megakernel_tts.vocoder import TorchVocoder, Vocoder
 
 if TYPE_CHECKING:
     from megakernel_tts.voice import Voice
@@ -31,23 +32,31 @@ class Engine:
     """
 
     def __init__(
-        self, backend: Backend, prompter: Prompter, decoder: Decoder, *, waiting: int = 64
+        self,
+        backend: Backend,
+        prompter: Prompter,
+        decoder: Decoder,
+        vocoder: Vocoder | None = None,
+        *,
+        waiting: int = 64,
     ) -> None:
         """Starts the thread.
 
         Args:
             backend: Runs the networks; the engine owns it from now on.
             prompter: Builds prompts.
-            decoder: The codec.
+            decoder: The codec in plain torch.
+            vocoder: The codec for many streams; by default in plain torch, too.
             waiting: Sessions beyond the backend's slots that may be open and wait for one.
         """
         self.backend = backend
         self.prompter = prompter
         self.decoder = decoder
         self._most = backend.slots + waiting
-        self._fresh = decoder.start()
-        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder))
-        self._loop = Loop(backend, prompter, decoder)
+        self.vocoder = vocoder or TorchVocoder(decoder)
+        self._fresh = self.vocoder.prepare(decoder.start())
+        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
+        self._loop = Loop(backend, prompter, self.vocoder)
         self._thread = threading.Thread(
             target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
         )
@@ -148,10 +157,10 @@ def _end(loop: Loop, thread: threading.Thread) -> None:
 
 
 @torch.inference_mode()
-def _prime(decoder: Decoder, voice: "Voice") -> State:
-    """The codec's state after a voice's recording."""
+def _prime(decoder: Decoder, vocoder: Vocoder, voice: "Voice") -> Any:
+    """The vocoder's state after a voice's recording."""
     assert voice.codes is not None
     state = decoder.start()
     for part in voice.codes.to(state.position.device).split(_PRIME_FRAMES):
         _, state = decoder.decode(part[None], state)
-    return state
+    return vocoder.prepare(state)

@@ -23,6 +23,7 @@ from megakernel_tts.fields import read_json
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text import TextTokenizer
+from megakernel_tts.vocoder import choose_vocoder
 from megakernel_tts.weights import Model, model_specs, speaker_specs
 
 POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
@@ -85,11 +86,12 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
             SpeakerEncoder(checkpoint.load(speaker, device, dtype), config.speaker),
             codec_config.sample_rate,
         )
-    engine = Engine(
-        choose_backend(model, config, prompter.pad[0], slots=slots, positions=POSITIONS),
-        prompter,
-        Decoder(codec.load(decoder, device, torch.float32), codec_config),
-    )
+    backend = choose_backend(model, config, prompter.pad[0], slots=slots, positions=POSITIONS)
+    weights = codec.load(decoder, device, torch.float32)
+    plain = Decoder(weights, codec_config)
+    kernels = backend.name == "megakernel"
+    vocoder = choose_vocoder(plain, weights, codec_config, slots=slots, kernels=kernels)
+    engine = Engine(backend, prompter, plain, vocoder)
     return Loaded(config, sampling, tokenizer, engine, cloner)
 
 

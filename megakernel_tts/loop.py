@@ -17,13 +17,12 @@ from functools import partial
 
 import torch
 
-from megakernel_tts.audio import pcm16
 from megakernel_tts.backend import Backend
-from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.errors import DeviceError, SynthesisError
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
+from megakernel_tts.vocoder import Vocoder
 
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
 
@@ -59,10 +58,10 @@ class Loop:
         broken: What ended the loop, if it was a bug.
     """
 
-    def __init__(self, backend: Backend, prompter: Prompter, decoder: Decoder) -> None:
+    def __init__(self, backend: Backend, prompter: Prompter, vocoder: Vocoder) -> None:
         self.backend = backend
         self.prompter = prompter
-        self.decoder = decoder
+        self.vocoder = vocoder
         self.bell = Bell()
         self.lock = threading.Lock()
         self.streams: list[Stream] = []
@@ -173,6 +172,7 @@ class Loop:
         slot, u = self._slot(stream), stream.utterance
         assert u is not None
         u.suspended = self.backend.suspend(slot)
+        u.sound = self.vocoder.save(slot)
         stream.slot = None
         self.free.append(slot)
 
@@ -185,7 +185,8 @@ class Loop:
         assert u.suspended is not None
         stream.slot = self.free.pop(0)
         self.backend.resume(stream.slot, u.suspended)
-        u.suspended = None
+        self.vocoder.open(stream.slot, u.sound)
+        u.suspended = u.sound = None
         self._feed(stream, u)
 
     def _start(self, stream: Stream) -> None:
@@ -205,10 +206,9 @@ class Loop:
         sampling = stream.sampling.next_seed(stream.tries)
         self.backend.prefill(slot, prompt.prefill, sampling, stream.draws)
         self.backend.feed(slot, prompt.lead, prompt.closed)
+        self.vocoder.open(slot, stream.start)
         cap = min(sampling.max_frames, room)
-        stream.utterance = u = Utterance(
-            piece, stream.start, cap, prompt.taken, len(prompt.lead), prompt.closed
-        )
+        stream.utterance = u = Utterance(piece, cap, prompt.taken, len(prompt.lead), prompt.closed)
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:
@@ -249,34 +249,29 @@ class Loop:
                 u.take(new)
 
     def _decode(self, due: Sequence[Stream]) -> None:
-        """Decodes and delivers pending frames: streams with as many together."""
-        groups: dict[int, list[Stream]] = {}
-        for stream, u in _speaking(due):
-            groups.setdefault(len(u.pending), []).append(stream)
-        for group in groups.values():
-            try:
-                self._decode_group(group)
-            except Exception as error:
-                if len(group) == 1:
-                    for stream, u in _speaking(group):
-                        u.pending = []
-                        self._fail(stream, error)
-                    continue
-                for stream in group:
+        """Decodes and delivers pending frames; if that fails, each alone, to find the culprit."""
+        speaking = _speaking(due)
+        if not speaking:
+            return
+        parts = [(self._slot(stream), torch.stack(u.pending)) for stream, u in speaking]
+        try:
+            made = self.vocoder.decode(parts)
+        except Exception as error:
+            if len(speaking) > 1:
+                for stream in due:
                     self._decode([stream])
-
-    def _decode_group(self, group: Sequence[Stream]) -> None:
-        speaking = _speaking(group)
-        codes = torch.stack([torch.stack(u.pending) for _, u in speaking])
-        state = State.stack([u.state for _, u in speaking])
-        waves, state = self.decoder.decode(codes.to(state.position.device), state)
-        pcm = pcm16(waves.float().cpu().numpy())
-        for (stream, u), part, samples, after in zip(
-            speaking, codes, pcm, state.split(), strict=True
-        ):
-            u.state, u.pending = after, []
-            rate = self.decoder.sample_rate
-            self._guarded(stream, partial(Stream.deliver, codes=part, samples=samples, rate=rate))
+                return
+            for stream, u in speaking:
+                u.pending = []
+                self._fail(stream, error)
+            return
+        rate = self.vocoder.sample_rate
+        for (stream, u), (_, codes), samples in zip(speaking, parts, made, strict=True):
+            u.pending = []
+            if samples is None:
+                self._fail(stream, FloatingPointError("The codec's waveform is not finite."))
+                continue
+            self._guarded(stream, partial(Stream.deliver, codes=codes, samples=samples, rate=rate))
 
     def _end_piece(self, stream: Stream) -> None:
         """Leaves a piece that was spoken, and goes to the end of the line for the next one."""

@@ -71,7 +71,7 @@ def write_checkpoint(
     if model.speaker is not None:
         specs += leaves(speaker_specs(model.speaker))
     save_file(
-        {s.name: _random(s, seed).to(torch.bfloat16) for s in specs},
+        {s.name: random_tensor(s, seed).to(torch.bfloat16) for s in specs},
         str(folder / "model.safetensors"),
         metadata={"format": "pt"},
     )
@@ -79,13 +79,13 @@ def write_checkpoint(
     specs = [*leaves(decoder_specs(config.decoder))]
     specs += leaves(encoder_specs(config.encoder, config.decoder.groups))
     save_file(
-        {s.name: _random(s, seed) for s in specs},
+        {s.name: random_tensor(s, seed) for s in specs},
         str(codec / "model.safetensors"),
         metadata={"format": "pt"},
     )
 
 
-def _random(spec: Spec, seed: int) -> torch.Tensor:
+def random_tensor(spec: Spec, seed: int = 0) -> torch.Tensor:
     """Weights with healthy scales, so that every part of a network shapes its output."""
     # RandomState's stream is frozen for ever, unlike those of newer generators.
     digest = sum((i + 1) * byte for i, byte in enumerate(spec.name.encode())) + 7919 * seed

@@ -12,10 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megakernel_tts.checkpoint import Spec, leaves
-from megakernel_tts.codec.weights import decoder_specs
-from megakernel_tts.config import read_codec_config, read_model_config
-from megakernel_tts.random_checkpoint import Size, spread, write_checkpoint
+from megakernel_tts.checkpoint import Spec, leaves, map_leaves
+from megakernel_tts.codec.weights import Decoder, decoder_specs
+from megakernel_tts.config import CodecConfig, read_codec_config, read_model_config
+from megakernel_tts.random_checkpoint import (
+    Size,
+    codec_config,
+    random_tensor,
+    spread,
+    write_checkpoint,
+)
 from megakernel_tts.weights import model_specs
 
 SIZES: dict[str, tuple[Size, int, int]] = {  # as a small checkpoint, hidden, intermediate
@@ -81,6 +87,26 @@ def released_codec(source: Path, target: Path) -> Path:
     content["encoder_config"]["codebook_size"] = _CODEC["codebook_size"]
     target.write_text(json.dumps(content))
     return target
+
+
+def random_codec(
+    file: Path, seed: int, device: torch.device | None = None
+) -> tuple[Decoder, CodecConfig]:
+    """The codec's decoder of the released size, with random weights.
+
+    Args:
+        file: Where its config is written.
+        seed: Of the weights.
+        device: Where they go; by default the GPU.
+
+    Returns:
+        The weights in float32, and the codec's numbers.
+    """
+    file.write_text(json.dumps(codec_config(2048)))
+    config = read_codec_config(released_codec(file, file))
+    place = device or torch.device("cuda")
+    specs = decoder_specs(config.decoder)
+    return map_leaves(specs, lambda spec: random_tensor(spec, seed).to(place)), config
 
 
 def write_released(folder: Path, size: str, device: torch.device) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.codec.decoder import State
 from megakernel_tts.frames import Frames
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix
@@ -26,7 +25,6 @@ class Utterance:
 
     Attributes:
         piece: The text.
-        state: Of the codec, after the frames that were decoded.
         cap: Frames at most.
         tokens: Of the piece, handed to the backend.
         fed: Text vectors handed over after the prompt.
@@ -34,12 +32,12 @@ class Utterance:
         frames: Made so far, the last ones still `pending`: not decoded.
         held: Chunks that leave once the piece is over, if it may have to be said again.
         over: How it ended, once it did; `error` says what failed.
-        suspended: What its slot held, while it has none.
+        suspended: What its slot of the backend held, while it has none.
+        sound: What its slot of the vocoder held.
         moved: When it last took a step, in seconds of `time.monotonic`.
     """
 
     piece: Piece
-    state: State
     cap: int
     tokens: int
     fed: int
@@ -51,6 +49,7 @@ class Utterance:
     over: FinishReason | None = None
     error: Exception | None = None
     suspended: Suspended[Any] | None = None
+    sound: Any = None
     moved: float = field(default_factory=time.monotonic)
 
     @property
@@ -99,7 +98,7 @@ class Stream:
         script: The text.
         mailbox: Where the audio goes.
         prefix: Of the prompts.
-        start: The codec's state at the start of every piece.
+        start: The vocoder's state at the start of every piece.
         layout: Where the text goes in the prompts.
         sampling: With a seed.
         chunks: How frames leave.
@@ -116,7 +115,7 @@ class Stream:
     script: Script
     mailbox: Mailbox
     prefix: Prefix
-    start: State
+    start: Any
     layout: Layout
     sampling: Sampling
     chunks: ChunkPolicy

@@ -17,11 +17,13 @@ from megakernel_tts import (
     Voice,
 )
 from megakernel_tts.backend import Backend
+from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.engine import Engine
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout
 from megakernel_tts.script import Script
 from megakernel_tts.split import Limits, Splitter
+from megakernel_tts.vocoder import Vocoder
 from tests.fakes import ScriptedBackend, codes_of
 
 TEXT = "hello to the world, this is a test of speech."
@@ -30,12 +32,18 @@ TEXT = "hello to the world, this is a test of speech."
 class Rig:
     """An engine over a scripted backend."""
 
-    def __init__(self, loaded: Loaded, backend: ScriptedBackend, waiting: int = 64) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        backend: ScriptedBackend,
+        waiting: int = 64,
+        decoder: Decoder | None = None,
+        vocoder: Vocoder | None = None,
+    ) -> None:
         self.loaded = loaded
         self.backend = backend
-        self.engine = Engine(
-            backend, loaded.engine.prompter, loaded.engine.decoder, waiting=waiting
-        )
+        decoder = decoder or loaded.engine.decoder
+        self.engine = Engine(backend, loaded.engine.prompter, decoder, vocoder, waiting=waiting)
 
     def open(
         self,

@@ -55,7 +55,7 @@ def test_a_request_is_timed_from_its_text_to_its_end(demo: TTS, request_: Reques
 
 
 def test_the_stages_add_up_to_the_first_chunk(demo: TTS, request_: Request) -> None:
-    before = vars(demo._loaded.engine.decoder).copy()
+    before = vars(demo._loaded.engine.vocoder).copy()
     with _watch(demo) as watch:
         timing = speak(demo, request_, 1, seed=0)
         parts = vars(watch.read(timing))
@@ -63,7 +63,7 @@ def test_the_stages_add_up_to_the_first_chunk(demo: TTS, request_: Request) -> N
     assert sum(parts.values()) == pytest.approx(1e3 * (timing.first - timing.start))
     # The networks do the work; what surrounds them is small.
     assert parts["prefill"] + parts["first_frame"] + parts["codec"] > sum(parts.values()) / 2
-    assert vars(demo._loaded.engine.decoder) == before, "the stopwatch left something behind"
+    assert vars(demo._loaded.engine.vocoder) == before, "the stopwatch left something behind"
 
 
 def test_a_slow_stage_is_the_one_that_grows(
@@ -75,7 +75,7 @@ def test_a_slow_stage_is_the_one_that_grows(
         (demo._loaded.tokenizer, "settled", "tokenise"),
         (engine.prompter, "start", "prompt"),
         (engine.backend, "prefill", "prefill"),
-        (engine.decoder, "decode", "codec"),
+        (engine.vocoder, "decode", "codec"),
     ):
         with monkeypatch.context() as patch:
             own = getattr(type(owner), name)
@@ -113,7 +113,7 @@ def test_the_command_prints_a_table_and_writes_json(
     first = report["first_chunk"]
     assert first["runs"] == 2 and f"p50 {first['p50']:.2f} ms" in printed
     assert list(report["stages"]) == [
-        "tokenise", "prompt", "prefill", "first_frame", "codec", "copy", "hand_over",
+        "tokenise", "prompt", "prefill", "first_frame", "codec", "delivery", "hand_over",
     ]  # fmt: skip
     cells = [(one["chunk_frames"], one["streams"]) for one in report["streaming"]]
     assert cells == [(8, 1), (8, 2)]

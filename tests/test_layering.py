@@ -30,6 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "codec": set(),
     "codec.weights": {"checkpoint", "config"},
     "codec.decoder": {"codec.weights", "config", "layers", "codec"},
+    "codec.packing": {"codec.weights"},
+    "codec.kernels": {"codec.decoder", "codec.packing", "codec.weights", "config", "layers"},
+    "codec.cuda": {"codec.decoder", "codec.kernels", "codec.weights", "config"},
     "codec.encoder": {"codec.weights", "config", "layers", "codec"},
     "codec.speaker": {"config", "layers", "weights"},
     "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
@@ -43,18 +46,18 @@ ALLOWED: dict[str, set[str]] = {
     "cuda": LEAVES | {"config", "frames", "packing", "sampling", "suspension", "weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
-    "stream": {"codec.decoder", "frames", "guard", "prompt", "sampling", "script", "session"}
-    | {"suspension"},
-    "loop": LEAVES | {"audio", "backend", "codec.decoder", "prompt", "session", "stream"},
+    "stream": {"frames", "guard", "prompt", "sampling", "script", "session"} | {"suspension"},
+    "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "config"},
+    "loop": LEAVES | {"backend", "prompt", "session", "stream", "vocoder"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
-    | {"voice"},
+    | {"vocoder", "voice"},
     "random_checkpoint": {"checkpoint", "codec.weights", "config", "weights"},
     "random_released": {"checkpoint", "codec.weights", "config", "random_checkpoint", "weights"},
     "hub": LEAVES,
     "loader": LEAVES
     | {"backend", "checkpoint", "codec.decoder", "codec.encoder", "codec.speaker", "codec.weights"}
-    | {"config", "engine", "fields", "prompt", "sampling", "text", "weights"},
+    | {"config", "engine", "fields", "prompt", "sampling", "text", "vocoder", "weights"},
     "info": {"config", "hub", "prompt"},
     "tts": LEAVES
     | {"info"}

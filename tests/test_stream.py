@@ -1,15 +1,10 @@
-import torch
-
-from megakernel_tts.codec.decoder import State
 from megakernel_tts.script import Piece
 from megakernel_tts.stream import Utterance
-
-NONE = torch.zeros(0)
 
 
 def test_text_is_used_up_only_once_its_end_was_handed_over() -> None:
     """A frame that was made while the writer pauses is no frame after the text."""
-    u = Utterance(Piece(), State((), NONE, NONE, NONE), cap=99, tokens=3, fed=2, closed=False)
+    u = Utterance(Piece(), cap=99, tokens=3, fed=2, closed=False)
     assert [u.used_up(frame) for frame in range(5)] == [False] * 5
     u.closed = True
     assert [u.used_up(frame) for frame in range(5)] == [False, False, True, True, True]

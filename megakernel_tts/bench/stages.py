@@ -28,8 +28,8 @@ class Stages:
         prompt: The voice's prefix and the tokens to input vectors.
         prefill: The prompt through the talker.
         first_frame: The first frame's codes.
-        codec: The codes to a waveform, on the device.
-        copy: The waveform to 16-bit samples in host memory, and to the thread that reads them.
+        codec: The codes to 16-bit samples in host memory; the copy is part of it.
+        delivery: The samples to the thread that reads them, which wakes up.
         hand_over: The rest: from thread to thread, and the loop's own work.
     """
 
@@ -38,7 +38,7 @@ class Stages:
     prefill: float
     first_frame: float
     codec: float
-    copy: float
+    delivery: float
     hand_over: float
 
 
@@ -79,7 +79,7 @@ class _Stopwatch:
 
     def read(self, timing: Timing) -> Stages:
         """The stages of the request that it has seen."""
-        seconds = self._seconds | {"copy": timing.first - self._decoded}
+        seconds = self._seconds | {"delivery": timing.first - self._decoded}
         rest = timing.first - timing.start - sum(seconds.values())
         return Stages(**{stage: 1e3 * s for stage, s in seconds.items()}, hand_over=1e3 * rest)
 
@@ -94,7 +94,7 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
         (engine.prompter, ("prefix", "start"), "prompt"),
         (engine.backend, ("prefill", "feed"), "prefill"),
         (engine.backend, ("step",), "first_frame"),
-        (engine.decoder, ("decode",), "codec"),
+        (engine.vocoder, ("decode",), "codec"),
     )
     device = engine.prompter.pad.device
     on_gpu = device.type == "cuda"

@@ -109,8 +109,21 @@ def _snake(snake: w.Snake, x: Tensor) -> Tensor:
     return x + torch.sin(x * snake.alpha).square() * snake.beta
 
 
-def _fold_snake(snake: w.Snake) -> w.Snake:
+def fold_snake(snake: w.Snake) -> w.Snake:
+    """The factors themselves in place of their logarithms: a = e^alpha, and 1/b; [channels, 1]."""
     return w.Snake(snake.alpha.exp()[:, None], 1.0 / (snake.beta.exp()[:, None] + 1e-9))
+
+
+def codebook_tables(weights: w.Decoder) -> Tensor:
+    """Every codebook's vectors behind its projection, [groups, codes, dim]."""
+    projected = [
+        (book.total / book.usage.clamp(min=1e-5)[:, None]) @ out[:, :, 0].t()
+        for book, out in [
+            (weights.first, weights.first_out),
+            *((book, weights.rest_out) for book in weights.rest),
+        ]
+    ]
+    return torch.stack(projected)
 
 
 class Decoder:
@@ -121,26 +134,19 @@ class Decoder:
         self.frame = config.frame  # samples
         self.sample_rate = config.sample_rate
         self._w = weights
-        projected = [
-            (book.total / book.usage.clamp(min=1e-5)[:, None]) @ out[:, :, 0].t()
-            for book, out in [
-                (weights.first, weights.first_out),
-                *((book, weights.rest_out) for book in weights.rest),
-            ]
-        ]
-        self._tables = torch.stack(projected)  # [groups, codes, dim]
+        self._tables = codebook_tables(weights)
         self._blocks = [
             w.Block(
-                _fold_snake(block.snake),
+                fold_snake(block.snake),
                 block.transposed,
                 tuple(
-                    w.Residual(_fold_snake(r.snake1), r.conv1, _fold_snake(r.snake2), r.conv2)
+                    w.Residual(fold_snake(r.snake1), r.conv1, fold_snake(r.snake2), r.conv2)
                     for r in block.residuals
                 ),
             )
             for block in weights.blocks
         ]
-        self._last_snake = _fold_snake(weights.snake)
+        self._last_snake = fold_snake(weights.snake)
 
     @torch.inference_mode()
     def start(self, batch: int = 1) -> State:

@@ -55,6 +55,24 @@ inline uint32_t pack(float low, float high) {
   return to_bf16(low).bits | static_cast<uint32_t>(to_bf16(high).bits) << 16;
 }
 
+using f16 = _Float16;
+
+inline float to_float(f16 value) { return value; }
+inline f16 to_f16(float value) {
+  return static_cast<f16>(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
+}
+inline uint32_t pack_f16(float low, float high) {
+  const f16 pair[2] = {to_f16(low), to_f16(high)};
+  uint32_t bits;
+  memcpy(&bits, pair, 4);
+  return bits;
+}
+inline float2 unpack_f16(uint32_t bits) {
+  f16 pair[2];
+  memcpy(pair, &bits, 4);
+  return {static_cast<float>(pair[0]), static_cast<float>(pair[1])};
+}
+
 // --- fibers ---
 
 struct Fiber {
@@ -93,9 +111,11 @@ struct Gathering {
 
 struct Machine {
   int blocks = 0, threads = 0, now = 0;
+  int first_block = 0;
   std::vector<Fiber> fibers;
   std::vector<Gathering> block_meetings, warp_meetings;
   std::vector<uint32_t> lanes;  // [fibers][8]: what a lane shows its warp
+  std::vector<float2> floats;   // [fibers][6], likewise
   void* scheduler = nullptr;
   std::function<void()> body;
 };
@@ -117,7 +137,7 @@ inline void enter() {
 }
 
 inline int thread() { return machine().now % machine().threads; }
-inline int block() { return machine().now / machine().threads; }
+inline int block() { return machine().first_block + machine().now / machine().threads; }
 inline int blocks() { return machine().blocks; }
 inline int warp() { return thread() / 32; }
 inline int lane() { return thread() % 32; }
@@ -132,8 +152,11 @@ inline void meet(Gathering& meeting, int count) {
   while (meeting.generation == generation) yield();
 }
 
-inline void block_sync() { meet(machine().block_meetings[2 * block()], machine().threads - 32); }
-inline void all_sync() { meet(machine().block_meetings[2 * block() + 1], machine().threads); }
+inline Gathering& meeting(int which) {
+  return machine().block_meetings[machine().now / machine().threads * 2 + which];
+}
+inline void block_sync() { meet(meeting(0), machine().threads - 32); }
+inline void all_sync() { meet(meeting(1), machine().threads); }
 inline void take_registers() {}
 inline void give_registers() {}
 inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
@@ -153,7 +176,7 @@ inline T shuffle_xor(T value, int mask) {
 }
 
 inline float half_of(uint32_t pair, int which) {
-  return to_float({static_cast<uint16_t>(which ? pair >> 16 : pair & 0xFFFF)});
+  return to_float(bf16{static_cast<uint16_t>(which ? pair >> 16 : pair & 0xFFFF)});
 }
 
 inline unsigned warp_add(unsigned value) {
@@ -179,6 +202,28 @@ inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
   }
   warp_sync();
 }
+
+// Each lane shows its values as floats: they are read sixteen times.
+inline void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
+  const uint32_t mine[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
+  float2* floats = &machine().floats[(machine().now / 32 * 32 + lane()) * 6];
+  for (int i = 0; i < 6; ++i) floats[i] = unpack_f16(mine[i]);
+  warp_sync();
+  const float2* all = &machine().floats[machine().now / 32 * 32 * 6];
+  const int g = lane() / 4, t = lane() % 4;
+  for (int o = 0; o < 4; ++o) {
+    for (int k = 0; k < 8; ++k) {
+      const float2 row = all[(4 * g + k % 4) * 6 + o / 2 * 2 + k / 4];
+      const float2 column = all[(4 * (2 * t + o % 2) + k % 4) * 6 + 4 + k / 4];
+      acc[o] += row.x * column.x + row.y * column.y;
+    }
+  }
+  warp_sync();
+}
+
+inline uint4 load_constant(const uint4* at) { return *at; }
+inline void launch_next() {}
+inline void wait_for_previous() {}
 
 inline void copy_own(uint2* shared, const void* global) { memcpy(shared, global, 8); }
 inline void wait_for_own() {}
@@ -225,10 +270,13 @@ inline uint32_t as_bits(float value) {
   return out;
 }
 
-// Runs `body` for every thread of every block; block 0 is late by so many turns of the others.
-inline void launch(int blocks, int threads, int late, std::function<void()> body) {
+// Runs `body` for every thread of the blocks, which run at the same time; the first is late by so
+// many turns of the others.
+inline void launch(int blocks, int threads, int late, std::function<void()> body,
+                   int first_block = 0) {
   Machine& m = machine();
   m = Machine();
+  m.first_block = first_block;
   m.blocks = blocks;
   m.threads = threads;
   m.body = std::move(body);
@@ -236,9 +284,13 @@ inline void launch(int blocks, int threads, int late, std::function<void()> body
   m.block_meetings.resize(2 * blocks);
   m.warp_meetings.resize(blocks * threads / 32);
   m.lanes.resize(blocks * threads * 8);
+  m.floats.resize(blocks * threads * 6);
   constexpr size_t kStack = 64 << 10;
-  for (Fiber& f : m.fibers) {
-    f.stack = malloc(kStack);
+  static std::vector<void*> stacks;  // of the last launch
+  while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStack));
+  for (size_t i = 0; i < m.fibers.size(); ++i) {
+    Fiber& f = m.fibers[i];
+    f.stack = stacks[i];
     void** top = reinterpret_cast<void**>(static_cast<char*>(f.stack) + kStack - 64);
     *--top = reinterpret_cast<void*>(0);
     *--top = reinterpret_cast<void*>(&enter);
@@ -257,7 +309,6 @@ inline void launch(int blocks, int threads, int late, std::function<void()> body
     }
     --late;
   }
-  for (Fiber& f : m.fibers) free(f.stack);
 }
 
 }  // namespace megakernel

@@ -1,0 +1,163 @@
+"""What the codec's kernels take, beside the decoder in plain torch, eager and as a CUDA graph.
+
+Random weights of the released size. A call is timed from its codes in the host's memory to its
+samples there, by the host's clock; the graphs alone with CUDA events.
+
+python -m bench.codec --json bench/results/codec.json
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.report import write
+from megakernel_tts.codec.cuda import CudaDecoder
+from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.layers import exact_convolutions
+from megakernel_tts.random_released import random_codec
+
+_STREAMS = (1, 2, 4, 8)
+_FRAMES = (1, 2, 4, 8)
+_SLOTS = 8
+_REPEATS = 100
+
+
+def _codes(frames: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2048, (frames, 16), generator=generator)
+
+
+def _summary(times: list[float]) -> dict[str, float]:
+    """Of seconds, in milliseconds."""
+    return {
+        "p50": round(1e3 * median(times), 3),
+        "p95": round(1e3 * quantiles(times, n=20)[-1], 3),
+    }
+
+
+def _calls(act: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of a call that waits for its own result."""
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return _summary(times)
+
+
+def _on_device(act: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds on the GPU."""
+    times = []
+    for _ in range(_REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        act()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return _summary(times)
+
+
+def _kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:
+    for slot in range(streams):
+        decoder.open(slot)
+    parts = [(slot, _codes(frames, slot)) for slot in range(streams)]
+    decoder.decode(parts)
+    return _calls(lambda: decoder.decode(parts))
+
+
+def _plain(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
+    """One stream in plain torch; eager with its samples on the host, and a graph on the GPU."""
+    codes, state = _codes(frames, 0)[None].cuda(), decoder.start()
+
+    def call() -> Tensor:
+        wave, _ = decoder.decode(codes, state)
+        return wave.cpu()
+
+    call()
+    eager = _calls(call)
+    graph = torch.cuda.CUDAGraph()
+    with exact_convolutions(codes.device), torch.cuda.graph(graph):
+        decoder._decode(codes, state)
+    graph.replay()
+    return {"eager": eager, "graph": _on_device(graph.replay)}
+
+
+def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
+    """Microseconds by stage: from the end of the kernel before it to the end of its last."""
+    graph, _ = decoder.graphs(frames)
+    graph.replay()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
+        graph.replay()
+        torch.cuda.synchronize()
+    on_gpu = (e for e in profiled.events() or [] if e.device_type.name == "CUDA")
+    spans = sorted((e.time_range.start, e.time_range.end) for e in on_gpu)
+    stages = decoder.stages
+    assert len(spans) == len(stages), "the profiler missed a kernel"
+    taken = dict.fromkeys(stages, 0.0)
+    before = spans[0][0]
+    for stage, (_, end) in zip(stages, spans, strict=True):
+        taken[stage] += end - before
+        before = end
+    return {stage: round(t, 1) for stage, t in taken.items()}
+
+
+def _noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
+    """Signal to noise against plain torch in float32, with and without the constant part."""
+    codes = _codes(100, 0)
+    decoder.open(0)
+    (samples,) = decoder.decode([(0, codes)])
+    assert samples is not None
+    wave = reference.decode(codes[None].cuda(), reference.start())[0][0].cpu().numpy()
+    error = samples / 32767.0 - wave
+    root = float(np.sqrt(np.square(error).mean()))
+    return {
+        "db": round(20 * math.log10(float(np.sqrt(np.square(wave).mean())) / root), 1),
+        "db_without_mean": round(20 * math.log10(float(wave.std()) / float(error.std())), 1),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measures and reports."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        weights, config = random_codec(Path(folder) / "config.json", seed=0)
+    decoder, reference = CudaDecoder(weights, config, slots=_SLOTS), Decoder(weights, config)
+    start = time.perf_counter()
+    decoder.warmup()
+    warmup = time.perf_counter() - start
+    figures = {
+        "gpu": torch.cuda.get_device_name(),
+        "command": "bench.codec",
+        "warmup_s": round(warmup, 2),
+        "state_mb": round(decoder.state_bytes / 1e6, 2),
+        "call_ms_by_streams_and_frames": {
+            s: {f: _kernel_calls(decoder, s, f) for f in _FRAMES} for s in _STREAMS
+        },
+        "graph_ms_by_frames": {
+            f: _on_device(decoder.graphs(f)[0].replay) for f in (1, 2, 4, 8, 16, 32, 64)
+        },
+        "stages_us_by_frames": {f: _stages(decoder, f) for f in (1, 8)},
+        "plain_torch_ms_by_frames": {f: _plain(reference, f) for f in _FRAMES},
+        "signal_to_noise": _noise(decoder, reference),
+    }
+    write(figures, arguments.json, packages=("torch",))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Codes -> samples, for the streams in a backend's slots: CUDA kernels, or plain torch."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.audio import pcm16
+from megakernel_tts.codec.decoder import Decoder, State
+
+if TYPE_CHECKING:
+    from megakernel_tts.codec import weights as w
+    from megakernel_tts.config import CodecConfig
+
+_log = logging.getLogger("megakernel_tts")
+
+Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups] on the host
+
+
+class Vocoder(Protocol):
+    """The codec's decoder for a fixed number of slots, one stream a slot; one thread calls it.
+
+    A method that raises leaves every slot as it was.
+    """
+
+    @property
+    def sample_rate(self) -> int:
+        """In Hz."""
+        ...
+
+    def prepare(self, state: State) -> Any:
+        """What `open` takes, of what plain torch carries for one stream."""
+        ...
+
+    def open(self, slot: int, state: Any) -> None:
+        """Puts a stream into a slot, where it goes on from a state."""
+        ...
+
+    def save(self, slot: int) -> Any:
+        """A copy of a slot's state, for `open`."""
+        ...
+
+    def decode(self, parts: Sequence[Part]) -> Sequence[NDArray[np.int16] | None]:
+        """Decodes the next frames of several streams, each as many as it has.
+
+        Returns:
+            For every part its samples, or None if they were not finite.
+
+        Raises:
+            FloatingPointError: Some were not, and it is not known whose.
+        """
+        ...
+
+
+class TorchVocoder:
+    """A `Vocoder` in plain torch: streams with as many frames go together."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Streams share the decoder's weights."""
+        self._decoder = decoder
+        self._states: dict[int, State] = {}
+
+    @property
+    def sample_rate(self) -> int:
+        """In Hz."""
+        return self._decoder.sample_rate
+
+    def prepare(self, state: State) -> State:
+        """The state itself."""
+        return state
+
+    def open(self, slot: int, state: State) -> None:
+        """See `Vocoder.open`."""
+        self._states[slot] = state
+
+    def save(self, slot: int) -> State:
+        """The state itself: it never changes."""
+        return self._states[slot]
+
+    def decode(self, parts: Sequence[Part]) -> list[NDArray[np.int16]]:
+        """See `Vocoder.decode`."""
+        lengths = {len(codes): None for _, codes in parts}
+        after: dict[int, State] = {}
+        samples: dict[int, NDArray[np.int16]] = {}
+        for length in lengths:
+            slots = [slot for slot, codes in parts if len(codes) == length]
+            codes = torch.stack([codes for _, codes in parts if len(codes) == length])
+            state = State.stack([self._states[slot] for slot in slots])
+            waves, state = self._decoder.decode(codes.to(state.position.device), state)
+            after |= zip(slots, state.split(), strict=True)
+            samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
+        self._states |= after
+        return [samples[slot] for slot, _ in parts]
+
+
+def choose_vocoder(
+    decoder: Decoder, weights: "w.Decoder", config: "CodecConfig", *, slots: int, kernels: bool
+) -> Vocoder:
+    """The kernels, where the networks run as kernels, too, and they fit the codec.
+
+    Args:
+        decoder: In plain torch.
+        weights: Its weights.
+        config: Its numbers.
+        slots: Streams at a time.
+        kernels: Whether the networks run as kernels.
+    """
+    if kernels:
+        from megakernel_tts.codec.cuda import CudaDecoder
+
+        try:
+            vocoder = CudaDecoder(weights, config, slots=slots)
+        except ValueError as error:
+            _log.warning("The codec runs in plain torch: %s", error)
+        else:
+            vocoder.warmup()
+            return vocoder
+    return TorchVocoder(decoder)

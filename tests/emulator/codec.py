@@ -1,0 +1,60 @@
+"""The codec's kernels on a host without a GPU: csrc/codec compiled with emulated instructions."""
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from ctypes import c_double, c_int, c_int64, c_void_p
+from pathlib import Path
+
+from torch import Tensor
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class EmulatedCodec:
+    """What `torch.ops.megakernel_tts` has for the codec on a GPU."""
+
+    def __init__(self, folder: Path, processors: int = 4) -> None:
+        """Compiles the kernels.
+
+        Args:
+            folder: Where the library goes.
+            processors: Multiprocessors that the tiles are chosen for.
+        """
+        compiler = shutil.which("g++")
+        assert compiler is not None, "the emulator needs g++"
+        library = folder / "codec.so"
+        if not library.exists():
+            command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
+            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
+            command += [f"-I{ROOT / 'tests/emulator'}", "-o", str(library)]
+            subprocess.run([*command, str(ROOT / "tests/emulator/emulate_codec.cc")], check=True)
+        self._library = ctypes.CDLL(str(library))
+        self._processors = processors
+
+    def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self._library.codec_embed(*_arrays(tensors, numbers))
+
+    def codec_product(self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float) -> None:
+        self._library.codec_product(
+            *_arrays(tensors, numbers), c_double(eps), c_int(self._processors)
+        )
+
+    def codec_attend(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self._library.codec_attend(*_arrays(tensors, numbers))
+
+    def codec_depthwise(
+        self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float
+    ) -> None:
+        self._library.codec_depthwise(*_arrays(tensors, numbers), c_double(eps))
+
+    def codec_remember(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self._library.codec_remember(*_arrays(tensors, numbers), c_int(len(tensors) // 2))
+
+
+def _arrays(
+    tensors: Sequence[Tensor], numbers: Sequence[int]
+) -> tuple[ctypes.Array[c_void_p], ctypes.Array[c_int64]]:
+    addresses = [t.data_ptr() if t.numel() else None for t in tensors]
+    return (c_void_p * len(tensors))(*addresses), (c_int64 * len(numbers))(*numbers)
