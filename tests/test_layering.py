@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
     "stream": {"frames", "guard", "prompt", "sampling", "script", "session"} | {"suspension"},
-    "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "config"},
+    "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "codec.weights", "config"},
     "loop": LEAVES | {"backend", "prompt", "session", "stream", "vocoder"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
