@@ -141,11 +141,12 @@ def plot(report: Report, file: Path) -> None:
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.subplots()
     start = 0.0
-    for name, milliseconds in vars(report.stages).items():
-        label = name.replace("_", " ")
-        axes.barh(label, milliseconds, left=start)
-        axes.text(start + milliseconds, label, f" {milliseconds:.2f}", va="center", fontsize=8)
+    stages = vars(report.stages)
+    for row, milliseconds in enumerate(stages.values()):
+        axes.barh(row, milliseconds, left=start)
+        axes.text(start + milliseconds, row, f" {milliseconds:.2f}", va="center", fontsize=8)
         start += milliseconds
+    axes.set_yticks(range(len(stages)), [name.replace("_", " ") for name in stages])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * start)
     axes.set_xlabel("milliseconds since the text was handed over")
