@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.cuda import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
@@ -37,11 +38,8 @@ def _codes(frames: int, seed: int) -> Tensor:
 
 
 def _summary(times: list[float]) -> dict[str, float]:
-    """Of seconds, in milliseconds."""
-    return {
-        "p50": round(1e3 * median(times), 3),
-        "p95": round(1e3 * quantiles(times, n=20)[-1], 3),
-    }
+    """Of milliseconds."""
+    return {"p50": round(median(times), 3), "p95": round(quantiles(times, n=20)[-1], 3)}
 
 
 def _calls(act: Callable[[], object]) -> dict[str, float]:
@@ -50,21 +48,13 @@ def _calls(act: Callable[[], object]) -> dict[str, float]:
     for _ in range(_REPEATS):
         start = time.perf_counter()
         act()
-        times.append(time.perf_counter() - start)
+        times.append(1e3 * (time.perf_counter() - start))
     return _summary(times)
 
 
 def _on_device(act: Callable[[], object]) -> dict[str, float]:
     """Milliseconds on the GPU."""
-    times = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        act()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return _summary(times)
+    return _summary(event_times(act, _REPEATS))
 
 
 def _kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:

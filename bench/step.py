@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import build_ext
+from bench.events import event_times
 from bench.graph import frame_graph
 from bench.report import write
 from megakernel_tts import Sampling
@@ -57,15 +58,7 @@ def random_model(size: str) -> tuple[Model, ModelConfig]:
 def milliseconds(act: Callable[[], object]) -> float:
     """The median of a few runs on the GPU, after one to warm up."""
     act()
-    times = []
-    for _ in range(_REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        act()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return median(times)
+    return median(event_times(act, _REPEATS))
 
 
 def read_bandwidth() -> float:

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_tts.audio import pcm16
-from megakernel_tts.codec.decoder import Decoder, State
+from megakernel_tts.codec.decoder import Decoder, Part, State
 
 if TYPE_CHECKING:
     from megakernel_tts.codec import weights as w
     from megakernel_tts.config import CodecConfig
 
 _log = logging.getLogger("megakernel_tts")
-
-Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups] on the host
 
 
 class Vocoder(Protocol):

@@ -156,7 +156,8 @@ def _check_operators(b: Bench, operators: Any) -> None:
     last: dict[str, tuple[Any, ...]] = {"generate": (1, []), "prefill": (b.prompt,)}
     for name, arguments in last.items():
         operator = getattr(operators, name).default
-        torch.library.opcheck(operator, (*_arguments(b), *arguments))
+        found = torch.library.opcheck(operator, (*_arguments(b), *arguments))
+        assert set(found.values()) == {"SUCCESS"}, found
 
 
 def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -> None:

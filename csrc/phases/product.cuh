@@ -24,10 +24,9 @@ struct alignas(16) Fragments {
   uint4 of[kMostSteps][kWarps][4 * kColumns];
 };
 
-// Everything that a thread carries from phase to phase.
+// Everything that a thread carries from phase to phase; a pass has at most `Most` columns.
 template <class R, int Most>
 struct Flow {
-  static constexpr int most = Most;  // columns of a pass
   const Params& p;
   Sums (&sums)[2];
   Fragments& fragments;

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.decoder import State
+from megakernel_tts.codec.decoder import Part, State
 from megakernel_tts.codec.kernels import MOST_FRAMES, Network
 from megakernel_tts.config import CodecConfig
 
 _CAPACITY = 64  # frames of a call
 
-Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups]
 Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
 Chunk = tuple[int, NDArray[np.int64]]
 
@@ -84,7 +83,6 @@ class CudaDecoder:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the codec has a stream of its own
         self._position = [0] * slots
-        self._call: Call | None = None
         self._graphs: dict[int, Graphs] = {}
         self._queue = _Queue(self._device) if self._device.type == "cuda" else None
 
@@ -136,6 +134,8 @@ class CudaDecoder:
     def decode(self, parts: Sequence[Part]) -> list[NDArray[np.int16] | None]:
         """Decodes the next frames of several streams, each as many as it has.
 
+        Long chunks go in rounds of at most `MOST_FRAMES` a stream.
+
         Args:
             parts: Every slot at most once; its codes [frames, groups], on the host.
 
@@ -144,15 +144,6 @@ class CudaDecoder:
 
         Raises:
             ValueError: A code is beyond its codebook, or a slot is named twice.
-        """
-        return self.submit(parts).wait()
-
-    def submit(self, parts: Sequence[Part]) -> "Call":
-        """Starts what `decode` does, and returns at once.
-
-        Raises:
-            ValueError: As `decode`.
-            RuntimeError: The call before it was not waited for.
         """
         given = [(slot, codes.numpy()) for slot, codes in parts]
         if len({slot for slot, _ in given}) < len(given):
@@ -163,10 +154,12 @@ class CudaDecoder:
                     f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
                     f"{codes.max()} in slot {slot}."
                 )
-        if self._call is not None:
-            raise RuntimeError("The codec has one call at a time: wait for the one before.")
-        self._call = Call(self, given)
-        return self._call
+        made: dict[int, list[NDArray[np.int16] | None]] = {slot: [] for slot, _ in given}
+        for some in rounds(given, self.capacity):
+            self._start(some)
+            for (slot, _), samples in zip(some, self._collect(some), strict=True):
+                made[slot].append(samples)
+        return [_joined(made[slot]) for slot, _ in given]
 
     def graphs(self, count: int) -> Graphs:
         """The graphs of so many frames: to their samples, and what is left to do then."""
@@ -245,31 +238,6 @@ class _Queue:
             decode.replay()
             self.decoded.record(self._stream)
             rest.replay()
-
-
-class Call:
-    """Frames on their way: those of long chunks go in rounds of at most `MOST_FRAMES` a stream."""
-
-    def __init__(self, decoder: CudaDecoder, parts: Sequence[Chunk]) -> None:
-        """Starts the first round."""
-        self._decoder = decoder
-        self._slots = [slot for slot, _ in parts]
-        self._rounds = list(rounds(parts, decoder.capacity))
-        if self._rounds:
-            decoder._start(self._rounds[0])
-
-    def wait(self) -> list[NDArray[np.int16] | None]:
-        """The samples of every part; see `CudaDecoder.decode`."""
-        made: dict[int, list[NDArray[np.int16] | None]] = {slot: [] for slot in self._slots}
-        try:
-            for i, parts in enumerate(self._rounds):
-                if i > 0:
-                    self._decoder._start(parts)
-                for (slot, _), samples in zip(parts, self._decoder._collect(parts), strict=True):
-                    made[slot].append(samples)
-        finally:
-            self._decoder._call = None
-        return [_joined(made[slot]) for slot in self._slots]
 
 
 def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:

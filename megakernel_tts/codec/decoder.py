@@ -26,6 +26,8 @@ from megakernel_tts.layers import (
     split_heads,
 )
 
+Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups] on the host
+
 
 @dataclass(frozen=True)
 class State:
