@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -212,16 +213,17 @@ class MegakernelTTSService(TTSService):
         speech.say(text)
 
     async def _open(self, context_id: str) -> Speech:
-        """Opens the context's session. On another thread: a cloned voice is prepared on first use.
+        """Opens the context's session.
 
-        If an interruption cancels this, the session is dropped, which cancels it, too.
+        A cloned voice is prepared on first use, so that goes on another thread; if an interruption
+        cancels it, the session is dropped, which cancels that, too.
         """
         engine, settings = self._engine, self._settings
         if engine is None:
             raise EngineClosedError("The model was not loaded when the pipeline was set up.")
         name = assert_given(settings.voice)
         voice = self._cloned.get(name.strip().lower(), name) if name is not None else None
-        session = await asyncio.to_thread(
+        begin = partial(
             engine.open,
             voice,
             str(assert_given(settings.language) or "auto"),
@@ -230,6 +232,7 @@ class MegakernelTTSService(TTSService):
             assert_given(settings.sampling),
             _CHUNKS,
         )
+        session = await asyncio.to_thread(begin) if isinstance(voice, Voice) else begin()
         speech = self._speeches[context_id] = Speech(session, self.sample_rate)
         reader = self.create_task(self._read(context_id, speech), f"speech {context_id}")
         self._readers[context_id] = reader

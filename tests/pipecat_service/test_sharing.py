@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pipecat.frames.frames import (
     TTSAudioRawFrame,
 )
@@ -14,7 +15,7 @@ from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import heard_words, simulated_tts
-from megakernel_tts import TTS, Session
+from megakernel_tts import TTS, Session, Voice
 from tests.pipecat_service.bot import Bot, hold
 
 LONG = "One two three four five six seven eight nine ten. " * 2
@@ -101,7 +102,7 @@ def test_speech_that_cannot_be_heard_is_no_fault(own: TTS) -> None:
     assert " ".join(bot.said) == "One two. One two. One two."
 
 
-def test_an_interruption_while_the_session_opens_leaves_none_behind(
+def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session_behind(
     own: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[None] = []
@@ -113,6 +114,7 @@ def test_an_interruption_while_the_session_opens_leaves_none_behind(
 
     monkeypatch.setattr(own, "open", slowly)
     bot = Bot(own, LONG)
+    bot.tts._cloned[str(bot.tts._settings.voice)] = Voice(torch.zeros(1))
 
     async def drive(bot: Bot) -> None:
         await bot.ask()
