@@ -26,6 +26,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import leaves, map_leaves
 from megakernel_tts.config import ModelConfig, read_model_config
 from megakernel_tts.cuda import PHASES, Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.random_checkpoint import write_checkpoint
 from megakernel_tts.random_released import SIZES, released
 from megakernel_tts.weights import Model, model_specs
@@ -95,13 +96,13 @@ class Bench:
     def prefill(self) -> float:
         """Ms for a prompt."""
         rule = Sampling(seed=0)
-        return milliseconds(lambda: self.kernel.prefill(0, self.prompt, rule, 0))
+        return milliseconds(lambda: self.kernel.prefill([Start(0, self.prompt, rule)]))
 
     def frame(self, columns: int, position: int) -> float:
         """Ms for a frame of all columns."""
         slots = list(range(columns))
         for slot in slots:
-            self.kernel.prefill(slot, self.prompt, Sampling(seed=slot), 0)
+            self.kernel.prefill([Start(slot, self.prompt, Sampling(seed=slot))])
             self.kernel.feed(slot, self.pad[None][:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position

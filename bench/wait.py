@@ -16,6 +16,7 @@ import torch
 from bench.report import write
 from bench.step import Bench, random_model
 from megakernel_tts import Sampling
+from megakernel_tts.frames import Start
 
 _FRAMES = (1, 2, 8)
 _REPEATS = 200
@@ -24,7 +25,7 @@ _REPEATS = 200
 def measure(bench: Bench, frames: int) -> dict[str, float]:
     """Of steps of so many frames."""
     kernel = bench.kernel
-    kernel.prefill(0, bench.prompt, Sampling(seed=0), 0)
+    kernel.prefill([Start(0, bench.prompt, Sampling(seed=0))])
     kernel.feed(0, bench.pad[None][:0], True)
     kernel.step([0], 1)  # the first frame of a stream needs no talker
     walls: list[float] = []

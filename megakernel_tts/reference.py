@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
-from megakernel_tts.frames import Frames, Progress
+from megakernel_tts.frames import Frames, Progress, Start
 from megakernel_tts.layers import (
     gated_mlp,
     linear,
@@ -24,6 +24,7 @@ from megakernel_tts.layers import (
     rotate,
     split_heads,
 )
+from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
 from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Layer, Model, Projection, Stack
@@ -53,6 +54,10 @@ class _Cache:
         shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
         self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.values = torch.empty_like(self.keys)
+
+    def parts(self, slot: int, end: int) -> list[Tensor]:
+        """What a slot holds of the positions up to `end`."""
+        return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
 
 
 @dataclass
@@ -127,22 +132,41 @@ class Reference:
         self._allowed_early = allowed.clone()
         allowed[talker.control.eos] = True
         self._allowed = allowed
+        self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
         self._interrupted = False
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        """Runs the prompt; see `Backend.prefill`."""
-        if len(prompt) >= self.positions:
-            raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
-        hidden = self._talk([slot], prompt[None], [0])[0, -1]
-        self._seen[slot] = False
-        self._state[slot] = _Slot(
-            prompt=len(prompt),
-            sampling=sampling.in_float32(),
-            first_frame=first_frame,
-            hidden=hidden,
-        )
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Runs the prompts one by one; see `Backend.prefill`."""
+        for start in starts:
+            start.check(self.positions)
+        for start in starts:
+            slot, own = start.slot, start.prompt[start.common :].to(self._device)
+            self._begin_with_common(start)
+            hidden = self._talk([slot], own[None], [start.common])[0, -1]
+            self._seen[slot] = False
+            self._state[slot] = _Slot(
+                prompt=len(start.prompt),
+                sampling=start.sampling.in_float32(),
+                first_frame=start.first_frame,
+                hidden=hidden,
+            )
+
+    def _begin_with_common(self, start: Start) -> None:
+        """Puts the common positions' keys and values in place: a pass of their own, or a copy."""
+        slot, count = start.slot, start.common
+        if not count:
+            return
+        parts = self._cache.parts(slot, count)
+        key = start.prefix(count)
+        kept = self._prefixes.get(key)
+        if kept is None:
+            self._talk([slot], start.prompt[None, :count].to(self._device), [0])
+            self._prefixes.put(key, parts)
+            return
+        for part, copy in zip(parts, kept, strict=True):
+            part.copy_(copy)
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
@@ -161,8 +185,7 @@ class Reference:
         """A slot's parts of the buffers, as far as its stream has come."""
         end = state.position + 1
         return [
-            self._cache.keys[:, slot, :, :end],
-            self._cache.values[:, slot, :, :end],
+            *self._cache.parts(slot, end),
             self._text[slot, : state.fed],
             self._seen[slot],
         ]
@@ -392,6 +415,7 @@ def _attend(
         [batch, new positions, heads * head_dim].
     """
     outputs: list[Tensor] = []
+    several = q.shape[2] > 1
     for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
         end = start + q.shape[2]
         keys[slot, :, start:end] = k[row]
@@ -400,8 +424,15 @@ def _attend(
             q[row : row + 1],
             keys[slot : slot + 1, :, :end],
             values[slot : slot + 1, :, :end],
-            is_causal=q.shape[2] > 1,  # several new positions only ever start at 0
+            attn_mask=_behind(start, q) if several and start else None,
+            is_causal=several and not start,
             enable_gqa=True,
         )
         outputs.append(attended)
     return merge_heads(torch.cat(outputs))
+
+
+def _behind(start: int, q: Tensor) -> Tensor:
+    """Whom new positions look at, [new, start + new]: all old ones, new ones up to themselves."""
+    new = q.shape[2]
+    return torch.ones(new, start + new, dtype=torch.bool, device=q.device).tril(start)

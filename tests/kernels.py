@@ -8,6 +8,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.reference import Reference
 from tests.emulator import EmulatedOps
@@ -59,5 +60,5 @@ class Bench:
 
     def begin(self, slot: int, stream: int) -> None:
         """Streams have prompts of different lengths."""
-        self.kernel.prefill(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream], 0)
+        self.kernel.prefill([Start(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream])])
         self.kernel.feed(slot, self.text, True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from megakernel_tts import AudioChunk, ChunkPolicy, Sampling
 from megakernel_tts.backend import Backend
 from megakernel_tts.engine import Engine
-from megakernel_tts.frames import Frames
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.reference import Reference
 from megakernel_tts.script import Script
@@ -53,7 +53,7 @@ class Speaker:
 def frame_by_frame(backend: Backend, speakers: list[Speaker]) -> list[list[list[int]]]:
     """What each says, one frame a step, all of its text there from the start."""
     for slot, speaker in enumerate(speakers):
-        backend.prefill(slot, speaker.prompt, speaker.sampling, 0)
+        backend.prefill([Start(slot, speaker.prompt, speaker.sampling)])
         speaker.feed(backend, slot, len(speaker.text))
     said: list[list[list[int]]] = [[] for _ in speakers]
     running = set(range(len(speakers)))
@@ -75,7 +75,7 @@ def play(backend: Backend, speakers: list[Speaker], rng: random.Random, most: in
     while waiting or running:
         while waiting and free and (not running or rng.random() < 0.5):
             speaker, slot = waiting.pop(), free.pop()
-            backend.prefill(slot, speaker.prompt, speaker.sampling, 0)
+            backend.prefill([Start(slot, speaker.prompt, speaker.sampling)])
             running[slot] = speaker
         for slot, speaker in running.items():
             if rng.random() < 0.5 or not any(s.ready for s in running.values()):
@@ -176,7 +176,7 @@ def test_an_interruption_ends_a_launch_under_way(any_bench: Callable[..., Bench]
 
 def test_what_is_asked_beyond_the_slot_is_refused(bench: Callable[..., Bench]) -> None:
     b = bench("1b7")
-    b.exact.prefill(0, b.prompt.float()[:1].repeat(60, 1), SAMPLINGS[0], 0)
+    b.exact.prefill([Start(0, b.prompt.float()[:1].repeat(60, 1), SAMPLINGS[0])])
     b.exact.feed(0, b.text.float()[:0], True)
     assert len(b.exact.step([0], 9)[0].codes) == 4
     with pytest.raises(ValueError, match="Slot 0 is full: it has 64 positions"):

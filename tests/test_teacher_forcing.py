@@ -14,6 +14,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.reference import Reference
 from megakernel_tts.weights import Model
 from tests.kernels import Bench
@@ -24,7 +25,7 @@ _GREEDY = Sampling.greedy(seed=0)
 def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
     """Logits [frames + 1, vocab] after a prompt and after each of the frames [n, groups]."""
     at, vocab = kernel._ops.logits_at(kernel._model), kernel._config.talker.vocab
-    kernel.prefill(0, prompt, _GREEDY, 0)
+    kernel.prefill([Start(0, prompt, _GREEDY)])
     kernel.feed(0, prompt[:0], True)
     state, logits = kernel._state[0], list[Tensor]()
     for frame in [state.codes, *codes.tolist()]:
