@@ -4,6 +4,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <chrono>
+#include <thread>
+
 #include "params.cuh"
 
 namespace megakernel {
@@ -276,6 +279,23 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   launch(e.prefill, e, p, memory[kWorkspace]);
 }
 
+// Until an event has happened: looks for it so long, then sleeps. Torch calls operators without
+// Python's lock, and a core that somebody else wants is his between two looks.
+void wait(int64_t event, int64_t nanoseconds) {
+  const cudaEvent_t awaited = reinterpret_cast<cudaEvent_t>(event);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(nanoseconds);
+  cudaError_t found = cudaEventQuery(awaited);
+  while (found == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+    found = cudaEventQuery(awaited);
+  }
+  if (found == cudaErrorNotReady) {
+    cudaGetLastError();  // which it was not
+    found = cudaEventSynchronize(awaited);
+  }
+  TORCH_CHECK(found == cudaSuccess, "The launch failed: ", cudaGetErrorString(found), ".");
+}
+
 std::vector<int64_t> shape(int64_t model) {
   TORCH_CHECK(0 <= model && model < kModels, "There is no model ", model, ".");
   const Shape s = entry(model).shape;
@@ -298,6 +318,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
   m.def("logits_at(int model) -> int", &megakernel::logits_at);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
+  m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
       "float eps, int patience, int max_frames, int[] watched) -> ()");

@@ -32,6 +32,7 @@ _EOS, _BROKEN = 1, 4
 _SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
+_LOOK = 5_000_000  # nanoseconds that the host looks for the end of a frame before it sleeps
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
@@ -276,7 +277,7 @@ class Megakernel:
             for start in range(0, len(slots), self._columns):
                 some, count = slots[start : start + self._columns], min(frames, _FRAMES)
                 self._launch(some, count)
-                self._wait()
+                self._wait(count)
                 made += self._collect(len(some), count)
                 scores += self._scores(some, count)
         except Exception:
@@ -295,10 +296,14 @@ class Megakernel:
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
-    def _wait(self) -> None:
-        """Sleeps until the launch is over."""
+    def _wait(self, frames: int) -> None:
+        """Lets others run until the launch is over.
+
+        Who sleeps wakes up half a millisecond late (bench/wait.py). That is nothing beside many
+        frames; but one frame is somebody's first chunk, or keeps somebody waiting who has just come.
+        """
         if self._done is not None:
-            self._done.synchronize()
+            self._ops.wait(self._done.cuda_event, _LOOK if frames == 1 else 0)
 
     def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
         """Each column's frames: why it is over, if it is, and its codes [made, 1 + groups]."""

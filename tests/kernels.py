@@ -41,10 +41,10 @@ class Bench:
         self.norm = exact.talker.stack.norm
         with torch.inference_mode():
             prefix = prompter.prefix("ryan", "english", None)
-            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad)
+            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad.dtype)
             prompt = prompter.start(prefix, [7], "streaming", ended=True)
             assert prompt is not None
-            self.prompt = prompt.prefill.to(pad)
+            self.prompt = prompt.prefill.to(pad.dtype)
 
     def watching(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
         """Another kernel, which tells the scores of these heads."""

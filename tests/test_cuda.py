@@ -116,13 +116,13 @@ def test_another_rope_for_the_predictor_is_refused(bench: Callable[..., Bench]) 
     stack = replace(b.config.predictor.stack, theta=1e4)
     config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
     with pytest.raises(ValueError, match="one rope_theta"):
-        Megakernel(b.half.model, config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+        Megakernel(b.half.model, config, b.pad, slots=1, positions=64, ops=b.ops)
 
 
 def test_a_shape_that_is_not_compiled_is_refused(bench: Callable[..., Bench]) -> None:
     b = bench("0b6")
     with pytest.raises(ValueError, match="not compiled for the shapes"):
-        Megakernel(b.half.model, bench("1b7").config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+        Megakernel(b.half.model, bench("1b7").config, b.pad, slots=1, positions=64, ops=b.ops)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_gpu_is_as_exact_as_the_emulated_instructions(
     assert isinstance(kernel, Megakernel)
     for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
         reference.prefill([Start(0, prompt, SAMPLINGS[0])])
-    kernel.prefill([Start(0, b.prompt.cuda(), SAMPLINGS[0])])
+    kernel.prefill([Start(0, b.prompt, SAMPLINGS[0])])
     ours = rms_norm(kernel._hidden[0][None].cpu(), b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
@@ -168,9 +168,9 @@ def test_streams_on_the_gpu_are_the_same_in_any_company(
     kernel = on_gpu(size).engine.backend
 
     def begin(slot: int, stream: int) -> None:
-        prompt = b.prompt[stream:].contiguous().cuda()
+        prompt = b.prompt[stream:]
         kernel.prefill([Start(slot, prompt, SAMPLINGS[stream])])
-        kernel.feed(slot, b.text.cuda(), True)
+        kernel.feed(slot, b.text, True)
 
     alone: list[list[list[int] | None]] = []
     for stream in range(3):
@@ -189,7 +189,7 @@ def test_streams_on_the_gpu_are_the_same_in_any_company(
 def test_a_frame_is_the_same_a_hundred_times(on_gpu: Callable[[str], Loaded]) -> None:
     kernel = on_gpu("1b7").engine.backend
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randn(9, 192, generator=generator).bfloat16().cuda()
+    prompt = torch.randn(9, 192, generator=generator).bfloat16()
     seen: set[tuple[int, ...]] = set()
     for _ in range(100):
         kernel.prefill([Start(0, prompt, SAMPLINGS[0])])

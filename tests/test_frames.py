@@ -126,7 +126,7 @@ def _speakers(prompt: Tensor, text: Tensor, caps: list[int]) -> list[Speaker]:
 
 def test_any_steps_of_the_reference_give_the_same_codes(bench: Callable[..., Bench]) -> None:
     b = bench("1b7")
-    reference = Reference(b.exact.model, b.config, b.prompt[0].float(), slots=4, positions=64)
+    reference = Reference(b.exact.model, b.config, b.pad.float(), slots=4, positions=64)
     speakers = _speakers(b.prompt.float(), b.text.float().repeat(3, 1), [12, 3, 17, 9])
     check(reference, speakers, plays=8, most=9)
 
@@ -150,7 +150,7 @@ def test_an_interruption_ends_a_launch_under_way(any_bench: Callable[..., Bench]
     b = any_bench("0b6")
     kernel, most = b.kernel, 30
     b.begin(0, 0)
-    whole = kernel.step([0], most)[0].codes if b.prompt.is_cuda else None
+    whole = kernel.step([0], most)[0].codes if b.pad.is_cuda else None
     kernel.release(0)
     b.begin(0, 0)
     kernel._published[:] = 0

@@ -83,8 +83,8 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(any_bench: Callable[..., Bench
     ]
     _begin(b, watching, 1)
     for r in references:
-        r.prefill([Start(0, b.prompt.to(r._pad), SAMPLINGS[0])])
-        r.feed(0, b.text.to(r._pad), True)
+        r.prefill([Start(0, b.prompt.to(r._pad.dtype), SAMPLINGS[0])])
+        r.feed(0, b.text.to(r._pad.dtype), True)
         r.step([0], 1)
     (first,) = watching.step([0], 1)
     for _ in range(4):
