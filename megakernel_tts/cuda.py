@@ -299,8 +299,8 @@ class Megakernel:
     def _wait(self, frames: int) -> None:
         """Lets others run until the launch is over.
 
-        Who sleeps wakes up half a millisecond late (bench/wait.py). That is nothing beside many
-        frames; but one frame is somebody's first chunk, or keeps somebody waiting who has just come.
+        Who sleeps wakes up half a millisecond late (bench/wait.py), which is nothing beside many
+        frames. But one frame is somebody's first chunk, or keeps one waiting who has just come.
         """
         if self._done is not None:
             self._ops.wait(self._done.cuda_event, _LOOK if frames == 1 else 0)

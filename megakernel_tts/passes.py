@@ -33,11 +33,19 @@ class Part(NamedTuple):
 @dataclass
 class _Pass:
     rows: list[Tensor] = field(default_factory=list[Tensor])
-    places: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    places: list[tuple[int, int, int, bool]] = field(
+        default_factory=list[tuple[int, int, int, bool]]
+    )
+
+    def take(self, part: Part, block: range) -> None:
+        """Adds a block of a part."""
+        first, last = len(self.places), len(part.prompt) - 1
+        self.rows.append(part.prompt[block.start : block.stop])
+        self.places += [(part.slot, position, first, position == last) for position in block]
 
 
 def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
-    """Packs parts into passes, each block as early as there is room behind the one before it.
+    """Packs parts into passes: each block as early as there is room, behind the one before it.
 
     Args:
         parts: Of different slots.
@@ -48,24 +56,20 @@ def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
         as in csrc/params.cuh, [passes, 1 + 4 * columns] (int32).
     """
     passes: list[_Pass] = []
-    for slot, prompt, begin, end in parts:
-        earliest = 0
-        for start in range(begin, end, columns):
-            block = range(start, min(start + columns, end))
-            number = next(
-                (
-                    i
-                    for i in range(earliest, len(passes))
-                    if len(passes[i].places) + len(block) <= columns
-                ),
-                len(passes),
-            )
+    earliest = dict.fromkeys((part.slot for part in parts), 0)
+    longest = max(part.end - part.begin for part in parts)
+    for step in range(0, longest, columns):  # everybody's first blocks, which are full, come first
+        for part in parts:
+            block = range(part.begin + step, min(part.begin + step + columns, part.end))
+            if not block:
+                continue
+            number = earliest[part.slot]
+            while number < len(passes) and len(passes[number].places) + len(block) > columns:
+                number += 1
             if number == len(passes):
                 passes.append(_Pass())
-            chosen, earliest = passes[number], number + 1
-            first = len(chosen.places)
-            chosen.rows.append(prompt[block.start : block.stop])
-            chosen.places += [(slot, at, first, at == len(prompt) - 1) for at in block]
+            passes[number].take(part, block)
+            earliest[part.slot] = number + 1
     table = np.zeros((len(passes), 1 + 4 * columns), np.int32)
     for row, one in zip(table, passes, strict=True):
         row[0] = len(one.places)

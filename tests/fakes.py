@@ -26,12 +26,14 @@ class ScriptedBackend:
         self.endless = False
         self.runaway: set[int] = set()  # seeds that never end
         self.poisoned: dict[int, int] = {}  # seed -> the frame at which its step fails
+        self.unable: set[int] = set()  # seeds whose prompt fails
         self.gate = threading.Event()  # frames wait for it
         self.gate.set()
         self.asked: list[int] = []  # frames of every step
         self.batches: list[int] = []  # streams of every frame
         self.prompts: list[int] = []
         self.starts: list[tuple[int, int]] = []  # seed and first frame of every prompt
+        self.together: list[int] = []  # streams of every prefill
         self.events: list[str] = []
         self.threads: set[int] = set()
         self.suspended = 0
@@ -44,6 +46,8 @@ class ScriptedBackend:
 
     def prefill(self, starts: Sequence[Start]) -> None:
         self.threads.add(threading.get_ident())
+        if unable := {start.sampling.seed for start in starts} & self.unable:
+            raise ArithmeticError(f"unable seed {unable.pop()}")
         for start in starts:
             seed = start.sampling.seed
             assert start.slot not in self._streams, "the slot is taken"
@@ -53,6 +57,7 @@ class ScriptedBackend:
             self._streams[start.slot] = {
                 "seed": seed, "first": start.first_frame, "frames": 0, "fed": 0, "ended": 0,
             }  # fmt: skip
+        self.together.append(len(starts))
         self.events.append("prefill")
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
