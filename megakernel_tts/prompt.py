@@ -76,10 +76,13 @@ class Prompter:
         self._embeddings = embeddings
         self._codec_rows = embeddings.codec.cpu()
         self._text_rows = TextVectors(embeddings)
+        self._named = lru_cache(maxsize=256)(self._prefix)
         self._recording = lru_cache(maxsize=32)(self._sum_of_frames)
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
         text = config.text
+        control = config.talker.control
+        self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
         with torch.inference_mode():
             self.pad, self._bos, self.eos = self.text([text.pad, text.bos, text.eos]).split(1)
 
@@ -108,6 +111,12 @@ class Prompter:
         Raises:
             VoiceError: This model has no such voice or language, or takes no instruction.
         """
+        names = (voice, language, instruct)
+        if all(isinstance(name, str | None) for name in names):
+            return self._named(*names)
+        return self._prefix(*names)  # of a cloned voice: its tensors may change
+
+    def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         config, text = self.config, self.config.text
         control = config.talker.control
         speaker, vector = self._speaker(voice)
@@ -121,7 +130,7 @@ class Prompter:
         codec = [self._codec(*tags)]
         if vector is not None:
             codec.append(vector[None])
-        codec.append(self._codec(control.pad))
+        codec.append(self._fill)
         codec_side = torch.cat(codec)
         text_side = torch.cat([self.pad.expand(len(codec_side) - 1, -1), self._bos])
         role = [text.im_start, text.assistant, *self._newline]
@@ -136,7 +145,7 @@ class Prompter:
         return Prefix(
             vectors,
             reference_text=self.text(self._tokenizer.encode(voice.text.strip())),
-            reference_codes=torch.cat([self._codec(control.bos), reference]),
+            reference_codes=torch.cat([self._begin, reference]),
         )
 
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:
@@ -236,18 +245,16 @@ class Prompter:
             return self._full(prefix, ids) if ended else None
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             return self._streaming_reference(prefix, ids, ended)
-        bos = self._codec(self.config.talker.control.bos)
-        prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + bos])
+        prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + self._begin])
         return Prompt(prefill, len(prefix.vectors), self.pad[:0], taken=1, closed=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
-        control = self.config.talker.control
         text = torch.cat([self.text(ids), self.eos])
-        codec, common = self._codec(control.bos), len(prefix.vectors)
+        codec, common = self._begin, len(prefix.vectors)
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
             codec, common = prefix.reference_codes, common + len(prefix.reference_text)
-        parts = [prefix.vectors, text + self._codec(control.pad), self.pad + codec]
+        parts = [prefix.vectors, text + self._fill, self.pad + codec]
         return Prompt(torch.cat(parts), common, self.pad[:0], taken=len(ids), closed=True)
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:

@@ -6,8 +6,10 @@ The talker is fed a few of them at a time, so that their table (311 MB for the 0
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.layers import linear
@@ -33,25 +35,26 @@ class TextVectors:
         vocab, out = len(embeddings.text), embeddings.text_down.weight
         # Memory that was never touched is none.
         self._rows = torch.empty(vocab, len(out), dtype=out.dtype)
-        self._known = torch.zeros(vocab, dtype=torch.bool)
+        self._known = np.zeros(vocab, np.bool_)
         if out.is_cuda:
-            self._learn(range(vocab))
+            self._learn(np.arange(vocab))
 
     @torch.inference_mode()
     def __call__(self, ids: Sequence[int]) -> Tensor:
         """The vectors [n, hidden] of tokens, on the host."""
-        wanted = torch.tensor(ids, dtype=torch.long)
+        wanted = np.array(ids, np.int64)
         known = self._known[wanted]
         if not known.all():
-            self._learn(wanted[~known].unique().tolist())
-        return self._rows[wanted]
+            self._learn(np.unique(wanted[~known]))
+        return self._rows[torch.from_numpy(wanted)]
 
-    def _learn(self, ids: Sequence[int]) -> None:
+    def _learn(self, ids: NDArray[np.int64]) -> None:
         """Whoever else learns the same tokens meanwhile writes the same numbers."""
-        for chosen in torch.tensor(ids, dtype=torch.long).split(_BATCH):
+        for chosen in torch.from_numpy(ids).split(_BATCH):
             self._rows[chosen] = self._project(chosen).cpu()
-            self._known[chosen] = True
+            self._known[chosen.numpy()] = True
 
+    @torch.inference_mode()
     def _project(self, ids: Tensor) -> Tensor:
         e = self._embeddings
         x = e.text[ids.to(e.text.device)].to(e.text_up.weight.device)[:, None]

@@ -54,11 +54,9 @@ def test_greedy_codes_equal_the_official_ones(
 ) -> None:
     loaded = on_gpu(case.kind, size, CHECKPOINTS[size][1])
     prompt, trailing = build(loaded, size, case)
-    np.testing.assert_allclose(
-        prompt.prefill.cpu(), expected(size, case, "prefill"), rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
     backend = loaded.engine.backend
-    backend.prefill([Start(0, prompt.prefill, Sampling.greedy(seed=0))])
+    backend.prefill([Start(0, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)])
     backend.feed(0, trailing, True)
     made = [one_frame(backend, [0])[0] for _ in range(FRAMES)]
     backend.release(0)
@@ -132,7 +130,8 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     pad = torch.randn(hidden, device="cuda", generator=generator).to(dtype)
     reference = Reference(model, config, pad, slots=4, positions=64)
     prompts = [
-        torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype) for i in range(4)
+        torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype).cpu()
+        for i in range(4)
     ]
     samplings = [
         Sampling(seed=1),
@@ -143,7 +142,7 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
 
     def begin(slot: int, stream: int) -> None:
         reference.prefill([Start(slot, prompts[stream], samplings[stream])])
-        reference.feed(slot, pad[None][:0], True)
+        reference.feed(slot, prompts[stream][:0], True)
 
     def codes(rows: list[torch.Tensor | None]) -> list[list[int] | None]:
         return [None if row is None else row.tolist() for row in rows]

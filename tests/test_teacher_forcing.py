@@ -31,7 +31,7 @@ def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
     for frame in [state.codes, *codes.tolist()]:
         state.codes = frame  # whatever it has drawn
         kernel._launch([0], 1)
-        kernel._wait()
+        kernel._wait(1)
         assert len(kernel._collect(1, 1)[0]) == 1
         logits.append((kernel._memory[8][at : at + vocab] & ~3).view(torch.float32).clone())
         state.frames += 1
@@ -79,6 +79,6 @@ def test_five_hundred_frames_that_are_given(size: str) -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     hidden = config.talker.stack.hidden
     noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
-    prompt, pad = noise[:10].contiguous(), noise[10]
+    prompt, pad = noise[:10].cpu(), noise[10]
     kernel = Megakernel(half, config, pad, slots=1, positions=1024)
     compare(kernel, half, config, pad, prompt, 500)
