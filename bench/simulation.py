@@ -179,6 +179,9 @@ class SimulatedBackend:
             self._speakers[start.slot] = _Speaker("", breath=self.breath)
             self.feed(start.slot, start.prompt, last=False)
 
+    def forget(self) -> None:
+        """Nothing: it keeps nothing."""
+
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Takes characters; the 0 at the end is none."""
         characters = "".join(chr(int(c)) for c in text[:, 0] if c)

@@ -42,6 +42,10 @@ class Backend(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Drops what it keeps of earlier prompts; nobody may be in a call meanwhile."""
+        ...
+
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors [n, hidden], on the host; `last`: no more will come."""
         ...

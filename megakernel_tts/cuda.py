@@ -243,6 +243,10 @@ class Megakernel:
             host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
 
+    def forget(self) -> None:
+        """Drops what it keeps of prompts; see `Backend.forget`."""
+        self._prefixes.clear()
+
     @torch.inference_mode()
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""

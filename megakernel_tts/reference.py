@@ -168,6 +168,10 @@ class Reference:
         for part, copy in zip(parts, kept, strict=True):
             part.copy_(copy)
 
+    def forget(self) -> None:
+        """Drops what it keeps of prompts; see `Backend.forget`."""
+        self._prefixes.clear()
+
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
         state = self._state[slot]

@@ -278,8 +278,10 @@ class TTS:
         """Runs every path that a request can take, so that the first one is as fast as any.
 
         That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
-        every slot taken.
+        every slot taken. What prompts of the named voices begin with is kept from then on.
         """
+        for name in self.voices:
+            self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))
         for voice, instruct in self._manners():
             for sampling in (_WARM, replace(_WARM, temperature=0.0, predictor_temperature=0.0)):
                 for layout in ("full", "streaming"):

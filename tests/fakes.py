@@ -60,6 +60,9 @@ class ScriptedBackend:
         self.together.append(len(starts))
         self.events.append("prefill")
 
+    def forget(self) -> None:
+        pass
+
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         stream = self._streams[slot]
         assert not stream["ended"] or len(text) == 0, "text after its end"

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.step import random_model
 from megakernel_tts import Voice
 from megakernel_tts.backend import Backend
+from megakernel_tts.cuda import Megakernel
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded
@@ -147,20 +149,20 @@ def _check(
     """Random groups begin together in random slots while somebody speaks."""
     alone = _without(backend, prompts, text, frames)
     backend._prefixes = PrefixCache(limit)
-    rng = random.Random(1)
-    _begin(backend, {3: (0, prompts[0])}, text)
+    rng, others = random.Random(1), backend.slots - 1
+    _begin(backend, {others: (0, prompts[0])}, text)
     speaker: Said = []
     for _ in range(groups):
-        slots = rng.sample(range(3), rng.randint(1, 3))
+        slots = rng.sample(range(others), rng.randint(1, others))
         numbers = [rng.randrange(len(prompts)) for _ in slots]
         chosen = {slot: (n, prompts[n]) for slot, n in zip(slots, numbers, strict=True)}
         _begin(backend, chosen, text)
-        *said, beside = _said(backend, [*slots, 3], frames)
+        *said, beside = _said(backend, [*slots, others], frames)
         assert said == [alone[n] for n in numbers]
         speaker += beside
         for slot in slots:
             backend.release(slot)
-    backend.release(3)
+    backend.release(others)
     backend._prefixes = PrefixCache(limit=0)
     _begin(backend, {1: (0, prompts[0])}, text)
     assert _said(backend, [1], len(speaker))[0] == speaker
@@ -195,6 +197,25 @@ def test_the_kernel_says_the_same_with_the_cache(
     room = _bytes_of_one(b.kernel, prompts[0], b.text)
     groups, frames = (30, 3) if b.ops is None else (2, 1)  # the emulator is slow
     _check(b.kernel, prompts, b.text, groups, frames, limit=room)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", ["0.6B", "1.7B"])
+def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -> None:
+    """Eight slots, prompts of one pass to five, prefixes of one to three."""
+    model, config = random_model(size)
+    generator = torch.Generator().manual_seed(0)
+    hidden = config.talker.stack.hidden
+    noise = 0.05 * torch.randn(100, hidden, generator=generator).bfloat16()
+    prefixes = (noise[:8], noise[10:19], noise[20:46])
+    prompts = [
+        Prompt(torch.cat([prefix, noise[60 : 60 + own]]), len(prefix), noise[:0], own, False)
+        for prefix in prefixes
+        for own in (1, 2, 11)
+    ]
+    kernel = Megakernel(model, config, noise[99].cuda(), slots=8, positions=256)
+    room = _bytes_of_one(kernel, prompts[0], noise[:40])
+    _check(kernel, prompts, noise[:40], groups=12, frames=3, limit=2 * room)
 
 
 def test_a_prefix_is_run_once_however_many_begin_with_it(

@@ -72,11 +72,12 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     loaded = torch.cuda.memory_allocated(place) if on_gpu else 0
     cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
     stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
-    steps = 1 + options.runs + stage_runs + len(cells)
+    steps = 1 + options.runs + 2 * stage_runs + len(cells)
     with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
         _warm_up(tts, request, cells)
         progress.update()
         first = first_chunk(tts, request, options.runs, progress.update)
+        cold = first_chunk(tts, request, stage_runs, progress.update, cold=True)
         stages = first_chunk_stages(tts, request, stage_runs, progress.update)
         streams: list[Streaming] = []
         for chunk, count in cells:
@@ -94,6 +95,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
         text=request.text,
         sampling=request.sampling,
         first_chunk=first,
+        first_chunk_cold=cold,
         stages=stages,
         streaming=tuple(streams),
         memory=memory,
