@@ -360,7 +360,7 @@ class Megakernel:
         self._memory[_STREAMS] = self._upload(table)
 
     def _remembered(self, slot: int, end: int) -> list[Tensor]:
-        """Keys and values of the positions up to `end`, and what else lies in their last block."""
+        """Keys and values of the positions before `end`, and what else is in their last block."""
         return [self._keys[:, slot, :, :end], self._values[:, slot, :, : -(-end // _BLOCK)]]
 
     def _parts(self, slot: int, state: _Slot) -> list[Tensor]:

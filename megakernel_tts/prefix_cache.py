@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-# Bytes: on a GPU, some forty voices of the 0.6B or 1.7B (1.4 MB for eight positions), or a dozen
-# with a recording of three seconds.
+# Bytes: on a GPU, some forty voices of a released model (1.4 MB each for eight positions), or a
+# dozen with long instructions or transcripts.
 LIMIT = 64 << 20
 
 

@@ -5,29 +5,20 @@ head and the sampling rules give code 0; the predictor, starting from that hidde
 other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_tts.config import ModelConfig, StackConfig
+from megakernel_tts.config import ModelConfig
 from megakernel_tts.frames import Frames, Progress, Start
-from megakernel_tts.layers import (
-    gated_mlp,
-    linear,
-    merge_heads,
-    rms_norm,
-    rotary,
-    rotate,
-    split_heads,
-)
+from megakernel_tts.layers import linear
 from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
+from megakernel_tts.stack import Cache, Watch, run_stack
 from megakernel_tts.suspension import Suspended, put_back, take_out
-from megakernel_tts.weights import Layer, Model, Projection, Stack
+from megakernel_tts.weights import Model, Projection
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
 
@@ -45,44 +36,6 @@ class _Slot(Progress):
     def position(self) -> int:
         """Where the last frame's input goes."""
         return self.prompt + self.frames - 1
-
-
-class _Cache:
-    """Keys and values of one network: [layers, slots, kv heads, positions, head_dim]."""
-
-    def __init__(self, c: StackConfig, slots: int, positions: int, like: Tensor) -> None:
-        shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
-        self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
-        self.values = torch.empty_like(self.keys)
-
-    def parts(self, slot: int, end: int) -> list[Tensor]:
-        """What a slot holds of the positions up to `end`."""
-        return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
-
-
-@dataclass
-class _Watch:
-    """Tells the scores of some heads while each stream's next position passes the layers.
-
-    Attributes:
-        heads: Layer and head of each.
-        places: Each stream's position.
-        scores: [batch, heads, positions], where they go.
-    """
-
-    heads: Sequence[tuple[int, int]]
-    places: Sequence[int]
-    scores: Tensor
-
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """Queries [batch, heads, 1, head_dim] against a layer's keys, as in `_attend`."""
-        watched = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
-        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
-        for i, head in watched:
-            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
-                known = keys[slot, head // shared, : place + 1].float()
-                query = q[row, head, 0].float() / math.sqrt(q.shape[3])
-                self.scores[row, i, : place + 1] = known @ query
 
 
 class Reference:
@@ -122,8 +75,8 @@ class Reference:
         self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
         talker = config.talker
-        self._cache = _Cache(talker.stack, slots, positions, pad)
-        self._predictor_cache = _Cache(config.predictor.stack, slots, talker.groups, pad)
+        self._cache = Cache(talker.stack, slots, positions, pad)
+        self._predictor_cache = Cache(config.predictor.stack, slots, talker.groups, pad)
         self._text = torch.empty(
             slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
         )
@@ -286,7 +239,7 @@ class Reference:
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
             places = [states[i].position for i in moving]
-            watch = _Watch(self._watched, places, scores[moving])
+            watch = Watch(self._watched, places, scores[moving])
             made = self._talk([slots[i] for i in moving], inputs, places, watch)
             scores[moving] = watch.scores
             rows |= dict(zip(moving, made, strict=True))
@@ -336,7 +289,7 @@ class Reference:
         for i, head in enumerate(predictor.heads):
             x = _project(x, predictor.project)
             starts = [position] * len(rows)
-            h = _run(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
+            h = run_stack(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
             position += x.shape[1]
             logits = linear(h, head)[:, 0]
             self._trace("predictor", logits)
@@ -347,11 +300,11 @@ class Reference:
         return torch.stack(codes, dim=1)
 
     def _talk(
-        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: _Watch | None = None
+        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: Watch | None = None
     ) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
-        return _run(x, stack, c, self._cache, slots, starts, watch)
+        return run_stack(x, stack, c, self._cache, slots, starts, watch)
 
 
 def _check_finite(network: str, values: Tensor) -> None:
@@ -361,82 +314,3 @@ def _check_finite(network: str, values: Tensor) -> None:
 
 def _project(x: Tensor, projection: Projection | None) -> Tensor:
     return x if projection is None else linear(x, projection.weight, projection.bias)
-
-
-def _run(
-    x: Tensor,
-    stack: Stack,
-    c: StackConfig,
-    cache: _Cache,
-    slots: Sequence[int],
-    starts: Sequence[int],
-    watch: _Watch | None = None,
-) -> Tensor:
-    """All layers and the last norm over new positions x, from position `starts` on in each slot."""
-    steps = torch.arange(x.shape[1], device=x.device)
-    positions = torch.tensor(starts, device=x.device)[:, None] + steps
-    turn = rotary(positions, c.head_dim, c.theta, x.dtype)
-    for i, layer in enumerate(stack.layers):
-        q, k, v = _qkv(x, layer, c, turn)
-        keys, values = cache.keys[i], cache.values[i]
-        x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
-        if watch is not None:
-            watch.look(i, q, keys, slots)
-        n = rms_norm(x, layer.post_norm, c.eps)
-        x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
-    return rms_norm(x, stack.norm, c.eps)
-
-
-def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections, per-head norms of query and key, rotary embedding."""
-    n = rms_norm(x, layer.input_norm, c.eps)
-    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.eps)
-    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.eps)
-    return rotate(q, turn), rotate(k, turn), split_heads(linear(n, layer.v), c.head_dim)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Sequence[int],
-    starts: Sequence[int],
-) -> Tensor:
-    """Appends k and v to the slots, then attends causally, each stream within its own slot.
-
-    Args:
-        q: [batch, heads, new positions, head_dim].
-        k: [batch, kv heads, new positions, head_dim].
-        v: As k.
-        keys: The layer's cache [slots, kv heads, positions, head_dim].
-        values: As keys.
-        slots: Of each stream.
-        starts: Each stream's first new position.
-
-    Returns:
-        [batch, new positions, heads * head_dim].
-    """
-    outputs: list[Tensor] = []
-    several = q.shape[2] > 1
-    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-        end = start + q.shape[2]
-        keys[slot, :, start:end] = k[row]
-        values[slot, :, start:end] = v[row]
-        attended = F.scaled_dot_product_attention(
-            q[row : row + 1],
-            keys[slot : slot + 1, :, :end],
-            values[slot : slot + 1, :, :end],
-            attn_mask=_behind(start, q) if several and start else None,
-            is_causal=several and not start,
-            enable_gqa=True,
-        )
-        outputs.append(attended)
-    return merge_heads(torch.cat(outputs))
-
-
-def _behind(start: int, q: Tensor) -> Tensor:
-    """Whom new positions look at, [new, start + new]: all old ones, new ones up to themselves."""
-    new = q.shape[2]
-    return torch.ones(new, start + new, dtype=torch.bool, device=q.device).tril(start)

@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     # Those that run the networks are imported inside the chooser alone.
     "backend": {"checkpoint", "config", "cuda", "frames", "reference", "sampling", "suspension"}
     | {"weights"},
-    "reference": {"config", "frames", "layers", "prefix_cache", "sampling", "suspension"}
+    "stack": {"config", "layers", "weights"},
+    "reference": {"config", "frames", "layers", "prefix_cache", "sampling", "stack", "suspension"}
     | {"weights"},
     "frames": {"sampling"},
     "passes": set(),

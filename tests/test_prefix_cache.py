@@ -246,28 +246,28 @@ def test_nobody_begins_with_a_prefix_that_was_lost(
 ) -> None:
     """A launch that fails may leave anything: nothing is built on it, nor kept."""
     b = any_bench("0b6")
-    start = Start(0, b.prompt, SAMPLINGS[0], 0, len(b.prompt) - 1)
-    b.kernel.prefill([start])
+
+    def begin(slot: int) -> None:
+        b.kernel.prefill([Start(slot, b.prompt, SAMPLINGS[0], 0, len(b.prompt) - 1)])
+        b.kernel.feed(slot, b.text, True)
+
+    begin(0)
     expected = b.kernel._hidden[0].clone()
-    b.kernel.release(0)
-    b.kernel._prefixes.clear()
+    b.kernel.forget()
     with monkeypatch.context() as hurry:
         hurry.setattr("megakernel_tts.cuda._PATIENCE", 0)
         if b.ops is not None:
             hurry.setattr(b.ops, "late", 2000)
-        b.kernel.prefill([start])
-    b.kernel.prefill([replace(start, slot=1)])
-    assert b.kernel._hidden[:2].isnan().all()
-    for slot in (0, 1):
-        b.kernel.feed(slot, b.text, True)
+        begin(1)
+    begin(2)  # a launch of its own, in no hurry
+    assert b.kernel._hidden[1:3].isnan().all()
     with pytest.raises(DeviceError):
-        b.kernel.step([0, 1], 1)
-    for slot in (0, 1):
+        b.kernel.step([1, 2], 1)
+    for slot in (1, 2):
         with pytest.raises(FloatingPointError):
             b.kernel.step([slot], 1)
-        b.kernel.release(slot)
-    b.kernel.prefill([start])
-    assert torch.equal(b.kernel._hidden[0], expected)
+    begin(3)
+    assert torch.equal(b.kernel._hidden[3], expected)
 
 
 def test_a_prompt_that_is_all_common_is_refused(load: Callable[..., Loaded]) -> None:
