@@ -76,12 +76,11 @@ class Prompter:
         self._embeddings = embeddings
         self._codec_rows = embeddings.codec.cpu()
         self._text_rows = TextVectors(embeddings)
-        self._named = lru_cache(maxsize=256)(self._prefix)
+        self._named = lru_cache(maxsize=64)(self._prefix)
         self._recording = lru_cache(maxsize=32)(self._sum_of_frames)
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
-        text = config.text
-        control = config.talker.control
+        text, control = config.text, config.talker.control
         self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
         with torch.inference_mode():
             self.pad, self._bos, self.eos = self.text([text.pad, text.bos, text.eos]).split(1)
@@ -114,7 +113,7 @@ class Prompter:
         names = (voice, language, instruct)
         if all(isinstance(name, str | None) for name in names):
             return self._named(*names)
-        return self._prefix(*names)  # of a cloned voice: its tensors may change
+        return self._prefix(*names)  # a cloned voice is no key: its tensors may change
 
     def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         config, text = self.config, self.config.text

@@ -21,8 +21,8 @@ _BATCH = 4096  # tokens projected at a time
 class TextVectors:
     """`W2 silu(W1 e + b1) + b2` of tokens, each computed as if alone.
 
-    A GPU projects all of them at once, in about a second, so that no request waits for it; a CPU,
-    which would take minutes for a released model, those that are asked for.
+    A GPU projects all of them at once, so that no request waits for it; a CPU, which would take very
+    long for a released model, those that are asked for.
     """
 
     def __init__(self, embeddings: Embeddings) -> None:
@@ -33,7 +33,7 @@ class TextVectors:
         """
         self._embeddings = embeddings
         vocab, out = len(embeddings.text), embeddings.text_down.weight
-        # Memory that was never touched is none.
+        # Rows that nobody asks for take no memory.
         self._rows = torch.empty(vocab, len(out), dtype=out.dtype)
         self._known = np.zeros(vocab, np.bool_)
         if out.is_cuda:
@@ -48,13 +48,13 @@ class TextVectors:
             self._learn(np.unique(wanted[~known]))
         return self._rows[torch.from_numpy(wanted)]
 
+    @torch.inference_mode()
     def _learn(self, ids: NDArray[np.int64]) -> None:
         """Whoever else learns the same tokens meanwhile writes the same numbers."""
         for chosen in torch.from_numpy(ids).split(_BATCH):
             self._rows[chosen] = self._project(chosen).cpu()
             self._known[chosen.numpy()] = True
 
-    @torch.inference_mode()
     def _project(self, ids: Tensor) -> Tensor:
         e = self._embeddings
         x = e.text[ids.to(e.text.device)].to(e.text_up.weight.device)[:, None]
