@@ -25,7 +25,7 @@ from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Vocoder
 
-_PROMPTS = 128  # positions of prompts after which those who speak make a frame
+_PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
 
 
@@ -149,9 +149,10 @@ class Loop:
         """Gives slots to those who can use them, suspended ones before new ones.
 
         New ones begin together, so that their prompts share passes and nobody's first chunk waits
-        for another's. But whoever speaks already waits meanwhile, with one frame (80 ms) in his
-        reader's hands at least: so there is a frame for all after a suspended one (it is copied
-        from the host's memory), and after `_PROMPTS` positions of prompts.
+        for another's. But whoever speaks already waits meanwhile, with little more than a frame
+        (80 ms) in his reader's hands: so there is a frame for all after a suspended one (it is
+        copied from the host's memory), and after `_PROMPTS` positions (10 ms on an H200, 0.6B)
+        beside what prompts have in common, which is run once.
 
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
@@ -170,7 +171,7 @@ class Loop:
             if prompt is not None:
                 stream.slot = self.free.pop(0)
                 beginning.append((stream, prompt))
-                positions += len(prompt.prefill)
+                positions += len(prompt.prefill) - prompt.common
         self._begin(beginning)
         return bool(waiting and self.free)
 

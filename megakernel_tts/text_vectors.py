@@ -21,8 +21,8 @@ _BATCH = 4096  # tokens projected at a time
 class TextVectors:
     """`W2 silu(W1 e + b1) + b2` of tokens, each computed as if alone.
 
-    A GPU projects all of them at once, so that no request waits for it; a CPU, which would take very
-    long for a released model, those that are asked for.
+    A GPU projects all of them at once, so that no request waits for it; a CPU, for which those of a
+    released model are too many, the ones that are asked for.
     """
 
     def __init__(self, embeddings: Embeddings) -> None:

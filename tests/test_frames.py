@@ -36,6 +36,10 @@ class Speaker:
     fed: int = 0
     ended: bool = False
 
+    def start(self, slot: int) -> Start:
+        """All of its prompt but the end is kept for the next time."""
+        return Start(slot, self.prompt, self.sampling, common=len(self.prompt) - 1)
+
     @property
     def ready(self) -> bool:
         return len(self.said) <= self.fed or self.fed == len(self.text)
@@ -53,7 +57,7 @@ class Speaker:
 def frame_by_frame(backend: Backend, speakers: list[Speaker]) -> list[list[list[int]]]:
     """What each says, one frame a step, all of its text there from the start."""
     for slot, speaker in enumerate(speakers):
-        backend.prefill([Start(slot, speaker.prompt, speaker.sampling)])
+        backend.prefill([speaker.start(slot)])
         speaker.feed(backend, slot, len(speaker.text))
     said: list[list[list[int]]] = [[] for _ in speakers]
     running = set(range(len(speakers)))
@@ -75,7 +79,7 @@ def play(backend: Backend, speakers: list[Speaker], rng: random.Random, most: in
     while waiting or running:
         while waiting and free and (not running or rng.random() < 0.5):
             speaker, slot = waiting.pop(), free.pop()
-            backend.prefill([Start(slot, speaker.prompt, speaker.sampling)])
+            backend.prefill([speaker.start(slot)])
             running[slot] = speaker
         for slot, speaker in running.items():
             if rng.random() < 0.5 or not any(s.ready for s in running.values()):
