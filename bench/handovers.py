@@ -129,7 +129,7 @@ def soak(tts: TTS, other: TTS, handovers: int) -> Report:
     """
     each = handovers_a_frame(tts._loaded.config)
     steps = ceil(handovers / each)
-    backend, device = tts._loaded.engine.backend, tts._loaded.engine.prompter.pad.device
+    backend, device = tts._loaded.engine.backend, tts._loaded.engine.prompter.device
     for one in (tts, other):
         one.warmup()
 

@@ -17,7 +17,7 @@ from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.config import read_model_config
 from megakernel_tts.engine import Engine
-from megakernel_tts.frames import Frames
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout, Prefix, Prompt, Prompter
@@ -91,7 +91,7 @@ class SimulatedPrompter(Prompter):
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
         """All the text that is there."""
-        return Prompt(self.text(ids), torch.zeros(0, 1), taken=len(ids), closed=False)
+        return Prompt(self.text(ids), 0, torch.zeros(0, 1), taken=len(ids), closed=False)
 
 
 @dataclass
@@ -173,10 +173,14 @@ class SimulatedBackend:
         """How many streams have a slot."""
         return len(self._speakers)
 
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        """Starts a stream."""
-        self._speakers[slot] = _Speaker("", breath=self.breath)
-        self.feed(slot, prompt, last=False)
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Starts streams."""
+        for start in starts:
+            self._speakers[start.slot] = _Speaker("", breath=self.breath)
+            self.feed(start.slot, start.prompt, last=False)
+
+    def forget(self) -> None:
+        """Nothing: it keeps nothing."""
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Takes characters; the 0 at the end is none."""

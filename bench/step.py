@@ -26,13 +26,14 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import leaves, map_leaves
 from megakernel_tts.config import ModelConfig, read_model_config
 from megakernel_tts.cuda import PHASES, Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.random_checkpoint import write_checkpoint
 from megakernel_tts.random_released import SIZES, released
 from megakernel_tts.weights import Model, model_specs
 
 _COLUMNS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 1900)
-_PROMPT = 10
+_PROMPT, _PREFIX = 10, 9
 _FRAMES = 32  # a launch
 _REPEATS = 7
 
@@ -90,19 +91,19 @@ class Bench:
         hidden = config.talker.stack.hidden
         self.pad = torch.randn(hidden, device="cuda").bfloat16()
         self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
-        self.prompt = 0.05 * torch.randn(_PROMPT, hidden, device="cuda").bfloat16()
+        self.prompt = 0.05 * torch.randn(_PROMPT, hidden).bfloat16()
 
-    def prefill(self) -> float:
-        """Ms for a prompt."""
-        rule = Sampling(seed=0)
-        return milliseconds(lambda: self.kernel.prefill(0, self.prompt, rule, 0))
+    def prefill(self, streams: int, common: int) -> float:
+        """Ms for a prompt each, whose common positions were run before."""
+        starts = [Start(i, self.prompt, Sampling(seed=i), 0, common) for i in range(streams)]
+        return milliseconds(lambda: self.kernel.prefill(starts))
 
     def frame(self, columns: int, position: int) -> float:
         """Ms for a frame of all columns."""
         slots = list(range(columns))
         for slot in slots:
-            self.kernel.prefill(slot, self.prompt, Sampling(seed=slot), 0)
-            self.kernel.feed(slot, self.pad[None][:0], True)
+            self.kernel.prefill([Start(slot, self.prompt, Sampling(seed=slot))])
+            self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position
         return milliseconds(lambda: self._launch(slots)) / _FRAMES
@@ -137,7 +138,10 @@ def measure(size: str) -> dict[str, object]:
         "frame_ms_by_streams": columns,
         "frame_ms_by_streams_at_500": {c: round(bench.frame(c, 500), 3) for c in _COLUMNS},
         "frame_ms_by_position": positions,
-        "prefill_ms": round(bench.prefill(), 3),
+        "prefill_ms": round(bench.prefill(1, 0), 3),
+        "prefill_ms_after_its_prefix": round(bench.prefill(1, _PREFIX), 3),
+        "prefill_ms_of_eight": round(bench.prefill(8, 0), 3),
+        "prefill_ms_of_eight_after_their_prefix": round(bench.prefill(8, _PREFIX), 3),
         "torch_graph_ms_by_position": graph,
         "times_the_graph_at_500": round(graph[500] / positions[500], 2),
         "weights_gb": round(weights / 1e9, 3),

@@ -16,23 +16,26 @@ import torch
 from bench.report import write
 from bench.step import Bench, random_model
 from megakernel_tts import Sampling
+from megakernel_tts.frames import Start
 
 _FRAMES = (1, 2, 8)
 _REPEATS = 200
+_LONG = 1_000_000_000  # nanoseconds, longer than any step
 
 
-def measure(bench: Bench, frames: int) -> dict[str, float]:
-    """Of steps of so many frames."""
+def measure(bench: Bench, frames: int, look: int) -> dict[str, float]:
+    """Of steps of so many frames, if it looks for so many nanoseconds before it sleeps."""
     kernel = bench.kernel
-    kernel.prefill(0, bench.prompt, Sampling(seed=0), 0)
-    kernel.feed(0, bench.pad[None][:0], True)
+    assert kernel._done is not None
+    kernel.prefill([Start(0, bench.prompt, Sampling(seed=0))])
+    kernel.feed(0, bench.prompt[:0], True)
     kernel.step([0], 1)  # the first frame of a stream needs no talker
     walls: list[float] = []
     busy, begin = time.thread_time(), time.perf_counter()
     for _ in range(_REPEATS):
         start = time.perf_counter()
         kernel._launch([0], frames)
-        kernel._wait()
+        kernel._ops.wait(kernel._done.cuda_event, look)
         walls.append(1e3 * (time.perf_counter() - start))
     core = (time.thread_time() - busy) / (time.perf_counter() - begin)
     return {
@@ -52,9 +55,8 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(*random_model("0.6B"))
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.wait"}
-    for name, blocking in (("asleep", True), ("looking", False), ("asleep again", True)):
-        bench.kernel._done = torch.cuda.Event(blocking=blocking)
-        figures[name] = {frames: measure(bench, frames) for frames in _FRAMES}
+    for name, look in (("asleep", 0), ("looking", _LONG), ("asleep again", 0)):
+        figures[name] = {frames: measure(bench, frames, look) for frames in _FRAMES}
     write(figures, options.json, packages=("torch",))
 
 

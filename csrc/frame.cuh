@@ -57,28 +57,27 @@ class Generation {
     close();
   }
 
-  // The prompt of one stream, as many positions at a time as there are columns.
-  DEVICE void prompt() {
-    const Stream& stream = s_.streams[0];
-    bool fine = true;
-    int columns = 0;
+  // Prompts, or parts of them, pass by pass.
+  DEVICE void prompts() {
+    begin_prompts();
+    bool fine = !lost_before();
+    const bf16* rows = p_.prompt;
 #pragma unroll 1
-    for (int start = 0; fine && start < p_.prompt_length; start += Most) {
-      columns = min(Most, p_.prompt_length - start);
+    for (int i = 0; fine && i < p_.num_passes; ++i) {
+      const Pass& pass = p_.passes[i];
+      const int columns = pass.columns;
       begin_pass(columns);
-      each_column(columns, [&](int c) { return Column{stream.slot, start + c, 0, true, -1}; });
-      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
-        return load_halves(p_.prompt + static_cast<size_t>(start + c) * Talker::hidden + k);
+      each_column(columns, [&](int c) {
+        const Place& at = pass.places[c];
+        return Column{at.slot, at.position, at.first, true, -1};
       });
+      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+        return load_halves(rows + static_cast<size_t>(c) * Talker::hidden + k);
+      });
+      rows += static_cast<size_t>(columns) * Talker::hidden;
       fine = run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns);
-    }
-    if (fine && block() == 0) {
-      float* out = p_.hidden + static_cast<size_t>(stream.slot) * Talker::hidden;
-      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
-        const int k = Fours<Talker::hidden>::k(four);
-        if (Fours<Talker::hidden>::there(four)) {
-          *reinterpret_cast<float4*>(out + k) = four_at(s_.x, columns - 1, k);
-        }
+      if (fine) {
+        keep_ends(pass, [&](int c, int k) { return four_at(s_.x, c, k); });
       }
     }
     close();
@@ -131,6 +130,46 @@ class Generation {
     else
       predictor_tags_ = flow_.tags;
     return fine;
+  }
+
+  // --- prompts ---
+
+  // Streams that begin have drawn nothing, and have no hidden state until their prompt's end.
+  DEVICE void begin_prompts() {
+#pragma unroll 1
+    for (int i = 0; i < p_.num_passes; ++i) {
+      const Pass& pass = p_.passes[i];
+      keep_ends(pass, [](int, int) { return float4{NAN, NAN, NAN, NAN}; });
+      for (int c = block(); c < pass.columns; c += blocks()) {
+        if (!pass.places[c].ends) continue;
+        uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
+        for (int id = thread(); id < M::vocab; id += kThreads) seen[id] = 0;
+      }
+    }
+  }
+
+  // Whether a launch was lost of which the host has not heard yet: what it left of a prompt that
+  // others share is not to be built upon.
+  DEVICE bool lost_before() {
+    if (thread() == 0) s_.made[0] = observe_host(p_.failure) != 0;
+    block_sync();
+    return s_.made[0] != 0;
+  }
+
+  // Hidden states of prompts that end in a pass; each thread has the same elements every time.
+  template <class State>
+  DEVICE void keep_ends(const Pass& pass, State state) {
+    if (block() != 0) return;
+    for (int c = 0; c < pass.columns; ++c) {
+      if (!pass.places[c].ends) continue;
+      float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
+      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
+        const int k = Fours<Talker::hidden>::k(four);
+        if (Fours<Talker::hidden>::there(four)) {
+          *reinterpret_cast<float4*>(out + k) = state(c, k);
+        }
+      }
+    }
   }
 
   // The copying warp learns that nobody reads its ring any more.
@@ -409,15 +448,14 @@ DEVICE void generate_frames(const Params& p, Shared<M>& s) {
 }
 
 template <class M>
-DEVICE void run_prompt(const Params& p, Shared<M>& s) {
+DEVICE void run_prompts(const Params& p, Shared<M>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
     take_registers();
-    Generation<M, kColumns>(p, s).prompt();
+    Generation<M, kColumns>(p, s).prompts();
   } else if (copies()) {
-    const int passes = (p.prompt_length + kColumns - 1) / kColumns;
-    fetch_weights<M::under_way>(s.ring, 0, passes,
+    fetch_weights<M::under_way>(s.ring, 0, p.num_passes,
                                 [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }

@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kLaunched, 1) generate(const __grid_constant__
 template <class M>
 __global__ void __launch_bounds__(kLaunched, 1) prefill(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  run_prompt<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
+  run_prompts<M>(p, *reinterpret_cast<Shared<M>*>(bytes));
 }
 
 #define MEGAKERNEL_ENTRY(name)                                                                     \

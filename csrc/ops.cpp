@@ -4,6 +4,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <chrono>
+#include <thread>
+
 #include "params.cuh"
 
 namespace megakernel {
@@ -196,6 +199,31 @@ Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor
   return w;
 }
 
+// Whether the passes, on the host, name places that there are, and a column for every row.
+void check_passes(const Tensor& passes, const Network& talker, int64_t rows) {
+  constexpr int64_t kInts = sizeof(Pass) / sizeof(int);
+  TORCH_CHECK(passes.is_cpu() && passes.dim() == 2 && passes.size(1) == kInts,
+              "The passes must be [passes, ", kInts, "] on the host, found ", passes.sizes(),
+              " on ", passes.device(), ".");
+  const Pass* at = reinterpret_cast<const Pass*>(pointer<int>(passes, at::kInt, "passes"));
+  int64_t columns = 0;
+  for (int64_t i = 0; i < passes.size(0); ++i) {
+    TORCH_CHECK(1 <= at[i].columns && at[i].columns <= kColumns, "A pass takes 1 to ", kColumns,
+                " columns, found ", at[i].columns, ".");
+    columns += at[i].columns;
+    for (int c = 0; c < at[i].columns; ++c) {
+      const Place& place = at[i].places[c];
+      TORCH_CHECK(0 <= place.slot && place.slot < talker.slots && 0 <= place.position &&
+                      place.position < talker.positions && 0 <= place.first && place.first <= c,
+                  "There is no position ", place.position, " of slot ", place.slot, " among ",
+                  talker.slots, " slots of ", talker.positions, " positions, or no first column ",
+                  place.first, " for column ", c, ".");
+    }
+  }
+  TORCH_CHECK(columns == rows, "The passes have ", columns, " columns and the prompt ", rows,
+              " rows.");
+}
+
 // One a multiprocessor, as far as every block finds work.
 int blocks(const Entry& e) {
   int device = 0, count = 0;
@@ -235,17 +263,37 @@ void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::
 }
 
 void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
-             int64_t eos, double eps, int64_t patience, const Tensor& prompt) {
+             int64_t eos, double eps, int64_t patience, const Tensor& prompt,
+             const Tensor& passes) {
   const c10::cuda::CUDAGuard guard(memory[0].device());
   Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   const Entry e = entry(model);
   TORCH_CHECK(prompt.dim() == 2 && prompt.size(1) == e.shape.talker[0],
-              "The prompt must be [positions, ", e.shape.talker[0], "], found ", prompt.sizes());
-  TORCH_CHECK(prompt.size(0) <= p.talker.positions, "A prompt of ", prompt.size(0),
-              " does not fit ", p.talker.positions, " positions.");
+              "The prompt must be [columns, ", e.shape.talker[0], "], found ", prompt.sizes());
   p.prompt = half(prompt, "prompt");
-  p.prompt_length = static_cast<int>(prompt.size(0));
+  check_passes(passes, p.talker, prompt.size(0));
+  // From pinned memory, or the host would wait for the copy.
+  const Tensor there = passes.pin_memory().to(prompt.device(), /*non_blocking=*/true);
+  p.passes = reinterpret_cast<const Pass*>(there.data_ptr());
+  p.num_passes = static_cast<int>(passes.size(0));
   launch(e.prefill, e, p, memory[kWorkspace]);
+}
+
+// Until an event has happened: looks for it so long, then sleeps. Torch calls operators without
+// Python's lock, and a core that somebody else wants is his between two looks.
+void wait(int64_t event, int64_t nanoseconds) {
+  const cudaEvent_t awaited = reinterpret_cast<cudaEvent_t>(event);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(nanoseconds);
+  cudaError_t found = cudaEventQuery(awaited);
+  while (found == cudaErrorNotReady && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+    found = cudaEventQuery(awaited);
+  }
+  if (found == cudaErrorNotReady) {
+    cudaGetLastError();  // which it was not
+    found = cudaEventSynchronize(awaited);
+  }
+  TORCH_CHECK(found == cudaSuccess, "The launch failed: ", cudaGetErrorString(found), ".");
 }
 
 std::vector<int64_t> shape(int64_t model) {
@@ -270,12 +318,13 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
   m.def("logits_at(int model) -> int", &megakernel::logits_at);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
+  m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
       "float eps, int patience, int max_frames, int[] watched) -> ()");
   m.def(
       "prefill(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
-      "float eps, int patience, Tensor prompt) -> ()");
+      "float eps, int patience, Tensor prompt, Tensor passes) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
@@ -289,5 +338,5 @@ TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
   m.impl("generate", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
                         int64_t, at::IntArrayRef) {});
   m.impl("prefill", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
-                       const at::Tensor&) {});
+                       const at::Tensor&, const at::Tensor&) {});
 }

@@ -55,6 +55,21 @@ struct Stream {
   Rule talker, predictor;
 };
 
+// A position of a prompt, as a column of a pass.
+struct Place {
+  int slot;
+  int position;
+  int first;  // the first column of the same slot
+  int ends;   // whether it is the prompt's last, whose hidden state starts the speech
+};
+
+// Columns that go through the talker together, of one prompt or of several. A prompt's positions
+// come in whole blocks of kColumns: where a pass begins, sums round otherwise.
+struct Pass {
+  int columns;
+  Place places[kColumns];
+};
+
 // Heads of the talker whose scores are told, frame by frame.
 struct Watch {
   int count;
@@ -79,8 +94,9 @@ struct Params {
   const bf16* const* group_embeddings;  // [groups - 1] of [codes, talker hidden]
   const bf16* pad;                      // [talker hidden]
   const bf16* text;                     // [slots, positions, talker hidden]
-  const bf16* prompt;                   // [prompt length, talker hidden]; prefill alone
-  int prompt_length;
+  const bf16* prompt;                   // [columns of all passes, talker hidden]; prefill alone
+  const Pass* passes;                   // [num_passes]
+  int num_passes;
   float* hidden;  // [slots, talker hidden], of the prompts' ends
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn
   int eos;

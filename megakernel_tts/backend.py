@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor
 
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
-from megakernel_tts.frames import Frames
-from megakernel_tts.sampling import Sampling
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.suspension import Suspended
 
 if TYPE_CHECKING:
@@ -34,19 +34,20 @@ class Backend(Protocol):
     slots: int
     positions: int  # prompt and frames of one stream together
 
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        """Starts a stream.
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Starts streams: each as if it were alone, whatever prompts were run before.
 
-        Args:
-            slot: A free one.
-            prompt: [positions, hidden], the talker's input vectors.
-            sampling: With a seed.
-            first_frame: The number that the random generator knows the first frame by.
+        Raises:
+            ValueError: A prompt does not fit a slot.
         """
         ...
 
+    def forget(self) -> None:
+        """Drops what it keeps of earlier prompts; nobody may be in a call meanwhile."""
+        ...
+
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
-        """Queues text vectors [n, hidden]; `last` says that no more will come."""
+        """Queues text vectors [n, hidden], on the host; `last`: no more will come."""
         ...
 
     def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
@@ -89,11 +90,11 @@ class Backend(Protocol):
 def choose_backend(
     model: "Model", config: ModelConfig, pad: Tensor, *, slots: int, positions: int
 ) -> Backend:
-    """The backend for the device that the embeddings are on.
+    """The backend for the device that `pad` is on.
 
     Args:
-        model: Tensors in the type to compute in, the embeddings on the device, the others there or
-            on the host: the backend takes them to the device in its own layout.
+        model: Tensors in the type to compute in, the codec's embeddings on the device, the others
+            there or on the host: the backend takes them to the device in its own layout.
         config: The model's numbers.
         pad: [hidden], the text vector that stands for "no text", on the device.
         slots: Streams at a time.
@@ -105,7 +106,8 @@ def choose_backend(
         return Megakernel(model, config, pad, slots=slots, positions=positions)
     from megakernel_tts.reference import Reference
 
-    there = map_leaves(model, lambda tensor: tensor.to(pad.device))
+    networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
+    there = replace(model, talker=networks[0], predictor=networks[1])
     return Reference(there, config, pad, slots=slots, positions=positions)
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.frames import Frames, Progress
+from megakernel_tts.frames import Frames, Progress, Start
 from megakernel_tts.packing import Packer
+from megakernel_tts.passes import Part, pack
+from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended, put_back, take_out
 from megakernel_tts.weights import Model, Stack
@@ -30,6 +32,7 @@ _EOS, _BROKEN = 1, 4
 _SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
+_LOOK = 5_000_000  # nanoseconds that the host looks for the end of a frame before it sleeps
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
@@ -128,6 +131,7 @@ class Megakernel:
             mail.numpy() for mail in self._mailbox
         )
         self._done = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
 
     def _mail(self, words: int) -> Tensor:
@@ -179,27 +183,77 @@ class Megakernel:
         return torch.stack([angle.cos(), angle.sin()], dim=-1).contiguous()
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        """Runs the prompt; see `Backend.prefill`."""
-        if len(prompt) >= self.positions:
-            raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
-        state = _Slot(
-            prompt=len(prompt),
-            sampling=sampling.in_float32(),
-            first_frame=first_frame,
-            codes=[0] * _GROUPS,
-        )
-        self._seen[slot] = 0
-        self._hidden[slot] = torch.nan  # stays if the launch is lost, which nobody waits for
-        self._put([slot], [state])
-        self._ops.prefill(self._model, *self._lists(), prompt.contiguous())
-        self._state[slot] = state
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Runs the prompts, which nobody waits for; see `Backend.prefill`.
 
+        Prefixes that no prompt had before come first, in a launch of their own: others may begin
+        with them. Then all the rest together.
+        """
+        for start in starts:
+            start.check(self.positions)
+        begins = self._begin_with_common(starts)
+        self._run_prompts(
+            [
+                Part(start.slot, start.prompt, begin, len(start.prompt))
+                for start, begin in zip(starts, begins, strict=True)
+            ]
+        )
+        for start in starts:
+            self._state[start.slot] = _Slot(
+                prompt=len(start.prompt),
+                sampling=start.sampling.in_float32(),
+                first_frame=start.first_frame,
+                codes=[0] * _GROUPS,
+            )
+
+    def _begin_with_common(self, starts: Sequence[Start]) -> list[int]:
+        """Puts the common positions' keys and values in place: whole passes, run or copied.
+
+        Returns:
+            How many positions of each prompt are there.
+        """
+        counts = [start.common // self._columns * self._columns for start in starts]
+        keys = [start.prefix(count) for start, count in zip(starts, counts, strict=True)]
+        known = {key: self._prefixes.get(key) for key in keys}
+        new: dict[bytes, Part] = {}
+        for start, count, key in zip(starts, counts, keys, strict=True):
+            if count and known[key] is None and key not in new:
+                new[key] = Part(start.slot, start.prompt, 0, count)
+        self._run_prompts([*new.values()])
+        for key, part in new.items():
+            known[key] = self._prefixes.put(key, self._remembered(part.slot, part.end))
+        there = {part.slot for part in new.values()}
+        for start, count, key in zip(starts, counts, keys, strict=True):
+            kept = known[key]
+            if kept is None or start.slot in there:
+                continue
+            for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
+                part.copy_(copy)
+        return counts
+
+    def _run_prompts(self, parts: Sequence[Part]) -> None:
+        """Has the kernel run parts of prompts; the host waits for nothing."""
+        if parts:
+            rows, passes = pack(parts, self._columns)
+            self._ops.prefill(self._model, *self._lists(), self._upload(rows), passes)
+
+    def _upload(self, host: Tensor) -> Tensor:
+        """A copy on the device; from pinned memory, or the host would wait for it."""
+        if self._device.type == "cuda":
+            host = host.pin_memory()
+        return host.to(self._device, non_blocking=True)
+
+    def forget(self) -> None:
+        """Drops what it keeps of prompts; see `Backend.forget`."""
+        self._prefixes.clear()
+
+    @torch.inference_mode()
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
         state = self._state[slot]
         text = text[: self.positions - state.fed]
-        self._text[slot, state.fed : state.fed + len(text)] = text
+        if len(text):
+            self._text[slot, state.fed : state.fed + len(text)] = self._upload(text)
         state.fed += len(text)
         state.ended = last
 
@@ -227,7 +281,7 @@ class Megakernel:
             for start in range(0, len(slots), self._columns):
                 some, count = slots[start : start + self._columns], min(frames, _FRAMES)
                 self._launch(some, count)
-                self._wait()
+                self._wait(count)
                 made += self._collect(len(some), count)
                 scores += self._scores(some, count)
         except Exception:
@@ -246,16 +300,21 @@ class Megakernel:
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
-    def _wait(self) -> None:
-        """Sleeps until the launch is over."""
+    def _wait(self, frames: int) -> None:
+        """Lets others run until the launch is over.
+
+        Who sleeps wakes up half a millisecond late (bench/wait.py), which is nothing beside many
+        frames. But one frame is somebody's first chunk, or keeps one waiting who has just come.
+        """
         if self._done is not None:
-            self._done.synchronize()
+            self._ops.wait(self._done.cuda_event, _LOOK if frames == 1 else 0)
 
     def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
         """Each column's frames: why it is over, if it is, and its codes [made, 1 + groups]."""
         if self._failure[0]:
             _, block, phase = self._failure.tolist()
             self._failure[:] = 0
+            self._prefixes.clear()  # the launch that was lost may have been that of a prompt
             raise DeviceError(
                 f"The kernel's blocks lost each other: block {block} waited in vain for "
                 f"{_PATIENCE / 1e9:g} s at the phase {PHASES[phase]}. Another program may hold the "
@@ -298,16 +357,17 @@ class Megakernel:
         """Tells the kernel who speaks."""
         rows = b"".join(_row(i, s, self.positions) for i, s in zip(slots, states, strict=True))
         table = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
-        if self._device.type == "cuda":  # from pinned memory, or the host would wait for the copy
-            table = table.pin_memory().to(self._device, non_blocking=True)
-        self._memory[_STREAMS] = table
+        self._memory[_STREAMS] = self._upload(table)
+
+    def _remembered(self, slot: int, end: int) -> list[Tensor]:
+        """Keys and values of the positions before `end`, and what else is in their last block."""
+        return [self._keys[:, slot, :, :end], self._values[:, slot, :, : -(-end // _BLOCK)]]
 
     def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
         """A slot's parts of the buffers, as far as its stream has come."""
         end = state.prompt + max(state.frames - 1, 0)
         return [
-            self._keys[:, slot, :, :end],
-            self._values[:, slot, :, : -(-end // _BLOCK)],
+            *self._remembered(slot, end),
             self._text[slot, : state.fed],
             self._seen[slot],
             self._hidden[slot],

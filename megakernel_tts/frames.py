@@ -1,10 +1,50 @@
-"""What backends have in common: how far a stream has come, and what a step gives for it."""
+"""What backends have in common: how a stream starts, how far it is, what a step gives for it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from megakernel_tts.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a stream starts.
+
+    Attributes:
+        slot: A free one.
+        prompt: [positions, hidden], the talker's input vectors, on the host.
+        sampling: With a seed.
+        first_frame: The number that the random generator knows the first frame by.
+        common: How many leading positions other prompts may begin with, too: those that do not
+            depend on the text. At most all but the last.
+    """
+
+    slot: int
+    prompt: Tensor
+    sampling: Sampling
+    first_frame: int = 0
+    common: int = 0
+
+    def check(self, positions: int) -> None:
+        """Whether it can be run in a slot of so many positions.
+
+        Raises:
+            ValueError: The prompt leaves no position for a frame, or nothing of it is its own.
+        """
+        if len(self.prompt) >= positions:
+            raise ValueError(f"A prompt of {len(self.prompt)} does not fit {positions} positions.")
+        if not 0 <= self.common < len(self.prompt):
+            raise ValueError(
+                f"{self.common} positions of a prompt of {len(self.prompt)} are said to be common; "
+                "the last one must be its own."
+            )
+
+    def prefix(self, positions: int) -> bytes:
+        """The content of so many leading positions: what a `PrefixCache` knows them by."""
+        return self.prompt[:positions].contiguous().view(torch.uint8).numpy().tobytes()
 
 
 class Frames(NamedTuple):

@@ -1,6 +1,6 @@
 """A checkpoint's folder -> an engine: everything is checked before a weight reaches a device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from megakernel_tts.prompt import Prompter
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text import TextTokenizer
 from megakernel_tts.vocoder import choose_vocoder
-from megakernel_tts.weights import Model, model_specs, speaker_specs
+from megakernel_tts.weights import model_specs, speaker_specs
 
 POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
 
@@ -74,10 +74,9 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     checkpoint.verify((specs, speaker))
     codec.verify((decoder, encoder) if speaker is not None else decoder)
 
-    embeddings = checkpoint.load(specs.embeddings, device, dtype)
-    # On the host for now: the backend takes them to the device in its own layout, piece by piece.
-    rest = (specs.talker, specs.predictor)
-    model = Model(embeddings, *checkpoint.load(rest, torch.device("cpu"), dtype))
+    # On the host: the backend takes weights to the device in its own layout, piece by piece.
+    model = checkpoint.load(specs, torch.device("cpu"), dtype)
+    model = replace(model, embeddings=model.embeddings.on(device))
     prompter = Prompter(model.embeddings, config, tokenizer)
     cloner = None
     if speaker is not None and config.speaker is not None:
@@ -86,7 +85,8 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
             SpeakerEncoder(checkpoint.load(speaker, device, dtype), config.speaker),
             codec_config.sample_rate,
         )
-    backend = choose_backend(model, config, prompter.pad[0], slots=slots, positions=POSITIONS)
+    pad = prompter.pad[0].to(device)
+    backend = choose_backend(model, config, pad, slots=slots, positions=POSITIONS)
     weights = codec.load(decoder, device, torch.float32)
     plain = Decoder(weights, codec_config)
     kernels = backend.name == "megakernel"

@@ -2,20 +2,22 @@
 
 Every position holds a text-side and a codec-side vector, summed. Both text layouts of the release
 are here: in `full` the whole text stands in the prefill; in `streaming` the first token does, and
-each frame is given one more.
+each frame is given one more. All of it happens on the host, which looks rows up and adds them: to
+tell a GPU what to do would take longer.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.errors import VoiceError
-from megakernel_tts.layers import linear
 from megakernel_tts.text import TextTokenizer, check_text
+from megakernel_tts.text_vectors import TextVectors
 from megakernel_tts.voice import Voice
 from megakernel_tts.weights import Embeddings
 
@@ -43,43 +45,57 @@ class Prompt:
 
     Attributes:
         prefill: [positions, hidden].
+        common: How many of them, at its beginning, are the same for every text.
         lead: Text vectors [n, hidden] to feed before the text: the rest of a long transcript.
         taken: How many of the text's tokens it holds; the others are fed frame by frame.
         closed: Whether it holds the end of the text too, so that only padding follows.
     """
 
     prefill: Tensor
+    common: int
     lead: Tensor
     taken: int
     closed: bool
 
 
 class Prompter:
-    """Builds prompts from a model's embeddings."""
+    """Builds prompts from a model's embeddings; all vectors that it gives are on the host."""
 
     def __init__(
         self, embeddings: Embeddings, config: ModelConfig, tokenizer: TextTokenizer
     ) -> None:
+        """Projects every token's vector, on a GPU.
+
+        Args:
+            embeddings: As `TextVectors` takes them, the codec's on the device.
+            config: The model's numbers.
+            tokenizer: The model's.
+        """
         self.config = config
+        self.device = embeddings.codec.device
         self._embeddings = embeddings
+        self._codec_rows = embeddings.codec.cpu()
+        self._text_rows = TextVectors(embeddings)
+        self._named = lru_cache(maxsize=64)(self._prefix)
+        self._recording = lru_cache(maxsize=32)(self._sum_of_frames)
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
-        text = config.text
+        text, control = config.text, config.talker.control
+        self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
         with torch.inference_mode():
             self.pad, self._bos, self.eos = self.text([text.pad, text.bos, text.eos]).split(1)
 
     def text(self, ids: list[int]) -> Tensor:
-        """Text vectors [n, hidden]: `W2 silu(W1 e + b1) + b2`, each token computed alone."""
-        e = self._embeddings
-        x = e.text[self._tensor(ids)][:, None]
-        x = F.silu(linear(x, e.text_up.weight, e.text_up.bias))
-        return linear(x, e.text_down.weight, e.text_down.bias)[:, 0]
-
-    def _tensor(self, ids: list[int]) -> Tensor:
-        return torch.tensor(ids, dtype=torch.long, device=self._embeddings.text.device)
+        """Text vectors [n, hidden]."""
+        return self._text_rows(ids)
 
     def _codec(self, *ids: int) -> Tensor:
-        return self._embeddings.codec[self._tensor(list(ids))]
+        return self._codec_rows[torch.tensor(ids)]
+
+    def _sum_of_frames(self, codes: bytes) -> Tensor:
+        """The embeddings [frames, hidden] of a recording, whose codes are given by content."""
+        table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.groups)
+        return self._embeddings.of_frames(torch.tensor(table, device=self.device)).cpu()
 
     @torch.inference_mode()
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
@@ -94,6 +110,12 @@ class Prompter:
         Raises:
             VoiceError: This model has no such voice or language, or takes no instruction.
         """
+        names = (voice, language, instruct)
+        if all(isinstance(name, str | None) for name in names):
+            return self._named(*names)
+        return self._prefix(*names)  # a cloned voice is no key: its tensors may change
+
+    def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         config, text = self.config, self.config.text
         control = config.talker.control
         speaker, vector = self._speaker(voice)
@@ -107,7 +129,7 @@ class Prompter:
         codec = [self._codec(*tags)]
         if vector is not None:
             codec.append(vector[None])
-        codec.append(self._codec(control.pad))
+        codec.append(self._fill)
         codec_side = torch.cat(codec)
         text_side = torch.cat([self.pad.expand(len(codec_side) - 1, -1), self._bos])
         role = [text.im_start, text.assistant, *self._newline]
@@ -118,12 +140,11 @@ class Prompter:
         vectors = torch.cat(parts)
         if not isinstance(voice, Voice) or voice.codes is None or voice.text is None:
             return Prefix(vectors)
-        codes = voice.codes.to(self._embeddings.codec.device)
-        reference = self._embeddings.of_frames(codes)
+        reference = self._recording(voice.codes.numpy(force=True).tobytes())
         return Prefix(
             vectors,
             reference_text=self.text(self._tokenizer.encode(voice.text.strip())),
-            reference_codes=torch.cat([self._codec(control.bos), reference]),
+            reference_codes=torch.cat([self._begin, reference]),
         )
 
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:
@@ -144,7 +165,7 @@ class Prompter:
                 )
             if voice.codes is not None and not self._codes_fit(voice.codes):
                 raise VoiceError("The voice's codes are not of this model's codec; clone it again.")
-            return None, voice.x_vector.to(self._embeddings.codec)
+            return None, voice.x_vector.to(self._codec_rows)
         if isinstance(voice, Voice):
             raise VoiceError(
                 f"A cloned voice needs a Base model, and this one is {kind}; {self._choices()}"
@@ -223,19 +244,17 @@ class Prompter:
             return self._full(prefix, ids) if ended else None
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             return self._streaming_reference(prefix, ids, ended)
-        bos = self._codec(self.config.talker.control.bos)
-        prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + bos])
-        return Prompt(prefill, self.pad[:0], taken=1, closed=False)
+        prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + self._begin])
+        return Prompt(prefill, len(prefix.vectors), self.pad[:0], taken=1, closed=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
-        control = self.config.talker.control
         text = torch.cat([self.text(ids), self.eos])
-        codec = self._codec(control.bos)
+        codec, common = self._begin, len(prefix.vectors)
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
-            codec = prefix.reference_codes
-        parts = [prefix.vectors, text + self._codec(control.pad), self.pad + codec]
-        return Prompt(torch.cat(parts), self.pad[:0], taken=len(ids), closed=True)
+            codec, common = prefix.reference_codes, common + len(prefix.reference_text)
+        parts = [prefix.vectors, text + self._fill, self.pad + codec]
+        return Prompt(torch.cat(parts), common, self.pad[:0], taken=len(ids), closed=True)
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
         """Transcript and text run beside the reference's codes; what is left over is fed later."""
@@ -250,7 +269,9 @@ class Prompter:
         beside = text[: len(codes)]
         padding = self.pad.expand(len(codes) - len(beside), -1)
         prefill = torch.cat([prefix.vectors, torch.cat([beside, padding]) + codes])
-        return Prompt(prefill, text[len(codes) :], taken=taken, closed=closed)
+        common = len(prefix.vectors) + min(len(reference), len(codes))
+        common = min(common, len(prefill) - 1)  # a long transcript leaves no position to the text
+        return Prompt(prefill, common, text[len(codes) :], taken=taken, closed=closed)
 
 
 def spoken_languages(config: ModelConfig) -> tuple[str, ...]:

@@ -5,28 +5,20 @@ head and the sampling rules give code 0; the predictor, starting from that hidde
 other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_tts.config import ModelConfig, StackConfig
-from megakernel_tts.frames import Frames, Progress
-from megakernel_tts.layers import (
-    gated_mlp,
-    linear,
-    merge_heads,
-    rms_norm,
-    rotary,
-    rotate,
-    split_heads,
-)
+from megakernel_tts.config import ModelConfig
+from megakernel_tts.frames import Frames, Progress, Start
+from megakernel_tts.layers import linear
+from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
+from megakernel_tts.stack import Cache, Watch, run_stack
 from megakernel_tts.suspension import Suspended, put_back, take_out
-from megakernel_tts.weights import Layer, Model, Projection, Stack
+from megakernel_tts.weights import Model, Projection
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
 
@@ -44,40 +36,6 @@ class _Slot(Progress):
     def position(self) -> int:
         """Where the last frame's input goes."""
         return self.prompt + self.frames - 1
-
-
-class _Cache:
-    """Keys and values of one network: [layers, slots, kv heads, positions, head_dim]."""
-
-    def __init__(self, c: StackConfig, slots: int, positions: int, like: Tensor) -> None:
-        shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
-        self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
-        self.values = torch.empty_like(self.keys)
-
-
-@dataclass
-class _Watch:
-    """Tells the scores of some heads while each stream's next position passes the layers.
-
-    Attributes:
-        heads: Layer and head of each.
-        places: Each stream's position.
-        scores: [batch, heads, positions], where they go.
-    """
-
-    heads: Sequence[tuple[int, int]]
-    places: Sequence[int]
-    scores: Tensor
-
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """Queries [batch, heads, 1, head_dim] against a layer's keys, as in `_attend`."""
-        watched = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
-        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
-        for i, head in watched:
-            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
-                known = keys[slot, head // shared, : place + 1].float()
-                query = q[row, head, 0].float() / math.sqrt(q.shape[3])
-                self.scores[row, i, : place + 1] = known @ query
 
 
 class Reference:
@@ -117,8 +75,8 @@ class Reference:
         self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
         talker = config.talker
-        self._cache = _Cache(talker.stack, slots, positions, pad)
-        self._predictor_cache = _Cache(config.predictor.stack, slots, talker.groups, pad)
+        self._cache = Cache(talker.stack, slots, positions, pad)
+        self._predictor_cache = Cache(config.predictor.stack, slots, talker.groups, pad)
         self._text = torch.empty(
             slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
         )
@@ -127,22 +85,45 @@ class Reference:
         self._allowed_early = allowed.clone()
         allowed[talker.control.eos] = True
         self._allowed = allowed
+        self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
         self._interrupted = False
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        """Runs the prompt; see `Backend.prefill`."""
-        if len(prompt) >= self.positions:
-            raise ValueError(f"A prompt of {len(prompt)} does not fit {self.positions} positions.")
-        hidden = self._talk([slot], prompt[None], [0])[0, -1]
-        self._seen[slot] = False
-        self._state[slot] = _Slot(
-            prompt=len(prompt),
-            sampling=sampling.in_float32(),
-            first_frame=first_frame,
-            hidden=hidden,
-        )
+    def prefill(self, starts: Sequence[Start]) -> None:
+        """Runs the prompts one by one; see `Backend.prefill`."""
+        for start in starts:
+            start.check(self.positions)
+        for start in starts:
+            slot, own = start.slot, start.prompt[start.common :].to(self._device)
+            self._begin_with_common(start)
+            hidden = self._talk([slot], own[None], [start.common])[0, -1]
+            self._seen[slot] = False
+            self._state[slot] = _Slot(
+                prompt=len(start.prompt),
+                sampling=start.sampling.in_float32(),
+                first_frame=start.first_frame,
+                hidden=hidden,
+            )
+
+    def _begin_with_common(self, start: Start) -> None:
+        """Puts the common positions' keys and values in place: a pass of their own, or a copy."""
+        slot, count = start.slot, start.common
+        if not count:
+            return
+        parts = self._cache.parts(slot, count)
+        key = start.prefix(count)
+        kept = self._prefixes.get(key)
+        if kept is None:
+            self._talk([slot], start.prompt[None, :count].to(self._device), [0])
+            self._prefixes.put(key, parts)
+            return
+        for part, copy in zip(parts, kept, strict=True):
+            part.copy_(copy)
+
+    def forget(self) -> None:
+        """Drops what it keeps of prompts; see `Backend.forget`."""
+        self._prefixes.clear()
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
@@ -161,8 +142,7 @@ class Reference:
         """A slot's parts of the buffers, as far as its stream has come."""
         end = state.position + 1
         return [
-            self._cache.keys[:, slot, :, :end],
-            self._cache.values[:, slot, :, :end],
+            *self._cache.parts(slot, end),
             self._text[slot, : state.fed],
             self._seen[slot],
         ]
@@ -259,7 +239,7 @@ class Reference:
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
             places = [states[i].position for i in moving]
-            watch = _Watch(self._watched, places, scores[moving])
+            watch = Watch(self._watched, places, scores[moving])
             made = self._talk([slots[i] for i in moving], inputs, places, watch)
             scores[moving] = watch.scores
             rows |= dict(zip(moving, made, strict=True))
@@ -309,7 +289,7 @@ class Reference:
         for i, head in enumerate(predictor.heads):
             x = _project(x, predictor.project)
             starts = [position] * len(rows)
-            h = _run(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
+            h = run_stack(x, predictor.stack, c.stack, self._predictor_cache, rows, starts)[:, -1:]
             position += x.shape[1]
             logits = linear(h, head)[:, 0]
             self._trace("predictor", logits)
@@ -320,11 +300,11 @@ class Reference:
         return torch.stack(codes, dim=1)
 
     def _talk(
-        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: _Watch | None = None
+        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: Watch | None = None
     ) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
-        return _run(x, stack, c, self._cache, slots, starts, watch)
+        return run_stack(x, stack, c, self._cache, slots, starts, watch)
 
 
 def _check_finite(network: str, values: Tensor) -> None:
@@ -334,74 +314,3 @@ def _check_finite(network: str, values: Tensor) -> None:
 
 def _project(x: Tensor, projection: Projection | None) -> Tensor:
     return x if projection is None else linear(x, projection.weight, projection.bias)
-
-
-def _run(
-    x: Tensor,
-    stack: Stack,
-    c: StackConfig,
-    cache: _Cache,
-    slots: Sequence[int],
-    starts: Sequence[int],
-    watch: _Watch | None = None,
-) -> Tensor:
-    """All layers and the last norm over new positions x, from position `starts` on in each slot."""
-    steps = torch.arange(x.shape[1], device=x.device)
-    positions = torch.tensor(starts, device=x.device)[:, None] + steps
-    turn = rotary(positions, c.head_dim, c.theta, x.dtype)
-    for i, layer in enumerate(stack.layers):
-        q, k, v = _qkv(x, layer, c, turn)
-        keys, values = cache.keys[i], cache.values[i]
-        x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
-        if watch is not None:
-            watch.look(i, q, keys, slots)
-        n = rms_norm(x, layer.post_norm, c.eps)
-        x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
-    return rms_norm(x, stack.norm, c.eps)
-
-
-def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections, per-head norms of query and key, rotary embedding."""
-    n = rms_norm(x, layer.input_norm, c.eps)
-    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.eps)
-    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.eps)
-    return rotate(q, turn), rotate(k, turn), split_heads(linear(n, layer.v), c.head_dim)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Sequence[int],
-    starts: Sequence[int],
-) -> Tensor:
-    """Appends k and v to the slots, then attends causally, each stream within its own slot.
-
-    Args:
-        q: [batch, heads, new positions, head_dim].
-        k: [batch, kv heads, new positions, head_dim].
-        v: As k.
-        keys: The layer's cache [slots, kv heads, positions, head_dim].
-        values: As keys.
-        slots: Of each stream.
-        starts: Each stream's first new position.
-
-    Returns:
-        [batch, new positions, heads * head_dim].
-    """
-    outputs: list[Tensor] = []
-    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-        end = start + q.shape[2]
-        keys[slot, :, start:end] = k[row]
-        values[slot, :, start:end] = v[row]
-        attended = F.scaled_dot_product_attention(
-            q[row : row + 1],
-            keys[slot : slot + 1, :, :end],
-            values[slot : slot + 1, :, :end],
-            is_causal=q.shape[2] > 1,  # several new positions only ever start at 0
-            enable_gqa=True,
-        )
-        outputs.append(attended)
-    return merge_heads(torch.cat(outputs))

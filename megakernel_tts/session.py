@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
-_PORTION = 4096  # characters tokenised before the engine may look at them
+PORTION = 4096  # characters tokenised before the engine may look at them
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,13 @@ class Session:
             TextError: It is no Unicode text, or the text was ended.
         """
         check_text(text)
-        for start in range(0, len(text), _PORTION):
+        for start in range(0, len(text), PORTION):
             with self._script.lock:
                 if self._script.ended:
                     raise TextError("The session's text was ended; open a new session for more.")
                 if self._script.closed:
                     return
-                self._script.push(text[start : start + _PORTION])
+                self._script.push(text[start : start + PORTION])
             self._wake()
 
     def end(self) -> None:

@@ -21,7 +21,14 @@ from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import POSITIONS, Loaded, load_checkpoint
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Script
-from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, FinishReason, Session
+from megakernel_tts.session import (
+    PORTION,
+    AudioChunk,
+    ChunkPolicy,
+    Finish,
+    FinishReason,
+    Session,
+)
 from megakernel_tts.split import Limits, Splitter
 from megakernel_tts.text import check_text
 from megakernel_tts.voice import Voice
@@ -239,7 +246,8 @@ class TTS:
         """
         sentences = _SENTENCES if layout == "full" else None
         live = "streaming" if layout == "auto" else layout
-        return self._open(voice, language, instruct, live, sampling, chunks, sentences)
+        script = Script(self._loaded.tokenizer, Splitter(_name(language), sentences))
+        return self._open(script, voice, language, instruct, live, sampling, chunks)
 
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
         """Makes a voice from a recording, for a Base model.
@@ -270,8 +278,10 @@ class TTS:
         """Runs every path that a request can take, so that the first one is as fast as any.
 
         That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
-        every slot taken.
+        every slot taken. What prompts of the named voices begin with is kept from then on.
         """
+        for name in self.voices:
+            self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))
         for voice, instruct in self._manners():
             for sampling in (_WARM, replace(_WARM, temperature=0.0, predictor_temperature=0.0)):
                 for layout in ("full", "streaming"):
@@ -335,20 +345,27 @@ class TTS:
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
-        session = self._open(voice, language, instruct, known, sampling, chunks, None, retries)
-        session.push_text(text)
-        session.end()
+        portion, rest = text[:PORTION], text[PORTION:]
+        # With its text from the start: the engine need not be woken for every step of it.
+        script = Script(self._loaded.tokenizer, Splitter(_name(language)))
+        script.push(portion)
+        if not rest:
+            script.end()
+        session = self._open(script, voice, language, instruct, known, sampling, chunks, retries)
+        if rest:
+            session.push_text(rest)
+            session.end()
         return session
 
     def _open(
         self,
+        script: Script,
         voice: str | Voice | None,
         language: str,
         instruct: str | None,
         layout: Literal["full", "streaming"],
         sampling: Sampling | None,
         chunks: ChunkPolicy | None,
-        limits: Limits | None,
         retries: int = 0,
     ) -> Session:
         if layout not in ("full", "streaming"):
@@ -359,7 +376,6 @@ class TTS:
             voice = next(iter(self.voices), None)
         engine = self._loaded.engine
         prefix = engine.prompter.prefix(voice, language, instruct)
-        script = Script(self._loaded.tokenizer, Splitter(language.strip().lower(), limits))
         return engine.open(
             script,
             prefix,
@@ -369,6 +385,11 @@ class TTS:
             chunks or ChunkPolicy(),
             retries=retries,
         )
+
+
+def _name(language: str) -> str:
+    """As `Splitter` knows it; what is no name at all is refused with the voice."""
+    return language.strip().lower() if isinstance(language, str) else "auto"
 
 
 def _expect(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:

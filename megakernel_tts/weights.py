@@ -4,12 +4,12 @@ The one table that knows a checkpoint's names for these networks (the codec's is
 `codec/weights.py`). Shapes are [out, in], as torch's linear layers store them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from megakernel_tts.checkpoint import spec
+from megakernel_tts.checkpoint import map_leaves, spec
 from megakernel_tts.config import ModelConfig, SpeakerConfig, StackConfig
 
 
@@ -55,6 +55,11 @@ class Embeddings:
     text_down: Projection  # text_hidden -> hidden
     codec: Tensor  # [vocab, hidden]: control ids, speakers, code 0
     groups: tuple[Tensor, ...]  # groups - 1 tables [codes, hidden]: codes 1 to groups - 1
+
+    def on(self, device: torch.device) -> "Embeddings":
+        """Everything on a device but the text's table, of which few rows are ever wanted there."""
+        there = map_leaves(replace(self, text=self.text[:0]), lambda tensor: tensor.to(device))
+        return replace(there, text=self.text)
 
     def of_frames(self, codes: Tensor) -> Tensor:
         """The sum of the embeddings of frames [n, groups]: [n, hidden], rounded once."""

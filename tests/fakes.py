@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megakernel_tts.frames import Frames
-from megakernel_tts.sampling import Sampling
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.suspension import Suspended
 
 
@@ -27,12 +26,14 @@ class ScriptedBackend:
         self.endless = False
         self.runaway: set[int] = set()  # seeds that never end
         self.poisoned: dict[int, int] = {}  # seed -> the frame at which its step fails
+        self.unable: set[int] = set()  # seeds whose prompt fails
         self.gate = threading.Event()  # frames wait for it
         self.gate.set()
         self.asked: list[int] = []  # frames of every step
         self.batches: list[int] = []  # streams of every frame
         self.prompts: list[int] = []
         self.starts: list[tuple[int, int]] = []  # seed and first frame of every prompt
+        self.together: list[int] = []  # streams of every prefill
         self.events: list[str] = []
         self.threads: set[int] = set()
         self.suspended = 0
@@ -43,15 +44,24 @@ class ScriptedBackend:
     def busy(self) -> set[int]:
         return set(self._streams)
 
-    def prefill(self, slot: int, prompt: Tensor, sampling: Sampling, first_frame: int) -> None:
-        assert slot not in self._streams, "the slot is taken"
-        assert sampling.seed is not None
-        self.prompts.append(len(prompt))
-        self.starts.append((sampling.seed, first_frame))
+    def prefill(self, starts: Sequence[Start]) -> None:
+        self.threads.add(threading.get_ident())
+        if unable := {start.sampling.seed for start in starts} & self.unable:
+            raise ArithmeticError(f"unable seed {unable.pop()}")
+        for start in starts:
+            seed = start.sampling.seed
+            assert start.slot not in self._streams, "the slot is taken"
+            assert seed is not None
+            self.prompts.append(len(start.prompt))
+            self.starts.append((seed, start.first_frame))
+            self._streams[start.slot] = {
+                "seed": seed, "first": start.first_frame, "frames": 0, "fed": 0, "ended": 0,
+            }  # fmt: skip
+        self.together.append(len(starts))
         self.events.append("prefill")
-        self._streams[slot] = {
-            "seed": sampling.seed, "first": first_frame, "frames": 0, "fed": 0, "ended": 0,
-        }  # fmt: skip
+
+    def forget(self) -> None:
+        pass
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         stream = self._streams[slot]

@@ -8,6 +8,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.reference import Reference
 from tests.emulator import EmulatedOps
@@ -40,10 +41,10 @@ class Bench:
         self.norm = exact.talker.stack.norm
         with torch.inference_mode():
             prefix = prompter.prefix("ryan", "english", None)
-            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad)
+            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad.dtype)
             prompt = prompter.start(prefix, [7], "streaming", ended=True)
             assert prompt is not None
-            self.prompt = prompt.prefill.to(pad)
+            self.prompt = prompt.prefill.to(pad.dtype)
 
     def watching(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
         """Another kernel, which tells the scores of these heads."""
@@ -59,5 +60,5 @@ class Bench:
 
     def begin(self, slot: int, stream: int) -> None:
         """Streams have prompts of different lengths."""
-        self.kernel.prefill(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream], 0)
+        self.kernel.prefill([Start(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream])])
         self.kernel.feed(slot, self.text, True)

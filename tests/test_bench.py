@@ -90,9 +90,15 @@ def test_a_slow_stage_is_the_one_that_grows(
         assert max(parts, key=lambda name: parts[name]) == stage, parts
 
 
-def test_percentiles_are_in_order_and_streams_are_all_seen(demo: TTS, request_: Request) -> None:
+def test_percentiles_are_in_order_and_streams_are_all_seen(
+    demo: TTS, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = first_chunk(demo, request_, 4)
     assert first.runs == 4 and 0 < first.p50 <= first.p95 <= first.p99
+    forgotten: list[bool] = []
+    backend = demo._loaded.engine.backend
+    monkeypatch.setattr(backend, "forget", lambda: forgotten.append(True))
+    assert first_chunk(demo, request_, 3, cold=True).runs == len(forgotten) == 3
     both = streaming(demo, request_, 2, streams=2, rounds=1)
     assert (both.chunk_frames, both.streams, both.rounds) == (2, 2, 1)
     assert 0 < both.first_chunk_ms[0] <= both.first_chunk_ms[1] and len(both.first_chunk_ms) == 2
@@ -110,8 +116,9 @@ def test_the_command_prints_a_table_and_writes_json(
     assert report["model"] == "demo" and report["backend"] == "reference"
     assert report["device"] == "cpu" and report["dtype"] == "float32" and report["memory"] is None
     assert {"machine", "python", "torch", "date"} <= set(report)
-    first = report["first_chunk"]
-    assert first["runs"] == 2 and f"p50 {first['p50']:.2f} ms" in printed
+    first, cold = report["first_chunk"], report["first_chunk_cold"]
+    assert first["runs"] == 2 and f"one frame (2 runs): p50 {first['p50']:.2f} ms" in printed
+    assert cold["runs"] == 1 and f"cold (1 runs): p50 {cold['p50']:.2f} ms" in printed
     assert list(report["stages"]) == [
         "tokenise", "prompt", "prefill", "first_frame", "codec", "delivery", "hand_over",
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megakernel_tts import Sampling
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.layers import rms_norm
 from megakernel_tts.loader import Loaded, load_checkpoint
 from tests.kernels import MODELS, SAMPLINGS, Bench
@@ -35,7 +36,7 @@ def test_a_prompt_is_as_exact_as_bfloat16_in_torch(bench: Callable[..., Bench], 
     b = bench(size)
     b.begin(0, 0)
     for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
-        reference.prefill(0, prompt, SAMPLINGS[0], 0)
+        reference.prefill([Start(0, prompt, SAMPLINGS[0])])
     ours = rms_norm(b.kernel._hidden[0][None], b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
@@ -68,8 +69,8 @@ def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
     agreed = 0
     for seed in range(6):
         rule = Sampling(seed=seed, top_k=(0, 5, 50)[seed % 3], top_p=(1.0, 0.7)[seed % 2])
-        b.kernel.prefill(0, b.prompt, rule, seed)
-        b.exact.prefill(0, b.prompt.float(), rule, seed)
+        b.kernel.prefill([Start(0, b.prompt, rule, seed)])
+        b.exact.prefill([Start(0, b.prompt.float(), rule, seed)])
         ours, theirs = one_frame(b.kernel, [0])[0], one_frame(b.exact, [0])[0]
         assert ours is not None and theirs is not None
         agreed += int(ours[0] == theirs[0])
@@ -79,17 +80,17 @@ def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
 
 def test_text_that_has_not_arrived_and_prompts_that_do_not_fit(bench: Callable[..., Bench]) -> None:
     b = bench("0b6")
-    b.kernel.prefill(0, b.prompt, SAMPLINGS[0], 0)
+    b.kernel.prefill([Start(0, b.prompt, SAMPLINGS[0])])
     one_frame(b.kernel, [0])
     with pytest.raises(RuntimeError, match="before the text of frame 0"):
         one_frame(b.kernel, [0])
     with pytest.raises(ValueError, match="64 does not fit 64"):
-        b.kernel.prefill(1, torch.zeros(64, b.prompt.shape[1]).bfloat16(), SAMPLINGS[0], 0)
+        b.kernel.prefill([Start(1, torch.zeros(64, b.prompt.shape[1]).bfloat16(), SAMPLINGS[0])])
 
 
 def test_not_finite_logits_are_an_error(bench: Callable[..., Bench]) -> None:
     b = bench("0b6")
-    b.kernel.prefill(0, torch.full_like(b.prompt, torch.nan), SAMPLINGS[0], 0)
+    b.kernel.prefill([Start(0, torch.full_like(b.prompt, torch.nan), SAMPLINGS[0])])
     with pytest.raises(FloatingPointError, match="not finite"):
         one_frame(b.kernel, [0])
 
@@ -98,13 +99,13 @@ def test_a_broken_neighbour_changes_nothing(bench: Callable[..., Bench]) -> None
     """A step that raises leaves the streams as they were: what was drawn in it is not repeated."""
     b = bench("1b7")
     rule = Sampling(seed=1, repetition_penalty=50.0)
-    b.kernel.prefill(0, b.prompt, rule, 0)
+    b.kernel.prefill([Start(0, b.prompt, rule)])
     b.kernel.feed(0, b.text, True)
     alone = _frames(b, [0], 3)[0]
     b.kernel.release(0)
-    b.kernel.prefill(0, b.prompt, rule, 0)
+    b.kernel.prefill([Start(0, b.prompt, rule)])
     b.kernel.feed(0, b.text, True)
-    b.kernel.prefill(1, torch.full_like(b.prompt, torch.nan), rule, 0)
+    b.kernel.prefill([Start(1, torch.full_like(b.prompt, torch.nan), rule)])
     with pytest.raises(FloatingPointError):
         one_frame(b.kernel, [0, 1])
     assert _frames(b, [0], 3)[0] == alone
@@ -115,13 +116,13 @@ def test_another_rope_for_the_predictor_is_refused(bench: Callable[..., Bench]) 
     stack = replace(b.config.predictor.stack, theta=1e4)
     config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
     with pytest.raises(ValueError, match="one rope_theta"):
-        Megakernel(b.half.model, config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+        Megakernel(b.half.model, config, b.pad, slots=1, positions=64, ops=b.ops)
 
 
 def test_a_shape_that_is_not_compiled_is_refused(bench: Callable[..., Bench]) -> None:
     b = bench("0b6")
     with pytest.raises(ValueError, match="not compiled for the shapes"):
-        Megakernel(b.half.model, bench("1b7").config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+        Megakernel(b.half.model, bench("1b7").config, b.pad, slots=1, positions=64, ops=b.ops)
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +150,8 @@ def test_the_gpu_is_as_exact_as_the_emulated_instructions(
     kernel = on_gpu(size).engine.backend
     assert isinstance(kernel, Megakernel)
     for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
-        reference.prefill(0, prompt, SAMPLINGS[0], 0)
-    kernel.prefill(0, b.prompt.cuda(), SAMPLINGS[0], 0)
+        reference.prefill([Start(0, prompt, SAMPLINGS[0])])
+    kernel.prefill([Start(0, b.prompt, SAMPLINGS[0])])
     ours = rms_norm(kernel._hidden[0][None].cpu(), b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
@@ -167,9 +168,9 @@ def test_streams_on_the_gpu_are_the_same_in_any_company(
     kernel = on_gpu(size).engine.backend
 
     def begin(slot: int, stream: int) -> None:
-        prompt = b.prompt[stream:].contiguous().cuda()
-        kernel.prefill(slot, prompt, SAMPLINGS[stream], 0)
-        kernel.feed(slot, b.text.cuda(), True)
+        prompt = b.prompt[stream:]
+        kernel.prefill([Start(slot, prompt, SAMPLINGS[stream])])
+        kernel.feed(slot, b.text, True)
 
     alone: list[list[list[int] | None]] = []
     for stream in range(3):
@@ -188,10 +189,10 @@ def test_streams_on_the_gpu_are_the_same_in_any_company(
 def test_a_frame_is_the_same_a_hundred_times(on_gpu: Callable[[str], Loaded]) -> None:
     kernel = on_gpu("1b7").engine.backend
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randn(9, 192, generator=generator).bfloat16().cuda()
+    prompt = torch.randn(9, 192, generator=generator).bfloat16()
     seen: set[tuple[int, ...]] = set()
     for _ in range(100):
-        kernel.prefill(0, prompt, SAMPLINGS[0], 0)
+        kernel.prefill([Start(0, prompt, SAMPLINGS[0])])
         frame = one_frame(kernel, [0])[0]
         assert frame is not None
         seen.add(tuple(frame.tolist()))

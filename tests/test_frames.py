@@ -15,7 +15,7 @@ from torch import Tensor
 from megakernel_tts import AudioChunk, ChunkPolicy, Sampling
 from megakernel_tts.backend import Backend
 from megakernel_tts.engine import Engine
-from megakernel_tts.frames import Frames
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.reference import Reference
 from megakernel_tts.script import Script
@@ -36,6 +36,10 @@ class Speaker:
     fed: int = 0
     ended: bool = False
 
+    def start(self, slot: int) -> Start:
+        """All of its prompt but the end is kept for the next time."""
+        return Start(slot, self.prompt, self.sampling, common=len(self.prompt) - 1)
+
     @property
     def ready(self) -> bool:
         return len(self.said) <= self.fed or self.fed == len(self.text)
@@ -53,7 +57,7 @@ class Speaker:
 def frame_by_frame(backend: Backend, speakers: list[Speaker]) -> list[list[list[int]]]:
     """What each says, one frame a step, all of its text there from the start."""
     for slot, speaker in enumerate(speakers):
-        backend.prefill(slot, speaker.prompt, speaker.sampling, 0)
+        backend.prefill([speaker.start(slot)])
         speaker.feed(backend, slot, len(speaker.text))
     said: list[list[list[int]]] = [[] for _ in speakers]
     running = set(range(len(speakers)))
@@ -75,7 +79,7 @@ def play(backend: Backend, speakers: list[Speaker], rng: random.Random, most: in
     while waiting or running:
         while waiting and free and (not running or rng.random() < 0.5):
             speaker, slot = waiting.pop(), free.pop()
-            backend.prefill(slot, speaker.prompt, speaker.sampling, 0)
+            backend.prefill([speaker.start(slot)])
             running[slot] = speaker
         for slot, speaker in running.items():
             if rng.random() < 0.5 or not any(s.ready for s in running.values()):
@@ -126,7 +130,7 @@ def _speakers(prompt: Tensor, text: Tensor, caps: list[int]) -> list[Speaker]:
 
 def test_any_steps_of_the_reference_give_the_same_codes(bench: Callable[..., Bench]) -> None:
     b = bench("1b7")
-    reference = Reference(b.exact.model, b.config, b.prompt[0].float(), slots=4, positions=64)
+    reference = Reference(b.exact.model, b.config, b.pad.float(), slots=4, positions=64)
     speakers = _speakers(b.prompt.float(), b.text.float().repeat(3, 1), [12, 3, 17, 9])
     check(reference, speakers, plays=8, most=9)
 
@@ -150,7 +154,7 @@ def test_an_interruption_ends_a_launch_under_way(any_bench: Callable[..., Bench]
     b = any_bench("0b6")
     kernel, most = b.kernel, 30
     b.begin(0, 0)
-    whole = kernel.step([0], most)[0].codes if b.prompt.is_cuda else None
+    whole = kernel.step([0], most)[0].codes if b.pad.is_cuda else None
     kernel.release(0)
     b.begin(0, 0)
     kernel._published[:] = 0
@@ -176,7 +180,7 @@ def test_an_interruption_ends_a_launch_under_way(any_bench: Callable[..., Bench]
 
 def test_what_is_asked_beyond_the_slot_is_refused(bench: Callable[..., Bench]) -> None:
     b = bench("1b7")
-    b.exact.prefill(0, b.prompt.float()[:1].repeat(60, 1), SAMPLINGS[0], 0)
+    b.exact.prefill([Start(0, b.prompt.float()[:1].repeat(60, 1), SAMPLINGS[0])])
     b.exact.feed(0, b.text.float()[:0], True)
     assert len(b.exact.step([0], 9)[0].codes) == 4
     with pytest.raises(ValueError, match="Slot 0 is full: it has 64 positions"):

@@ -11,6 +11,7 @@ from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.checkpoint import Spec, map_leaves
 from megakernel_tts.config import read_model_config
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.layers import linear
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size
@@ -53,11 +54,9 @@ def test_greedy_codes_equal_the_official_ones(
 ) -> None:
     loaded = on_gpu(case.kind, size, CHECKPOINTS[size][1])
     prompt, trailing = build(loaded, size, case)
-    np.testing.assert_allclose(
-        prompt.prefill.cpu(), expected(size, case, "prefill"), rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
     backend = loaded.engine.backend
-    backend.prefill(0, prompt.prefill, Sampling.greedy(seed=0), 0)
+    backend.prefill([Start(0, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)])
     backend.feed(0, trailing, True)
     made = [one_frame(backend, [0])[0] for _ in range(FRAMES)]
     backend.release(0)
@@ -131,7 +130,8 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     pad = torch.randn(hidden, device="cuda", generator=generator).to(dtype)
     reference = Reference(model, config, pad, slots=4, positions=64)
     prompts = [
-        torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype) for i in range(4)
+        torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype).cpu()
+        for i in range(4)
     ]
     samplings = [
         Sampling(seed=1),
@@ -141,8 +141,8 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     ]
 
     def begin(slot: int, stream: int) -> None:
-        reference.prefill(slot, prompts[stream], samplings[stream], 0)
-        reference.feed(slot, pad[None][:0], True)
+        reference.prefill([Start(slot, prompts[stream], samplings[stream])])
+        reference.feed(slot, prompts[stream][:0], True)
 
     def codes(rows: list[torch.Tensor | None]) -> list[list[int] | None]:
         return [None if row is None else row.tolist() for row in rows]

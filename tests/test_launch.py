@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from megakernel_tts import ChunkPolicy, Sampling
 from megakernel_tts.engine import Engine
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.loader import Loaded
+from megakernel_tts.passes import Part, pack
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.script import Script
 from megakernel_tts.split import Splitter
-from tests.emulator import ROOT
+from tests.emulator import COLUMNS, ROOT
 from tests.kernels import Bench
 from tests.rig import drain, one_frame
 
@@ -129,10 +131,11 @@ def test_the_host_waits_for_nothing_between_the_first_frame_and_the_last(
     try:
         with pytest.raises(RuntimeError, match="synchroniz"):
             b.kernel._hidden.sum().item()  # the mode would tell
+        b.begin(3, 1)
         b.kernel._launch([0, 1, 2], 30)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    b.kernel._wait()
+    b.kernel._wait(30)
     made = b.kernel._collect(3, 30)
     for ours, expected in zip(made, whole, strict=True):
         assert torch.equal(torch.from_numpy(ours[: len(expected), 1:]), expected)
@@ -148,12 +151,14 @@ def _arguments(b: Bench) -> tuple[Any, ...]:
     kernel._put([0], [kernel._state[0]])
     lists: Any = kernel._lists()
     weights, memory, mailbox, *rest = lists
-    mailbox = [mail.to(b.prompt.device) for mail in mailbox]
+    mailbox = [mail.to(b.pad.device) for mail in mailbox]
     return kernel._model, weights, memory, mailbox, *rest
 
 
 def _check_operators(b: Bench, operators: Any) -> None:
-    last: dict[str, tuple[Any, ...]] = {"generate": (1, []), "prefill": (b.prompt,)}
+    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
+    prefill = (rows.to(b.pad.device), passes)
+    last: dict[str, tuple[Any, ...]] = {"generate": (1, []), "prefill": prefill}
     for name, arguments in last.items():
         operator = getattr(operators, name).default
         found = torch.library.opcheck(operator, (*_arguments(b), *arguments))
@@ -229,10 +234,24 @@ def test_what_is_wrong_is_said(
 @pytest.mark.gpu
 def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
     b = gpu_bench("0b6")
-    for prompt, sentence in (
-        (b.prompt[:, 1:].contiguous(), r"The prompt must be \[positions, 128\], found"),
-        (b.prompt[:1].repeat(65, 1), "A prompt of 65 does not fit 64 positions"),
-        (b.prompt.float(), "prompt must be contiguous, of type BFloat16"),
+    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
+    rows = rows.to(b.pad.device)
+
+    def beyond(place: int, value: int) -> Tensor:
+        wrong = passes.clone()
+        wrong[0, place] = value
+        return wrong
+
+    for prompt, table, sentence in (
+        (rows[:, 1:].contiguous(), passes, r"The prompt must be \[columns, 128\], found"),
+        (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
+        (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
+        (rows, passes[:, 1:], r"The passes must be \[passes, 33\] on the host"),
+        (rows, passes.to(b.pad.device), "on the host, found .* on cuda"),
+        (rows, beyond(0, 9), "A pass takes 1 to 8 columns, found 9"),
+        (rows, beyond(1, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
+        (rows, beyond(2, 64), "There is no position 64 of slot 0"),
+        (rows, beyond(3, 1), "or no first column 1 for column 0"),
     ):
         with pytest.raises(RuntimeError, match=sentence):
-            torch.ops.megakernel_tts.prefill(*_arguments(b), prompt)
+            torch.ops.megakernel_tts.prefill(*_arguments(b), prompt, table)

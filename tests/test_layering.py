@@ -35,20 +35,27 @@ ALLOWED: dict[str, set[str]] = {
     "codec.cuda": {"codec.decoder", "codec.kernels", "codec.weights", "config"},
     "codec.encoder": {"codec.weights", "config", "layers", "codec"},
     "codec.speaker": {"config", "layers", "weights"},
-    "prompt": LEAVES | {"config", "layers", "text", "voice", "weights"},
+    "text_vectors": {"layers", "weights"},
+    "prompt": LEAVES | {"config", "text", "text_vectors", "voice", "weights"},
     # Those that run the networks are imported inside the chooser alone.
     "backend": {"checkpoint", "config", "cuda", "frames", "reference", "sampling", "suspension"}
     | {"weights"},
-    "reference": {"config", "frames", "layers", "sampling", "suspension", "weights"},
-    "frames": set(),
+    "stack": {"config", "layers", "weights"},
+    "reference": {"config", "frames", "layers", "prefix_cache", "sampling", "stack", "suspension"}
+    | {"weights"},
+    "frames": {"sampling"},
+    "passes": set(),
+    "prefix_cache": set(),
     "suspension": set(),
     "packing": {"checkpoint", "weights"},
-    "cuda": LEAVES | {"config", "frames", "packing", "sampling", "suspension", "weights"},
+    "cuda": LEAVES
+    | {"config", "frames", "packing", "passes", "prefix_cache", "sampling", "suspension"}
+    | {"weights"},
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"script", "text"},
     "stream": {"frames", "guard", "prompt", "sampling", "script", "session"} | {"suspension"},
     "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "codec.weights", "config"},
-    "loop": LEAVES | {"backend", "prompt", "session", "stream", "vocoder"},
+    "loop": LEAVES | {"backend", "frames", "prompt", "session", "stream", "vocoder"},
     "engine": LEAVES
     | {"backend", "codec.decoder", "loop", "prompt", "sampling", "script", "session", "stream"}
     | {"vocoder", "voice"},

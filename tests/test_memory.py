@@ -23,7 +23,7 @@ def test_packed_weights_replace_the_originals_and_embeddings_are_shared(
     networks = (model.talker, model.predictor)
     matrices = [weakref.ref(t) for t in leaves(networks) if t.dim() == 2]
     embeddings = model.embeddings
-    kernel = Megakernel(model, b.config, b.prompt[0], slots=1, positions=64, ops=b.ops)
+    kernel = Megakernel(model, b.config, b.pad, slots=1, positions=64, ops=b.ops)
     del model, networks
     assert len(matrices) > 30 and not any(matrix() is not None for matrix in matrices)
     held = {part.data_ptr() for part in (*kernel._weights, *kernel._kept)}

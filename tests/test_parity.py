@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Prompt
 from megakernel_tts.random_checkpoint import Size
@@ -102,7 +103,7 @@ def test_greedy_codes_hidden_states_and_logits(
         positions=256,
         trace=lambda phase, tensor: seen[phase].append(tensor[0]),
     )
-    reference.prefill(1, prompt.prefill, Sampling.greedy(seed=0), 0)
+    reference.prefill([Start(1, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)])
     reference.feed(1, trailing, True)
     frames = [one_frame(reference, [1])[0] for _ in range(FRAMES)]
     codes = torch.stack([frame for frame in frames if frame is not None]).numpy()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from megakernel_tts import Sampling
+from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.reference import Reference
 from tests.rig import one_frame
@@ -33,7 +34,7 @@ def start(reference: Reference, loaded: Loaded, slot: int, text: str, sampling: 
     ids = loaded.tokenizer.encode(text)
     prompt = prompter.start(prefix, ids, "streaming", ended=True)
     assert prompt is not None
-    reference.prefill(slot, prompt.prefill, sampling, 0)
+    reference.prefill([Start(slot, prompt.prefill, sampling)])
     with torch.inference_mode():
         reference.feed(slot, torch.cat([prompter.text(ids[1:]), prompter.eos]), True)
 
@@ -139,7 +140,7 @@ def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None
         prompter.prefix("ryan", "english", None), ids[:1], "streaming", ended=False
     )
     assert prompt is not None
-    reference.prefill(1, prompt.prefill, Sampling(seed=1), 0)
+    reference.prefill([Start(1, prompt.prefill, Sampling(seed=1))])
     made = frames(reference, 1, 1)  # the first frame needs no text
     with pytest.raises(RuntimeError, match="before the text of frame 0"):
         one_frame(reference, [1])
@@ -197,14 +198,14 @@ def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> N
     reference = make(loaded)
     prompt = torch.zeros(128, loaded.config.talker.stack.hidden)
     with pytest.raises(ValueError, match="128 does not fit 128"):
-        reference.prefill(0, prompt, Sampling(seed=0), 0)
+        reference.prefill([Start(0, prompt, Sampling(seed=0))])
 
 
 def test_not_finite_logits_are_an_error(load: Callable[..., Loaded]) -> None:
     loaded = load()
     reference = make(loaded)
     prompt = torch.full((3, loaded.config.talker.stack.hidden), torch.nan)
-    reference.prefill(0, prompt, Sampling(seed=0), 0)
+    reference.prefill([Start(0, prompt, Sampling(seed=0))])
     with pytest.raises(FloatingPointError):
         one_frame(reference, [0])
 

@@ -10,6 +10,7 @@ import pytest
 from megakernel_tts import (
     AudioChunk,
     Finish,
+    Session,
 )
 from megakernel_tts.loader import Loaded
 from megakernel_tts.split import Limits
@@ -183,17 +184,60 @@ def test_who_was_suspended_goes_on_before_anyone_begins(load: Callable[..., Load
     rig.engine.close()
 
 
-def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(load: Callable[..., Loaded]) -> None:
-    backend = ScriptedBackend(slots=6)
-    rig = Rig(load(), backend)
-    backend.endless = True
-    speaking = rig.open(seed=0)
-    next(iter(speaking))
-    burst = [rig.open(seed=1 + i) for i in range(5)]
-    for session in burst:
-        next(iter(session))
-    assert backend.events.count("prefill") == 6
-    assert "prefill prefill" not in " ".join(backend.events)
+def _burst(rig: Rig, seeds: range) -> list[Session]:
+    """Sessions that begin while somebody speaks; all of them are there before the loop looks."""
+    rig.backend.endless = True
+    next(iter(rig.open(seed=0)))
+    rig.backend.gate.clear()
+    time.sleep(0.05)  # the loop waits within a frame
+    rig.backend.events.clear()
+    sessions = [rig.open(seed=seed) for seed in seeds]
+    rig.backend.gate.set()
+    for session in sessions:
+        assert isinstance(next(iter(session)), AudioChunk)
+    return sessions
+
+
+def test_streams_that_come_together_begin_together(load: Callable[..., Loaded]) -> None:
+    """One prefill, and a frame after it every one of them has its first chunk."""
+    rig = Rig(load(), ScriptedBackend(slots=6))
+    _burst(rig, range(1, 6))
+    assert rig.backend.together == [1, 5]
+    begun = rig.backend.events.index("prefill")
+    assert begun <= 2 and rig.backend.starts[1:] == [(seed, 0) for seed in range(1, 6)]
+    rig.engine.close()
+
+
+def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many positions of prompts there is a frame for those who speak."""
+    monkeypatch.setattr("megakernel_tts.loop._PROMPTS", 2)  # of ten, nine are common
+    rig = Rig(load(), ScriptedBackend(slots=6))
+    _burst(rig, range(1, 6))
+    assert rig.backend.together == [1, 2, 2, 1]
+    prefills = [i for i, event in enumerate(rig.backend.events) if event == "prefill"]
+    assert np.diff(prefills).tolist() == [2, 2]  # a single frame between them
+    rig.engine.close()
+
+
+def test_a_prompt_that_fails_ends_its_stream_alone(load: Callable[..., Loaded]) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=6))
+    rig.backend.unable = {13}
+    rig.backend.endless = True
+    next(iter(rig.open(seed=0)))
+    rig.backend.gate.clear()
+    time.sleep(0.05)
+    sessions = [rig.open(seed=seed) for seed in (1, 13, 2)]
+    rig.backend.gate.set()
+    finish = drain(sessions[1])[1]
+    assert finish.reason == "error" and "unable seed 13" in str(finish.error)
+    assert rig.backend.together == [1, 1, 1]
+    rig.backend.endless = False
+    for seed, session in ((1, sessions[0]), (2, sessions[2])):
+        chunks, finish = drain(session)
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, finish.frames))
     rig.engine.close()
 
 

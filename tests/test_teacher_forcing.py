@@ -14,6 +14,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
 from megakernel_tts.cuda import Megakernel
+from megakernel_tts.frames import Start
 from megakernel_tts.reference import Reference
 from megakernel_tts.weights import Model
 from tests.kernels import Bench
@@ -24,13 +25,13 @@ _GREEDY = Sampling.greedy(seed=0)
 def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
     """Logits [frames + 1, vocab] after a prompt and after each of the frames [n, groups]."""
     at, vocab = kernel._ops.logits_at(kernel._model), kernel._config.talker.vocab
-    kernel.prefill(0, prompt, _GREEDY, 0)
+    kernel.prefill([Start(0, prompt, _GREEDY)])
     kernel.feed(0, prompt[:0], True)
     state, logits = kernel._state[0], list[Tensor]()
     for frame in [state.codes, *codes.tolist()]:
         state.codes = frame  # whatever it has drawn
         kernel._launch([0], 1)
-        kernel._wait()
+        kernel._wait(1)
         assert len(kernel._collect(1, 1)[0]) == 1
         logits.append((kernel._memory[8][at : at + vocab] & ~3).view(torch.float32).clone())
         state.frames += 1
@@ -78,6 +79,6 @@ def test_five_hundred_frames_that_are_given(size: str) -> None:
     generator = torch.Generator("cuda").manual_seed(1)
     hidden = config.talker.stack.hidden
     noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
-    prompt, pad = noise[:10].contiguous(), noise[10]
+    prompt, pad = noise[:10].cpu(), noise[10]
     kernel = Megakernel(half, config, pad, slots=1, positions=1024)
     compare(kernel, half, config, pad, prompt, 500)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.backend import Backend
-from megakernel_tts.frames import Frames
+from megakernel_tts.frames import Frames, Start
 from megakernel_tts.reference import Reference
 from tests.kernels import SAMPLINGS, Bench
 
@@ -17,7 +17,7 @@ HEADS = [(1, 3), (0, 0), (1, 0)]
 def _begin(b: Bench, backend: Backend, slots: int) -> None:
     for slot in range(slots):
         prompt = b.prompt[slot:].contiguous()
-        backend.prefill(slot, prompt, SAMPLINGS[slot], 0)
+        backend.prefill([Start(slot, prompt, SAMPLINGS[slot])])
         backend.feed(slot, b.text, True)
 
 
@@ -56,7 +56,7 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
         assert plain[slot].scores is None
         assert torch.equal(together[slot].codes, plain[slot].codes)
         watching.release(slot)
-        watching.prefill(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot], 0)
+        watching.prefill([Start(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
         watching.feed(slot, b.text, True)
         alone = _heard(watching, [slot], [1, 3, 1])[0]
         assert torch.equal(alone.codes, plain[slot].codes)
@@ -83,8 +83,8 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(any_bench: Callable[..., Bench
     ]
     _begin(b, watching, 1)
     for r in references:
-        r.prefill(0, b.prompt.to(r._pad), SAMPLINGS[0], 0)
-        r.feed(0, b.text.to(r._pad), True)
+        r.prefill([Start(0, b.prompt.to(r._pad.dtype), SAMPLINGS[0])])
+        r.feed(0, b.text.to(r._pad.dtype), True)
         r.step([0], 1)
     (first,) = watching.step([0], 1)
     for _ in range(4):

@@ -67,32 +67,35 @@ def _request(tts: TTS, options: Options) -> Request:
 
 def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     """Our own figures."""
-    backend, pad = tts._loaded.engine.backend, tts._loaded.engine.prompter.pad
-    loaded = torch.cuda.memory_allocated(pad.device) if pad.is_cuda else 0
+    backend, prompter = tts._loaded.engine.backend, tts._loaded.engine.prompter
+    place, on_gpu = prompter.device, prompter.device.type == "cuda"
+    loaded = torch.cuda.memory_allocated(place) if on_gpu else 0
     cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
     stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
-    steps = 1 + options.runs + stage_runs + len(cells)
+    steps = 1 + options.runs + 2 * stage_runs + len(cells)
     with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
         _warm_up(tts, request, cells)
         progress.update()
         first = first_chunk(tts, request, options.runs, progress.update)
+        cold = first_chunk(tts, request, stage_runs, progress.update, cold=True)
         stages = first_chunk_stages(tts, request, stage_runs, progress.update)
         streams: list[Streaming] = []
         for chunk, count in cells:
             streams.append(streaming(tts, request, chunk, count, rounds))
             progress.update()
     memory, device = None, "cpu"
-    if pad.is_cuda:
-        memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(pad.device) / 1e9)
-        device = torch.cuda.get_device_name(pad.device)
+    if on_gpu:
+        memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(place) / 1e9)
+        device = torch.cuda.get_device_name(place)
     return Report(
         model=name,
         backend=backend.name,
         device=device,
-        dtype=str(pad.dtype).removeprefix("torch."),
+        dtype=str(prompter.pad.dtype).removeprefix("torch."),
         text=request.text,
         sampling=request.sampling,
         first_chunk=first,
+        first_chunk_cold=cold,
         stages=stages,
         streaming=tuple(streams),
         memory=memory,

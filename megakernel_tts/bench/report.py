@@ -38,6 +38,7 @@ class Report:
         text: What was said.
         sampling: How it was drawn, every time with another seed.
         first_chunk: Its time.
+        first_chunk_cold: Its time if nothing is kept of the prompts before.
         stages: What that consists of.
         streaming: For every number of streams and every size of chunk.
         memory: None without a GPU.
@@ -51,6 +52,7 @@ class Report:
     text: str
     sampling: Sampling
     first_chunk: FirstChunk
+    first_chunk_cold: FirstChunk
     stages: Stages
     streaming: tuple[Streaming, ...]
     memory: Memory | None
@@ -92,15 +94,18 @@ def write_json(report: Report, file: Path) -> None:
 
 def table(report: Report) -> Iterator[str]:
     """The figures for a reader, line by line."""
-    first = report.first_chunk
     yield f"{report.model}: {report.backend}, {report.dtype}, on {report.device}"
     if report.memory is not None:
         yield f"GPU memory: {report.memory.loaded:.2f} GB, {report.memory.peak:.2f} at most"
     yield ""
-    yield (
-        f"First chunk, one frame ({first.runs} runs): p50 {first.p50:.2f} ms, "
-        f"p95 {first.p95:.2f} ms, p99 {first.p99:.2f} ms"
-    )
+    for name, first in (
+        ("First chunk, cold", report.first_chunk_cold),
+        ("First chunk, one frame", report.first_chunk),
+    ):
+        yield (
+            f"{name} ({first.runs} runs): p50 {first.p50:.2f} ms, "
+            f"p95 {first.p95:.2f} ms, p99 {first.p99:.2f} ms"
+        )
     for name, milliseconds in vars(report.stages).items():
         yield f"  {name:12} {milliseconds:9.3f} ms"
     yield ""

@@ -96,7 +96,7 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
         (engine.backend, ("step",), "first_frame"),
         (engine.vocoder, ("decode",), "codec"),
     )
-    device = engine.prompter.pad.device
+    device = engine.prompter.device
     on_gpu = device.type == "cuda"
     watch = _Stopwatch(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
     places = [(owner, name, stage) for owner, names, stage in calls for name in names]

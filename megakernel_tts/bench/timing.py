@@ -104,18 +104,26 @@ def speak(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
 
 
 def first_chunk(
-    tts: TTS, request: Request, runs: int, done: Callable[[], object] = lambda: None
+    tts: TTS,
+    request: Request,
+    runs: int,
+    done: Callable[[], object] = lambda: None,
+    *,
+    cold: bool = False,
 ) -> FirstChunk:
     """The time to the first chunk.
 
     Args:
-        tts: Warm.
+        tts: Warm; used by nobody else meanwhile.
         request: What is said.
         runs: How often.
         done: Called after every one.
+        cold: Whether the backend keeps nothing of the prompts before each one.
     """
     times: list[float] = []
     for seed in range(runs):
+        if cold:
+            tts._loaded.engine.backend.forget()
         timing = speak(tts, request, 1, seed)
         times.append(1e3 * (timing.first - timing.start))
         done()

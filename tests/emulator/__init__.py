@@ -36,7 +36,8 @@ class _Params(ctypes.Structure):
         *((name, c_void_p) for name in (
             "talker_head", "predictor_heads", "project_bias", "code_embedding",
             "group_embeddings", "pad", "text", "prompt")),
-        ("prompt_length", c_int), ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
+        ("passes", c_void_p), ("num_passes", c_int),
+        ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
         ("watch", _Watch),
         ("streams", c_void_p), ("columns", c_int), ("max_frames", c_int),
         *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
@@ -89,9 +90,10 @@ class EmulatedOps:
         return self._blocks
 
     def prefill(self, *arguments: Any) -> None:
-        *lists, prompt = arguments
+        *lists, prompt, passes = arguments
         params = self._params(*lists)
-        params.prompt, params.prompt_length = prompt.data_ptr(), len(prompt)
+        params.prompt = prompt.data_ptr()
+        params.passes, params.num_passes = passes.data_ptr(), len(passes)
         self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:

@@ -18,7 +18,7 @@ extern "C" void emulate_generate(const Params* p, int blocks, int late) {
 }
 
 extern "C" void emulate_prefill(const Params* p, int blocks, int late) {
-  run(*p, blocks, late, [](const Params& p, Shared<M>& s) { run_prompt<M>(p, s); });
+  run(*p, blocks, late, [](const Params& p, Shared<M>& s) { run_prompts<M>(p, s); });
 }
 
 extern "C" int params_bytes() { return sizeof(Params); }

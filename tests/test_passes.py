@@ -1,0 +1,49 @@
+"""How prompts share the passes of a launch."""
+
+from collections import defaultdict
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megakernel_tts.passes import Part, pack
+
+COLUMNS = 8
+
+# Lengths of prompts, and how many blocks of each were run before.
+prompts = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 7)), min_size=1, max_size=8)
+
+
+@given(prompts)
+def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[int, int]]) -> None:
+    parts = [
+        Part(slot, 1000.0 * slot + torch.arange(length)[:, None], COLUMNS * blocks, length)
+        for slot, (length, blocks) in enumerate(given)
+        if COLUMNS * blocks < length
+    ]
+    if not parts:
+        return
+    rows, passes = pack(parts, COLUMNS)
+    row, seen = 0, defaultdict[int, list[int]](list)
+    for columns, *table in passes.tolist():
+        assert 1 <= columns <= COLUMNS
+        places = [table[4 * i : 4 * i + 4] for i in range(columns)]
+        for c, (slot, position, first, ends) in enumerate(places):
+            assert rows[row + c].tolist() == [1000.0 * slot + position]
+            assert ends == (position == given[slot][0] - 1)
+            # The columns of its slot in this pass are those of its block so far, side by side.
+            ours = [i for i, place in enumerate(places) if place[0] == slot]
+            assert first == ours[0] and c - first == position % COLUMNS
+            assert len({places[i][1] // COLUMNS for i in ours}) == 1
+            seen[slot].append(position)
+        row += columns
+    assert row == len(rows)
+    assert seen == {part.slot: list(range(part.begin, part.end)) for part in parts}
+
+
+def test_what_is_left_of_short_prompts_shares_passes() -> None:
+    """Eight prompts of ten positions, of which eight were run before: two passes, not eight."""
+    prompt = torch.zeros(10, 1)
+    _, cold = pack([Part(slot, prompt, 0, 10) for slot in range(8)], COLUMNS)
+    _, warm = pack([Part(slot, prompt, 8, 10) for slot in range(8)], COLUMNS)
+    assert (len(cold), len(warm)) == (10, 2)
