@@ -61,8 +61,8 @@ def _kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, 
     for slot in range(streams):
         decoder.open(slot)
     parts = [(slot, _codes(frames, slot)) for slot in range(streams)]
-    decoder.decode(parts)
-    return _calls(lambda: decoder.decode(parts))
+    decoder.decode(parts)()
+    return _calls(lambda: decoder.decode(parts)())
 
 
 def _plain(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
@@ -106,7 +106,7 @@ def _noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
     """Signal to noise against plain torch in float32, with and without the constant part."""
     codes = _codes(100, 0)
     decoder.open(0)
-    (samples,) = decoder.decode([(0, codes)])
+    (samples,) = decoder.decode([(0, codes)])()
     assert samples is not None
     wave = reference.decode(codes[None].cuda(), reference.start())[0][0].cpu().numpy()
     error = samples / 32767.0 - wave

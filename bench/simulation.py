@@ -5,7 +5,7 @@ service's estimate of word times assumes: what was heard can be read from the au
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -187,8 +187,14 @@ class SimulatedBackend:
         characters = "".join(chr(int(c)) for c in text[:, 0] if c)
         self._speakers[slot].feed(characters, last)
 
-    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
         """A frame each, whatever was asked for."""
+        meanwhile()
         speakers = [self._speakers[slot] for slot in slots]
         if self.poison and any(self.poison in (s.next_word or "") for s in speakers):
             raise ArithmeticError(f"no {self.poison} can be said")

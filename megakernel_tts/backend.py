@@ -1,7 +1,7 @@
 """What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,11 +50,22 @@ class Backend(Protocol):
         """Queues text vectors [n, hidden], on the host; `last`: no more will come."""
         ...
 
-    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
         """Makes up to so many frames for each slot, however many it is asked for the same ones.
 
         Every stream makes at least one, or ends. Fewer than asked for are made where speech ends,
         text runs dry, the step is interrupted, or the backend has no room for more.
+
+        Args:
+            slots: Each once.
+            frames: At most, of each.
+            meanwhile: What the caller does beside the device's work; it must not raise. Called
+                once, unless the step fails before.
 
         Raises:
             DeviceError: It is not the fault of any one of the streams.

@@ -5,7 +5,7 @@ through pinned memory.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,7 +270,12 @@ class Megakernel:
         self._stop[:] = 0
 
     @torch.inference_mode()
-    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
         """Some frames for each slot; see `Backend.step`."""
         for slot in slots:
             self._state[slot].check(slot, self.positions)
@@ -281,6 +286,8 @@ class Megakernel:
             for start in range(0, len(slots), self._columns):
                 some, count = slots[start : start + self._columns], min(frames, _FRAMES)
                 self._launch(some, count)
+                if start == 0:
+                    meanwhile()
                 self._wait(count)
                 made += self._collect(len(some), count)
                 scores += self._scores(some, count)

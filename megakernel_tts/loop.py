@@ -14,8 +14,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import compress
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from megakernel_tts.backend import Backend
 from megakernel_tts.errors import DeviceError, SynthesisError
@@ -23,7 +26,7 @@ from megakernel_tts.frames import Start
 from megakernel_tts.prompt import Prompt, Prompter
 from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
-from megakernel_tts.vocoder import Vocoder
+from megakernel_tts.vocoder import Decoding, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
@@ -51,6 +54,14 @@ class Bell:
             self._rings.get(timeout=seconds)
 
 
+class _Sounding(NamedTuple):
+    """What is being decoded: who speaks, the codes [frames, groups] of each, their samples."""
+
+    speaking: Sequence[tuple[Stream, Utterance]]
+    codes: Sequence[Tensor]
+    decoding: Decoding
+
+
 class Loop:
     """Streams and what makes them speak.
 
@@ -70,6 +81,7 @@ class Loop:
         self.closed = False
         self.broken: BaseException | None = None
         self.free = list(range(backend.slots))
+        self._sounding: _Sounding | None = None
 
     def stop(self) -> None:
         """Ends the loop after the frame at hand; may be called from a finaliser."""
@@ -115,8 +127,11 @@ class Loop:
         in_line = self._seat(streams)
         moving = [s for s in streams if s.movable]
         self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
+        self._deliver()  # unless it was done beside the step
         self._decode([s for s in streams if s.due])
         ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
+        if ended:
+            self._deliver()
         for stream in ended:
             self._guarded(stream, self._end_piece)
         return bool(moving or ended)
@@ -265,11 +280,14 @@ class Loop:
         u.closed = ended
 
     def _step(self, moving: Sequence[Stream], frames: int) -> None:
-        """Makes frames for each stream; if that fails, one for each alone, to find the culprit."""
+        """Makes frames for each stream; if that fails, one for each alone, to find the culprit.
+
+        Beside it, what was decoded before is delivered: the device need not wait for that.
+        """
         if not moving:
             return
         try:
-            made = self.backend.step([self._slot(s) for s in moving], frames)
+            made = self.backend.step([self._slot(s) for s in moving], frames, self._deliver)
         except DeviceError as error:
             for stream in moving:
                 self._fail(stream, error)
@@ -278,31 +296,50 @@ class Loop:
                 self._fail(moving[0], error)
                 return
             for stream in moving:
-                self._step([stream], 1)
+                self._step([stream] if stream.movable else [], 1)
         else:
             for (_, u), new in zip(_speaking(moving), made, strict=True):
-                u.take(new)
+                if u.over is None:  # or it ran away in what was delivered meanwhile
+                    u.take(new)
 
     def _decode(self, due: Sequence[Stream]) -> None:
-        """Decodes and delivers pending frames; if that fails, each alone, to find the culprit."""
+        """Begins to decode pending frames; if that fails, each alone, to find the culprit."""
         speaking = _speaking(due)
         if not speaking:
             return
         parts = [(self._slot(stream), torch.stack(u.pending)) for stream, u in speaking]
         try:
-            made = self.vocoder.decode(parts)
+            decoding = self.vocoder.decode(parts)
         except Exception as error:
             if len(speaking) > 1:
                 for stream in due:
                     self._decode([stream])
+                    self._deliver()
                 return
             for stream, u in speaking:
                 u.pending = []
                 self._fail(stream, error)
             return
+        for stream, _ in speaking:
+            stream.begin_decoding()
+        self._sounding = _Sounding(speaking, [codes for _, codes in parts], decoding)
+
+    def _deliver(self) -> None:
+        """Hands over what is being decoded, if anything is, to those who still listen."""
+        sounding, self._sounding = self._sounding, None
+        if sounding is None:
+            return
+        speaking, parts, decoding = sounding
+        listening = [stream.utterance is u for stream, u in speaking]
+        try:
+            made = decoding()
+        except Exception as error:
+            for stream, _ in compress(speaking, listening):
+                self._fail(stream, error)
+            return
         rate = self.vocoder.sample_rate
-        for (stream, u), (_, codes), samples in zip(speaking, parts, made, strict=True):
-            u.pending = []
+        everything = zip(speaking, parts, made, strict=True)
+        for (stream, _), codes, samples in compress(everything, listening):
             if samples is None:
                 self._fail(stream, FloatingPointError("The codec's waveform is not finite."))
                 continue

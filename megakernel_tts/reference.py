@@ -167,12 +167,18 @@ class Reference:
         self._interrupted = False
 
     @torch.inference_mode()
-    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
         """Some frames for each slot; see `Backend.step`."""
         before = {slot: replace(self._state[slot]) for slot in slots}
         seen = self._seen.clone()
         made: list[Tensor] = []
         told: list[Tensor] = []
+        meanwhile()  # here, this thread is the device
         try:
             for _ in range(frames):
                 codes, scores = self._frame(slots)

@@ -29,7 +29,7 @@ class Utterance:
         tokens: Of the piece, handed to the backend.
         fed: Text vectors handed over after the prompt.
         closed: Whether the end of the text was handed over too.
-        frames: Made so far, the last ones still `pending`: not decoded.
+        frames: Made so far, the last ones still `decoding`, or `pending`: nobody has begun to.
         held: Chunks that leave once the piece is over, if it may have to be said again.
         over: How it ended, once it did; `error` says what failed.
         suspended: What its slot of the backend held, while it has none.
@@ -44,6 +44,7 @@ class Utterance:
     closed: bool
     frames: int = 0
     pending: list[Tensor] = field(default_factory=list[Tensor])
+    decoding: int = 0
     held: list[AudioChunk] = field(default_factory=list[AudioChunk])
     guard: Guard = field(default_factory=Guard)
     over: FinishReason | None = None
@@ -140,8 +141,13 @@ class Stream:
     @property
     def read(self) -> bool:
         """Whether its reader keeps up."""
-        pending = len(self.utterance.pending) if self.utterance else 0
-        return self.mailbox.unread + pending < self.chunks.ahead
+        return self._unread < self.chunks.ahead
+
+    @property
+    def _unread(self) -> int:
+        """Frames that its reader has not read, also those that have yet to be decoded."""
+        u = self.utterance
+        return self.mailbox.unread + (u.decoding + len(u.pending) if u else 0)
 
     @property
     def movable(self) -> bool:
@@ -155,8 +161,8 @@ class Stream:
         u = self.utterance
         assert u is not None
         known = u.cap if u.closed else min(u.cap, u.fed + 1)
-        unread = self.mailbox.unread + len(u.pending)
-        return min(self.chunk - len(u.pending), known - u.frames, self.chunks.ahead - unread)
+        room = self.chunks.ahead - self._unread
+        return min(self.chunk - len(u.pending), known - u.frames, room)
 
     @property
     def starved(self) -> bool:
@@ -192,8 +198,15 @@ class Stream:
         # A stream whose text has run dry gives out what it has.
         return not u.ready or len(u.pending) >= self.chunk
 
+    def begin_decoding(self) -> None:
+        """Takes note that the pending frames are being decoded; the next chunk may be larger."""
+        u = self.utterance
+        assert u is not None
+        u.decoding, u.pending = len(u.pending), []
+        self.chunk = min(2 * self.chunk, self.chunks.largest)
+
     def deliver(self, codes: Tensor, samples: NDArray[np.int16], rate: int) -> None:
-        """Hands a chunk over; one in which the speech runs away is cut at that frame.
+        """Hands over what was decoded; a chunk in which the speech runs away is cut at that frame.
 
         Args:
             codes: [frames, groups].
@@ -202,6 +215,7 @@ class Stream:
         """
         u = self.utterance
         assert u is not None
+        u.decoding = 0
         kept = u.runaway(codes, samples) if self.sampling.guard else None
         if kept is not None:
             u.over = u.over if u.over == "error" else "guard"
@@ -211,7 +225,6 @@ class Stream:
         # Copies: a chunk that is kept must not keep those of the whole batch.
         chunk = AudioChunk(samples.copy(), rate, codes.numpy().copy(), self.frames)
         self.frames += len(codes)
-        self.chunk = min(2 * self.chunk, self.chunks.largest)
         if self.tries < self.retries:
             u.held.append(chunk)
         else:

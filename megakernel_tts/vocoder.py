@@ -1,7 +1,7 @@
 """Codes -> samples, for the streams in a backend's slots: CUDA kernels, or plain torch."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from megakernel_tts.config import CodecConfig
 
 _log = logging.getLogger("megakernel_tts")
+
+Decoding = Callable[[], Sequence[NDArray[np.int16] | None]]
 
 
 class Vocoder(Protocol):
@@ -41,11 +43,12 @@ class Vocoder(Protocol):
         """A copy of a slot's state, for `open`."""
         ...
 
-    def decode(self, parts: Sequence[Part]) -> Sequence[NDArray[np.int16] | None]:
-        """Decodes the next frames of several streams, each as many as it has.
+    def decode(self, parts: Sequence[Part]) -> Decoding:
+        """Begins to decode the next frames of several streams, each as many as it has.
 
         Returns:
-            For every part its samples, or None if they were not finite.
+            What waits for them, before the next call of any method but `open` of other slots, and
+            gives for every part its samples, or None if they were not finite.
 
         Raises:
             FloatingPointError: Some were not, and it is not known whose.
@@ -78,8 +81,8 @@ class TorchVocoder:
         """The state itself: it never changes."""
         return self._states[slot]
 
-    def decode(self, parts: Sequence[Part]) -> list[NDArray[np.int16]]:
-        """See `Vocoder.decode`."""
+    def decode(self, parts: Sequence[Part]) -> Decoding:
+        """See `Vocoder.decode`; it decodes at once."""
         lengths = {len(codes): None for _, codes in parts}
         after: dict[int, State] = {}
         samples: dict[int, NDArray[np.int16]] = {}
@@ -91,7 +94,7 @@ class TorchVocoder:
             after |= zip(slots, state.split(), strict=True)
             samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
         self._states |= after
-        return [samples[slot] for slot, _ in parts]
+        return lambda: [samples[slot] for slot, _ in parts]
 
 
 def choose_vocoder(

@@ -1,7 +1,7 @@
 """Stand-ins whose behaviour a test decides."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,7 +75,13 @@ class ScriptedBackend:
     def rearm(self) -> None:
         self._interrupted = False
 
-    def step(self, slots: Sequence[int], frames: int) -> list[Frames]:
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
+        meanwhile()
         self.threads.add(threading.get_ident())
         self.asked.append(frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}

@@ -17,7 +17,7 @@ from megakernel_tts.codec.cuda import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.loader import Loaded
 from megakernel_tts.random_checkpoint import random_tensor
-from megakernel_tts.vocoder import TorchVocoder
+from megakernel_tts.vocoder import Decoding, TorchVocoder
 from tests.codec.test_cuda import low_rate_config, signal_to_noise
 from tests.emulator.codec import EmulatedCodec
 from tests.fakes import ScriptedBackend, codes_of
@@ -110,10 +110,11 @@ def test_samples_that_are_not_finite_end_their_stream_alone(
 ) -> None:
     decode, marked = codec_rig.engine.vocoder.decode, codes_of(1, 2)
 
-    def lose_one(parts: list[tuple[int, torch.Tensor]]) -> list[NDArray[np.int16] | None]:
-        return [
+    def lose_one(parts: list[tuple[int, torch.Tensor]]) -> Decoding:
+        decoding = decode(parts)
+        return lambda: [
             None if (part == marked).all(-1).any() else samples
-            for (_, part), samples in zip(parts, decode(parts), strict=True)
+            for (_, part), samples in zip(parts, decoding(), strict=True)
         ]
 
     monkeypatch.setattr(codec_rig.engine.vocoder, "decode", lose_one)

@@ -7,6 +7,7 @@ frames serves any slots and chunk lengths: who speaks is read from a table.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -131,16 +132,19 @@ class CudaDecoder:
         """What is done here is done between calls, and is over at the end."""
         return nullcontext() if self._queue is None else self._queue.between()
 
-    def decode(self, parts: Sequence[Part]) -> list[NDArray[np.int16] | None]:
-        """Decodes the next frames of several streams, each as many as it has.
+    def decode(self, parts: Sequence[Part]) -> Callable[[], list[NDArray[np.int16] | None]]:
+        """Begins to decode the next frames of several streams, each as many as it has.
 
-        Long chunks go in rounds of at most `MOST_FRAMES` a stream.
+        Long chunks go in rounds of at most `MOST_FRAMES` a stream. What torch's current stream is
+        given from now on comes after the first round, since the networks' kernel would take every
+        multiprocessor and make it wait for a frame.
 
         Args:
             parts: Every slot at most once; its codes [frames, groups], on the host.
 
         Returns:
-            For every part its samples, or None if they were not finite: a weight is broken.
+            What waits for them, before the next call, and gives for every part its samples, or None
+            if they were not finite: a weight is broken.
 
         Raises:
             ValueError: A code is beyond its codebook, or a slot is named twice.
@@ -154,9 +158,19 @@ class CudaDecoder:
                     f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
                     f"{codes.max()} in slot {slot}."
                 )
+        left = [*rounds(given, self.capacity)]
+        for first in left[:1]:
+            self._start(first)
+        return partial(self._finish, given, left)
+
+    def _finish(
+        self, given: Sequence[Chunk], left: Sequence[Sequence[Chunk]]
+    ) -> list[NDArray[np.int16] | None]:
+        """Waits for the first round, which was started, and goes through the others."""
         made: dict[int, list[NDArray[np.int16] | None]] = {slot: [] for slot, _ in given}
-        for some in rounds(given, self.capacity):
-            self._start(some)
+        for i, some in enumerate(left):
+            if i > 0:
+                self._start(some)
             for (slot, _), samples in zip(some, self._collect(some), strict=True):
                 made[slot].append(samples)
         return [_joined(made[slot]) for slot, _ in given]
@@ -233,11 +247,12 @@ class _Queue:
         return graph
 
     def replay(self, decode: torch.cuda.CUDAGraph, rest: torch.cuda.CUDAGraph) -> None:
-        """Starts both; the event tells the end of the first."""
+        """Starts both; the event tells the end of the first, for which the networks wait."""
         with torch.cuda.stream(self._stream):
             decode.replay()
             self.decoded.record(self._stream)
             rest.replay()
+        torch.cuda.current_stream(self._stream.device).wait_event(self.decoded)
 
 
 def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:

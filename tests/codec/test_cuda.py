@@ -81,7 +81,7 @@ def stream(
 
 
 def the_samples(decoder: CudaDecoder, slot: int, codes: Tensor) -> NDArray[np.int16]:
-    (samples,) = decoder.decode([(slot, codes)])
+    (samples,) = decoder.decode([(slot, codes)])()
     assert samples is not None
     return samples
 
@@ -123,7 +123,7 @@ def test_streams_of_a_call_and_their_chunks_change_no_bit(decoder: CudaDecoder) 
         speaking = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 30]
         ends = {s: min(30, at[s] + rng.choice([1, 1, 2, 5, 11])) for s in speaking}
         parts = [(s, codes[s][at[s] : ends[s]]) for s in speaking]
-        for s, samples in zip(speaking, decoder.decode(parts), strict=True):
+        for s, samples in zip(speaking, decoder.decode(parts)(), strict=True):
             assert samples is not None
             made[s].append(samples)
             at[s] = ends[s]
@@ -166,7 +166,7 @@ def test_what_is_not_finite_does_not_leave_and_stays_in_its_stream(decoder: Cuda
     decoder.open(1)
     state = decoder.save(1)
     decoder.open(1, replace(state, history=torch.full_like(state.history, torch.nan)))
-    fine, broken = decoder.decode([(0, codes), (1, codes)])
+    fine, broken = decoder.decode([(0, codes), (1, codes)])()
     assert broken is None
     assert fine is not None
     np.testing.assert_array_equal(fine, alone)
@@ -177,7 +177,7 @@ def test_activations_beyond_half_precision_stay_finite(codec: Codec, make: Make)
     loud = replace(weights.conv_in, weight=weights.conv_in.weight * 1e7)
     decoder = make((replace(weights, conv_in=loud), config))
     decoder.open(0)
-    (samples,) = decoder.decode([(0, some_codes(2, 5))])
+    (samples,) = decoder.decode([(0, some_codes(2, 5))])()
     assert samples is not None, "infinity has left"
 
 
@@ -248,7 +248,7 @@ def test_eight_streams_of_the_released_size(large: tuple[Codec, CudaDecoder]) ->
         speaking = [s for s in rng.sample(range(8), rng.randint(1, 8)) if at[s] < 32]
         ends = {s: min(32, at[s] + rng.randint(1, 10)) for s in speaking}
         parts = [(s, codes[s][at[s] : ends[s]]) for s in speaking]
-        for s, samples in zip(speaking, decoder.decode(parts), strict=True):
+        for s, samples in zip(speaking, decoder.decode(parts)(), strict=True):
             assert samples is not None
             made[s].append(samples)
             at[s] = ends[s]
