@@ -141,7 +141,7 @@ class Generation {
       const Pass& pass = p_.passes[i];
       keep_ends(pass, [](int, int) { return float4{NAN, NAN, NAN, NAN}; });
       for (int c = block(); c < pass.columns; c += blocks()) {
-        if (!pass.places[c].ends) continue;
+        if (!(pass.ends >> c & 1)) continue;
         uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
         for (int id = thread(); id < M::vocab; id += kThreads) seen[id] = 0;
       }
@@ -161,7 +161,7 @@ class Generation {
   DEVICE void keep_ends(const Pass& pass, State state) {
     if (block() != 0) return;
     for (int c = 0; c < pass.columns; ++c) {
-      if (!pass.places[c].ends) continue;
+      if (!(pass.ends >> c & 1)) continue;
       float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
       for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
         const int k = Fours<Talker::hidden>::k(four);

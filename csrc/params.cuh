@@ -60,13 +60,13 @@ struct Place {
   int slot;
   int position;
   int first;  // the first column of the same slot
-  int ends;   // whether it is the prompt's last, whose hidden state starts the speech
 };
 
 // Columns that go through the talker together, of one prompt or of several. A prompt's positions
 // come in whole blocks of kColumns: where a pass begins, sums round otherwise.
 struct Pass {
   int columns;
+  int ends;  // bit c: column c is its prompt's last, whose hidden state starts the speech
   Place places[kColumns];
 };
 

@@ -33,15 +33,16 @@ class Part(NamedTuple):
 @dataclass
 class _Pass:
     rows: list[Tensor] = field(default_factory=list[Tensor])
-    places: list[tuple[int, int, int, bool]] = field(
-        default_factory=list[tuple[int, int, int, bool]]
-    )
+    places: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    ends: int = 0
 
     def take(self, part: Part, block: range) -> None:
         """Adds a block of a part."""
-        first, last = len(self.places), len(part.prompt) - 1
+        first = len(self.places)
         self.rows.append(part.prompt[block.start : block.stop])
-        self.places += [(part.slot, position, first, position == last) for position in block]
+        self.places += [(part.slot, position, first) for position in block]
+        if block.stop == len(part.prompt):
+            self.ends |= 1 << len(self.places) - 1
 
 
 def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,7 @@ def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         The vectors of all columns in their order, [columns of all passes, hidden], and the passes
-        as in csrc/params.cuh, [passes, 1 + 4 * columns] (int32).
+        as in csrc/params.cuh, [passes, 2 + 3 * columns] (int32).
     """
     passes: list[_Pass] = []
     earliest = dict.fromkeys((part.slot for part in parts), 0)
@@ -70,8 +71,8 @@ def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
                 passes.append(_Pass())
             passes[number].take(part, block)
             earliest[part.slot] = number + 1
-    table = np.zeros((len(passes), 1 + 4 * columns), np.int32)
+    table = np.zeros((len(passes), 2 + 3 * columns), np.int32)
     for row, one in zip(table, passes, strict=True):
-        row[0] = len(one.places)
-        row[1 : 1 + 4 * len(one.places)] = np.ravel(one.places)
+        row[:2] = len(one.places), one.ends
+        row[2 : 2 + 3 * len(one.places)] = np.ravel(one.places)
     return torch.cat([rows for one in passes for rows in one.rows]), torch.from_numpy(table)

@@ -246,12 +246,12 @@ def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
         (rows[:, 1:].contiguous(), passes, r"The prompt must be \[columns, 128\], found"),
         (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
         (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
-        (rows, passes[:, 1:], r"The passes must be \[passes, 33\] on the host"),
+        (rows, passes[:, 1:], r"The passes must be \[passes, 26\] on the host"),
         (rows, passes.to(b.pad.device), "on the host, found .* on cuda"),
         (rows, beyond(0, 9), "A pass takes 1 to 8 columns, found 9"),
-        (rows, beyond(1, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
-        (rows, beyond(2, 64), "There is no position 64 of slot 0"),
-        (rows, beyond(3, 1), "or no first column 1 for column 0"),
+        (rows, beyond(2, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
+        (rows, beyond(3, 64), "There is no position 64 of slot 0"),
+        (rows, beyond(4, 1), "or no first column 1 for column 0"),
     ):
         with pytest.raises(RuntimeError, match=sentence):
             torch.ops.megakernel_tts.prefill(*_arguments(b), prompt, table)

@@ -25,12 +25,12 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
         return
     rows, passes = pack(parts, COLUMNS)
     row, seen = 0, defaultdict[int, list[int]](list)
-    for columns, *table in passes.tolist():
-        assert 1 <= columns <= COLUMNS
-        places = [table[4 * i : 4 * i + 4] for i in range(columns)]
-        for c, (slot, position, first, ends) in enumerate(places):
+    for columns, ends, *table in passes.tolist():
+        assert 1 <= columns <= COLUMNS and ends < 1 << columns
+        places = [table[3 * i : 3 * i + 3] for i in range(columns)]
+        for c, (slot, position, first) in enumerate(places):
             assert rows[row + c].tolist() == [1000.0 * slot + position]
-            assert ends == (position == given[slot][0] - 1)
+            assert (ends >> c & 1) == (position == given[slot][0] - 1)
             # The columns of its slot in this pass are those of its block so far, side by side.
             ours = [i for i, place in enumerate(places) if place[0] == slot]
             assert first == ours[0] and c - first == position % COLUMNS
