@@ -276,6 +276,7 @@ class Generation {
   DEVICE bool head(const Network& n, Tags& tags) {
     const int columns = this->columns();
     tags.advance(columns);
+    wait_for_own();
     s_.norms.template ask<Matrix::k>(0, n.norm);
     auto normed = [&](int, Sums& sums) {
       fetch_residual<Matrix::k>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,

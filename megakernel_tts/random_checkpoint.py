@@ -5,6 +5,7 @@ here. The same seed gives the same bytes on every machine.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,7 @@ def write_checkpoint(
     *,
     codes: int = 256,
     seed: int = 0,
+    words: Sequence[str] = (),
 ) -> None:
     """Writes a checkpoint of a few million random weights.
 
@@ -60,10 +62,11 @@ def write_checkpoint(
         size: `1b7` has a talker wider than the code predictor, as the large release.
         codes: Entries of each codebook; the released 2,048 make the file large.
         seed: Of the weights.
+        words: That are one token each, beside a few others.
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
-    vocab, merges = _small_vocabulary()
+    vocab, merges = _small_vocabulary(words)
     specials = write_tokenizer(folder, vocab, merges)
     write_configs(folder, model_config(kind, size, codes, vocab, specials), codec_config(codes))
     model = read_model_config(folder / "config.json")
@@ -140,12 +143,12 @@ def write_configs(folder: Path, model: dict[str, Any], codec: dict[str, Any]) ->
     _write_json(folder / "speech_tokenizer" / "preprocessor_config.json", _FEATURES)
 
 
-def _small_vocabulary() -> tuple[dict[str, int], list[str]]:
-    """The 256 bytes and a few merged words."""
+def _small_vocabulary(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The 256 bytes and a few merged words, beside those that are given."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for word in _MERGED_WORDS:
+    for word in (*_MERGED_WORDS, *words):
         chars = byte_level.pre_tokenize_str(word)[0][0]
         for end in range(2, len(chars) + 1):
             if chars[:end] not in vocab:

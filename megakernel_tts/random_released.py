@@ -32,11 +32,14 @@ SIZES: dict[str, tuple[Size, int, int]] = {  # as a small checkpoint, hidden, in
 _STACK = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 _PREDICTOR = _STACK | {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 2048,
+    "layer_types": ["full_attention"] * 5,
 }  # fmt: skip
 _TALKER = _STACK | {
     "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
     "text_hidden_size": 2048,
 }  # fmt: skip
+# Of the benchmark's text: each is one token of the released vocabulary.
+_WORDS = ("Hello", " it", " good", " hear")
 _CODEC = {
     "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
     "hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16,
@@ -119,7 +122,7 @@ def write_released(folder: Path, size: str, device: torch.device) -> None:
     """
     name, hidden, intermediate = SIZES[size]
     codec = folder / "speech_tokenizer"
-    write_checkpoint(folder, "custom_voice", name, codes=2048)
+    write_checkpoint(folder, "custom_voice", name, codes=2048, words=_WORDS)
     model = read_model_config(
         released(folder / "config.json", folder / "config.json", hidden, intermediate)
     )

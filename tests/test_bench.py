@@ -298,3 +298,13 @@ def test_a_peer_that_fails_or_is_missing_gets_one_line(
     assert "faster-qwen3-tts failed: RuntimeError: no CUDA here" in lines
     if find_spec("qwen_tts") is None:
         assert "qwen-tts is not installed: nothing to compare with." in lines
+
+
+def test_the_layout_is_the_one_that_was_asked_for(demo: TTS, request_: Request) -> None:
+    asked = replace(request_, text="Hello to you, and to you.", layout="streaming")
+    sampling = replace(demo.sampling, seed=5)
+    frames = [
+        len(demo.say(asked.text, "clara", layout=layout, sampling=sampling).codes)
+        for layout in ("full", "streaming")
+    ]
+    assert frames[0] != frames[1] == speak(demo, asked, 1, seed=5).frames

@@ -200,6 +200,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
   const Params& p = flow.p;
   const Words& words = n.words;
   constexpr int kInput = 0, kPost = 1;
+  wait_for_own();  // a block without units of a product has asked, but not waited
   vectors.template ask<S::hidden>(kInput, n.norms);
 #pragma unroll 1
   for (int l = 0; l < n.num_layers; ++l) {
@@ -222,6 +223,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
 
     if (l + 1 < n.num_layers) {
+      wait_for_own();
       vectors.template ask<S::hidden>(kInput, norms + 2 * S::hidden + 2 * kHeadDim);
     }
     attend<S>(flow, n, l, norms + 2 * S::hidden, columns, count);

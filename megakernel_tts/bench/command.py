@@ -62,7 +62,7 @@ def _request(tts: TTS, options: Options) -> Request:
     sampling = tts.sampling
     if options.random_weights is not None:
         sampling = replace(sampling, max_frames=ENDLESS, guard=False)
-    return Request(TEXT, sampling, next(iter(tts.voices), voice), instruct)
+    return Request(TEXT, sampling, next(iter(tts.voices), voice), instruct, options.layout)
 
 
 def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
@@ -93,6 +93,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
         device=device,
         dtype=str(prompter.pad.dtype).removeprefix("torch."),
         text=request.text,
+        layout=request.layout,
         sampling=request.sampling,
         first_chunk=first,
         first_chunk_cold=cold,

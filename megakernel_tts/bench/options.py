@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Options:
         runs: Requests of which the time to the first chunk is taken.
         chunks: Frames of a chunk, one after the other.
         streams: At a time, one after the other.
+        layout: Where the text goes in the prompt.
         peer: Whether other programs are measured, too.
     """
 
@@ -25,6 +27,7 @@ class Options:
     runs: int
     chunks: tuple[int, ...]
     streams: tuple[int, ...]
+    layout: Literal["full", "streaming"]
     peer: bool
 
 
@@ -63,6 +66,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             help=f"{meaning}, one figure for each (default: 1,2,4,8)",
         )
     parser.add_argument(
+        "--layout",
+        choices=("full", "streaming"),
+        default="full",
+        help="where the text goes: into the prompt (the default), as a text that is known, or a "
+        "token beside each frame, as one that is still being written",
+    )
+    parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
@@ -85,6 +95,7 @@ def given(options: argparse.Namespace) -> Options:
         options.runs,
         options.chunks,
         options.streams,
+        options.layout,
         options.peer,
     )
 

@@ -36,6 +36,7 @@ class Report:
         device: Its name.
         dtype: Of the talker and the predictor.
         text: What was said.
+        layout: Where the text went in the prompt.
         sampling: How it was drawn, every time with another seed.
         first_chunk: Its time.
         first_chunk_cold: Its time if nothing is kept of the prompts before.
@@ -50,6 +51,7 @@ class Report:
     device: str
     dtype: str
     text: str
+    layout: str
     sampling: Sampling
     first_chunk: FirstChunk
     first_chunk_cold: FirstChunk

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from threading import Barrier
 from time import perf_counter
+from typing import Literal
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Request:
     sampling: Sampling
     voice: str | Voice | None = None
     instruct: str | None = None
+    layout: Literal["full", "streaming"] = "full"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def speak(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
         request.text,
         request.voice,
         instruct=request.instruct,
+        layout=request.layout,
         sampling=sampling,
         chunks=chunks,
     ):
