@@ -243,7 +243,11 @@ DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
 
 DEVICE float to_float(float value) { return value; }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one
-DEVICE int highest_bit(uint32_t word) { return 31 - __clz(static_cast<int>(word)); }
+DEVICE int leading_zeros(uint32_t word) { return __clz(static_cast<int>(word)); }
+// The upper word of both, moved up by less than 32 bits.
+DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+  return __funnelshift_l(low, high, bits);
+}
 
 // The first `bytes` of so many from global to shared memory, and zeros after them; this thread goes
 // on. Nothing is read for no bytes.

@@ -47,11 +47,10 @@ cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream)
 }  // namespace
 
 cudaError_t cut(Search& p, Type type) {
-  const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) -
-                   static_cast<int>(sizeof(Shared));
+  const int room =
+      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Shared));
   const int tile = static_cast<int>(tile_bytes(type));
-  cut_work(p, attribute(cudaDevAttrMultiProcessorCount),
-           std::min(kMostWarps, room / (2 * tile)));
+  cut_work(p, attribute(cudaDevAttrMultiProcessorCount), std::min(kMostWarps, room / (2 * tile)));
   p.stages = std::min(kMostStages, room / (p.warps * tile));
   return cudaGetLastError();
 }

@@ -89,8 +89,8 @@ Tensor path(const Tensor& durations, int64_t frames, at::ScalarType dtype) {
   const Tensor one = at::ones({1}, dtype);
   TORCH_CHECK(one.element_size() <= 8, "A path of ", dtype, " cannot be written.");
   const c10::cuda::CUDAGuard guard(durations.device());
-  const Tensor out = at::empty({durations.size(0), durations.size(1), frames},
-                               durations.options().dtype(dtype));
+  const Tensor out =
+      at::empty({durations.size(0), durations.size(1), frames}, durations.options().dtype(dtype));
   Path p{durations.data_ptr<int>(),
          static_cast<int>(durations.size(0)),
          static_cast<int>(durations.size(1)),

@@ -1,4 +1,5 @@
-// What the alignment's kernels are given, how their work is cut, and where their workspace keeps it.
+// What the alignment's kernels are given, how their work is cut, and where their workspace keeps
+// it.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ struct Lengths {
   int all;
 };
 
-// Scores [items, rows, columns] -> durations [items, rows]. A row is a text token, a column a frame.
+// Scores [items, rows, columns] -> durations [items, rows]. A row is a text token, a column a
+// frame.
 struct Search {
   const void* scores;
   int64_t item_stride, row_stride;  // in elements
@@ -34,14 +36,15 @@ struct Search {
   Lengths text, frames;
   int* durations;
   int strips, tiles;  // that rows and columns make
-  int warps;   // of a block, each with a strip
-  int chain;   // blocks of an item
-  int stages;  // tiles of scores that a warp has room for
+  int warps;          // of a block, each with a strip
+  int chain;          // blocks of an item
+  int stages;         // tiles of scores that a warp has room for
   // The workspace. All but the directions begins as kMissing.
-  unsigned* ticket;     // blocks that began
-  unsigned* done;       // [items] blocks that ended
-  uint32_t* edges;      // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  uint32_t* direction;  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set: from the row above
+  unsigned* ticket;  // blocks that began
+  unsigned* done;    // [items] blocks that ended
+  uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
+  uint32_t*
+      direction;  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set: from the row above
 };
 
 // Durations [items, rows] -> path [items, rows, columns] of zeros and ones.
@@ -53,7 +56,8 @@ struct Path {
   uint64_t one;  // its bits
 };
 
-// As few blocks an item as keep all multiprocessors busy. Up to four warps do not hinder each other.
+// As few blocks an item as keep all multiprocessors busy. Up to four warps do not hinder each
+// other.
 inline void cut_work(Search& p, int processors, int most_warps) {
   p.strips = (p.rows + kStrip - 1) / kStrip;
   p.tiles = (p.columns + kTile - 1) / kTile;

@@ -13,9 +13,7 @@ struct PathShared {
 };
 
 // The same in all lanes.
-DEVICE int warp_sum(int value) {
-  return static_cast<int>(warp_add(static_cast<unsigned>(value)));
-}
+DEVICE int warp_sum(int value) { return static_cast<int>(warp_add(static_cast<unsigned>(value))); }
 
 // A row, ones from `start` to `end`, by the lanes of a warp; 16 bytes at a time where they begin on
 // 16 bytes.

@@ -1,12 +1,12 @@
-// Monotonic alignment search: the best way through an item's lattice, by dynamic programming (Kim et
-// al., Glow-TTS, NeurIPS 2020, algorithm 1).
+// Monotonic alignment search: the best way through an item's lattice, by dynamic programming (Kim
+// et al., Glow-TTS, NeurIPS 2020, algorithm 1).
 //
 //   sum[i, j] = max(sum[i, j - 1], sum[i - 1, j - 1]) + score[i, j]
 //
-// A lane has two rows and their sums in registers. Lanes go a step of four columns after each other,
-// so that a lane gets the row above its own by a shuffle when it needs it; warps, each with a strip
-// of rows, follow each other likewise. Of a cell only its direction is kept, one bit. Only columns
-// from which the end can still be reached are looked at.
+// A lane has two rows and their sums in registers. Lanes go a step of four columns after each
+// other, so that a lane gets the row above its own by a shuffle when it needs it; warps, each with
+// a strip of rows, follow each other likewise. Of a cell only its direction is kept, one bit. Only
+// columns from which the end can still be reached are looked at.
 #pragma once
 
 #include "edge.cuh"
@@ -14,8 +14,8 @@
 
 namespace megakernel::align {
 
-// Scores of a strip, a tile of columns: a lane's are moved by a step to the left of those of the lane
-// before, since it needs them later.
+// Scores of a strip, a tile of columns: a lane's are moved by a step to the left of those of the
+// lane before, since it needs them later.
 template <class E>
 struct alignas(16) Tile {
   E cells[kStrip][kTile];
@@ -81,11 +81,12 @@ struct Scores {
   template <bool kAligned, bool kWhole>
   DEVICE void copy_cells(Tile<E>& tile, int index) const {
     constexpr int kPiece = kAligned ? kStep * sizeof(E) : 4;
-    constexpr int kMany = kPiece / sizeof(E);  // cells
-    const int step = lane() % kSteps;
+    constexpr int kMany = kPiece / sizeof(E);                 // cells
+    const int step = lane() % kSteps, one = lane() / kSteps;  // of the rows that are copied at once
+    constexpr int kAtOnce = 32 / kSteps;
 #pragma unroll
-    for (int u = 0; u < kStrip / 4; ++u) {
-      const int owner = (4 * u + lane() / kSteps) % 32, row = 4 * u / 32;
+    for (int u = 0; u < kStrip / kAtOnce; ++u) {
+      const int owner = kAtOnce * u % 32 + one, row = kAtOnce * u / 32;
       const int column = kTile * index + kStep * (step - owner);
       const bool there = kWhole || (column >= 0 && kRows * owner + row < rows);
       const E* from = first + (kRows * owner + row) * stride + column;
@@ -106,8 +107,8 @@ struct Sums {
   float below[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // the last row's last step
   float before;  // what the row above was a column ago
 
-  // A step of columns; notes in `moved` which sums come from the row above. What is no number counts
-  // as minus infinity.
+  // A step of columns; notes in `moved` which sums come from the row above. What is no number
+  // counts as minus infinity.
   DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep], int step,
                       uint32_t (&moved)[kRows]) {
 #pragma unroll
@@ -133,14 +134,15 @@ DEVICE int tiles_of(const Lattice& of, int strip) {
 // A warp goes through its strip.
 template <class E, bool kAligned>
 DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Tile<E>* stage) {
-  const int begin = kStrip * strip, place = warp();
+  const int begin = kStrip * strip, place = warp(), me = lane();
   const E* item = static_cast<const E*>(p.scores) + of.item * p.item_stride;
   const Scores<E> scores = {item + begin * p.row_stride + begin, p.row_stride, of.rows - begin,
                             of.columns - begin};
   const int tiles = tiles_of(of, strip), all = tiles + kLag;
   const bool first = strip == 0, last = strip == of.strips - 1;
   const auto edge = [&](int below) {
-    const int64_t which = static_cast<int64_t>(of.item) * (p.chain - 1) + strip / p.warps - 1 + below;
+    const int64_t which =
+        static_cast<int64_t>(of.item) * (p.chain - 1) + strip / p.warps - 1 + below;
     return p.edges + which * p.tiles * kTile;
   };
   Inlet inlet = {shared.rings[place], shared.gates[place], place == 0 ? edge(0) : nullptr,
@@ -153,18 +155,17 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   }
 
   Sums sums;
-  sums.before = first && lane() == 0 ? 0.0f : -INFINITY;
+  sums.before = first && me == 0 ? 0.0f : -INFINITY;
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
   if (!first) {
     for (int tile = 0; tile < kAhead; ++tile) {
       const float corner = inlet.take(tile)[kTile - 1];
-      if (lane() == 0) sums.before = corner;
+      if (me == 0) sums.before = corner;
       inlet.give_back(tile);
     }
   }
   uint32_t* direction =
-      p.direction +
-      (static_cast<int64_t>(of.item) * p.strips + strip) * (p.tiles + kLag) * kStrip;
+      p.direction + (static_cast<int64_t>(of.item) * p.strips + strip) * (p.tiles + kLag) * kStrip;
   int now = 0, opening = 0;  // the stage of this tile, and how often it was filled before
   for (int tile = 0; tile < all; ++tile) {
     warp_sync();  // all have read the tile before
@@ -185,14 +186,14 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
 #pragma unroll
       for (int c = 0; c < kStep; ++c) {
         above[c] = shuffle_up(sums.below[c]);
-        if (lane() == 0) above[c] = entering[c];
+        if (me == 0) above[c] = entering[c];
       }
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) unpack(cells(stage[now], lane(), r, step), score[r]);
+      for (int r = 0; r < kRows; ++r) unpack(cells(stage[now], me, r, step), score[r]);
       sums.advance(above, score, step, moved);
-      if (lane() == 31) outlet.put(kSteps * tile + step - 31, sums.below);
+      if (me == 31) outlet.put(kSteps * tile + step - 31, sums.below);
     }
-    *reinterpret_cast<uint2*>(direction + tile * kStrip + kRows * lane()) = {moved[0], moved[1]};
+    *reinterpret_cast<uint2*>(direction + tile * kStrip + kRows * me) = {moved[0], moved[1]};
     if (fed) inlet.give_back(above_tile);
     outlet.send(tile - kLag);
     if (++now == p.stages) now = 0, ++opening;

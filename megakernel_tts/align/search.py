@@ -1,7 +1,7 @@
 """Monotonic alignment search: the best way to give each frame a token, in order.
 
-Kim et al., Glow-TTS (NeurIPS 2020), algorithm 1. A path begins at the first token and frame, ends at
-the last ones, and from a frame to the next stays at its token or goes on to the next token. `mas`
+Kim et al., Glow-TTS (NeurIPS 2020), algorithm 1. A path begins at the first token and frame, ends
+at the last ones, and from a frame to the next stays at its token or goes on to the next token. `mas`
 finds the one whose scores have the largest sum; on a GPU with csrc/align, elsewhere with NumPy, bit
 for bit the same.
 """
@@ -31,8 +31,8 @@ def mas(
     """Finds the monotonic path of the largest sum of scores through each item.
 
     Sums are float32, whatever the scores are. Where to stay at a token and to come from the one
-    before are equally good, the path stays. A score of minus infinity is a score like any other, and
-    a sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
+    before are equally good, the path stays. A score of minus infinity is one like any other, and a
+    sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
 
     Lengths on the CPU are checked. Lengths on a GPU are not read by the host, so that a call can be
     recorded in a CUDA graph: an item through which no path goes (more tokens than frames, none of

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def every_path(tokens: int, frames: int) -> Iterator[list[int]]:
     """The durations of each path through a lattice."""
     for cuts in combinations(range(1, frames), tokens - 1):
         edges = (0, *cuts, frames)
-        yield [b - a for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        yield [b - a for a, b in pairwise(edges)]
 
 
 def tokens_of(durations: list[int]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The search on the CPU: the best of all paths, by definition, by a plain search and by Cython's."""
+"""The search on the CPU: the best of all paths, by definition, by a plain search, by Cython's."""
 
 from importlib.util import find_spec
 

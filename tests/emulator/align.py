@@ -1,4 +1,4 @@
-"""The alignment's kernels on a host without a GPU: csrc/align compiled with emulated instructions."""
+"""The alignment's kernels on a host without a GPU: csrc/align with emulated instructions."""
 
 import ctypes
 import shutil

@@ -17,7 +17,8 @@ static void run(const Search& p, int late) {
 }
 
 // Scores of 0: float, 1: bfloat16, 2: half precision.
-extern "C" void align_search(Search* p, int type, int aligned, int processors, int warps, int late) {
+extern "C" void align_search(Search* p, int type, int aligned, int processors, int warps,
+                             int late) {
   cut_work(*p, processors, warps);
   std::vector<uint32_t> workspace(lay_out(*p, nullptr).words, kMissing);
   lay_out(*p, workspace.data());
@@ -33,10 +34,14 @@ extern "C" void align_path(const Path* p) {
         1, 32 * kPathWarps, 0,
         [&] {
           switch (p->bytes) {
-            case 1: return path<uint8_t>(*p, shared);
-            case 2: return path<uint16_t>(*p, shared);
-            case 4: return path<uint32_t>(*p, shared);
-            default: return path<uint64_t>(*p, shared);
+            case 1:
+              return path<uint8_t>(*p, shared);
+            case 2:
+              return path<uint16_t>(*p, shared);
+            case 4:
+              return path<uint32_t>(*p, shared);
+            default:
+              return path<uint64_t>(*p, shared);
           }
         },
         b);

@@ -253,7 +253,10 @@ inline float shuffle_up(float value) {
 }
 inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
-inline int highest_bit(uint32_t word) { return 31 - __builtin_clz(word); }
+inline int leading_zeros(uint32_t word) { return word ? __builtin_clz(word) : 32; }
+inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+  return ((static_cast<uint64_t>(high) << 32 | low) << bits) >> 32;
+}
 template <int kBytes>
 inline void copy_or_zero(void* shared, const void* global, int bytes) {
   memset(shared, 0, kBytes);
