@@ -76,8 +76,8 @@ struct Tracer {
         tile};
   }
 
-  // The last column, not after `at`, at which a row is reached from the row above; it is not before
-  // `lowest`, the diagonal.
+  // The last column, not after `at`, at which a row is reached from the row above. On the diagonal,
+  // at `lowest`, it always is, though no direction may say so where all sums are minus infinity.
   DEVICE int begin(int row, int at, int lowest) {
     for (;;) {
       const int tile = at / kTile;
@@ -97,8 +97,7 @@ struct Tracer {
     const unsigned tile = static_cast<unsigned>(at) / kTile, back = known.tile - tile;
     if (back > 1) return begin(row, at, lowest);
     const uint32_t high = back ? known.of[1] : known.of[0], low = back ? known.of[2] : known.of[1];
-    uint32_t before = move_up(high, low, kTile - 1 - static_cast<unsigned>(at) % kTile);
-    if (at - lowest < kTile) before |= 1u << (kTile - 1 - (at - lowest));
+    const uint32_t before = move_up(high, low, kTile - 1 - static_cast<unsigned>(at) % kTile);
     return before ? at - leading_zeros(before) : begin(row, at, lowest);
   }
 };

@@ -65,7 +65,7 @@ def random_batch(seed: int, most_tokens: int, most_frames: int, most_items: int 
     rng = np.random.default_rng(seed)
     items = int(rng.integers(1, most_items + 1))
     tokens = int(rng.integers(1, most_tokens + 1))
-    frames = int(rng.integers(tokens, max(tokens, most_frames) + 1))
+    frames = int(rng.integers(tokens, max(tokens + 3, most_frames) + 1))
     scores = rng.standard_normal((items, tokens, frames + int(rng.integers(0, 3))))
     if seed % 2:
         scores = np.round(scores)
