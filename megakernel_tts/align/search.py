@@ -1,9 +1,9 @@
 """Monotonic alignment search: the best way to give each frame a token, in order.
 
 Kim et al., Glow-TTS (NeurIPS 2020), algorithm 1. A path begins at the first token and frame, ends
-at the last ones, and from a frame to the next stays at its token or goes on to the next token. `mas`
-finds the one whose scores have the largest sum; on a GPU with csrc/align, elsewhere with NumPy, bit
-for bit the same.
+at the last ones, and from a frame to the next stays at its token or goes on to the next one. `mas`
+finds the path whose scores have the largest sum; on a GPU with csrc/align, elsewhere with NumPy,
+bit for bit the same.
 """
 
 from typing import Any, Literal
@@ -239,7 +239,7 @@ def _index(durations: Tensor, frames: int) -> Tensor:
     places = torch.arange(frames, dtype=torch.int32, device=durations.device)
     places = places.expand(len(durations), frames).contiguous()
     index = torch.searchsorted(ends, places, right=True, out_int32=True)
-    return index.where(places < durations.sum(1, keepdim=True), -1)
+    return index.masked_fill(places >= durations.sum(1, keepdim=True), -1)
 
 
 @torch.library.custom_op("megakernel_tts::mas_path", mutates_args=(), device_types="cpu")
