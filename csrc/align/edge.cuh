@@ -63,11 +63,10 @@ struct Outlet {
       await(gates.empty[tile % kSlots], tile / kSlots - 1);
     }
   }
-  // A step's sums, from the one lane that has them; steps count from the strip's first column.
-  DEVICE void put(int step, const float (&sums)[kStep]) {
-    if (step < 0 || step >= kSteps * tiles) return;
-    float* to = ring.values[step / kSteps % kSlots] + step % kSteps * kStep;
-    *reinterpret_cast<float4*>(to) = {sums[0], sums[1], sums[2], sums[3]};
+  // Where the last lane puts a tile's sums; null for a tile that is not wanted, and for other
+  // lanes.
+  DEVICE float* room(int tile) const {
+    return lane() == 31 && 0 <= tile && tile < tiles ? ring.values[tile % kSlots] : nullptr;
   }
   // A tile is whole.
   DEVICE void send(int tile) {

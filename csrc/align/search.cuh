@@ -25,11 +25,13 @@ struct Shared {
   Ring rings[kMostWarps + 1];
   RingGates gates[kMostWarps + 1];
   Gate loaded[kMostWarps][kMostStages];
+  alignas(16) float nothing[kTile];  // minus infinity: the row above where none is needed
   unsigned number;
 };
 
-// Every gate counts the lanes of a warp.
-DEVICE void make_gates(Shared& shared, int warps) {
+// Before anybody uses it. Every gate counts the lanes of a warp.
+DEVICE void prepare(Shared& shared, int warps) {
+  if (thread() < kTile) shared.nothing[thread()] = -INFINITY;
   for (int i = thread(); i < (kMostWarps + 1) * kSlots; i += 32 * warps) {
     gate_init(shared.gates[i / kSlots].full[i % kSlots], 32);
     gate_init(shared.gates[i / kSlots].empty[i % kSlots], 32);
@@ -173,16 +175,17 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
     if (next < all) scores.template copy<kAligned>(stage[free], next, loaded[free]);
     const int above_tile = tile + kAhead;
     const bool fed = tile < tiles && above_tile < inlet.tiles;
-    const float* edge_sums = fed ? inlet.take(above_tile) : nullptr;
+    const float* edge_sums = fed ? inlet.take(above_tile) : shared.nothing;
     outlet.reserve(tile - kLag + 1);
+    // The last lane is 31 steps behind: its last step of this tile is the first of a later one.
+    float* const rooms[] = {outlet.room(tile - kLag), outlet.room(tile - kLag + 1)};
     await(loaded[now], opening);
     uint32_t moved[kRows] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       float above[kStep], score[kRows][kStep];
-      const float4 fresh = fed ? *reinterpret_cast<const float4*>(edge_sums + kStep * step)
-                               : float4{-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-      const float entering[kStep] = {fresh.x, fresh.y, fresh.z, fresh.w};
+      float entering[kStep];
+      unpack(edge_sums + kStep * step, entering);
 #pragma unroll
       for (int c = 0; c < kStep; ++c) {
         above[c] = shuffle_up(sums.below[c]);
@@ -191,7 +194,10 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
 #pragma unroll
       for (int r = 0; r < kRows; ++r) unpack(cells(stage[now], me, r, step), score[r]);
       sums.advance(above, score, step, moved);
-      if (me == 31) outlet.put(kSteps * tile + step - 31, sums.below);
+      if (float* room = rooms[(step + 1) / kSteps]) {
+        *reinterpret_cast<float4*>(room + (step + 1) % kSteps * kStep) = {
+            sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
+      }
     }
     *reinterpret_cast<uint2*>(direction + tile * kStrip + kRows * me) = {moved[0], moved[1]};
     if (fed) inlet.give_back(above_tile);
@@ -225,7 +231,7 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
 template <class E, bool kAligned>
 DEVICE void search(const Search& p, Shared& shared, void* room) {
   launch_next();
-  make_gates(shared, p.warps);
+  prepare(shared, p.warps);
   const int number = number_of_block(p, shared);
   all_sync();
   const Lattice of = lattice(p, number / p.chain);
