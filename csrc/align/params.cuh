@@ -1,5 +1,4 @@
-// What the alignment's kernels are given, how their work is cut, and where their workspace keeps
-// it.
+// What the alignment's kernels are given, how their work is cut, and how their workspace is.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +26,7 @@ struct Lengths {
   int all;
 };
 
-// Scores [items, rows, columns] -> durations [items, rows]. A row is a text token, a column a
-// frame.
+// Scores [items, rows, columns] -> durations [items, rows]. Rows are text tokens, columns frames.
 struct Search {
   const void* scores;
   int64_t item_stride, row_stride;  // in elements
@@ -43,8 +41,9 @@ struct Search {
   unsigned* ticket;  // blocks that began
   unsigned* done;    // [items] blocks that ended
   uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  uint32_t*
-      direction;  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set: from the row above
+  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set where it is reached from the row
+  // above.
+  uint32_t* direction;
 };
 
 // Durations [items, rows] -> path [items, rows, columns] of zeros and ones.
@@ -56,14 +55,13 @@ struct Path {
   uint64_t one;  // its bits
 };
 
-// As few blocks an item as keep all multiprocessors busy. Up to four warps do not hinder each
-// other.
+// As few blocks an item as keep all multiprocessors busy; four warps do not hinder each other.
 inline void cut_work(Search& p, int processors, int most_warps) {
   p.strips = (p.rows + kStrip - 1) / kStrip;
   p.tiles = (p.columns + kTile - 1) / kTile;
   const int64_t all = static_cast<int64_t>(p.strips) * p.items;
-  const auto shared_out = std::min<int64_t>((all + processors - 1) / processors, most_warps);
-  const int wanted = std::max(static_cast<int>(shared_out), std::min(4, most_warps));
+  const auto each = std::min<int64_t>((all + processors - 1) / processors, most_warps);
+  const int wanted = std::max(static_cast<int>(each), std::min(4, most_warps));
   p.warps = std::min(wanted, p.strips);
   p.chain = (p.strips + p.warps - 1) / p.warps;
 }
