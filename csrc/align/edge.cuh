@@ -63,8 +63,7 @@ struct Outlet {
       await(gates.empty[tile % kSlots], tile / kSlots - 1);
     }
   }
-  // Where the last lane puts a tile's sums; null for a tile that is not wanted, and for other
-  // lanes.
+  // Where the last lane puts a tile's sums; null if nobody wants them, and for other lanes.
   DEVICE float* room(int tile) const {
     return lane() == 31 && 0 <= tile && tile < tiles ? ring.values[tile % kSlots] : nullptr;
   }

@@ -41,8 +41,7 @@ struct Search {
   unsigned* ticket;  // blocks that began
   unsigned* done;    // [items] blocks that ended
   uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set where it is reached from the row
-  // above.
+  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set if reached from the row above.
   uint32_t* direction;
 };
 
