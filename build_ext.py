@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     import torch
 
 CSRC = Path(__file__).parent / "csrc"
-KERNELS = ("kernels.cu", "codec/decode.cu")
-OPERATORS = ("ops.cpp", "codec/codec_ops.cpp")  # objects lie side by side: no two of one name
+KERNELS = ("kernels.cu", "codec/decode.cu", "align/mas.cu")
+OPERATORS = (
+    "ops.cpp",
+    "codec/codec_ops.cpp",
+    "align/mas_ops.cpp",
+)  # objects lie side by side: no two of one name
 # Shared memory that a block may have, in KiB.
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
 _USED = re.compile(r"Used (\d+) registers")

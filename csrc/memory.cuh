@@ -236,6 +236,45 @@ DEVICE void wait_for_previous() {
 #endif
 }
 
+// --- the alignment's ---
+
+// Of the lane before; lane 0 gets its own.
+DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
+
+DEVICE float to_float(float value) { return value; }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one
+DEVICE int leading_zeros(uint32_t word) { return __clz(static_cast<int>(word)); }
+// The upper word of both, moved up by less than 32 bits.
+DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+  return __funnelshift_l(low, high, bits);
+}
+
+// The first `bytes` of so many from global to shared memory, and zeros after them; this thread goes
+// on. Nothing is read for no bytes.
+template <int kBytes>
+DEVICE void copy_or_zero(void* shared, const void* global, int bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
+                 "l"(global), "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+// The gate counts this thread once all that it copies has come.
+DEVICE void arrive_with_copies(Gate& gate) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&gate))
+               : "memory");
+}
+
+// Counts up; returns what was there before.
+DEVICE unsigned count_up(unsigned* counter) { return atomicAdd(counter, 1u); }
+
+// 16 bytes that nobody reads soon.
+DEVICE void store_streaming(uint4* at, uint4 value) { __stcs(at, value); }
+
 }  // namespace megakernel
 
 #endif

@@ -19,6 +19,8 @@ ALLOWED: dict[str, set[str]] = {
     "fields": LEAVES,
     "config": LEAVES | {"fields"},
     "audio": LEAVES,
+    "align": {"align.search"},
+    "align.search": set(),
     "sampling": LEAVES,
     "split": LEAVES,
     "guard": LEAVES,

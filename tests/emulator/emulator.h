@@ -243,6 +243,29 @@ inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) 
   gate_arrive(gate);
 }
 
+inline float shuffle_up(float value) {
+  memcpy(shown(lane()), &value, sizeof value);
+  warp_sync();
+  float other;
+  memcpy(&other, shown(max(lane() - 1, 0)), sizeof other);
+  warp_sync();
+  return other;
+}
+inline float to_float(float value) { return value; }
+inline float larger(float a, float b) { return fmaxf(a, b); }
+inline int leading_zeros(uint32_t word) { return word ? __builtin_clz(word) : 32; }
+inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+  return ((static_cast<uint64_t>(high) << 32 | low) << bits) >> 32;
+}
+template <int kBytes>
+inline void copy_or_zero(void* shared, const void* global, int bytes) {
+  memset(shared, 0, kBytes);
+  if (bytes > 0) memcpy(shared, global, bytes);
+}
+inline void arrive_with_copies(Gate& gate) { gate_arrive(gate); }
+inline unsigned count_up(unsigned* counter) { return (*counter)++; }
+inline void store_streaming(uint4* at, uint4 value) { *at = value; }
+
 inline uint4 load_words(const uint4* at) { return *at; }
 inline uint32_t load_word(const uint32_t* at) { return *at; }
 inline void store_word(uint32_t* at, uint32_t word) { *at = word; }

@@ -1,0 +1,92 @@
+// The alignment's kernels and their launches.
+#include <algorithm>
+
+#include "launch.cuh"
+#include "path.cuh"
+#include "search.cuh"
+
+namespace megakernel::align {
+namespace {
+
+template <class E, bool kAligned>
+__global__ void __launch_bounds__(32 * kMostWarps, 1)
+    search_kernel(const __grid_constant__ Search p) {
+  extern __shared__ __align__(16) unsigned char room[];
+  __shared__ Shared shared;
+  search<E, kAligned>(p, shared, room);
+}
+
+template <class W>
+__global__ void __launch_bounds__(32 * kPathWarps) path_kernel(const __grid_constant__ Path p) {
+  __shared__ PathShared shared;
+  path<W>(p, shared);
+}
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, which, device);
+  return value;
+}
+
+size_t tile_bytes(Type type) {
+  return type == Type::kFloat ? sizeof(Tile<float>) : sizeof(Tile<bf16>);
+}
+
+template <class E>
+cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream) {
+  const auto kernel = aligned ? search_kernel<E, true> : search_kernel<E, false>;
+  const size_t room = std::max(p.warps * p.stages * tile_bytes(type), sizeof(Windows));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
+  if (error != cudaSuccess) return error;
+  kernel<<<p.items * p.chain, 32 * p.warps, room, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t cut(Search& p, Type type) {
+  const int room =
+      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Shared));
+  const int tile = static_cast<int>(tile_bytes(type));
+  cut_work(p, attribute(cudaDevAttrMultiProcessorCount), std::min(kMostWarps, room / (2 * tile)));
+  p.stages = std::min(kMostStages, room / (p.warps * tile));
+  return cudaGetLastError();
+}
+
+cudaError_t launch(const Search& p, Type type, bool aligned, cudaStream_t stream) {
+  if (p.chain > 1) {
+    Search same = p;
+    const size_t missing = lay_out(same, p.ticket).missing * sizeof(uint32_t);
+    const cudaError_t error = cudaMemsetAsync(p.ticket, 0xFF, missing, stream);
+    if (error != cudaSuccess) return error;
+  }
+  switch (type) {
+    case Type::kFloat:
+      return start<float>(p, type, aligned, stream);
+    case Type::kBfloat16:
+      return start<bf16>(p, type, aligned, stream);
+    default:
+      return start<f16>(p, type, aligned, stream);
+  }
+}
+
+cudaError_t launch(const Path& p, cudaStream_t stream) {
+  const auto kernel = p.bytes == 1   ? path_kernel<uint8_t>
+                      : p.bytes == 2 ? path_kernel<uint16_t>
+                      : p.bytes == 4 ? path_kernel<uint32_t>
+                                     : path_kernel<uint64_t>;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(p.items * ((p.rows + kPathRows - 1) / kPathRows));
+  config.blockDim = dim3(32 * kPathWarps);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+}  // namespace megakernel::align

@@ -1,0 +1,85 @@
+// What the alignment's kernels are given, how their work is cut, and how their workspace is.
+#pragma once
+
+#include <algorithm>
+
+#include "../types.cuh"
+
+namespace megakernel::align {
+
+constexpr int kRows = 2;                   // of a lane
+constexpr int kStrip = 32 * kRows;         // rows of a warp
+constexpr int kStep = 4;                   // columns of a lane at a time
+constexpr int kTile = 32;                  // columns of a warp at a time: a word of directions
+constexpr int kSteps = kTile / kStep;      // of a tile
+constexpr int kLag = 32 * kStep / kTile;   // tiles that the last lane ends after the first
+constexpr int kSlots = 4;                  // tiles on the way from a warp to the next
+constexpr int kMostWarps = 8;              // of a block
+constexpr int kMostStages = 6;             // tiles of scores in shared memory
+constexpr int kWindow = 32;                // tiles of directions that are traced at a time
+constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
+
+// How many rows or columns each item has: int32 or int64 on the device, or all of them.
+struct Lengths {
+  const void* each;  // null: `all` for every item
+  bool wide;
+  int all;
+};
+
+// Scores [items, rows, columns] -> durations [items, rows]. Rows are text tokens, columns frames.
+struct Search {
+  const void* scores;
+  int64_t item_stride, row_stride;  // in elements
+  int items, rows, columns;
+  Lengths text, frames;
+  int* durations;
+  int strips, tiles;  // that rows and columns make
+  int warps;          // of a block, each with a strip
+  int chain;          // blocks of an item
+  int stages;         // tiles of scores that a warp has room for
+  // The workspace. All but the directions begins as kMissing.
+  unsigned* ticket;  // blocks that began
+  unsigned* done;    // [items] blocks that ended
+  uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
+  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set if reached from the row above.
+  uint32_t* direction;
+};
+
+// Durations [items, rows] -> path [items, rows, columns] of zeros and ones.
+struct Path {
+  const int* durations;
+  int items, rows, columns;
+  void* path;
+  int bytes;     // of an element
+  uint64_t one;  // its bits
+};
+
+// As few blocks an item as keep all multiprocessors busy; four warps do not hinder each other.
+inline void cut_work(Search& p, int processors, int most_warps) {
+  p.strips = (p.rows + kStrip - 1) / kStrip;
+  p.tiles = (p.columns + kTile - 1) / kTile;
+  const int64_t all = static_cast<int64_t>(p.strips) * p.items;
+  const auto each = std::min<int64_t>((all + processors - 1) / processors, most_warps);
+  const int wanted = std::max(static_cast<int>(each), std::min(4, most_warps));
+  p.warps = std::min(wanted, p.strips);
+  p.chain = (p.strips + p.warps - 1) / p.warps;
+}
+
+struct Workspace {
+  int64_t words;    // in all
+  int64_t missing;  // of them, those that begin as kMissing
+};
+
+// Cuts it, given its address; for an address of null, tells its size alone.
+inline Workspace lay_out(Search& p, uint32_t* begin) {
+  const int64_t counters = (1 + p.items + 3) / 4 * 4;
+  const int64_t edges = static_cast<int64_t>(p.items) * (p.chain - 1) * p.tiles * kTile;
+  const int64_t directions = static_cast<int64_t>(p.items) * p.strips * (p.tiles + kLag) * kStrip;
+  p.ticket = begin;
+  p.done = begin + 1;
+  p.edges = begin + counters;
+  p.direction = begin + counters + edges;
+  return {counters + edges + directions, counters + edges};
+}
+
+}  // namespace megakernel::align

@@ -1,0 +1,251 @@
+"""The alignment's kernels: on emulated instructions everywhere, themselves on a GPU."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_tts.align import mas, maximum_path
+from megakernel_tts.align.search import Out
+from tests.align.lattices import Batch, expected, random_batch
+from tests.emulator.align import EmulatedAlign
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+PATH_DTYPES = [torch.bool, torch.bfloat16, torch.float32, torch.int64]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedAlign:
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    return EmulatedAlign(tmp_path_factory.mktemp("emulator"))
+
+
+def rounded(batch: Batch, dtype: torch.dtype) -> tuple[Batch, Batch]:
+    """Scores of a type, and the same as float32."""
+    scores = batch.scores.to(dtype)
+    return (
+        Batch(scores, batch.text, batch.frames),
+        Batch(scores.float(), batch.text, batch.frames),
+    )
+
+
+def with_no_numbers(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Few infinities and NaN, so that there is a way around them; in every fourth, many."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.tensor([-torch.inf, torch.nan, torch.inf, 0.0, 1.0, -1.0])
+    kinds = torch.randint(0, 6 if seed % 4 == 0 else 300, shape, generator=generator)
+    return torch.where(
+        kinds < 6, values[kinds.clamp(max=5)], torch.randn(shape, generator=generator)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_emulated_durations_are_the_cpus(
+    emulated: EmulatedAlign, dtype: torch.dtype, aligned: bool
+) -> None:
+    """However the work is cut into warps, blocks and stages, and whoever is late."""
+    rng = random.Random(0)
+    # Small, large, along the diagonal, and spread over more than what is traced at a time.
+    shapes = [(10, 40), (150, 400), (300, 600), (260, 0), (5, 4000), (70, 3000)]
+    for seed in range(60):
+        most_tokens, most_frames = rng.choice(shapes)
+        batch, same = rounded(random_batch(seed, most_tokens, most_frames, 3), dtype)
+        items, tokens, frames = batch.scores.shape
+        room = torch.empty(
+            items, tokens, (frames + 3) // 4 * 4 if aligned else (frames + 1) // 2 * 2
+        )
+        room = room.to(dtype)[:, :, :frames].copy_(batch.scores)
+        found = emulated.durations(
+            room,
+            batch.text if seed % 2 else batch.text.int(),
+            batch.frames,
+            aligned=aligned,
+            processors=rng.choice([1, 4, 100]),
+            warps=rng.randint(1, 8),
+            stages=rng.randint(2, 6),
+            late=rng.choice([0, 50]),
+        )
+        assert torch.equal(found, expected(same)), seed
+
+
+def test_emulated_items_without_a_path_get_zeros(emulated: EmulatedAlign) -> None:
+    scores = torch.randn(6, 70, 90)
+    text = torch.tensor([70, 70, 0, 5, 71, -1])
+    frames = torch.tensor([90, 69, 5, 0, 90, 90])
+    found = emulated.durations(scores, text, frames, warps=1)
+    assert (found[0] > 0).all() and found[0].sum() == 90
+    assert not found[1:].any()
+    assert torch.equal(emulated.durations(scores), mas(scores))
+
+
+def test_emulated_scores_that_are_no_numbers(emulated: EmulatedAlign) -> None:
+    for seed in range(20):
+        scores = with_no_numbers((2, 130, 300), seed)
+        assert torch.equal(emulated.durations(scores, aligned=True), mas(scores))
+
+
+@pytest.mark.parametrize("dtype", PATH_DTYPES, ids=str)
+def test_emulated_paths(emulated: EmulatedAlign, dtype: torch.dtype) -> None:
+    for seed in range(8):
+        batch = random_batch(seed, 40, 90)
+        durations = mas(batch.scores, batch.text, batch.frames)
+        frames = batch.scores.shape[2]
+        path = mas(batch.scores, batch.text, batch.frames, out="path")
+        assert torch.equal(emulated.path(durations, frames, dtype), path.to(dtype))
+
+
+# --- on a GPU ---
+
+
+def on_gpu(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    return batch.scores.cuda(), batch.text.cuda(), batch.frames.cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_thousand_ragged_items_are_the_cpus(dtype: torch.dtype) -> None:
+    count = 0
+    for seed in range(500):
+        batch, _ = rounded(random_batch(seed, 200, 500), dtype)
+        scores, text, frames = on_gpu(batch)
+        rows = scores if seed % 4 else scores.contiguous()
+        found = mas(rows, text, frames).cpu()
+        assert torch.equal(found, mas(batch.scores, batch.text, batch.frames)), seed
+        count += len(found)
+    assert count >= 2000
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape", [(32, 1024, 4096), (2, 2048, 8192), (1, 4096, 4100), (3, 1, 9999)]
+)
+@pytest.mark.parametrize("ties", [False, True])
+def test_large_items_are_the_cpus(shape: tuple[int, int, int], ties: bool) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    scores = torch.randn(shape, device="cuda", generator=generator)
+    if ties:
+        scores = scores.round()
+    few = slice(None, 3)  # of the items: the CPU is slow
+    found = mas(scores)
+    assert torch.equal(found[few].cpu(), mas(scores[few].cpu()))
+    assert (found.sum(1) == shape[2]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", PATH_DTYPES, ids=str)
+def test_paths_are_the_cpus(dtype: torch.dtype) -> None:
+    for seed in range(30):
+        batch = random_batch(seed, 200, 500)
+        mask = mas(batch.scores, batch.text, batch.frames, out="path").any(1, keepdim=True)
+        mask = mask & (torch.arange(batch.scores.shape[1]) < batch.text[:, None])[:, :, None]
+        found = maximum_path(batch.scores.cuda(), mask.cuda(), dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found.cpu(), maximum_path(batch.scores, mask, dtype)), seed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["durations", "index", "path"])
+def test_layouts_and_forms_are_the_cpus(out: Out) -> None:
+    batch = random_batch(7, 100, 300)
+    scores, text, frames = on_gpu(batch)
+    found = mas(scores.transpose(1, 2), text, frames, layout="BST", out=out)
+    cpu = mas(batch.scores.transpose(1, 2), batch.text, batch.frames, layout="BST", out=out)
+    assert torch.equal(found.cpu(), cpu)
+
+
+@pytest.mark.gpu
+def test_items_without_a_path() -> None:
+    scores = torch.randn(6, 70, 90, device="cuda")
+    before = scores.clone()
+    text = torch.tensor([70, 70, 0, 5, 71, -1])
+    frames = torch.tensor([90, 69, 5, 0, 90, 90])
+    found = mas(scores, text.cuda(), frames.cuda(), out="index")
+    assert (found[0] >= 0).all() and (found[1:] == -1).all()
+    with pytest.raises(ValueError, match="Item 1 has 70 tokens and 69 frames"):
+        mas(scores, text, frames)  # lengths that the host can read
+    assert torch.equal(scores, before)
+
+
+@pytest.mark.gpu
+def test_scores_that_are_no_numbers() -> None:
+    for seed in range(20):
+        scores = with_no_numbers((4, 200, 700), seed)
+        assert torch.equal(mas(scores.cuda()).cpu(), mas(scores))
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu() -> None:
+    scores, text, frames = on_gpu(random_batch(1, 100, 300))
+    mask = torch.ones_like(scores)
+    mas(scores, text, frames, out="index")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        mas(scores, text, frames, out="index")
+        maximum_path(scores, mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [60, 700])
+def test_a_graph_gives_the_same_for_other_scores_and_lengths(tokens: int) -> None:
+    scores = torch.zeros(8, tokens, 3 * tokens, device="cuda")
+    text = torch.full((8,), tokens, device="cuda")
+    frames = torch.full((8,), 3 * tokens, device="cuda")
+    mas(scores, text, frames, out="path")  # builds the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        path = mas(scores, text, frames, out="path")
+        index = mas(scores, text, frames, out="index")
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        scores.copy_(torch.randn(scores.shape, generator=rng))
+        text.copy_(torch.randint(1, tokens + 1, (8,), generator=rng))
+        frames.copy_(torch.randint(tokens, 3 * tokens + 1, (8,), generator=rng))
+        graph.replay()
+        assert torch.equal(path, mas(scores, text, frames, out="path"))
+        assert torch.equal(index, mas(scores, text, frames, out="index"))
+        assert torch.equal(index.cpu(), mas(scores.cpu(), text.cpu(), frames.cpu(), out="index"))
+
+
+@pytest.mark.gpu
+def test_a_compiled_call() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(scores: Tensor, text: Tensor, frames: Tensor) -> Tensor:
+        return mas(scores * 2, text, frames, out="path")
+
+    batch = random_batch(1, 100, 300)
+    scores, text, frames = on_gpu(batch)
+    assert torch.equal(compiled(scores, text, frames), mas(scores * 2, text, frames, out="path"))
+    torch.library.opcheck(torch.ops.megakernel_tts.mas.default, (scores, text, frames))
+
+
+@pytest.mark.gpu
+def test_two_streams_at_once_and_again_and_again() -> None:
+    """More blocks than fit, so that those of both calls share the multiprocessors."""
+    both = [torch.randn(24, 900, 2000, device="cuda").round() for _ in range(2)]
+    alone = [mas(scores) for scores in both]
+    streams = [torch.cuda.Stream() for _ in both]
+    torch.cuda.synchronize()
+    found: list[tuple[int, Tensor]] = []
+    for _ in range(20):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                found.append((i, mas(both[i])))
+    torch.cuda.synchronize()
+    assert all(torch.equal(durations, alone[i]) for i, durations in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_anywhere_in_memory(dtype: torch.dtype) -> None:
+    """Views that begin on any element, with gaps between rows and items."""
+    whole = torch.randn(4, 150, 403, device="cuda").to(dtype)
+    views: list[Tensor] = [whole[1:, 3:, offset : offset + 301] for offset in range(5)]
+    views += [whole[:, ::2, :300], whole[:, :100, 1:302:2], whole[0:1].expand(3, -1, -1)]
+    for view in views:
+        assert torch.equal(mas(view).cpu(), mas(view.cpu()))

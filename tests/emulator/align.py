@@ -1,0 +1,108 @@
+"""The alignment's kernels on a host without a GPU: csrc/align with emulated instructions."""
+
+import ctypes
+import shutil
+import subprocess
+from ctypes import c_bool, c_int, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parent.parent.parent
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Lengths(ctypes.Structure):
+    _fields_ = (("each", c_void_p), ("wide", c_bool), ("all", c_int))
+
+
+class _Search(ctypes.Structure):
+    _fields_ = (
+        ("scores", c_void_p), ("item_stride", c_int64), ("row_stride", c_int64),
+        ("items", c_int), ("rows", c_int), ("columns", c_int),
+        ("text", _Lengths), ("frames", _Lengths), ("durations", c_void_p),
+        *((name, c_int) for name in ("strips", "tiles", "warps", "chain", "stages")),
+        *((name, c_void_p) for name in ("ticket", "done", "edges", "direction")),
+    )  # fmt: skip
+
+
+class _Path(ctypes.Structure):
+    _fields_ = (
+        ("durations", c_void_p), ("items", c_int), ("rows", c_int), ("columns", c_int),
+        ("path", c_void_p), ("bytes", c_int), ("one", c_uint64),
+    )  # fmt: skip
+
+
+class EmulatedAlign:
+    """The kernels of csrc/align, cut for a GPU of a chosen size."""
+
+    def __init__(self, folder: Path) -> None:
+        """Compiles the kernels.
+
+        Args:
+            folder: Where the library goes.
+        """
+        compiler = shutil.which("g++")
+        assert compiler is not None, "the emulator needs g++"
+        library = folder / "align.so"
+        if not library.exists():
+            command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
+            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
+            command += [f"-I{ROOT / 'tests/emulator'}", "-o", str(library)]
+            subprocess.run([*command, str(ROOT / "tests/emulator/emulate_align.cc")], check=True)
+        self._library = ctypes.CDLL(str(library))
+        assert self._library.align_search_bytes() == ctypes.sizeof(_Search)
+
+    def durations(
+        self,
+        scores: Tensor,
+        text_lengths: Tensor | None = None,
+        frame_lengths: Tensor | None = None,
+        *,
+        aligned: bool = False,
+        processors: int = 1,
+        warps: int = 2,
+        stages: int = 2,
+        late: int = 0,
+    ) -> Tensor:
+        """int32 [B, T] of scores [B, T, S], of which the frames lie side by side.
+
+        Args:
+            scores: float32, bfloat16 or float16.
+            text_lengths: int32 or int64 [B], or none.
+            frame_lengths: Likewise.
+            aligned: Whether a row is copied in four cells at a time.
+            processors: Multiprocessors that the work is cut for.
+            warps: At most, of a block.
+            stages: Tiles of scores that a warp has room for.
+            late: Turns of the other blocks after which the first begins.
+        """
+        items, rows, columns = scores.shape
+        durations = torch.full((items, rows), -7, dtype=torch.int32)
+        search = _Search(
+            scores=scores.data_ptr(), item_stride=scores.stride(0), row_stride=scores.stride(1),
+            items=items, rows=rows, columns=columns, text=_lengths(text_lengths, rows),
+            frames=_lengths(frame_lengths, columns), durations=durations.data_ptr(), stages=stages,
+        )  # fmt: skip
+        self._library.align_search(
+            ctypes.byref(search), _TYPES[scores.dtype], aligned, processors, warps, late
+        )
+        return durations
+
+    def path(self, durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
+        """Zeros and ones [B, T, frames] of durations int32 [B, T]."""
+        items, rows = durations.shape
+        out = torch.empty(items, rows, frames, dtype=dtype).fill_(7)
+        one = torch.ones(1, dtype=dtype).view(torch.uint8).tolist()
+        self._library.align_path(ctypes.byref(_Path(
+            durations=durations.data_ptr(), items=items, rows=rows, columns=frames,
+            path=out.data_ptr(), bytes=out.element_size(), one=int.from_bytes(one, "little"),
+        )))  # fmt: skip
+        return out
+
+
+def _lengths(lengths: Tensor | None, whole: int) -> _Lengths:
+    if lengths is None:
+        return _Lengths(None, False, whole)
+    return _Lengths(lengths.data_ptr(), lengths.dtype == torch.int64, whole)
