@@ -34,99 +34,105 @@ struct Windows {
   alignas(16) Window of[2];
 };
 
-// A row's words of a tile and of the two before it.
+// A row's words of a tile and of the kBefore before it, asked for before it is known where to look.
+constexpr int kBefore = 2;
 struct Words {
-  uint32_t of[3];
-  int tile;  // kUnknown if they are not in the window
+  uint32_t of[1 + kBefore];
+  unsigned tile;
 };
-constexpr int kUnknown = 1 << 30;
 
-// Follows the way back, with one warp whose lanes all do the same. Columns are counted as a row's
-// lane counts them: from the strip's first, and a step more for every lane.
+// Follows the way back through a strip, with one warp whose lanes all do the same. Rows are counted
+// from the strip's first; columns as a row's lane counts them, also from the strip's first, and a
+// step more for every lane.
 struct Tracer {
-  const Search& p;
-  const Lattice& of;
+  const uint32_t* directions;  // of the strip's tiles
+  int strip;
   Window* window;
-  int first = 0;  // its first tile
+  int first = 0;  // the window's first tile; those before the strip's first have no directions
 
-  DEVICE static int shift(int row) {
-    return static_cast<unsigned>(row) % kStrip / kRows * kStep -
-           static_cast<unsigned>(row) / kStrip * kStrip;
-  }
+  DEVICE Tracer(const Search& p, const Lattice& of, int strip, Windows& windows)
+      : directions(p.direction +
+                   (static_cast<int64_t>(of.item) * p.strips + strip) * (p.tiles + kLag) * kStrip),
+        strip(strip),
+        window(&windows.of[strip % 2]) {}
 
-  // Asks for a window that ends with the tile of a row's column; returns its first tile.
-  DEVICE int copy(Window& window, int row, int column) const {
-    const int strip = row / kStrip, last = (column + shift(row)) / kTile;
-    const int first = max(0, last - kWindow + 1);
-    const int64_t tiles = static_cast<int64_t>(of.item) * p.strips + strip;
-    const uint32_t* from = p.direction + (tiles * (p.tiles + kLag) + first) * kStrip;
+  // How much later a row's lane is at a column.
+  DEVICE static unsigned later(unsigned row) { return row / kRows * kStep; }
+
+  // Asks for the tiles up to one.
+  DEVICE void copy(int last) {
+    first = max(-kBefore, last - kWindow + 1);
     for (int i = 4 * lane(); i < (last - first + 1) * kStrip; i += 4 * 32) {
-      copy_or_zero<16>(window[0] + i, from + i, 16);
-    }
-    return first;
-  }
-
-  DEVICE uint32_t word(int tile, int row) const {
-    return (*window)[tile - first][static_cast<unsigned>(row) % kStrip];
-  }
-  DEVICE Words words(int tile, int row) const {
-    if (tile < first || (first > 0 && tile < first + 2)) return {{}, kUnknown};
-    return {
-        {word(tile, row), tile < 1 ? 0 : word(tile - 1, row), tile < 2 ? 0 : word(tile - 2, row)},
-        tile};
-  }
-
-  // The last column, not after `at`, at which a row is reached from the row above. On the diagonal,
-  // at `lowest`, it always is, though no direction may say so where all sums are minus infinity.
-  DEVICE int begin(int row, int at, int lowest) {
-    for (;;) {
-      const int tile = at / kTile;
-      if (tile < first) {
-        warp_sync();
-        first = copy(*window, row, at - shift(row));
-        wait_for_own();
-        warp_sync();
-      }
-      const uint32_t before = word(tile, row) << (kTile - 1 - at % kTile);
-      at = max(before ? at - leading_zeros(before) : kTile * tile - 1, lowest);
-      if (before || at == lowest) return at;
+      const int at = first * kStrip + i;
+      copy_or_zero<16>((*window)[0] + i, directions + max(at, 0), at < 0 ? 0 : 16);
     }
   }
-  // The same, from words that were asked for before it was known where to look.
-  DEVICE int begin(int row, int at, int lowest, const Words& known) {
-    const unsigned tile = static_cast<unsigned>(at) / kTile, back = known.tile - tile;
-    if (back > 1) return begin(row, at, lowest);
+
+  DEVICE Words words(unsigned row, unsigned tile) {
+    const int last = static_cast<int>(tile);
+    if (last - kBefore < first) {
+      warp_sync();
+      copy(last);
+      wait_for_own();
+      warp_sync();
+    }
+    const uint32_t* at = (*window)[last - first] + row;
+    return {{at[0], at[-kStrip], at[-2 * kStrip]}, tile};
+  }
+
+  // The last column, not after `at`, at which a row is reached from the row above. On the diagonal
+  // it always is, though no direction may say so where all sums are minus infinity.
+  DEVICE unsigned begin(unsigned row, unsigned at) {
+    const unsigned lowest = row + later(row);
+    while (at > lowest) {
+      const uint32_t before = words(row, at / kTile).of[0] << (kTile - 1 - at % kTile);
+      if (before) return at - leading_zeros(before);
+      if (at / kTile == 0) break;
+      at = at / kTile * kTile - 1;
+    }
+    return lowest;
+  }
+  // The same, from words of the row at `at` or after it.
+  DEVICE unsigned begin(unsigned row, unsigned at, const Words& known) {
+    const unsigned back = known.tile - at / kTile;
     const uint32_t high = back ? known.of[1] : known.of[0], low = back ? known.of[2] : known.of[1];
-    const uint32_t before = move_up(high, low, kTile - 1 - static_cast<unsigned>(at) % kTile);
-    return before ? at - leading_zeros(before) : begin(row, at, lowest);
+    const uint32_t before = move_up(high, low, kTile - 1 - at % kTile);
+    return back < kBefore && before ? at - leading_zeros(before) : begin(row, at);
+  }
+
+  // From a row's last column up to the strip's first row, whose first column it returns.
+  DEVICE unsigned follow(unsigned row, unsigned at, int* durations) {
+    Words known = words(row, at / kTile);
+    for (;; --row) {
+      const Words above = words(max(row, 1u) - 1, at / kTile);
+      const unsigned start = begin(row, at, known);
+      if (lane() == 0) durations[row] = static_cast<int>(at - start + 1);
+      if (row == 0) return start;
+      at = start - 1 - (row % kRows == 0 ? kStep : 0);
+      known = above;
+    }
   }
 };
 
 // A row's duration is counted from the last column at which it is reached from the row above.
 DEVICE void trace(const Search& p, const Lattice& of, Windows& windows, int* durations) {
   if (of.rows == 0) return;
-  int row = of.rows - 1, end = of.columns;  // of the row
-  Tracer tracer = {p, of, &windows.of[0]};
-  int next = tracer.copy(windows.of[0], row, end - 1);
+  unsigned row = (of.rows - 1) % kStrip, column = of.columns - 1;  // of the item
+  Tracer next(p, of, of.strips - 1, windows);
+  next.copy((column - kStrip * next.strip + Tracer::later(row)) / kTile);
   for (int strip = of.strips - 1; strip >= 0; --strip) {
     wait_for_own();
     warp_sync();
-    tracer.window = &windows.of[(of.strips - 1 - strip) % 2];
-    tracer.first = next;
-    const int top = kStrip * strip;
-    if (strip > 0) {
-      Window& other = windows.of[(of.strips - strip) % 2];
-      next = tracer.copy(other, top - 1, min(end - 1, of.columns - of.rows + top - 1));
+    Tracer tracer = next;
+    const unsigned top = kStrip * strip;
+    if (strip > 0) {  // its last column is not known yet, but it is none after these
+      const unsigned last = min(column, of.columns - of.rows + top) - 1;
+      next = Tracer(p, of, strip - 1, windows);
+      next.copy((last - (top - kStrip) + Tracer::later(kStrip - 1)) / kTile);
     }
-    Words words = tracer.words((end - 1 + tracer.shift(row)) / kTile, row);
-    for (; row >= top; --row) {
-      const int shift = tracer.shift(row), at = end - 1 + shift;
-      const Words above = row > top ? tracer.words(at / kTile, row - 1) : words;
-      const int start = tracer.begin(row, at, row + shift, words) - shift;
-      if (lane() == 0) durations[row] = end - start;
-      end = start;
-      words = above;
-    }
+    const unsigned at = column - top + Tracer::later(row);
+    column = top + tracer.follow(row, at, durations + top) - 1;
+    row = kStrip - 1;
   }
 }
 
