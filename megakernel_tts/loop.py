@@ -208,7 +208,9 @@ class Loop:
         self.backend.feed(slot, prompt.lead, prompt.closed)
         self.vocoder.open(slot, stream.start)
         cap = min(sampling.max_frames, room)
-        stream.utterance = u = Utterance(piece, cap, prompt.taken, len(prompt.lead), prompt.closed)
+        times = stream.times(prompt.text_at, self.vocoder.sample_rate)
+        progress = prompt.taken, len(prompt.lead), prompt.closed
+        stream.utterance = u = Utterance(piece, cap, *progress, times, stream.seconds)
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:
@@ -253,7 +255,7 @@ class Loop:
         speaking = _speaking(due)
         if not speaking:
             return
-        parts = [(self._slot(stream), torch.stack(u.pending)) for stream, u in speaking]
+        parts = [(self._slot(stream), torch.stack(stream.outgoing)) for stream, _ in speaking]
         try:
             made = self.vocoder.decode(parts)
         except Exception as error:
@@ -262,13 +264,14 @@ class Loop:
                     self._decode([stream])
                 return
             for stream, u in speaking:
-                u.pending = []
+                u.pending = []  # nothing after a gap is heard
                 self._fail(stream, error)
             return
         rate = self.vocoder.sample_rate
         for (stream, u), (_, codes), samples in zip(speaking, parts, made, strict=True):
-            u.pending = []
+            del u.pending[: len(codes)]
             if samples is None:
+                u.pending = []
                 self._fail(stream, FloatingPointError("The codec's waveform is not finite."))
                 continue
             self._guarded(stream, partial(Stream.deliver, codes=codes, samples=samples, rate=rate))
@@ -280,7 +283,7 @@ class Loop:
         if u.over == "error":
             self._finish(stream, "error", u.error)
             return
-        stream.end_piece()
+        stream.end_piece(self.vocoder.sample_rate)
         self._release(stream)
         with self.lock:
             self.streams.remove(stream)

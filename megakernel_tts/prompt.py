@@ -45,12 +45,15 @@ class Prompt:
         prefill: [positions, hidden].
         lead: Text vectors [n, hidden] to feed before the text: the rest of a long transcript.
         taken: How many of the text's tokens it holds; the others are fed frame by frame.
+        text_at: The position of the text's first token. The others are at those that follow, in
+            the prompt or after it: in every layout a frame takes the next one.
         closed: Whether it holds the end of the text too, so that only padding follows.
     """
 
     prefill: Tensor
     lead: Tensor
     taken: int
+    text_at: int
     closed: bool
 
 
@@ -225,17 +228,20 @@ class Prompter:
             return self._streaming_reference(prefix, ids, ended)
         bos = self._codec(self.config.talker.control.bos)
         prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + bos])
-        return Prompt(prefill, self.pad[:0], taken=1, closed=False)
+        return Prompt(prefill, self.pad[:0], taken=1, text_at=len(prefix.vectors), closed=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
         control = self.config.talker.control
         text = torch.cat([self.text(ids), self.eos])
+        text_at = len(prefix.vectors)
         codec = self._codec(control.bos)
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
+            text_at += len(prefix.reference_text)
             codec = prefix.reference_codes
         parts = [prefix.vectors, text + self._codec(control.pad), self.pad + codec]
-        return Prompt(torch.cat(parts), self.pad[:0], taken=len(ids), closed=True)
+        prefill = torch.cat(parts)
+        return Prompt(prefill, self.pad[:0], taken=len(ids), text_at=text_at, closed=True)
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
         """Transcript and text run beside the reference's codes; what is left over is fed later."""
@@ -250,7 +256,8 @@ class Prompter:
         beside = text[: len(codes)]
         padding = self.pad.expand(len(codes) - len(beside), -1)
         prefill = torch.cat([prefix.vectors, torch.cat([beside, padding]) + codes])
-        return Prompt(prefill, text[len(codes) :], taken=taken, closed=closed)
+        text_at = len(prefix.vectors) + len(reference)
+        return Prompt(prefill, text[len(codes) :], taken=taken, text_at=text_at, closed=closed)
 
 
 def spoken_languages(config: ModelConfig) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""When each word is spoken: text against speech, frame by frame."""

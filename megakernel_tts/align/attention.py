@@ -1,0 +1,36 @@
+"""Where heads of attention look -> how well each frame fits each unit of the text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LEAST = np.finfo(np.float32).min
+_TINY = np.finfo(np.float32).tiny
+
+
+def columns(
+    scores: NDArray[np.float32], firsts: Sequence[int], floor: float
+) -> NDArray[np.float32]:
+    """The mean over the heads of the logarithm of the attention that a unit gets among the text.
+
+    Args:
+        scores: [frames, heads, tokens] before the softmax, NaN where there is no key yet.
+        firsts: Each unit's first token, the first of them 0.
+        floor: The least attention, so that no head alone rules a unit out.
+
+    Returns:
+        [frames, units], the columns of the search: -inf where a unit has no key yet, except that
+        the first unit may be spoken before anything is known.
+    """
+    known = ~np.isnan(scores[:, 0])  # there are keys for all heads or for none
+    weights = np.where(known[:, None], scores, -np.inf)
+    weights -= np.maximum(weights.max(2, keepdims=True), _LEAST)
+    np.exp(weights, out=weights)
+    units = np.add.reduceat(weights, firsts, axis=2)
+    units /= np.maximum(units.sum(2, keepdims=True), _TINY)
+    np.maximum(units, floor, out=units)
+    found = np.log(units, out=units).mean(1)
+    found[~known[:, firsts]] = -np.inf
+    found[np.isneginf(found[:, 0]), 0] = 0.0
+    return found
