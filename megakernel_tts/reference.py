@@ -5,7 +5,6 @@ head and the sampling rules give code 0; the predictor, starting from that hidde
 other codes; the sum of the frame's embeddings and one text vector is the talker's next input.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ from megakernel_tts.layers import (
 )
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
 from megakernel_tts.suspension import Suspended, put_back, take_out
+from megakernel_tts.watch import AllHeads, SomeHeads, Watch
 from megakernel_tts.weights import Layer, Model, Projection, Stack
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
@@ -53,31 +53,6 @@ class _Cache:
         shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
         self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.values = torch.empty_like(self.keys)
-
-
-@dataclass
-class _Watch:
-    """Tells the scores of some heads while each stream's next position passes the layers.
-
-    Attributes:
-        heads: Layer and head of each.
-        places: Each stream's position.
-        scores: [batch, heads, positions], where they go.
-    """
-
-    heads: Sequence[tuple[int, int]]
-    places: Sequence[int]
-    scores: Tensor
-
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """Queries [batch, heads, 1, head_dim] against a layer's keys, as in `_attend`."""
-        watched = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
-        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
-        for i, head in watched:
-            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
-                known = keys[slot, head // shared, : place + 1].float()
-                query = q[row, head, 0].float() / math.sqrt(q.shape[3])
-                self.scores[row, i, : place + 1] = known @ query
 
 
 class Reference:
@@ -259,7 +234,7 @@ class Reference:
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
             places = [states[i].position for i in moving]
-            watch = _Watch(self._watched, places, scores[moving])
+            watch = SomeHeads(self._watched, places, scores[moving])
             made = self._talk([slots[i] for i in moving], inputs, places, watch)
             scores[moving] = watch.scores
             rows |= dict(zip(moving, made, strict=True))
@@ -319,8 +294,31 @@ class Reference:
         _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)
 
+    @torch.inference_mode()
+    def overhear(
+        self, prompt: Tensor, text: Tensor, codes: Tensor, first: int, count: int
+    ) -> list[Tensor]:
+        """What all heads of the talker look at while it is made to make given frames, in slot 0.
+
+        Args:
+            prompt: [positions, hidden].
+            text: Text vectors [n, hidden] that follow it; padding follows them.
+            codes: [frames, groups].
+            first: The first position whose key is looked at.
+            count: How many follow.
+
+        Returns:
+            For each layer [heads, frames, count], on the host; see `AllHeads`.
+        """
+        fed = codes[:-1].to(self._device)
+        pad = self._pad.expand(max(0, len(fed) - len(text)), -1)
+        x = self.model.embeddings.of_frames(fed) + torch.cat([text, pad])[: len(fed)]
+        watch = AllHeads(len(prompt), first, count)
+        self._talk([0], torch.cat([prompt, x])[None], [0], watch)
+        return watch.layers
+
     def _talk(
-        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: _Watch | None = None
+        self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: Watch | None = None
     ) -> Tensor:
         """The talker's layers and last norm over new positions x [batch, positions, hidden]."""
         c, stack = self._config.talker.stack, self.model.talker.stack
@@ -343,7 +341,7 @@ def _run(
     cache: _Cache,
     slots: Sequence[int],
     starts: Sequence[int],
-    watch: _Watch | None = None,
+    watch: Watch | None = None,
 ) -> Tensor:
     """All layers and the last norm over new positions x, from position `starts` on in each slot."""
     steps = torch.arange(x.shape[1], device=x.device)

@@ -14,6 +14,7 @@ _FIRST = 2  # words of a turn's first group at most: speech may begin
 _MOST = 6  # words of a later group at most, if no clause ends before
 _WIDE_MARKS = "。，、；：！？｡"  # no space follows these
 
+
 def has_words(text: str) -> bool:
     """Whether there is anything in it to say."""
     return any(char.isalnum() for char in text)

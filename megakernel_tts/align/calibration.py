@@ -12,7 +12,7 @@ from megakernel_tts.fields import Fields, read_json
 
 FILE = "alignment.json"
 MOST_HEADS = 8  # that the kernel watches at once
-MOST_LOOKAHEAD = 8  # frames
+MOST_LOOKAHEAD = 4  # frames
 _FORMAT = "megakernel-tts-alignment-1"
 
 
@@ -34,8 +34,9 @@ class Alignment:
 
     def save(self, file: Path) -> None:
         """Writes the file."""
-        text = json.dumps({"format": _FORMAT, **asdict(self)}, indent=2)
-        file.write_text(text + "\n", encoding="utf-8")
+        fields = {"format": _FORMAT, **asdict(self)}
+        lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 # Scripts without spaces between words: kana and Han, in which each character counts as a word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _TOKEN = re.compile(rf"[{_UNSPACED}][^\s\w]*|[^\s{_UNSPACED}]+")
 _CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
-_TAG_OPENS, _TAG_CLOSES = ("<", "["), (">", "]")  # until a space: "[laugh]", "<break>"
+_TAG = {"<": True, "[": True, ">": False, "]": False}  # until a space: "[laugh]", "<break>"
 
 
 @dataclass(frozen=True)
@@ -124,49 +123,47 @@ class Transcript:
             ids: All tokens so far, those of earlier calls first; the last one ends a character.
             whole: How many of them certainly end with a whole word.
         """
-        for token, sound, inside in self._read(self._spell(ids[self.tokens :])):
-            if sound is not None and (not self._starts or self._begin(sound) > self._starts[-1]):
-                self._starts.append(self._begin(sound))
-            if not self.firsts or not (inside or (sound is None and self.silent[-1])):
+        for token, letter, silent, inside in self._read(self._spell(ids[self.tokens :])):
+            if letter is not None and (not self._starts or self._begin(letter) > self._starts[-1]):
+                self._starts.append(self._begin(letter))
+            if not self.firsts or not (inside or (silent and self.silent[-1])):
                 self.firsts.append(token)
-                self.silent.append(sound is None)
+                self.silent.append(silent)
                 self.word.append(len(self) - 1)
         self.tokens = len(ids)
         ended = whole >= self.tokens or self.text[-1:].isspace()
         self._complete = max(self._complete, len(self) - (not ended and bool(self._starts)))
 
-    def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool]]:
+    def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
         """Takes more text.
 
         Returns:
-            For each token its number, the place of its first sound in the text, if it has any, and
-            whether it begins inside a character.
+            For each token its number, the place of its first letter or digit in the text, if it has
+            any, whether it makes no sound, and whether it begins inside a character.
         """
         new = b"".join(tokens).decode(errors="replace")
-        places = accumulate((len(char.encode()) for char in new), initial=0)
-        char_at = {place: len(self.text) + i for i, place in enumerate(places)}
-        sounding = {place for place, i in char_at.items() if self._sounds(new[i - len(self.text) :])}
+        char_at: dict[int, int] = {}  # by the byte where it begins
+        sounding: dict[int, bool] = {}  # letters and digits
+        size = 0
+        for place, char in enumerate(new, len(self.text)):
+            char_at[size] = place
+            self._in_tag = _TAG.get(char, self._in_tag and not char.isspace())
+            if char.isalnum():
+                sounding[size] = not self._in_tag
+            size += len(char.encode())
         self.text += new
-        found: list[tuple[int, int | None, bool]] = []
+        found: list[tuple[int, int | None, bool, bool]] = []
         start = 0
         for number, token in enumerate(tokens, self.tokens):
-            sound = next((p for p in range(start, start + len(token)) if p in sounding), None)
-            inside = start not in char_at
-            found.append((number, None if sound is None else char_at[sound], inside))
+            letters = [byte for byte in range(start, start + len(token)) if byte in sounding]
+            letter = char_at[letters[0]] if letters else None
+            silent = not any(sounding[byte] for byte in letters)
+            found.append((number, letter, silent, start not in char_at))
             start += len(token)
         return found
 
-    def _sounds(self, rest: str) -> bool:
-        """Whether the next character is spoken; called for each in turn."""
-        char = rest[:1]
-        if char in _TAG_OPENS:
-            self._in_tag = True
-        elif char.isspace() or char in _TAG_CLOSES:
-            self._in_tag = False
-        return char.isalnum() and not self._in_tag
-
-    def _begin(self, sound: int) -> int:
-        """Where the word begins that has this place."""
+    def _begin(self, letter: int) -> int:
+        """Where the word begins that has this letter."""
         tail = self._starts[-1] if self._starts else 0
         starts = [tail + word.start for word in split_words(self.text[tail:])]
-        return max(start for start in starts if start <= sound)
+        return max(start for start in starts if start <= letter)
