@@ -298,7 +298,7 @@ class Stream:
         assert u is not None and u.over is not None
         if u.over == "eos" and u.times.left:  # no frame came after the last text
             nothing = torch.zeros(0, u.groups, dtype=torch.long)
-            self._leave(np.zeros((0, 0), np.int16), nothing, rate)
+            self._leave(np.zeros((0, 1), np.int16), nothing, rate)
         if u.over == "guard" and u.held:
             self.frames -= sum(len(chunk.codes) for chunk in u.held)
             self.seconds = u.begins
