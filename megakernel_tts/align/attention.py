@@ -1,7 +1,5 @@
 """Where heads of attention look -> how well each frame fits each unit of the text."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +8,7 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def columns(
-    scores: NDArray[np.float32], firsts: Sequence[int], floor: float
+    scores: NDArray[np.float32], firsts: NDArray[np.int64], floor: float
 ) -> NDArray[np.float32]:
     """The mean over the heads of the logarithm of the attention that a unit gets among the text.
 
@@ -23,14 +21,16 @@ def columns(
         [frames, units], the columns of the search: -inf where a unit has no key yet, except that
         the first unit may be spoken before anything is known.
     """
-    known = ~np.isnan(scores[:, 0])  # there are keys for all heads or for none
-    weights = np.where(known[:, None], scores, -np.inf)
-    weights -= np.maximum(weights.max(2, keepdims=True), _LEAST)
-    np.exp(weights, out=weights)
+    missing = np.isnan(scores[:, 0])  # keys are there for all heads or for none
+    gaps = bool(missing.any())
+    weights = np.where(missing[:, None], -np.inf, scores) if gaps else scores
+    weights = np.exp(weights - np.maximum(weights.max(2, keepdims=True), _LEAST))
     units = np.add.reduceat(weights, firsts, axis=2)
     units /= np.maximum(units.sum(2, keepdims=True), _TINY)
     np.maximum(units, floor, out=units)
-    found = np.log(units, out=units).mean(1)
-    found[~known[:, firsts]] = -np.inf
-    found[np.isneginf(found[:, 0]), 0] = 0.0
+    np.log(units, out=units)
+    found = units.mean(1) if units.shape[1] > 1 else units[:, 0]
+    if gaps:
+        found[missing[:, firsts]] = -np.inf
+        found[np.isneginf(found[:, 0]), 0] = 0.0
     return found

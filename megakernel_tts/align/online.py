@@ -81,12 +81,13 @@ class OnlineSearch:
             if last.max() > _NEVER:
                 unit = self.units - len(last) + int(last.argmax())
         units: list[int] = []
+        gate = self._gate
         for row in reversed(self._rows):
             units.append(unit)
             if unit < 0:
                 continue  # no frame fits
-            two, one, stay = row[unit : unit + 3].tolist()
-            if two + self._gate[unit] > max(stay, one):
+            one, stay = row.item(unit + 1), row.item(unit + 2)
+            if row.item(unit) + gate.item(unit) > max(one, stay):
                 unit -= 2
             elif one > stay:
                 unit -= 1

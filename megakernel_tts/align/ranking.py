@@ -83,7 +83,7 @@ class Ranked:
 def monotonicity(overheard: Overheard, head: Head) -> float:
     """How far the attention along a head's best path is above chance, in nats a frame."""
     transcript, search = overheard.transcript(), OnlineSearch()
-    found = columns(overheard.of([head]), transcript.firsts, FLOOR)
+    found = columns(overheard.of([head]), np.array(transcript.firsts), FLOOR)
     search.append(transcript.silent)
     search.push(found)
     path = np.array(search.path(ended=True))

@@ -68,6 +68,7 @@ class AlignedTimes:
         self._text_at = text_at
         self._floor = floor
         self._search = OnlineSearch()
+        self._firsts = np.zeros(0, np.int64)  # each unit's first token
         self._made = 0
         self._arrived: int | None = None  # frames made when the text's end was reached
         self._now = 0.0  # seconds that have left
@@ -78,11 +79,13 @@ class AlignedTimes:
     def look(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimes.look`."""
         text, search = self.transcript, self._search
-        search.append(text.silent[search.units :])
+        if new := text.silent[search.units :]:
+            search.append(new)
+            self._firsts = np.array(text.firsts)
         shown = scores[:, :, self._text_at : self._text_at + text.tokens]
-        missing = ((0, 0), (0, 0), (0, text.tokens - shown.shape[2]))
-        shown = np.pad(shown, missing, constant_values=np.nan)
-        search.push(columns(shown, text.firsts, self._floor))
+        if (missing := text.tokens - shown.shape[2]) > 0:  # more text than the slot has room for
+            shown = np.pad(shown, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
+        search.push(columns(shown, self._firsts, self._floor))
         self._made += len(scores)
         if search.best < search.units - 1:
             self._arrived = None
@@ -93,12 +96,13 @@ class AlignedTimes:
         """See `WordTimes.hear`."""
         path = self._search.path(ended=last)[: len(samples)]
         self._search.drop(len(samples))
-        audible = np.abs(samples.astype(np.int32)).max(1) >= AUDIBLE
+        audible = (samples.max(1) >= AUDIBLE) | (samples.min(1) <= -AUDIBLE)
         for unit, sounds in zip(path, audible.tolist(), strict=True):
             self._unit = max(unit, self._unit)  # what has left is not taken back
             word, silent = self.transcript.word[self._unit], self.transcript.silent[self._unit]
             # A word whose sound has not been heard yet is still to begin.
-            self._begin(word + (silent or sounds))
+            if (words := word + (silent or sounds)) > len(self._starts):
+                self._begin(words)
             self._now += samples.shape[1] / self._rate
         if last:
             self._begin(len(self.transcript))

@@ -63,7 +63,9 @@ TOKENS = st.sampled_from(["a", " b", "c", " ", ",", " (", ")", "你", "好吗", 
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=30), st.data())
-def test_text_in_portions_gives_what_the_whole_gives(tokens: list[str], data: st.DataObject) -> None:
+def test_text_in_portions_gives_what_the_whole_gives(
+    tokens: list[str], data: st.DataObject
+) -> None:
     whole, spelling = transcript(*tokens), Spelling()
     text, ids = Transcript(spelling.spell), spelling.ids(*tokens)
     known = 0
