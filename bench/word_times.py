@@ -1,8 +1,8 @@
-"""How far the demo voice's word times are from the truth, beside the estimate that was there before.
+"""How far the demo voice's word times are from the truth, beside the estimate without attention.
 
-Twice: its own speech, where pocketsphinx, which knows the words, tells when each begins; and flite's
-recordings, which it is made to say again, where the synthesiser tells. The sentences are not those
-that the heads were calibrated with.
+Twice: its own speech, where pocketsphinx, which knows the words, tells when each begins; and
+flite's recordings, which it is made to say again, where the synthesiser tells. The sentences are
+not those that its heads were calibrated with.
 
 python -m bench.word_times --json bench/results/word-times-demo.json
 """

@@ -14,7 +14,7 @@ Lattice = tuple[NDArray[np.float32], list[bool]]
 
 @st.composite
 def lattices(draw: st.DrawFn, units: int = 12, frames: int = 20, levels: int = 6) -> Lattice:
-    """Columns [frames, units] of few different values, so that there are ties, and what is silent."""
+    """Columns [frames, units] of few values, so that there are ties, and what is silent."""
     shape = draw(st.integers(1, frames)), draw(st.integers(1, units))
     values = st.integers(-levels, 0)
     flat = draw(st.lists(values, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
@@ -72,7 +72,9 @@ def test_no_path_is_better(lattice: Lattice) -> None:
 
     def allowed(path: tuple[int, ...]) -> bool:
         steps = np.diff([-1, *path])
-        over = [step < 2 or (step == 2 and silent[p - 1]) for step, p in zip(steps, path)]
+        over = [
+            step < 2 or (step == 2 and silent[p - 1]) for step, p in zip(steps, path, strict=True)
+        ]
         return bool((steps >= 0).all()) and steps[0] > 0 and all(over)
 
     paths = [p for p in product(range(columns.shape[1]), repeat=len(columns)) if allowed(p)]

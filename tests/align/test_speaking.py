@@ -7,6 +7,7 @@ import pytest
 
 from megakernel_tts import AudioChunk, Finish, Session, Word
 from megakernel_tts.align.calibration import Alignment
+from megakernel_tts.align.words import Transcript
 from megakernel_tts.loader import Loaded
 from megakernel_tts.split import Limits
 from tests.align.planted import FRAME, PACE, RATE, LoudDecoder, PlantedBackend
@@ -41,20 +42,18 @@ def told(chunks: list[AudioChunk]) -> list[Word]:
 
 def planted(rig: Rig, text: str, before: float = 0.0) -> list[tuple[str, float]]:
     """The words of a piece, and when its frames look at their first tokens."""
-    from megakernel_tts.align.words import Transcript
-
     tokenizer = rig.loaded.tokenizer
     script = Transcript(tokenizer.spell)
     ids = tokenizer.encode(text)
     script.write(ids, len(ids))
     sounding = [u for u, silent in enumerate(script.silent) if not silent]
     first = [next(u for u in sounding if script.word[u] == w) for w in range(len(script))]
-    starts = [before + PACE * script.firsts[unit] * SECONDS for unit in first]
+    starts = [round(before + PACE * script.firsts[unit] * SECONDS, 3) for unit in first]
     return list(zip(words_of(script), starts, strict=True))
 
 
 def timed(words: list[Word]) -> list[tuple[str, float]]:
-    return [(word.text, pytest.approx(word.start, abs=2e-3)) for word in words]
+    return [(word.text, round(word.start, 3)) for word in words]
 
 
 @pytest.mark.parametrize("lookahead", [0, 2, 4])
