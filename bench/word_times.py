@@ -32,7 +32,7 @@ from megakernel_tts.loader import Loaded
 _RATE = 16_000  # that the recogniser hears
 
 
-def aligned(words: list[str], pcm: NDArray[np.int16], rate: int) -> list[float] | None:
+def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[float] | None:
     """When each word begins, in seconds; None if the recogniser cannot follow."""
     decoder = pocketsphinx.Decoder(samprate=_RATE, loglevel="FATAL")
     if any(decoder.lookup_word(word) is None for word in words):

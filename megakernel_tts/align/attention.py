@@ -21,16 +21,17 @@ def columns(
         [frames, units], the columns of the search: -inf where a unit has no key yet, except that
         the first unit may be spoken before anything is known.
     """
-    missing = np.isnan(scores[:, 0])  # keys are there for all heads or for none
-    gaps = bool(missing.any())
-    weights = np.where(missing[:, None], -np.inf, scores) if gaps else scores
-    weights = np.exp(weights - np.maximum(weights.max(2, keepdims=True), _LEAST))
-    units = np.add.reduceat(weights, firsts, axis=2)
-    units /= np.maximum(units.sum(2, keepdims=True), _TINY)
+    peak = scores.max(2, keepdims=True)  # NaN where a key is missing
+    missing = np.isnan(scores[:, 0]) if np.isnan(peak).any() else None  # for all heads or for none
+    if missing is not None:
+        scores = np.where(missing[:, None], -np.inf, scores)
+        peak = np.maximum(scores.max(2, keepdims=True), _LEAST)
+    units = np.add.reduceat(np.exp(scores - peak), firsts, axis=2)
+    units /= units.sum(2, keepdims=True) + _TINY
     np.maximum(units, floor, out=units)
     np.log(units, out=units)
     found = units.mean(1) if units.shape[1] > 1 else units[:, 0]
-    if gaps:
+    if missing is not None:
         found[missing[:, firsts]] = -np.inf
         found[np.isneginf(found[:, 0]), 0] = 0.0
     return found

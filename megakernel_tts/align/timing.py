@@ -72,7 +72,6 @@ class AlignedTimes:
         self._made = 0
         self._arrived: int | None = None  # frames made when the text's end was reached
         self._now = 0.0  # seconds that have left
-        self._unit = 0  # of the last frame that left
         self._starts: list[float] = []  # of the words that have begun
         self._told = 0  # words
 
@@ -94,18 +93,17 @@ class AlignedTimes:
 
     def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimes.hear`."""
-        path = self._search.path(ended=last)[: len(samples)]
+        text, path = self.transcript, self._search.path(ended=last)[: len(samples)]
         self._search.drop(len(samples))
         audible = (samples.max(1) >= AUDIBLE) | (samples.min(1) <= -AUDIBLE)
         for unit, sounds in zip(path, audible.tolist(), strict=True):
-            self._unit = max(unit, self._unit)  # what has left is not taken back
-            word, silent = self.transcript.word[self._unit], self.transcript.silent[self._unit]
-            # A word whose sound has not been heard yet is still to begin.
+            word, silent = text.word[max(unit, 0)], text.silent[max(unit, 0)]
+            # A word whose sound has not been heard yet is still to begin. None begins twice.
             if (words := word + (silent or sounds)) > len(self._starts):
                 self._begin(words)
             self._now += samples.shape[1] / self._rate
         if last:
-            self._begin(len(self.transcript))
+            self._begin(len(text))
         return self._tell()
 
     def _begin(self, words: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from megakernel_tts import AudioChunk, Finish, Session, Word
 from megakernel_tts.align.calibration import Alignment
@@ -76,9 +78,29 @@ def test_the_first_chunk_waits_for_nothing(make: Make) -> None:
     rig = make(4)
     session = rig.open(first=1, largest=4, ahead=9)
     chunks, _ = drain(session)
-    assert rig.backend.asked[0] == 1
+    assert rig.backend.asked[:2] == [1, 2 + 4], "the second one waits for what comes after it"
     assert [len(chunk.codes) for chunk in chunks[:4]] == [1, 2, 4, 4]
     assert chunks[-1].frame + len(chunks[-1].codes) == sum(len(c.codes) for c in chunks)
+
+
+class Glancing(PlantedBackend):
+    """For one frame it looks at the next word, long before it says it."""
+
+    def _scores(self, slot: int, first: int, count: int) -> Tensor:
+        scores = super()._scores(slot, first, count)
+        if first <= 1 < first + count:
+            start = self._starts[slot]
+            scores[1 - first, :, start : start + 2] = torch.tensor([-6.0, 6.0])
+        return scores
+
+
+@pytest.mark.parametrize(("lookahead", "right"), [(0, False), (2, True)])
+def test_frames_that_come_after_a_word_tell_whether_it_has_begun(
+    make: Make, lookahead: int, right: bool
+) -> None:
+    rig = make(lookahead, Glancing())
+    chunks, _ = drain(rig.open("a b c", first=1, largest=1))
+    assert (planted(rig, "a b c") == timed(told(chunks))) == right
 
 
 def test_a_stream_that_may_run_no_further_ahead_goes_on(make: Make) -> None:
