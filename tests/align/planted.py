@@ -64,7 +64,7 @@ class PlantedBackend(ScriptedBackend):
         start = self._starts[slot]
         scores = np.full((count, 1, self.positions), np.nan, np.float32)
         for frame in range(max(first, 1), first + count):
-            scores[frame - first, :, : start + frame] = -6.0
+            scores[frame - first, :, : start + 1 + frame] = -6.0
             token = min(frame // PACE, self._streams[slot]["fed"] - 1)
             scores[frame - first, :, start + token] = 6.0
         return torch.from_numpy(scores)

@@ -90,7 +90,7 @@ class Glancing(PlantedBackend):
         scores = super()._scores(slot, first, count)
         if first <= 1 < first + count:
             start = self._starts[slot]
-            scores[1 - first, :, start : start + 2] = torch.tensor([-6.0, 6.0])
+            scores[1 - first, :, start : start + 2] = torch.tensor([-1.0, 1.0])
         return scores
 
 
