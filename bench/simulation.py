@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
+from megakernel_tts.align.estimate import STEP, spoken_seconds
+from megakernel_tts.align.words import split_words
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.config import read_model_config
 from megakernel_tts.engine import Engine
@@ -23,8 +25,6 @@ from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout, Prefix, Prompt, Prompter
 from megakernel_tts.suspension import Suspended
 from megakernel_tts.text import TextTokenizer
-from pipecat_service.timing import STEP, spoken_seconds
-from pipecat_service.words import split_words
 
 RATE = 24_000
 _FRAME = 0.08  # seconds
@@ -54,6 +54,10 @@ class CharacterTokenizer(TextTokenizer):
     def encode(self, text: str) -> list[int]:
         """The code points."""
         return [ord(char) for char in text]
+
+    def spell(self, ids: Sequence[int]) -> list[bytes]:
+        """The characters."""
+        return [chr(i).encode() for i in ids]
 
     def normalize(self, text: str) -> str:
         """The text itself."""
@@ -91,7 +95,8 @@ class SimulatedPrompter(Prompter):
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
         """All the text that is there."""
-        return Prompt(self.text(ids), 0, torch.zeros(0, 1), taken=len(ids), closed=False)
+        text, lead = self.text(ids), torch.zeros(0, 1)
+        return Prompt(text, 0, lead, taken=len(ids), text_at=0, closed=False)
 
 
 @dataclass
@@ -119,7 +124,7 @@ class _Speaker:
     def feed(self, text: str, last: bool) -> None:
         self.text += text
         self.closed = last
-        words = [word.text for word in split_words(self.text)]
+        words = [word.text for word in split_words(self.text) if word.spoken]
         # The last word may go on unless something follows it.
         self.words = words if last or not self.text[-1:].isalnum() else words[:-1]
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from megakernel_tts.align.words import Word, WrittenWord, split_words
     from megakernel_tts.errors import (
         CheckpointError,
         EngineBusyError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
     "megakernel_tts.errors": (
         "CheckpointError",
         "EngineBusyError",
@@ -69,6 +71,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "TextError",
     "Voice",
     "VoiceError",
+    "Word",
+    "WrittenWord",
+    "split_words",
 ]
 
 

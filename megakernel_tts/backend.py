@@ -99,7 +99,13 @@ class Backend(Protocol):
 
 
 def choose_backend(
-    model: "Model", config: ModelConfig, pad: Tensor, *, slots: int, positions: int
+    model: "Model",
+    config: ModelConfig,
+    pad: Tensor,
+    *,
+    slots: int,
+    positions: int,
+    watched: Sequence[tuple[int, int]] = (),
 ) -> Backend:
     """The backend for the device that `pad` is on.
 
@@ -110,16 +116,17 @@ def choose_backend(
         pad: [hidden], the text vector that stands for "no text", on the device.
         slots: Streams at a time.
         positions: The most positions of one stream.
+        watched: Layer and head of the talker's heads whose attention scores `step` tells.
     """
     if pad.is_cuda and pad.dtype == torch.bfloat16:
         from megakernel_tts.cuda import Megakernel
 
-        return Megakernel(model, config, pad, slots=slots, positions=positions)
+        return Megakernel(model, config, pad, slots=slots, positions=positions, watched=watched)
     from megakernel_tts.reference import Reference
 
     networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
     there = replace(model, talker=networks[0], predictor=networks[1])
-    return Reference(there, config, pad, slots=slots, positions=positions)
+    return Reference(there, config, pad, slots=slots, positions=positions, watched=watched)
 
 
 def pick_device(device: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""`megakernel-tts`: say, voices, bench, doctor."""
+"""`megakernel-tts`: say, voices, calibrate, bench, doctor."""
 
 import argparse
 import logging
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import megakernel_tts
+from megakernel_tts.align import command as align
 from megakernel_tts.bench.options import add_options, given
 from megakernel_tts.console import (
     UsageError,
@@ -101,6 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     voices = commands.add_parser("voices", help="list a model's voices and their languages")
     voices.set_defaults(run=_voices)
     _add_model(voices)
+
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="find out which of a model's heads tell when words are spoken",
+        description="Finds the heads of attention that follow the text, by letting the model speak "
+        "or by speech whose words' times are known, and writes alignment.json. With it beside a "
+        "model, words' times come from the model and are no estimates.",
+    )
+    calibrate.set_defaults(run=_calibrate)
+    align.add_options(calibrate)
 
     bench = commands.add_parser(
         "bench",
@@ -365,6 +376,19 @@ def _voices(options: argparse.Namespace) -> int:
         print("This model makes a voice from its description: say --instruct 'a warm, low voice'")
     if not info.voices:
         print(f"Languages: {', '.join(info.languages)}")
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        _check_writable(options.output)
+    found = align.calibrate(options)
+    for line in align.table(found):
+        print(line)
+    file = options.output or found.file
+    found.alignment.save(file)
+    frames = found.alignment.lookahead
+    tell(f"{len(found.alignment.heads)} heads (*), {frames} frames ahead, written to {file}")
     return 0
 
 

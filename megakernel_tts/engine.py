@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megakernel_tts.align.calibration import Alignment
 from megakernel_tts.backend import Backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
@@ -37,6 +38,7 @@ class Engine:
         prompter: Prompter,
         decoder: Decoder,
         vocoder: Vocoder | None = None,
+        alignment: Alignment | None = None,
         *,
         waiting: int = 64,
     ) -> None:
@@ -47,11 +49,13 @@ class Engine:
             prompter: Builds prompts.
             decoder: The codec in plain torch.
             vocoder: The codec for many streams; by default in plain torch, too.
+            alignment: How words are found by the heads that the backend watches; None estimates.
             waiting: Sessions beyond the backend's slots that may be open and wait for one.
         """
         self.backend = backend
         self.prompter = prompter
         self.decoder = decoder
+        self.alignment = alignment
         self._most = backend.slots + waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
         self._fresh = self.vocoder.prepare(decoder.start())
@@ -95,7 +99,9 @@ class Engine:
         recorded = voice is not None and voice.codes is not None
         start = self._primed(voice) if recorded else self._fresh
         mailbox = Mailbox(on_read=self._loop.bell.ring)
-        stream = Stream(script, mailbox, prefix, start, layout, sampling, chunks, retries)
+        stream = Stream(
+            script, mailbox, prefix, start, layout, sampling, chunks, self.alignment, retries
+        )
         with self._loop.lock:
             self._check_room()
             self._loop.streams.append(stream)

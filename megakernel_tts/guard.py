@@ -3,7 +3,7 @@
 Sampled speech models now and then miss their end-of-speech code and go on with silence, room tone
 or a loop (0.3 to 0.7 % of requests are reported for this model). The guard knows how long a text
 takes to say and acts only once the text is used up: far beyond that time, or, from twice that time
-on, if nothing but near silence or repetition has come for seconds.
+on, if nothing but near silence or repetition has come for seconds, or all words were said.
 """
 
 import unicodedata
@@ -20,6 +20,7 @@ _QUIET_FRAMES = 50  # 4 s
 _QUIET = 0.002 * 32767  # peak of a quiet frame (-54 dBFS), in 16-bit steps
 _REPEATED_FRAMES = 40  # 3.2 s
 _LONGEST_LOOP = 12  # frames
+_IDLE_FRAMES = 50  # 4 s
 
 
 def ordinary_frames(text: str, before: str = "") -> float:
@@ -57,7 +58,9 @@ class Guard:
         self._codes: deque[int] = deque(maxlen=_LONGEST_LOOP)
         self._repeats = [0] * (_LONGEST_LOOP + 1)  # by length of the loop
 
-    def runaway(self, code: int, pcm: NDArray[np.int16], expected: float, *, used_up: bool) -> bool:
+    def runaway(
+        self, code: int, pcm: NDArray[np.int16], expected: float, *, used_up: bool, idle: int = 0
+    ) -> bool:
         """Takes note of the next frame.
 
         Args:
@@ -65,6 +68,7 @@ class Guard:
             pcm: Its samples.
             expected: Ordinary length of the text so far, in frames.
             used_up: Whether the talker had been given all of the text before it.
+            idle: For how many frames the attention has been at the text's end, if that is known.
 
         Returns:
             Whether to end the speech with this frame.
@@ -80,4 +84,5 @@ class Guard:
         self._quiet = self._quiet + 1 if quiet else 0
         overdue = self._frames > _OVERDUE * expected
         lost = self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
+        lost = lost or idle >= _IDLE_FRAMES
         return (overdue and lost) or self._spent >= _GRACE + _SLACK * expected

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from megakernel_tts.align.calibration import FILE, read_alignment
 from megakernel_tts.backend import choose_backend
 from megakernel_tts.checkpoint import Checkpoint
 from megakernel_tts.codec.decoder import Decoder
@@ -85,13 +86,21 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
             SpeakerEncoder(checkpoint.load(speaker, device, dtype), config.speaker),
             codec_config.sample_rate,
         )
-    pad = prompter.pad[0].to(device)
-    backend = choose_backend(model, config, pad, slots=slots, positions=POSITIONS)
+    stack = config.talker.stack
+    alignment = read_alignment(folder / FILE, stack.layers, stack.heads)
+    backend = choose_backend(
+        model,
+        config,
+        prompter.pad[0].to(device),
+        slots=slots,
+        positions=POSITIONS,
+        watched=() if alignment is None else alignment.heads,
+    )
     weights = codec.load(decoder, device, torch.float32)
     plain = Decoder(weights, codec_config)
     kernels = backend.name == "megakernel"
     vocoder = choose_vocoder(plain, weights, codec_config, slots=slots, kernels=kernels)
-    engine = Engine(backend, prompter, plain, vocoder)
+    engine = Engine(backend, prompter, plain, vocoder, alignment)
     return Loaded(config, sampling, tokenizer, engine, cloner)
 
 

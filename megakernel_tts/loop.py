@@ -258,7 +258,9 @@ class Loop:
         assert piece is not None
         self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)
         cap = min(stream.sampling.max_frames, self.backend.positions - len(prompt.prefill))
-        stream.utterance = u = Utterance(piece, cap, prompt.taken, len(prompt.lead), prompt.closed)
+        times = stream.times(prompt.text_at, self.vocoder.sample_rate)
+        progress = prompt.taken, len(prompt.lead), prompt.closed
+        stream.utterance = u = Utterance(piece, cap, *progress, times, stream.seconds)
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:
@@ -307,7 +309,7 @@ class Loop:
         speaking = _speaking(due)
         if not speaking:
             return
-        parts = [(self._slot(stream), torch.stack(u.pending)) for stream, u in speaking]
+        parts = [(self._slot(stream), torch.stack(stream.outgoing)) for stream, _ in speaking]
         try:
             decoding = self.vocoder.decode(parts)
         except Exception as error:
@@ -317,7 +319,7 @@ class Loop:
                     self._deliver()
                 return
             for stream, u in speaking:
-                u.pending = []
+                u.pending = []  # nothing after a gap is heard
                 self._fail(stream, error)
             return
         for stream, _ in speaking:
@@ -334,13 +336,15 @@ class Loop:
         try:
             made = decoding()
         except Exception as error:
-            for stream, _ in compress(speaking, listening):
+            for stream, u in compress(speaking, listening):
+                u.pending = []
                 self._fail(stream, error)
             return
         rate = self.vocoder.sample_rate
         everything = zip(speaking, parts, made, strict=True)
-        for (stream, _), codes, samples in compress(everything, listening):
+        for (stream, u), codes, samples in compress(everything, listening):
             if samples is None:
+                u.pending = []
                 self._fail(stream, FloatingPointError("The codec's waveform is not finite."))
                 continue
             self._guarded(stream, partial(Stream.deliver, codes=codes, samples=samples, rate=rate))
@@ -352,7 +356,7 @@ class Loop:
         if u.over == "error":
             self._finish(stream, "error", u.error)
             return
-        stream.end_piece()
+        stream.end_piece(self.vocoder.sample_rate)
         self._release(stream)
         with self.lock:
             self.streams.remove(stream)

@@ -48,6 +48,8 @@ class Prompt:
         common: How many of them, at its beginning, are the same for every text.
         lead: Text vectors [n, hidden] to feed before the text: the rest of a long transcript.
         taken: How many of the text's tokens it holds; the others are fed frame by frame.
+        text_at: The position of the text's first token. The others are at those that follow, in
+            the prompt or after it: in every layout a frame takes the next one.
         closed: Whether it holds the end of the text too, so that only padding follows.
     """
 
@@ -55,6 +57,7 @@ class Prompt:
     common: int
     lead: Tensor
     taken: int
+    text_at: int
     closed: bool
 
 
@@ -245,16 +248,17 @@ class Prompter:
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             return self._streaming_reference(prefix, ids, ended)
         prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + self._begin])
-        return Prompt(prefill, len(prefix.vectors), self.pad[:0], taken=1, closed=False)
+        at = len(prefix.vectors)
+        return Prompt(prefill, at, self.pad[:0], taken=1, text_at=at, closed=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
         text = torch.cat([self.text(ids), self.eos])
-        codec, common = self._begin, len(prefix.vectors)
+        codec, text_at = self._begin, len(prefix.vectors)
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
-            codec, common = prefix.reference_codes, common + len(prefix.reference_text)
-        parts = [prefix.vectors, text + self._fill, self.pad + codec]
-        return Prompt(torch.cat(parts), common, self.pad[:0], taken=len(ids), closed=True)
+            codec, text_at = prefix.reference_codes, text_at + len(prefix.reference_text)
+        prefill = torch.cat([prefix.vectors, text + self._fill, self.pad + codec])
+        return Prompt(prefill, text_at, self.pad[:0], taken=len(ids), text_at=text_at, closed=True)
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
         """Transcript and text run beside the reference's codes; what is left over is fed later."""
@@ -269,9 +273,11 @@ class Prompter:
         beside = text[: len(codes)]
         padding = self.pad.expand(len(codes) - len(beside), -1)
         prefill = torch.cat([prefix.vectors, torch.cat([beside, padding]) + codes])
-        common = len(prefix.vectors) + min(len(reference), len(codes))
-        common = min(common, len(prefill) - 1)  # a long transcript leaves no position to the text
-        return Prompt(prefill, common, text[len(codes) :], taken=taken, closed=closed)
+        text_at = len(prefix.vectors) + len(reference)
+        # A long transcript leaves no position to the text.
+        common = min(text_at, len(prefix.vectors) + len(codes), len(prefill) - 1)
+        lead = text[len(codes) :]
+        return Prompt(prefill, common, lead, taken=taken, text_at=text_at, closed=closed)
 
 
 def spoken_languages(config: ModelConfig) -> tuple[str, ...]:

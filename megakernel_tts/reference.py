@@ -16,8 +16,9 @@ from megakernel_tts.frames import Frames, Progress, Start
 from megakernel_tts.layers import linear
 from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
-from megakernel_tts.stack import Cache, Watch, run_stack
+from megakernel_tts.stack import Cache, run_stack
 from megakernel_tts.suspension import Suspended, put_back, take_out
+from megakernel_tts.watch import AllHeads, SomeHeads, Watch
 from megakernel_tts.weights import Model, Projection
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
@@ -245,7 +246,7 @@ class Reference:
         if moving:
             inputs = torch.stack([self._next_input(slots[i], states[i]) for i in moving])
             places = [states[i].position for i in moving]
-            watch = Watch(self._watched, places, scores[moving])
+            watch = SomeHeads(self._watched, places, scores[moving])
             made = self._talk([slots[i] for i in moving], inputs, places, watch)
             scores[moving] = watch.scores
             rows |= dict(zip(moving, made, strict=True))
@@ -304,6 +305,30 @@ class Reference:
             x = model.embeddings.groups[i][codes[-1]][:, None]
         _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)
+
+    @torch.inference_mode()
+    def overhear(
+        self, prompt: Tensor, text: Tensor, codes: Tensor, first: int, count: int
+    ) -> list[Tensor]:
+        """What all heads of the talker look at while it is made to make given frames, in slot 0.
+
+        Args:
+            prompt: [positions, hidden], anywhere.
+            text: Text vectors [n, hidden] that follow it, anywhere; padding follows them.
+            codes: [frames, groups].
+            first: The first position whose key is looked at.
+            count: How many follow.
+
+        Returns:
+            For each layer [heads, frames, count], on the host; see `AllHeads`.
+        """
+        fed = codes[:-1].to(self._device)
+        pad = self._pad.expand(max(0, len(fed) - len(text)), -1)
+        beside = torch.cat([text.to(self._pad), pad])[: len(fed)]
+        x = torch.cat([prompt.to(self._pad), self.model.embeddings.of_frames(fed) + beside])
+        watch = AllHeads(len(prompt), first, count)
+        self._talk([0], x[None], [0], watch)
+        return watch.layers
 
     def _talk(
         self, slots: Sequence[int], x: Tensor, starts: Sequence[int], watch: Watch | None = None

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from megakernel_tts.guard import ordinary_frames
 from megakernel_tts.split import Splitter
@@ -9,11 +10,19 @@ from megakernel_tts.text import IncrementalTokenizer, TextTokenizer
 
 
 class Piece:
-    """One stretch of text that is spoken as one utterance; it grows until it is ended."""
+    """One stretch of text that is spoken as one utterance; it grows until it is ended.
+
+    Attributes:
+        ids: Its tokens.
+        whole: How many of them certainly end with a whole word.
+        frames: What it takes at an ordinary pace.
+        ended: Whether nothing more will come.
+    """
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.frames = 0.0  # what it takes at an ordinary pace
+        self.whole = 0
+        self.frames = 0.0
         self.ended = False
 
 
@@ -38,6 +47,8 @@ class Script:
                 self._pieces.append(self._open[0])
             piece, tokenizer = self._open
             piece.ids += tokenizer.push(portion)
+            if tokenizer.between_words:
+                piece.whole = len(piece.ids)
             piece.frames += ordinary_frames(portion, self._before)
             self._before = portion[-1:] or self._before
             if ends:
@@ -58,8 +69,13 @@ class Script:
         if self._open is not None:
             piece, tokenizer = self._open
             piece.ids += tokenizer.end()
+            piece.whole = len(piece.ids)
             piece.ended = True
             self._open = None
+
+    def spell(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of tokens."""
+        return self._tokenizer.spell(ids)
 
     def front(self) -> Piece | None:
         """The piece to speak now, once something of it is known."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_tts.align.words import Word
 from megakernel_tts.errors import SynthesisError, TextError
 from megakernel_tts.text import check_text
 
@@ -30,12 +31,14 @@ class AudioChunk:
         sample_rate: Samples a second.
         codes: [frames, groups]: what the samples were decoded from.
         frame: The number of its first frame in the stream.
+        words: Those that begin in it, and may be left over at the end of the text, in order.
     """
 
     pcm: NDArray[np.int16]
     sample_rate: int
     codes: NDArray[np.int64]
     frame: int
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 Phase names are those of csrc/phases.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +19,7 @@ from megakernel_tts.layers import (
     rotate,
     split_heads,
 )
+from megakernel_tts.watch import Watch
 from megakernel_tts.weights import Layer, Stack
 
 
@@ -36,31 +35,6 @@ class Cache:
     def parts(self, slot: int, end: int) -> list[Tensor]:
         """What a slot holds of the positions before `end`."""
         return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
-
-
-@dataclass
-class Watch:
-    """Tells the scores of some heads while each stream's next position passes the layers.
-
-    Attributes:
-        heads: Layer and head of each.
-        places: Each stream's position.
-        scores: [batch, heads, positions], where they go.
-    """
-
-    heads: Sequence[tuple[int, int]]
-    places: Sequence[int]
-    scores: Tensor
-
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """Queries [batch, heads, 1, head_dim] against a layer's keys, as in `_attend`."""
-        watched = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
-        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
-        for i, head in watched:
-            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
-                known = keys[slot, head // shared, : place + 1].float()
-                query = q[row, head, 0].float() / math.sqrt(q.shape[3])
-                self.scores[row, i, : place + 1] = known @ query
 
 
 def run_stack(
@@ -81,7 +55,7 @@ def run_stack(
         cache: What they remember; the new positions' keys and values are added.
         slots: Of each stream.
         starts: Each stream's first new position.
-        watch: Whose scores to tell, of one new position a stream.
+        watch: Is shown every layer.
 
     Returns:
         [batch, new positions, hidden].

@@ -1,13 +1,17 @@
 """What the loop keeps of a session, and of the piece of text that it is speaking."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.align.calibration import Alignment, word_times
+from megakernel_tts.align.timing import WordTimes
+from megakernel_tts.align.words import Transcript, Word
 from megakernel_tts.frames import Frames
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix
@@ -29,6 +33,9 @@ class Utterance:
         tokens: Of the piece, handed to the backend.
         fed: Text vectors handed over after the prompt.
         closed: Whether the end of the text was handed over too.
+        times: Finds out when its words are spoken.
+        begins: When, in seconds from the start of the stream.
+        groups: Codes of a frame.
         frames: Made so far, the last ones still `decoding`, or `pending`: nobody has begun to.
         held: Chunks that leave once the piece is over, if it may have to be said again.
         over: How it ended, once it did; `error` says what failed.
@@ -42,6 +49,9 @@ class Utterance:
     tokens: int
     fed: int
     closed: bool
+    times: WordTimes
+    begins: float = 0.0
+    groups: int = 0
     frames: int = 0
     pending: list[Tensor] = field(default_factory=list[Tensor])
     decoding: int = 0
@@ -65,6 +75,10 @@ class Utterance:
     def take(self, frames: Frames) -> None:
         """Takes the next frames, with which the speech may end."""
         self.moved = time.monotonic()
+        self.times.transcript.write(self.piece.ids, self.piece.whole)
+        if frames.scores is not None:
+            self.times.look(frames.scores.numpy())
+        self.groups = frames.codes.shape[1]
         self.pending += frames.codes
         self.frames += len(frames.codes)
         if frames.ended:
@@ -80,15 +94,27 @@ class Utterance:
         """How many of these frames to keep, if the speech runs away within them.
 
         Args:
-            codes: [frames, groups], the last ones that were made.
-            samples: [frames * samples a frame].
+            codes: [frames, groups], the last ones that were made but for those still pending.
+            samples: [frames, samples a frame].
         """
-        first, count = self.frames - len(codes), len(codes)
-        for i, pcm in enumerate(np.split(samples, count)):
-            used_up = self.used_up(first + i)
-            if self.guard.runaway(int(codes[i, 0]), pcm, self.piece.frames, used_up=used_up):
+        first = self.frames - len(self.pending) - len(codes)
+        for i, pcm in enumerate(samples):
+            used_up, idle = self.used_up(first + i), self.times.idle(first + i)
+            code, expected = int(codes[i, 0]), self.piece.frames
+            if self.guard.runaway(code, pcm, expected, used_up=used_up, idle=idle):
                 return i + 1
         return None
+
+    def words(self, samples: NDArray[np.int16]) -> tuple[Word, ...]:
+        """The words that begin in these frames, timed from the start of the stream.
+
+        Args:
+            samples: [frames, samples a frame]; in the last ones all words begin that are left.
+        """
+        self.times.transcript.write(self.piece.ids, self.piece.whole)
+        last = self.over == "eos" and not self.pending
+        found = self.times.hear(samples, last=last)
+        return tuple(replace(word, start=word.start + self.begins) for word in found)
 
 
 @dataclass(eq=False)
@@ -103,9 +129,11 @@ class Stream:
         layout: Where the text goes in the prompts.
         sampling: With a seed.
         chunks: How frames leave.
+        alignment: How words are found, where that was calibrated.
         retries: How often a piece that runs away is said again.
         tries: How often the piece at hand was said again.
         frames: Delivered.
+        seconds: They last.
         draws: Numbers of frames that earlier pieces drew with; the next piece goes on after them.
         reason: The worst of its pieces.
         abandoned: Whether nobody listens any more.
@@ -120,9 +148,11 @@ class Stream:
     layout: Layout
     sampling: Sampling
     chunks: ChunkPolicy
+    alignment: Alignment | None = None
     retries: int = 0
     tries: int = 0
     frames: int = 0
+    seconds: float = 0.0
     draws: int = 0
     reason: FinishReason = "eos"
     abandoned: bool = False
@@ -162,7 +192,25 @@ class Stream:
         assert u is not None
         known = u.cap if u.closed else min(u.cap, u.fed + 1)
         room = self.chunks.ahead - self._unread
-        return min(self.chunk - len(u.pending), known - u.frames, room)
+        return min(self._wanted - len(u.pending), known - u.frames, room)
+
+    @property
+    def _wanted(self) -> int:
+        """Pending frames with which the next chunk leaves: so many that its words are known.
+
+        The first chunk of all waits for nothing: no word but the first begins in it.
+        """
+        u = self.utterance
+        first = self.frames == 0 and (u is None or u.decoding == 0)
+        ahead = self.alignment.lookahead if self.alignment and not first else 0
+        return min(self.chunk + ahead, self.chunks.ahead)
+
+    @property
+    def outgoing(self) -> list[Tensor]:
+        """The frames of the next chunk, once it is `due`."""
+        u = self.utterance
+        assert u is not None
+        return u.pending[: self.chunk] if u.ready else u.pending
 
     @property
     def starved(self) -> bool:
@@ -196,13 +244,14 @@ class Stream:
         if u is None or not u.pending:
             return False
         # A stream whose text has run dry gives out what it has.
-        return not u.ready or len(u.pending) >= self.chunk
+        return not u.ready or len(u.pending) >= self._wanted
 
     def begin_decoding(self) -> None:
-        """Takes note that the pending frames are being decoded; the next chunk may be larger."""
+        """Takes note that what is outgoing is being decoded; the next chunk may be larger."""
         u = self.utterance
         assert u is not None
-        u.decoding, u.pending = len(u.pending), []
+        u.decoding = len(self.outgoing)
+        del u.pending[: u.decoding]
         self.chunk = min(2 * self.chunk, self.chunks.largest)
 
     def deliver(self, codes: Tensor, samples: NDArray[np.int16], rate: int) -> None:
@@ -216,19 +265,37 @@ class Stream:
         u = self.utterance
         assert u is not None
         u.decoding = 0
-        kept = u.runaway(codes, samples) if self.sampling.guard else None
+        frames = samples.reshape(len(codes), -1)
+        kept = u.runaway(codes, frames) if self.sampling.guard else None
         if kept is not None:
             u.over = u.over if u.over == "error" else "guard"
-            u.frames -= len(codes) - kept
-            samples = samples[: kept * len(samples) // len(codes)]
-            codes = codes[:kept]
+            u.frames -= len(codes) - kept + len(u.pending)
+            u.pending = []
+            frames, codes = frames[:kept], codes[:kept]
+        self._leave(frames, codes, rate)
+
+    def _leave(self, frames: NDArray[np.int16], codes: Tensor, rate: int) -> None:
+        """Hands frames over, with the words that begin in them, or keeps them for the end."""
+        u = self.utterance
+        assert u is not None
         # Copies: a chunk that is kept must not keep those of the whole batch.
-        chunk = AudioChunk(samples.copy(), rate, codes.numpy().copy(), self.frames)
+        pcm, numbers = frames.flatten(), codes.numpy().copy()
+        chunk = AudioChunk(pcm, rate, numbers, self.frames, u.words(frames))
         self.frames += len(codes)
+        self.seconds += frames.size / rate
         if self.tries < self.retries:
             u.held.append(chunk)
         else:
             self.mailbox.put(chunk)
+
+    def times(self, text_at: int, rate: int) -> WordTimes:
+        """What finds the times of the next piece's words.
+
+        Args:
+            text_at: The position of its first token.
+            rate: Samples a second.
+        """
+        return word_times(self.alignment, Transcript(self.script.spell), rate, text_at)
 
     def flush(self) -> None:
         """Hands over what was held back."""
@@ -237,12 +304,20 @@ class Stream:
                 self.mailbox.put(chunk)
             self.utterance.held = []
 
-    def end_piece(self) -> None:
-        """Leaves a piece that was spoken; one that ran away is said again if it may be."""
+    def end_piece(self, rate: int) -> None:
+        """Leaves a piece that was spoken; one that ran away is said again if it may be.
+
+        Args:
+            rate: Samples a second.
+        """
         u = self.utterance
         assert u is not None and u.over is not None
+        if u.over == "eos" and u.times.left:  # no frame came after the last text
+            nothing = torch.zeros(0, u.groups, dtype=torch.long)
+            self._leave(np.zeros((0, 1), np.int16), nothing, rate)
         if u.over == "guard" and u.held:
             self.frames -= sum(len(chunk.codes) for chunk in u.held)
+            self.seconds = u.begins
             self.tries += 1
             self.utterance = None
             return

@@ -6,6 +6,7 @@ The ids that frame a text come from the config (see `prompt`).
 
 import json
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -50,6 +51,15 @@ def qwen_pre_tokenizer() -> pre_tokenizers.PreTokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
+
+def byte_characters() -> dict[str, int]:
+    """The byte that each printable character of a byte-level BPE stands for (as in GPT-2)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
+    plain += range(ord("®"), ord("ÿ") + 1)
+    others = [byte for byte in range(256) if byte not in plain]
+    shown = {chr(byte): byte for byte in plain}
+    return shown | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class TextTokenizer:
@@ -101,10 +111,16 @@ class TextTokenizer:
         self._bpe.normalizer = self._normalizer  # pyright: ignore[reportAttributeAccessIssue]
         self._bpe.pre_tokenizer = qwen_pre_tokenizer()  # pyright: ignore[reportAttributeAccessIssue]
         self._split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
+        self._byte_of = byte_characters()
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Outer whitespace is the caller's to strip."""
         return self._bpe.encode(text, add_special_tokens=False).ids
+
+    def spell(self, ids: Sequence[int]) -> list[bytes]:
+        """Each token's bytes; those of a whole text are the normalised text in UTF-8."""
+        tokens = (self._bpe.id_to_token(i) or "" for i in ids)
+        return [bytes(self._byte_of[char] for char in token) for token in tokens]
 
     def normalize(self, text: str) -> str:
         """NFC by the tokenizer's own tables; Python's may be of another Unicode version."""
@@ -151,6 +167,11 @@ class IncrementalTokenizer:
         settled = self._tokenizer.settled(pending)
         self._pending = pending[settled:]
         return self._tokenizer.encode(pending[:settled]) if settled else []
+
+    @property
+    def between_words(self) -> bool:
+        """Whether whitespace is known to follow the ids that were given."""
+        return self._pending[:1].isspace()
 
     def end(self) -> list[int]:
         """Ends the text; gives the remaining ids."""

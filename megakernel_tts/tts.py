@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from megakernel_tts import hub
+from megakernel_tts.align.timing import with_ends
+from megakernel_tts.align.words import Word
 from megakernel_tts.audio import Recording, WavWriter, read_reference
 from megakernel_tts.backend import pick_device, pick_dtype
 from megakernel_tts.config import ModelConfig, read_model_config
@@ -49,12 +51,14 @@ class Speech:
         pcm: [samples], 16-bit.
         sample_rate: Samples a second.
         codes: [frames, groups].
+        words: Those that were said, with their ends.
         finish: How it ended: `eos` (all was said), `length` or `guard`.
     """
 
     pcm: NDArray[np.int16]
     sample_rate: int
     codes: NDArray[np.int64]
+    words: tuple[Word, ...]
     finish: FinishReason
 
     @property
@@ -136,6 +140,14 @@ class TTS:
         return self._info
 
     @property
+    def aligned(self) -> bool:
+        """Whether words' times come from the model's attention, which `calibrate` prepares.
+
+        They are estimates otherwise.
+        """
+        return self._loaded.engine.alignment is not None
+
+    @property
     def sampling(self) -> Sampling:
         """The model's own sampling parameters, used where none are given."""
         return self._loaded.sampling
@@ -179,7 +191,9 @@ class TTS:
         pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
         codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
         rate = self._loaded.engine.decoder.sample_rate
-        return Speech(np.concatenate(pcm), rate, np.concatenate(codes), finish.reason)
+        whole = np.concatenate(pcm)
+        words = with_ends([word for c in chunks for word in c.words], whole, rate)
+        return Speech(whole, rate, np.concatenate(codes), words, finish.reason)
 
     def stream(
         self,

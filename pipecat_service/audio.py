@@ -10,12 +10,17 @@ _LEAD = 0.005  # seconds kept before the first audible sample, so that no onset 
 
 
 class Trimmer:
-    """Drops the silence before speech: it would only delay the first sound."""
+    """Drops the silence before speech: it would only delay the first sound.
+
+    Attributes:
+        dropped: Samples, so far.
+    """
 
     def __init__(self, rate: int) -> None:
         self._lead = int(_LEAD * rate)
         self._before = np.zeros(0, np.int16)
         self._started = False
+        self.dropped = 0
 
     def trim(self, pcm: NDArray[np.int16]) -> NDArray[np.int16]:
         """Takes the next samples; gives those that are to be heard, none before the onset."""
@@ -23,11 +28,13 @@ class Trimmer:
             return pcm
         joined = np.concatenate([self._before, pcm])
         audible = np.flatnonzero(np.abs(joined.astype(np.int32)) >= AUDIBLE)
-        if not len(audible):
-            self._before = joined[max(0, len(joined) - self._lead) :]
-            return joined[:0]
-        self._started = True
-        return joined[max(0, int(audible[0]) - self._lead) :]
+        self._started = bool(len(audible))
+        kept = max(0, (int(audible[0]) if self._started else len(joined)) - self._lead)
+        self.dropped += kept
+        if self._started:
+            return joined[kept:]
+        self._before = joined[kept:]
+        return joined[:0]
 
 
 class Resampler:

@@ -1,13 +1,13 @@
 """One audio context's speech: its text on the way in, its audio on the way out."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts import AudioChunk, Session
+from megakernel_tts import AudioChunk, Session, Word
 from pipecat_service.audio import Resampler, Trimmer
-from pipecat_service.timing import WordTime, WordTimes
 from pipecat_service.words import needs_space
 
 SOURCE_RATE = 24_000  # samples a second, of every Qwen3-TTS model
@@ -18,11 +18,11 @@ class Portion:
     """What leaves together.
 
     Attributes:
-        words: Those that begin in the audio.
+        words: Those that begin in the audio, timed from where all of the speech's audio begins.
         pcm: [samples] at the pipeline's rate.
     """
 
-    words: list[WordTime]
+    words: list[Word]
     pcm: NDArray[np.int16]
 
 
@@ -40,7 +40,6 @@ class Speech:
         self._rate = rate
         self.seconds = 0.0
         self.waiting = 0.0
-        self._times = WordTimes(SOURCE_RATE)
         self._trimmer = Trimmer(SOURCE_RATE)
         self._resampler = Resampler(SOURCE_RATE, rate)
         self._last = " "  # character of the text so far
@@ -50,20 +49,21 @@ class Speech:
         if needs_space(self._last, text[0]):
             text = " " + text
         self._last = text[-1]
-        self._times.write(text)
         self.session.push_text(text)
 
     def hear(self, chunk: AudioChunk) -> Portion:
         """Takes a chunk from the engine."""
         pcm = self._trimmer.trim(chunk.pcm)
-        return self._portion(self._times.hear(pcm), self._resampler.convert(pcm))
+        return self._portion(chunk.words, self._resampler.convert(pcm))
 
     def end(self) -> Portion:
         """Gives what is left once the engine has finished."""
-        return self._portion(self._times.end(), self._resampler.end())
+        return self._portion((), self._resampler.end())
 
-    def _portion(self, words: list[WordTime], pcm: NDArray[np.int16]) -> Portion:
+    def _portion(self, words: Sequence[Word], pcm: NDArray[np.int16]) -> Portion:
         seconds = len(pcm) / self._rate
         self.seconds += seconds
         self.waiting += seconds
-        return Portion(words, pcm)
+        trimmed = self._trimmer.dropped / SOURCE_RATE
+        heard = [replace(word, start=max(0.0, word.start - trimmed)) for word in words]
+        return Portion(heard, pcm)

@@ -42,7 +42,7 @@ from pipecat_service.settings import (
     language_name,
 )
 from pipecat_service.speech import Portion, Speech
-from pipecat_service.words import WordGroupAggregator, has_words
+from pipecat_service.words import WordGroupAggregator, has_words, unspaced
 
 # Together 2.5 s: what a barge-in can waste, and what a busy engine may be late by.
 _AHEAD = 1.5  # seconds sent before they are played
@@ -69,13 +69,12 @@ class MegakernelTTSService(TTSService):
     pipeline starts.
 
     Attributes:
-        word_times_estimated: Whether the words' times are estimates; they are (see `timing`).
+        word_times_estimated: Whether the words' times are estimates: the model's attention was not
+            calibrated (`megakernel-tts calibrate`), or no model is loaded yet.
     """
 
     Settings = MegakernelTTSSettings
     _settings: MegakernelTTSSettings  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    word_times_estimated = True
 
     def __init__(
         self,
@@ -163,6 +162,11 @@ class MegakernelTTSService(TTSService):
         await super().setup(setup)
         if self._model is not None:
             self._adopt(await self._shared.enter_async_context(shared_engine(self._model)))
+
+    @property
+    def word_times_estimated(self) -> bool:
+        """See the class."""
+        return self._engine is None or not self._engine.aligned
 
     def can_generate_metrics(self) -> bool:
         """Whether the service reports metrics: it does."""
@@ -275,7 +279,9 @@ class MegakernelTTSService(TTSService):
     async def _send(self, context_id: str, portion: Portion) -> None:
         for word in portion.words:
             await self.add_word_timestamps(
-                [(word.text, word.seconds)], context_id, includes_inter_frame_spaces=word.unspaced
+                [(word.text, word.start)],
+                context_id,
+                includes_inter_frame_spaces=unspaced(word.text),
             )
         if len(portion.pcm):
             await self._send_audio(context_id, portion.pcm.tobytes())

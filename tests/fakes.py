@@ -110,10 +110,14 @@ class ScriptedBackend:
         t = stream["frames"]
         assert t <= stream["fed"] or stream["ended"], "stepped before its text arrived"
         endless = self.endless or stream["seed"] in self.runaway
-        if stream["ended"] and t >= stream["fed"] + self.tail and not endless:
+        if stream["ended"] and self._ends(stream) and not endless:
             return None
         stream["frames"] += 1
         return codes_of(stream["seed"], stream["first"] + t)
+
+    def _ends(self, stream: dict[str, int]) -> bool:
+        """Whether a stream ends that has all of its text."""
+        return stream["frames"] >= stream["fed"] + self.tail
 
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)

@@ -16,6 +16,7 @@ from megakernel_tts import (
     Session,
     Voice,
 )
+from megakernel_tts.align.calibration import Alignment
 from megakernel_tts.backend import Backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.engine import Engine
@@ -39,11 +40,13 @@ class Rig:
         waiting: int = 64,
         decoder: Decoder | None = None,
         vocoder: Vocoder | None = None,
+        alignment: Alignment | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
         decoder = decoder or loaded.engine.decoder
-        self.engine = Engine(backend, loaded.engine.prompter, decoder, vocoder, waiting=waiting)
+        prompter = loaded.engine.prompter
+        self.engine = Engine(backend, prompter, decoder, vocoder, alignment, waiting=waiting)
 
     def open(
         self,

@@ -11,6 +11,7 @@ NAMES = {
     "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
     "Finish", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError", "Sampling", "SamplingError",
     "Session", "Speech", "SynthesisError", "TextError", "Voice", "VoiceError",
+    "Word", "WrittenWord", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"
@@ -43,7 +44,7 @@ def test_signatures() -> None:
     assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
         "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "awarmup",
-        "warm", "close", "voices", "info", "sampling",
+        "aligned", "warm", "close", "voices", "info", "sampling",
     }  # fmt: skip
     assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
 

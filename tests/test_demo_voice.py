@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bench.word_times import aligned
 from examples.train_voice.judge import Judge, write_language_model
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, AudioChunk
@@ -97,3 +98,21 @@ def test_the_checkpoint_is_small_and_has_a_model_card() -> None:
 
 def test_the_judged_sentences_are_held_out() -> None:
     assert set(SENTENCES) <= {text for text, _ in held_out()}
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+def test_words_begin_where_a_recogniser_that_knows_them_hears_them(
+    demo: TTS, layout: Literal["full", "streaming"]
+) -> None:
+    errors: list[float] = []
+    for seed, sentence in enumerate(SENTENCES):
+        speech = demo.say(sentence, layout=layout, sampling=replace(demo.sampling, seed=seed))
+        words = sentence.lower().rstrip(".?").split()
+        truth = aligned(words, speech.pcm, speech.sample_rate)
+        assert [word.text for word in speech.words] == sentence.split()
+        assert not any(word.estimated for word in speech.words)
+        if truth is not None:
+            errors += np.abs(np.subtract([w.start for w in speech.words], truth)).tolist()
+    assert len(errors) >= 30
+    print(errors)  # shown if the test fails
+    assert np.mean(errors) <= 0.08 and np.percentile(errors, 95) <= 0.2

@@ -141,3 +141,26 @@ def test_what_the_demo_voice_says_is_never_cut() -> None:
             for code, pcm in zip(off.codes[:, 0], np.split(off.pcm, len(off.codes)), strict=True):
                 for _ in range(3):
                     assert not guard.runaway(int(code), pcm, expected, used_up=True)
+
+
+@pytest.mark.parametrize(("idle", "cut"), [(True, True), (False, False)])
+def test_speech_that_is_overdue_and_has_said_all_its_words_is_cut(idle: bool, cut: bool) -> None:
+    """It sounds on and repeats nothing: only the attention tells."""
+    text = "Hello there, how are you today?"
+    expected = ordinary_frames(text)
+    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
+    most = int(3.5 * expected)
+    frames = [
+        i
+        for i, code in enumerate(noise(most))
+        if guard.runaway(code, pcm, expected, used_up=True, idle=i if idle else 0)
+    ]
+    assert bool(frames) == cut
+    assert not cut or frames[0] >= max(50, int(2 * expected))
+
+
+def test_idleness_alone_ends_no_speech() -> None:
+    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
+    expected = 100.0
+    codes = noise(int(2 * expected))
+    assert not any(guard.runaway(c, pcm, expected, used_up=True, idle=999) for c in codes)

@@ -209,7 +209,14 @@ def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -
     noise = 0.05 * torch.randn(100, hidden, generator=generator).bfloat16()
     prefixes = (noise[:8], noise[10:19], noise[20:46])
     prompts = [
-        Prompt(torch.cat([prefix, noise[60 : 60 + own]]), len(prefix), noise[:0], own, False)
+        Prompt(
+            torch.cat([prefix, noise[60 : 60 + own]]),
+            len(prefix),
+            noise[:0],
+            taken=own,
+            text_at=len(prefix),
+            closed=False,
+        )
         for prefix in prefixes
         for own in (1, 2, 11)
     ]

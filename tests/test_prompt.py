@@ -7,7 +7,8 @@ import torch
 
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import spoken_languages
+from megakernel_tts.prompt import Layout, spoken_languages
+from megakernel_tts.voice import Voice
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,31 @@ def test_a_token_has_one_vector_whatever_stands_beside_it(load: Callable[..., Lo
     with torch.inference_mode():
         together = prompter.text([5, 9, 200, 9])
         assert torch.equal(together, torch.cat([prompter.text([i]) for i in (5, 9, 200, 9)]))
+
+
+@pytest.mark.parametrize("layout", ["full", "streaming"])
+@pytest.mark.parametrize("reference", [None, 2, 40], ids=["no reference", "short", "long"])
+def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
+    load: Callable[..., Loaded], layout: Layout, reference: int | None
+) -> None:
+    """Other tokens change the positions from `text_at` on, and the vectors fed after them."""
+    loaded = load("base")
+    prompter, hidden = loaded.engine.prompter, loaded.config.talker.stack.hidden
+    codes = None if reference is None else torch.zeros(reference, 16, dtype=torch.long)
+    text = None if reference is None else "a few words of a transcript"
+    prefix = prompter.prefix(Voice(torch.zeros(hidden), codes, text), "english", None)
+    ids = [5, 6, 7, 8]
+
+    def positions(ids: list[int]) -> torch.Tensor:
+        """All text that the talker sees: the prompt, then what is fed."""
+        prompt = prompter.start(prefix, ids, layout, ended=True)
+        assert prompt is not None
+        rest = [] if prompt.closed else [prompter.text(ids[prompt.taken :]), prompter.eos]
+        return torch.cat([prompt.prefill, prompt.lead, *rest])
+
+    prompt = prompter.start(prefix, ids, layout, ended=True)
+    assert prompt is not None
+    for i in range(len(ids)):
+        others = [*ids[:i], 100, *ids[i + 1 :]]
+        changed = (positions(ids) != positions(others)).any(1).nonzero()[:, 0].tolist()
+        assert changed == [prompt.text_at + i]

@@ -81,3 +81,16 @@ def test_memory_does_not_grow_with_what_was_spoken(tokenizer: TextTokenizer) -> 
         tracemalloc.reset_peak()
     tracemalloc.stop()
     assert max(peaks[2:]) < 1.1 * peaks[1]
+
+
+def test_it_is_told_how_many_tokens_end_whole_words(tokenizer: TextTokenizer) -> None:
+    script = Script(tokenizer, Splitter())
+    whole: list[bytes] = []
+    for text in ("hello", ", wo", "rld ", "again"):
+        script.push(text)
+        piece = script.front()
+        whole.append(b"".join(script.spell(piece.ids[: piece.whole])) if piece else b"")
+    assert whole == [b"", b"hello,", b"hello, world", b"hello, world"]
+    script.end()
+    piece = script.front()
+    assert piece is not None and piece.whole == len(piece.ids)

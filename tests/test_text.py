@@ -140,3 +140,17 @@ def test_long_random_text_in_single_characters(tokenizer: TextTokenizer) -> None
     incremental = IncrementalTokenizer(tokenizer)
     ids = [i for char in text for i in incremental.push(char)]
     assert ids + incremental.end() == tokenizer.encode(text.strip())
+
+
+@given(text=TEXTS)
+def test_tokens_spell_the_normalised_text(tokenizer: TextTokenizer, text: str) -> None:
+    spelled = b"".join(tokenizer.spell(tokenizer.encode(text)))
+    assert spelled.decode() == tokenizer.normalize(text)
+
+
+def test_it_is_known_whether_a_word_may_go_on(tokenizer: TextTokenizer) -> None:
+    incremental = IncrementalTokenizer(tokenizer)
+    known = [(incremental.push(part), incremental.between_words)[1] for part in ("On", "e ", ",")]
+    assert known == [False, True, True], "what stands alone after a space is no part of the word"
+    incremental.end()
+    assert not incremental.between_words

@@ -97,3 +97,37 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(any_bench: Callable[..., Bench
         error = (ours - exact)[there].norm()
         assert error <= 2 * (half - exact)[there].norm()
         assert exact[there].norm() > 0
+
+
+def test_watching_changes_no_code_of_the_reference(any_bench: Callable[..., Bench]) -> None:
+    b = any_bench()
+    models = [b.exact.model, b.config, b.exact._pad]
+    plain, watching = (
+        Reference(*models, slots=2, positions=64, watched=heads) for heads in ((), HEADS)
+    )
+    made: list[list[Tensor]] = []
+    for backend in (plain, watching):
+        for slot in range(2):
+            prompt = b.prompt[slot:].to(backend._pad.dtype)
+            backend.prefill([Start(slot, prompt, SAMPLINGS[slot])])
+            backend.feed(slot, b.text.to(backend._pad.dtype), True)
+        made.append([frames.codes for frames in _heard(backend, [0, 1], [4, 3])])
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_overhearing_a_speech_gives_what_watching_gave(any_bench: Callable[..., Bench]) -> None:
+    b = any_bench()
+    c = b.config.talker.stack
+    every = [(layer, head) for layer in range(c.layers) for head in range(c.heads)]
+    pad = b.exact._pad
+    backend = Reference(b.exact.model, b.config, pad, slots=1, positions=64, watched=every)
+    prompt, text = b.prompt.to(pad.dtype), b.text.to(pad.dtype)
+    backend.prefill([Start(0, prompt, SAMPLINGS[0])])
+    backend.feed(0, text, True)
+    (frames,) = backend.step([0], 6)
+    first, count = len(b.prompt) - 1, 4
+    heard = b.exact.overhear(prompt, text, frames.codes, first, count)
+    told = torch.stack(heard).flatten(0, 1).transpose(0, 1)
+    expected = _scores(frames)[:, :, first : first + count]
+    assert torch.equal(told.isnan(), expected.isnan()) and not expected[1:, :, 0].isnan().any()
+    assert torch.allclose(told.nan_to_num(), expected.nan_to_num(), atol=1e-4)

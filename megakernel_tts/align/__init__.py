@@ -1,4 +1,18 @@
-"""Alignment of text and speech: which token each frame speaks."""
+"""Alignment of text and speech: which token each frame speaks, and when each word is spoken."""
 
-from megakernel_tts.align.search import mas as mas
-from megakernel_tts.align.search import maximum_path as maximum_path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megakernel_tts.align.search import mas as mas
+    from megakernel_tts.align.search import maximum_path as maximum_path
+
+__all__ = ["mas", "maximum_path"]
+
+
+def __getattr__(name: str) -> Any:
+    """The search, once it is asked for: its neighbours need no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from megakernel_tts.align import search
+
+    return getattr(search, name)

@@ -7,9 +7,8 @@ import numpy as np
 from pipecat.frames.frames import LLMFullResponseStartFrame, TTSSpeakFrame
 
 from bench.simulation import heard_words
-from megakernel_tts import TTS
-from pipecat_service.timing import spoken_seconds
-from pipecat_service.words import split_words
+from megakernel_tts import TTS, split_words
+from megakernel_tts.align.estimate import spoken_seconds
 from tests.pipecat_service.bot import Bot, hold
 
 REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thirteen."

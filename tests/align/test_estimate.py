@@ -4,9 +4,34 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipecat_service.timing import WordTime, WordTimes, spoken_seconds
+from megakernel_tts.align.estimate import EstimatedTimes, spoken_seconds
+from megakernel_tts.align.words import Transcript, Word
+from tests.align.texts import Spelling
 
 RATE = 24_000
+
+
+class Follower:
+    """An estimate whose text and audio come by turns."""
+
+    def __init__(self) -> None:
+        self._spelling = Spelling()
+        self._ids: list[int] = []
+        self._times = EstimatedTimes(Transcript(self._spelling.spell), RATE)
+
+    def write(self, text: str) -> None:
+        self._ids += self._spelling.ids(*text)
+        self._times.transcript.write(self._ids, len(self._ids))
+
+    def hear(self, pcm: NDArray[np.int16]) -> list[Word]:
+        return self._times.hear(pcm[None], last=False)
+
+    def end(self) -> list[Word]:
+        return self._times.hear(np.zeros((0, 1), np.int16), last=True)
+
+    @property
+    def left(self) -> int:
+        return self._times.left
 
 
 def sound(seconds: float) -> NDArray[np.int16]:
@@ -17,13 +42,13 @@ def pause(seconds: float) -> NDArray[np.int16]:
     return np.zeros(round(seconds * RATE), np.int16)
 
 
-def times(words: list[WordTime]) -> list[float]:
-    return [word.seconds for word in words]
+def times(words: list[Word]) -> list[float]:
+    return [word.start for word in words]
 
 
 def test_words_at_the_ordinary_pace_are_timed_exactly() -> None:
     text = "One two three four five six seven."
-    follower = WordTimes(RATE)
+    follower = Follower()
     follower.write(text)
     lengths = [spoken_seconds(word) for word in text.split()]
     found = follower.hear(sound(sum(lengths)))
@@ -35,8 +60,8 @@ def test_words_at_the_ordinary_pace_are_timed_exactly() -> None:
 @pytest.mark.parametrize("size", [100, 480, 1920, 7000])
 def test_chunks_of_any_size_give_the_same(size: int) -> None:
     pcm = np.concatenate([sound(0.9), pause(0.4), sound(2.3), pause(0.1), sound(1.0)])
-    whole, parts = WordTimes(RATE), WordTimes(RATE)
-    found: list[WordTime] = []
+    whole, parts = Follower(), Follower()
+    found: list[Word] = []
     for follower in (whole, parts):
         follower.write("One two three. Four five six, seven eight nine ten.")
     for start in range(0, len(pcm), size):
@@ -51,9 +76,9 @@ def test_a_pause_sets_the_estimate_right(pace: float) -> None:
     A slow speaker's words come too early by what the clause is too long, which cannot be undone.
     """
     clauses = ["One two three four five.", "Six seven eight nine ten.", "Eleven twelve thirteen."]
-    follower = WordTimes(RATE)
+    follower = Follower()
     follower.write(" ".join(clauses))
-    found: list[WordTime] = []
+    found: list[Word] = []
     begins: list[float] = []
     lengths: list[float] = []
     now = 0.0
@@ -64,7 +89,7 @@ def test_a_pause_sets_the_estimate_right(pace: float) -> None:
         found += follower.hear(np.concatenate([sound(length), pause(0.3)]))
         now += length + 0.3
     found += follower.end()
-    by_word = {word.text: word.seconds for word in found}
+    by_word = {word.text: word.start for word in found}
     assert [w.text for w in found] == " ".join(clauses).split()
     for clause, begin, length in zip(clauses[1:], begins[1:], lengths, strict=False):
         early = max(0.0, length - length / pace) + 0.3 * (pace > 1)
@@ -72,14 +97,14 @@ def test_a_pause_sets_the_estimate_right(pace: float) -> None:
 
 
 def test_no_words_begin_in_silence() -> None:
-    follower = WordTimes(RATE)
+    follower = Follower()
     follower.write("One two three")
     assert follower.hear(pause(3.0)) == []
     assert times(follower.hear(sound(0.1))) == [3.0]
 
 
 def test_text_that_comes_late_is_timed_when_it_comes() -> None:
-    follower = WordTimes(RATE)
+    follower = Follower()
     follower.write("One ")
     assert times(follower.hear(sound(1.0))) == [0.0]
     follower.write("two ")
@@ -87,8 +112,27 @@ def test_text_that_comes_late_is_timed_when_it_comes() -> None:
 
 
 def test_words_that_the_estimate_did_not_reach_come_at_the_end() -> None:
-    follower = WordTimes(RATE)
+    follower = Follower()
     follower.write("One two three four")
     heard = follower.hear(sound(0.4))
     assert [w.text for w in heard] == ["One", "two"]
-    assert [(w.text, w.seconds) for w in follower.end()] == [("three", 0.4), ("four", 0.4)]
+    assert [(w.text, w.start) for w in follower.end()] == [("three", 0.4), ("four", 0.4)]
+
+
+def test_the_silence_before_speech_is_no_pause() -> None:
+    """A short first clause is still to be said after it."""
+    follower = Follower()
+    follower.write("Hi, there.")
+    found = follower.hear(np.concatenate([pause(1.0), sound(1.0)]))
+    assert (found[0].text, found[0].start) == ("Hi,", 1.0)
+    assert found[1].start > 1.1
+
+
+def test_what_is_left_is_counted() -> None:
+    follower = Follower()
+    follower.write("One two three four")
+    assert follower.left == 4
+    heard = follower.hear(sound(0.4))
+    assert follower.left == 4 - len(heard) > 0
+    follower.end()
+    assert follower.left == 0

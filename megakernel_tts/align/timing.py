@@ -1,0 +1,144 @@
+"""When the words of one piece of text are spoken: by the talker's attention."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megakernel_tts.align.attention import columns
+from megakernel_tts.align.online import OnlineSearch
+from megakernel_tts.align.words import Transcript, Word
+
+AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
+
+
+class WordTimes(Protocol):
+    """Follows one piece: text and scores as they become known, samples as they leave.
+
+    Times are seconds from the piece's first sample.
+
+    Attributes:
+        transcript: The text; to be written to before frames are looked at.
+    """
+
+    transcript: Transcript
+
+    def look(self, scores: NDArray[np.float32]) -> None:
+        """Takes the attention of the next frames that were made [frames, heads, positions]."""
+        ...
+
+    def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+        """Takes the next frames that leave.
+
+        Args:
+            samples: [frames, samples a frame].
+            last: Whether they end the speech, and all of the text was said.
+
+        Returns:
+            The words that begin in them; with `last` all that are left, too.
+        """
+        ...
+
+    @property
+    def left(self) -> int:
+        """How many words of the text have not begun."""
+        ...
+
+    def idle(self, frame: int) -> int:
+        """For how many frames before this one the end of the text has been reached."""
+        ...
+
+
+class AlignedTimes:
+    """`WordTimes` by a search for the path through the text that the heads looked along."""
+
+    def __init__(self, transcript: Transcript, rate: int, text_at: int, floor: float) -> None:
+        """Starts with nothing made.
+
+        Args:
+            transcript: The text.
+            rate: Samples a second.
+            text_at: The position of the text's first token.
+            floor: The least attention that counts; see `columns`.
+        """
+        self.transcript = transcript
+        self._rate = rate
+        self._text_at = text_at
+        self._floor = floor
+        self._search = OnlineSearch()
+        self._firsts = np.zeros(0, np.int64)  # each unit's first token
+        self._made = 0
+        self._arrived: int | None = None  # frames made when the text's end was reached
+        self._now = 0.0  # seconds that have left
+        self._starts: list[float] = []  # of the words that have begun
+        self._told = 0  # words
+
+    def look(self, scores: NDArray[np.float32]) -> None:
+        """See `WordTimes.look`."""
+        text, search = self.transcript, self._search
+        if new := text.silent[search.units :]:
+            search.append(new)
+            self._firsts = np.array(text.firsts)
+        shown = scores[:, :, self._text_at : self._text_at + text.tokens]
+        if (missing := text.tokens - shown.shape[2]) > 0:  # more text than the slot has room for
+            shown = np.pad(shown, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
+        search.push(columns(shown, self._firsts, self._floor))
+        self._made += len(scores)
+        if search.best < search.units - 1:
+            self._arrived = None
+        elif self._arrived is None:
+            self._arrived = self._made
+
+    def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+        """See `WordTimes.hear`."""
+        text, path = self.transcript, self._search.path(ended=last)[: len(samples)]
+        self._search.drop(len(samples))
+        audible = (samples.max(1) >= AUDIBLE) | (samples.min(1) <= -AUDIBLE)
+        for unit, sounds in zip(path, audible.tolist(), strict=True):
+            word, silent = text.word[max(unit, 0)], text.silent[max(unit, 0)]
+            # A word whose sound has not been heard yet is still to begin. None begins twice.
+            if (words := word + (silent or sounds)) > len(self._starts):
+                self._begin(words)
+            self._now += samples.shape[1] / self._rate
+        if last:
+            self._begin(len(text))
+        return self._tell()
+
+    def _begin(self, words: int) -> None:
+        """Lets words begin now, until so many have."""
+        self._starts += [round(self._now, 3)] * (words - len(self._starts))
+
+    def _tell(self) -> list[Word]:
+        """Words that have begun, as soon as their texts are known."""
+        text, first = self.transcript, self._told
+        self._told = min(len(self._starts), text.complete)
+        starts = enumerate(self._starts[first : self._told], first)
+        return [Word(text[i], start, None, False) for i, start in starts]
+
+    @property
+    def left(self) -> int:
+        """See `WordTimes.left`."""
+        return len(self.transcript) - self._told
+
+    def idle(self, frame: int) -> int:
+        """See `WordTimes.idle`."""
+        return 0 if self._arrived is None else max(0, frame - self._arrived)
+
+
+def with_ends(words: Sequence[Word], pcm: NDArray[np.int16], rate: int) -> tuple[Word, ...]:
+    """Words of a speech that is over, each with its end: the last sound before the next begins.
+
+    Args:
+        words: In order.
+        pcm: [samples], all of the speech.
+        rate: Samples a second.
+    """
+    found: list[Word] = []
+    borders = [round(word.start * rate) for word in words] + [len(pcm)]
+    for word, start, stop in zip(words, borders, borders[1:], strict=False):
+        sounds = np.flatnonzero(np.abs(pcm[start:stop].astype(np.int32)) >= AUDIBLE)
+        end = start + int(sounds[-1]) + 1 if len(sounds) else stop
+        found.append(replace(word, end=round(end / rate, 3)))
+    return tuple(found)

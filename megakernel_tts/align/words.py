@@ -1,0 +1,169 @@
+"""A text's words, and which of its tokens are which word's."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# Scripts without spaces between words: kana and Han, in which each character counts as a word.
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_TOKEN = re.compile(rf"[{_UNSPACED}][^\s\w]*|[^\s{_UNSPACED}]+")
+_CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
+_TAG = {"<": True, "[": True, ">": False, "]": False}  # until a space: "[laugh]", "<break>"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word and when it is spoken, in seconds from the start of its stream.
+
+    Attributes:
+        text: With the punctuation that touches it. Where no spaces are between words (Chinese,
+            Japanese), the characters of one of the model's tokens.
+        start: When it begins.
+        end: When it has been said; None in a stream, where that lies in audio still to come.
+        estimated: Whether the times are guessed from the words' lengths and the pauses, because
+            the model's attention was not calibrated.
+    """
+
+    text: str
+    start: float
+    end: float | None
+    estimated: bool
+
+
+@dataclass(frozen=True)
+class WrittenWord:
+    """A word of a text, or punctuation that stands alone.
+
+    Attributes:
+        text: With the punctuation that touches it.
+        start: Its first character's place in the text.
+        spoken: Whether there is anything in it to say.
+        unspaced: Whether its script puts no spaces between words.
+        ends_clause: Whether a speaker might pause after it.
+    """
+
+    text: str
+    start: int
+    spoken: bool
+    unspaced: bool
+    ends_clause: bool
+
+    @property
+    def stop(self) -> int:
+        """The place after its last character."""
+        return self.start + len(self.text)
+
+
+def split_words(text: str) -> list[WrittenWord]:
+    """The words of a text, and what stands alone between them, in order."""
+    return [_word(match) for match in _TOKEN.finditer(text)]
+
+
+def _word(match: re.Match[str]) -> WrittenWord:
+    text = match[0]
+    return WrittenWord(
+        text,
+        match.start(),
+        spoken=any(char.isalnum() for char in text),
+        unspaced=bool(re.match(f"[{_UNSPACED}]", text)),
+        ends_clause=bool(_CLAUSE_END.search(text)),
+    )
+
+
+class Transcript:
+    """A growing text, cut into units for the search and into words for the listener.
+
+    A unit is a token that sounds, together with the tokens that only finish its last character; or
+    a run of tokens that make no sound, such as punctuation and tags. A word begins with a unit, so
+    that characters which share a token are one word. Units and words only ever get more; the last
+    ones may grow.
+
+    Attributes:
+        text: So far.
+        firsts: Each unit's first token.
+        silent: Whether a unit makes no sound.
+        word: Each unit's word; a silent one's is that of the sound before it, -1 if there is none.
+        tokens: How many the text has.
+    """
+
+    def __init__(self, spell: Callable[[Sequence[int]], list[bytes]]) -> None:
+        """Starts with no text.
+
+        Args:
+            spell: Gives each token's UTF-8 bytes.
+        """
+        self.text = ""
+        self.firsts: list[int] = []
+        self.silent: list[bool] = []
+        self.word: list[int] = []
+        self._spell = spell
+        self.tokens = 0
+        self._starts: list[int] = []  # the words' places in the text
+        self._in_tag = False
+        self._complete = 0
+
+    def __len__(self) -> int:
+        """How many words there are."""
+        return len(self._starts)
+
+    @property
+    def complete(self) -> int:
+        """How many words no later text can change."""
+        return self._complete
+
+    def __getitem__(self, word: int) -> str:
+        """A word's text."""
+        end = self._starts[word + 1] if word + 1 < len(self) else len(self.text)
+        return self.text[self._starts[word] : end].rstrip()
+
+    def write(self, ids: Sequence[int], whole: int) -> None:
+        """Takes the text as far as it is known.
+
+        Args:
+            ids: All tokens so far, those of earlier calls first; the last one ends a character.
+            whole: How many of them certainly end with a whole word.
+        """
+        for token, letter, silent, inside in self._read(self._spell(ids[self.tokens :])):
+            if letter is not None and (not self._starts or self._begin(letter) > self._starts[-1]):
+                self._starts.append(self._begin(letter))
+            if not self.firsts or not (inside or (silent and self.silent[-1])):
+                self.firsts.append(token)
+                self.silent.append(silent)
+                self.word.append(len(self) - 1)
+        self.tokens = len(ids)
+        ended = whole >= self.tokens or self.text[-1:].isspace()
+        self._complete = max(self._complete, len(self) - (not ended and bool(self._starts)))
+
+    def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
+        """Takes more text.
+
+        Returns:
+            For each token its number, the place of its first letter or digit in the text, if it has
+            any, whether it makes no sound, and whether it begins inside a character.
+        """
+        new = b"".join(tokens).decode(errors="replace")
+        char_at: dict[int, int] = {}  # by the byte where it begins
+        sounding: dict[int, bool] = {}  # letters and digits
+        size = 0
+        for place, char in enumerate(new, len(self.text)):
+            char_at[size] = place
+            self._in_tag = _TAG.get(char, self._in_tag and not char.isspace())
+            if char.isalnum():
+                sounding[size] = not self._in_tag
+            size += len(char.encode())
+        self.text += new
+        found: list[tuple[int, int | None, bool, bool]] = []
+        start = 0
+        for number, token in enumerate(tokens, self.tokens):
+            letters = [byte for byte in range(start, start + len(token)) if byte in sounding]
+            letter = char_at[letters[0]] if letters else None
+            silent = not any(sounding[byte] for byte in letters)
+            found.append((number, letter, silent, start not in char_at))
+            start += len(token)
+        return found
+
+    def _begin(self, letter: int) -> int:
+        """Where the word begins that has this letter."""
+        tail = self._starts[-1] if self._starts else 0
+        starts = [tail + word.start for word in split_words(self.text[tail:])]
+        return max(start for start in starts if start <= letter)

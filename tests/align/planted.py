@@ -1,0 +1,91 @@
+"""Attention that a test plants: each frame looks at one token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.codec.decoder import Decoder, State
+from megakernel_tts.frames import Frames, Start
+from tests.fakes import ScriptedBackend
+
+RATE = 24_000
+FRAME = 1920
+PACE = 3
+
+
+def looking(
+    places: Sequence[int], tokens: int, *, first: bool = True, heads: int = 1
+) -> NDArray[np.float32]:
+    """Scores [frames, heads, tokens] of heads that look at a token a frame.
+
+    Args:
+        places: The token that each frame looks at.
+        tokens: How many have keys.
+        first: Whether the first frame comes from the prompt, so that nothing is known of it.
+        heads: How many look alike.
+    """
+    scores = np.full((len(places), heads, tokens), -6.0, np.float32)
+    for frame, place in enumerate(places):
+        scores[frame, :, place] = 6.0
+    if first:
+        scores[0] = np.nan
+    return scores
+
+
+def sound(audible: Sequence[bool]) -> NDArray[np.int16]:
+    """[frames, samples a frame]."""
+    return np.repeat(np.array(audible, np.int16)[:, None] * 3000, FRAME, axis=1)
+
+
+class PlantedBackend(ScriptedBackend):
+    """A `ScriptedBackend` in the streaming layout, that spends `PACE` frames on every token."""
+
+    def __init__(self, slots: int = 2) -> None:
+        super().__init__(slots)
+        self._starts: dict[int, int] = {}  # the position of each stream's first token
+
+    def prefill(self, starts: Sequence[Start]) -> None:
+        super().prefill(starts)
+        self._starts |= {start.slot: len(start.prompt) - 1 for start in starts}
+
+    def step(
+        self,
+        slots: Sequence[int],
+        frames: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Frames]:
+        before = {slot: self._streams[slot]["frames"] for slot in slots}
+        return [
+            made._replace(scores=self._scores(slot, before[slot], len(made.codes)))
+            for slot, made in zip(slots, super().step(slots, frames, meanwhile), strict=True)
+        ]
+
+    def _scores(self, slot: int, first: int, count: int) -> Tensor:
+        start = self._starts[slot]
+        scores = np.full((count, 1, self.positions), np.nan, np.float32)
+        for frame in range(max(first, 1), first + count):
+            scores[frame - first, :, : start + 1 + frame] = -6.0
+            token = min(frame // PACE, self._streams[slot]["fed"] - 1)
+            scores[frame - first, :, start + token] = 6.0
+        return torch.from_numpy(scores)
+
+    def _ends(self, stream: dict[str, int]) -> bool:
+        return stream["frames"] >= PACE * stream["fed"]
+
+
+class LoudDecoder(Decoder):
+    """Every sample is loud."""
+
+    def __init__(self) -> None:
+        self.sample_rate = RATE
+
+    def start(self, batch: int = 1) -> State:
+        nothing = torch.zeros(0, batch, 0)
+        return State((), nothing, nothing, torch.zeros(batch, dtype=torch.long))
+
+    def decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+        return torch.full((len(codes), codes.shape[1] * FRAME), 0.5), replace(state)

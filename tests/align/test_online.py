@@ -1,0 +1,135 @@
+"""The online search against a search of the whole lattice, and against every path there is."""
+
+from itertools import product
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from megakernel_tts.align.online import OnlineSearch
+
+Lattice = tuple[NDArray[np.float32], list[bool]]
+
+
+@st.composite
+def lattices(draw: st.DrawFn, units: int = 12, frames: int = 20, levels: int = 6) -> Lattice:
+    """Columns [frames, units] of few values, so that there are ties, and what is silent."""
+    shape = draw(st.integers(1, frames)), draw(st.integers(1, units))
+    values = st.integers(-levels, 0)
+    flat = draw(st.lists(values, min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]))
+    silent = draw(st.lists(st.booleans(), min_size=shape[1], max_size=shape[1]))
+    return np.array(flat, np.float32).reshape(shape), silent
+
+
+def offline(columns: NDArray[np.float32], silent: list[bool]) -> list[int]:
+    """The whole lattice at once, frame by frame and unit by unit; ties stay."""
+    frames, units = columns.shape
+    best = np.full((frames, units), -np.inf, np.float32)
+    back = np.zeros((frames, units), int)
+    for frame, unit in product(range(frames), range(units)):
+        ways = [0, 1] + [2] * (unit > 0 and silent[unit - 1])
+        if frame == 0:
+            reached = [0.0 if unit - way == -1 else -np.inf for way in ways]
+        else:
+            reached = [best[frame - 1, unit - w] if unit >= w else -np.inf for w in ways]
+        way = int(np.argmax(reached))
+        best[frame, unit] = np.float32(reached[way]) + columns[frame, unit]
+        back[frame, unit] = ways[way]
+    path = [int(best[-1].argmax())]
+    for frame in range(frames - 1, 0, -1):
+        path.append(path[-1] - int(back[frame, path[-1]]))
+    return path[::-1]
+
+
+def cut(columns: NDArray[np.float32], data: st.DataObject) -> list[NDArray[np.float32]]:
+    places = data.draw(st.lists(st.integers(0, len(columns)), max_size=4))
+    return np.split(columns, sorted(places))
+
+
+@given(lattices(), st.data())
+def test_every_prefix_gives_what_the_whole_search_gives_of_it(
+    lattice: Lattice, data: st.DataObject
+) -> None:
+    columns, silent = lattice
+    search = OnlineSearch()
+    search.append(silent)
+    known = 0
+    for part in cut(columns, data):
+        search.push(part)
+        known += len(part)
+        if known:
+            assert search.path() == offline(columns[:known], silent)
+
+
+@settings(max_examples=50)
+@given(lattices(units=4, frames=5))
+def test_no_path_is_better(lattice: Lattice) -> None:
+    columns, silent = lattice
+    search = OnlineSearch()
+    search.append(silent)
+    search.push(columns)
+
+    def allowed(path: tuple[int, ...]) -> bool:
+        steps = np.diff([-1, *path])
+        over = [
+            step < 2 or (step == 2 and silent[p - 1]) for step, p in zip(steps, path, strict=True)
+        ]
+        return bool((steps >= 0).all()) and steps[0] > 0 and all(over)
+
+    paths = [p for p in product(range(columns.shape[1]), repeat=len(columns)) if allowed(p)]
+    scores = [columns[np.arange(len(columns)), list(p)].sum() for p in paths]
+    found = search.path()
+    assert allowed(tuple(found))
+    assert columns[np.arange(len(columns)), found].sum() == max(scores)
+
+
+@given(lattices(), st.data())
+def test_units_that_come_late_change_nothing_before_them(
+    lattice: Lattice, data: st.DataObject
+) -> None:
+    """A unit without a key is worth -inf, whether it is known of or not."""
+    columns, silent = lattice
+    frames, units = columns.shape
+    come = [0, *sorted(data.draw(st.integers(0, frames)) for _ in range(units - 1))]
+    for unit, frame in enumerate(come):
+        columns[:frame, unit] = -np.inf
+    whole, growing = OnlineSearch(), OnlineSearch()
+    whole.append(silent)
+    whole.push(columns)
+    for frame in range(frames):
+        there = sum(c <= frame for c in come)
+        growing.append(silent[growing.units : there])
+        growing.push(columns[frame : frame + 1, :there])
+    assert growing.path() == whole.path() == offline(columns, silent)
+
+
+@given(lattices(frames=30), st.data())
+def test_what_is_dropped_is_not_needed_for_the_rest(lattice: Lattice, data: st.DataObject) -> None:
+    columns, silent = lattice
+    search = OnlineSearch()
+    search.append(silent)
+    search.push(columns)
+    whole = search.path()
+    gone = data.draw(st.integers(0, len(columns)))
+    search.drop(gone)
+    assert search.path() == whole[gone:]
+
+
+def test_a_path_may_be_made_to_end_where_the_text_does() -> None:
+    columns = np.array([[0, -9, -9, -9], [0, -1, -9, -9], [0, -1, -2, -9]], np.float32)
+    search = OnlineSearch()
+    search.append([False, False, False, False])
+    search.push(columns)
+    assert search.path() == [0, 0, 0]
+    assert search.path(ended=True) == [0, 0, 0], "the end cannot have been reached"
+    search.push(columns[-1:])
+    assert search.path(ended=True) == [0, 1, 2, 3]
+
+
+def test_a_silent_end_may_be_left_out() -> None:
+    columns = np.array([[0, -9, -9], [-9, 0, -3]], np.float32)
+    search = OnlineSearch()
+    search.append([False, False, True])
+    search.push(columns)
+    assert search.path(ended=True) == [0, 1]
