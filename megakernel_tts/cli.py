@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import megakernel_tts
-from megakernel_tts.align import command as align
+from megakernel_tts import calibrate as calibration
 from megakernel_tts.bench.options import add_options, given
 from megakernel_tts.console import (
     UsageError,
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
         "model, words' times come from the model and are no estimates.",
     )
     calibrate.set_defaults(run=_calibrate)
-    align.add_options(calibrate)
+    calibration.add_options(calibrate)
 
     bench = commands.add_parser(
         "bench",
@@ -382,8 +382,8 @@ def _voices(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     if options.output is not None:
         _check_writable(options.output)
-    found = align.calibrate(options)
-    for line in align.table(found):
+    found = calibration.calibrate(options)
+    for line in calibration.table(found):
         print(line)
     file = options.output or found.file
     found.alignment.save(file)

@@ -49,9 +49,9 @@ ALLOWED: dict[str, set[str]] = {
     "align.overhear": LEAVES
     | {"align.ranking", "align.truth", "align.words", "audio", "loader", "prompt", "reference"}
     | {"tts", "voice"},
-    # The command; all but its options is imported when it is run.
-    "align.command": {"align", "align.calibration", "align.overhear", "align.ranking"}
-    | {"align.truth", "backend", "console", "hub", "info", "loader", "tts"},
+    # All but its options is imported when it is run.
+    "calibrate": {"align.calibration", "align.overhear", "align.ranking", "align.truth"}
+    | {"align", "backend", "console", "hub", "info", "loader", "tts"},
     "text_vectors": {"layers", "weights"},
     "prompt": LEAVES | {"config", "text", "text_vectors", "voice", "weights"},
     # Those that run the networks are imported inside the chooser alone.
@@ -117,16 +117,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench.command": {"backend", "hub", "random_released", "tts"}
     | {"bench", "bench.options", "bench.peers", "bench.report", "bench.stages", "bench.timing"},
     "cli": PUBLIC
-    | {
-        "align",
-        "align.command",
-        "audio",
-        "bench.command",
-        "bench.options",
-        "bench.report",
-        "console",
-        "doctor",
-    },
+    | {"audio", "bench.command", "bench.options", "bench.report", "calibrate", "console"}
+    | {"doctor"},
     "__main__": {"cli"},
 }
 
