@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "launch.cuh"
+#include "lengths.cuh"
 #include "path.cuh"
 #include "search.cuh"
 
@@ -14,6 +15,11 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1)
   extern __shared__ __align__(16) unsigned char room[];
   __shared__ Shared shared;
   search<E, kAligned>(p, shared, room);
+}
+
+__global__ void __launch_bounds__(32 * kMaskWarps) mask_kernel(const __grid_constant__ Mask p) {
+  __shared__ unsigned counts[kMaskWarps];
+  measure(p, counts);
 }
 
 template <class W>
@@ -70,6 +76,11 @@ cudaError_t launch(const Search& p, Type type, bool aligned, cudaStream_t stream
     default:
       return start<f16>(p, type, aligned, stream);
   }
+}
+
+cudaError_t launch(const Mask& p, cudaStream_t stream) {
+  mask_kernel<<<2 * p.items, 32 * kMaskWarps, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 cudaError_t launch(const Path& p, cudaStream_t stream) {

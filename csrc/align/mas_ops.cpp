@@ -1,5 +1,6 @@
 // The alignment's kernels as torch operators: what is asked for is checked here; no device code.
 #include <ATen/ATen.h>
+#include <ATen/Dispatch_v2.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -45,23 +46,68 @@ Tensor readable(const Tensor& scores) {
   return begins_on(rows, 4) ? rows : rows.to(at::kFloat).contiguous();
 }
 
-Lengths lengths(const std::optional<Tensor>& given, const Tensor& scores, int dim) {
-  const int all = static_cast<int>(scores.size(dim));
-  if (!given.has_value()) return {nullptr, false, all};
-  TORCH_CHECK(given->device() == scores.device() && given->is_contiguous() &&
-                  given->sizes() == scores.sizes().slice(0, 1) &&
-                  (given->scalar_type() == at::kInt || given->scalar_type() == at::kLong),
-              "Lengths must be int32 or int64 [", scores.size(0), "] beside the scores.");
-  return {given->data_ptr(), given->scalar_type() == at::kLong, all};
+// Beside the scores; none where all lengths are the same.
+Tensor given(const std::optional<Tensor>& lengths, const Tensor& scores) {
+  if (!lengths.has_value()) return {};
+  TORCH_CHECK(lengths->sizes() == scores.sizes().slice(0, 1) &&
+                  (lengths->scalar_type() == at::kInt || lengths->scalar_type() == at::kLong),
+              "Lengths must be int32 or int64 [", scores.size(0), "].");
+  return lengths->to(scores.device()).contiguous();
+}
+
+Lengths lengths(const Tensor& each, int64_t all) {
+  const bool wide = each.defined() && each.scalar_type() == at::kLong;
+  return {each.defined() ? each.data_ptr() : nullptr, wide, static_cast<int>(all)};
+}
+
+// The bits of an element that make it nonzero: the sign of a floating-point number does not.
+uint64_t digits(at::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return 0x7FFF;
+    case at::kFloat:
+      return 0x7FFFFFFF;
+    case at::kDouble:
+      return 0x7FFFFFFFFFFFFFFF;
+    default:
+      TORCH_CHECK_VALUE(c10::isIntegralType(type, true),
+                        "mask must be of bools, integers or floating-point numbers, found ", type,
+                        ".");
+      return ~uint64_t{0};
+  }
+}
+
+// int32 [2, items]: tokens, then frames.
+Tensor measured(const Tensor& mask, const Tensor& scores) {
+  TORCH_CHECK(mask.device() == scores.device() && mask.sizes() == scores.sizes(), "A mask must be ",
+              scores.sizes(), " beside the scores.");
+  const Tensor lengths = at::empty({2, mask.size(0)}, scores.options().dtype(at::kInt));
+  const Mask p{mask.data_ptr(),
+               mask.stride(0),
+               mask.stride(1),
+               mask.stride(2),
+               static_cast<int>(mask.size(0)),
+               static_cast<int>(mask.size(1)),
+               static_cast<int>(mask.size(2)),
+               static_cast<int>(mask.element_size()),
+               digits(mask.scalar_type()),
+               lengths.data_ptr<int>()};
+  check(launch(p, c10::cuda::getCurrentCUDAStream()), "mask");
+  return lengths;
 }
 
 Tensor search(const Tensor& scores, const std::optional<Tensor>& text_lengths,
-              const std::optional<Tensor>& frame_lengths) {
-  TORCH_CHECK(scores.dim() == 3 && scores.numel() > 0,
-              "Scores must be [items, tokens, frames] and not empty, found ", scores.sizes(), ".");
+              const std::optional<Tensor>& frame_lengths, const std::optional<Tensor>& mask) {
+  TORCH_CHECK(scores.dim() == 3, "Scores must be [items, tokens, frames], found ", scores.sizes(),
+              ".");
   const c10::cuda::CUDAGuard guard(scores.device());
+  const auto integers = scores.options().dtype(at::kInt);
+  if (scores.numel() == 0) return at::zeros({scores.size(0), scores.size(1)}, integers);
   const Tensor rows = readable(scores);
-  const Tensor durations = at::empty({rows.size(0), rows.size(1)}, rows.options().dtype(at::kInt));
+  const Tensor text = given(text_lengths, rows), frames = given(frame_lengths, rows);
+  const Tensor counted = mask.has_value() ? measured(*mask, rows) : Tensor();
+  const Tensor durations = at::empty({rows.size(0), rows.size(1)}, integers);
   Search p{};
   p.scores = rows.data_ptr();
   p.item_stride = rows.stride(0);
@@ -69,11 +115,15 @@ Tensor search(const Tensor& scores, const std::optional<Tensor>& text_lengths,
   p.items = static_cast<int>(rows.size(0));
   p.rows = static_cast<int>(rows.size(1));
   p.columns = static_cast<int>(rows.size(2));
-  p.text = lengths(text_lengths, rows, 1);
-  p.frames = lengths(frame_lengths, rows, 2);
+  p.text = lengths(text, rows.size(1));
+  p.frames = lengths(frames, rows.size(2));
+  if (counted.defined()) {
+    p.text.each = counted.data_ptr<int>();
+    p.frames.each = counted.data_ptr<int>() + p.items;
+  }
   p.durations = durations.data_ptr<int>();
   check(cut(p, type_of(rows)), "search");
-  const Tensor workspace = at::empty({lay_out(p, nullptr).words}, durations.options());
+  const Tensor workspace = at::empty({lay_out(p, nullptr).words}, integers);
   lay_out(p, reinterpret_cast<uint32_t*>(workspace.data_ptr<int>()));
   check(launch(p, type_of(rows), begins_on(rows, kStep * rows.element_size()),
                c10::cuda::getCurrentCUDAStream()),
@@ -82,23 +132,27 @@ Tensor search(const Tensor& scores, const std::optional<Tensor>& text_lengths,
 }
 
 Tensor path(const Tensor& durations, int64_t frames, at::ScalarType dtype) {
-  TORCH_CHECK(durations.dim() == 2 && durations.scalar_type() == at::kInt &&
-                  durations.is_contiguous() && durations.numel() > 0 && frames > 0,
-              "Durations must be contiguous int32 [items, tokens] and not empty, found ",
-              durations.scalar_type(), " ", durations.sizes(), " of ", frames, " frames.");
-  const Tensor one = at::ones({1}, dtype);
-  TORCH_CHECK(one.element_size() <= 8, "A path of ", dtype, " cannot be written.");
+  TORCH_CHECK(
+      durations.dim() == 2 && durations.scalar_type() == at::kInt && durations.is_contiguous(),
+      "Durations must be contiguous int32 [items, tokens], found ", durations.scalar_type(), " ",
+      durations.sizes(), ".");
   const c10::cuda::CUDAGuard guard(durations.device());
   const Tensor out =
       at::empty({durations.size(0), durations.size(1), frames}, durations.options().dtype(dtype));
+  if (out.numel() == 0) return out;
   Path p{durations.data_ptr<int>(),
          static_cast<int>(durations.size(0)),
          static_cast<int>(durations.size(1)),
          static_cast<int>(frames),
          out.data_ptr(),
-         static_cast<int>(one.element_size()),
+         static_cast<int>(out.element_size()),
          0};
-  memcpy(&p.one, one.data_ptr(), one.element_size());
+  AT_DISPATCH_V2(dtype, "mas_path", AT_WRAP([&] {
+                   const scalar_t one = static_cast<scalar_t>(1.0f);
+                   memcpy(&p.one, &one, sizeof(one));
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool,
+                 at::kHalf, at::kBFloat16, AT_EXPAND(AT_FLOAT8_TYPES));
   check(launch(p, c10::cuda::getCurrentCUDAStream()), "path");
   return out;
 }
@@ -106,12 +160,7 @@ Tensor path(const Tensor& durations, int64_t frames, at::ScalarType dtype) {
 }  // namespace
 }  // namespace megakernel::align
 
-TORCH_LIBRARY_FRAGMENT(megakernel_tts, m) {
-  m.def("align_search(Tensor scores, Tensor? text_lengths, Tensor? frame_lengths) -> Tensor");
-  m.def("align_path(Tensor durations, int frames, ScalarType dtype) -> Tensor");
-}
-
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
-  m.impl("align_search", &megakernel::align::search);
-  m.impl("align_path", &megakernel::align::path);
+  m.impl("mas", &megakernel::align::search);
+  m.impl("mas_path", &megakernel::align::path);
 }

@@ -45,6 +45,17 @@ struct Search {
   uint32_t* direction;
 };
 
+// A mask [items, rows, columns] -> lengths [2, items]: how many of its first column and how many of
+// its first row are not zero.
+struct Mask {
+  const void* mask;
+  int64_t item_stride, row_stride, column_stride;  // in elements
+  int items, rows, columns;
+  int bytes;        // of an element
+  uint64_t digits;  // the bits that make it nonzero
+  int* lengths;
+};
+
 // Durations [items, rows] -> path [items, rows, columns] of zeros and ones.
 struct Path {
   const int* durations;

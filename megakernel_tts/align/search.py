@@ -6,7 +6,7 @@ finds the path whose scores have the largest sum; on a GPU with csrc/align, else
 bit for bit the same.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,19 @@ Out = Literal["durations", "path", "index"]
 
 _COLUMNS = 64  # frames that the CPU copies at a time
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Defined by schema, and on a GPU implemented by csrc/align/mas_ops.cpp alone: the Python around a
+# torch.library.custom_op would take longer than the search.
+_LIBRARY = torch.library.Library("megakernel_tts", "FRAGMENT")
+_LIBRARY.define(
+    "mas(Tensor scores, Tensor? text_lengths=None, Tensor? frame_lengths=None, "
+    "Tensor? mask=None) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.define(
+    "mas_path(Tensor durations, SymInt frames, ScalarType dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
 
 
 def mas(
@@ -34,10 +47,11 @@ def mas(
     before are equally good, the path stays. A score of minus infinity is one like any other, and a
     sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
 
-    Lengths on the CPU are checked. Lengths on a GPU are not read by the host, so that a call can be
-    recorded in a CUDA graph: an item through which no path goes (more tokens than frames, none of
-    one of them, more than there are) gets durations of zero, an index of -1 and a path of zeros.
-    So does an item of no tokens and no frames anywhere.
+    Lengths on the CPU are checked; for scores on a GPU, not within torch.compile. Lengths and masks
+    on a GPU are not read by the host, so that a call can be recorded in a CUDA graph: an item
+    through which no path goes (more tokens than frames, none of one of them, more than there are)
+    gets durations of zero, an index of -1 and a path of zeros. So does an item of no tokens and no
+    frames anywhere.
 
     On a GPU the quickest layout is BTS with frames side by side in memory; others are copied first.
     The first call there builds the kernels. The result has no gradient.
@@ -45,10 +59,12 @@ def mas(
     Args:
         scores: float32, bfloat16 or float16 [B, T, S]: items, tokens, frames; for example
             log-likelihoods.
-        text_lengths: int32 or int64 [B], tokens of each item; T by default.
+        text_lengths: int32 or int64 [B], tokens of each item; T by default. Beside the scores or on
+            the CPU, as `frame_lengths`.
         frame_lengths: int32 or int64 [B], frames of each item; S by default.
-        mask: In place of lengths, the scores' shape and layout, nonzero where an item has a token
-            and a frame; only its first frame and its first token are looked at.
+        mask: In place of lengths, beside the scores, of their shape and layout: bools, integers or
+            floating-point numbers, nonzero where an item has a token and a frame; only its first
+            frame and its first token are looked at.
         layout: `BST` if scores and mask are [B, S, T]; a path is then, too.
         out: What to return, below.
 
@@ -58,9 +74,9 @@ def mas(
         `path`: bool [B, T, S], true where a frame has a token.
 
     Raises:
-        ValueError: Shapes, types or names do not fit, or by lengths that the host can read no path
-            goes through an item.
-        RuntimeError: The kernels cannot be built for this GPU.
+        ValueError: Shapes, types, devices or names do not fit, or by lengths that the host can read
+            no path goes through an item.
+        RuntimeError: The kernels cannot be built for this GPU, or it is none that they are for.
     """
     if out not in ("durations", "path", "index"):
         raise ValueError(f"out must be 'durations', 'path' or 'index', found {out!r}.")
@@ -70,7 +86,7 @@ def mas(
     frames = scores.shape[2 if layout == "BTS" else 1]
     if out == "index":
         return _index(durations, frames)
-    path = _path(durations, frames, torch.bool)
+    path = torch.ops.megakernel_tts.mas_path.default(durations, frames, torch.bool)
     return path if layout == "BTS" else path.transpose(1, 2)
 
 
@@ -91,7 +107,8 @@ def maximum_path(value: Tensor, mask: Tensor, dtype: torch.dtype = torch.float32
         ValueError: As `mas`.
         RuntimeError: As `mas`.
     """
-    return _path(_durations(value, None, None, mask, "BTS"), value.shape[2], dtype)
+    durations = _durations(value, None, None, mask, "BTS")
+    return torch.ops.megakernel_tts.mas_path.default(durations, value.shape[2], dtype)
 
 
 def _durations(
@@ -111,16 +128,14 @@ def _durations(
     if mask is not None:
         if text_lengths is not None or frame_lengths is not None:
             raise ValueError("Give a mask or lengths, not both.")
-        if mask.shape != scores.shape:
+        if mask.shape != scores.shape or mask.device != scores.device or mask.is_complex():
             raise ValueError(
-                f"mask must be {list(scores.shape)} as the scores, found {list(mask.shape)}."
+                f"mask must be {list(scores.shape)} on {scores.device} as the scores, and not "
+                f"complex, found {mask.dtype} {list(mask.shape)} on {mask.device}."
             )
     if layout == "BST":
         scores = scores.transpose(1, 2)
         mask = None if mask is None else mask.transpose(1, 2)
-    if mask is not None:
-        text_lengths = mask[:, :, :1].ne(0).sum((1, 2))
-        frame_lengths = mask[:, :1].ne(0).sum((1, 2))
     items, tokens, frames = scores.shape
     for name, lengths in (("text_lengths", text_lengths), ("frame_lengths", frame_lengths)):
         if lengths is None:
@@ -130,9 +145,23 @@ def _durations(
                 f"{name} must be int32 or int64 [{items}], found {lengths.dtype} "
                 f"{list(lengths.shape)}."
             )
-    if text_lengths is None and frame_lengths is None and _no_path(tokens, frames) and items > 0:
-        raise ValueError(_refusal("Every item", tokens, frames))
-    return _search(scores.detach(), text_lengths, frame_lengths)
+        if lengths.device != scores.device and lengths.device.type != "cpu":
+            raise ValueError(
+                f"{name} must be on {scores.device} as the scores, or on the CPU, found "
+                f"{lengths.device}."
+            )
+    if text_lengths is None and frame_lengths is None:
+        if mask is None and _no_path(tokens, frames) and items > 0:
+            raise ValueError(_refusal("Every item", tokens, frames))
+    elif scores.is_cuda and not torch.compiler.is_compiling():
+        given = [lengths for lengths in (text_lengths, frame_lengths) if lengths is not None]
+        if all(lengths.device.type == "cpu" for lengths in given):
+            _check_lengths(
+                _on_host(text_lengths, items, tokens),
+                _on_host(frame_lengths, items, frames),
+                scores.shape,
+            )
+    return torch.ops.megakernel_tts.mas.default(scores.detach(), text_lengths, frame_lengths, mask)
 
 
 def _no_path(tokens: int, frames: int) -> bool:
@@ -164,38 +193,43 @@ def _on_host(lengths: Tensor | None, items: int, whole: int) -> NDArray[np.int64
     return lengths.numpy().astype(np.int64)
 
 
-@torch.library.custom_op("megakernel_tts::mas", mutates_args=(), device_types="cpu")
-def _search(scores: Tensor, text_lengths: Tensor | None, frame_lengths: Tensor | None) -> Tensor:
+@torch.library.impl(_LIBRARY, "mas", "CPU")
+def _search(
+    scores: Tensor,
+    text_lengths: Tensor | None = None,
+    frame_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Durations int32 [B, T] of scores [B, T, S]."""
     items, tokens, frames = scores.shape
+    if mask is not None:
+        text_lengths = mask[:, :, :1].ne(0).sum((1, 2))
+        frame_lengths = mask[:, :1].ne(0).sum((1, 2))
     text = _on_host(text_lengths, items, tokens)
     ends = _on_host(frame_lengths, items, frames)
     _check_lengths(text, ends, scores.shape)
     return torch.from_numpy(_trace(_directions(scores), text, ends))
 
 
-@_search.register_fake
-def _(scores: Tensor, text_lengths: Tensor | None, frame_lengths: Tensor | None) -> Tensor:
+@torch.library.register_fake("megakernel_tts::mas", lib=_LIBRARY)
+def _(
+    scores: Tensor,
+    text_lengths: Tensor | None = None,
+    frame_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     return scores.new_empty(scores.shape[:2], dtype=torch.int32)
 
 
-@_search.register_kernel("cuda")
-def _(scores: Tensor, text_lengths: Tensor | None, frame_lengths: Tensor | None) -> Tensor:
-    items, tokens, frames = scores.shape
-    given = [lengths for lengths in (text_lengths, frame_lengths) if lengths is not None]
-    if given and all(lengths.device.type == "cpu" for lengths in given):
-        _check_lengths(
-            _on_host(text_lengths, items, tokens),
-            _on_host(frame_lengths, items, frames),
-            scores.shape,
-        )
-    if scores.numel() == 0:
-        return scores.new_zeros(items, tokens, dtype=torch.int32)
-    text, ends = (
-        None if lengths is None else lengths.to(scores.device).contiguous()
-        for lengths in (text_lengths, frame_lengths)
-    )
-    return _kernels(scores.device).align_search(scores, text, ends)
+@torch.library.impl(_LIBRARY, "mas", "CompositeExplicitAutograd")
+def _(
+    scores: Tensor,
+    text_lengths: Tensor | None = None,
+    frame_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    _load_kernels(scores.device)
+    return torch.ops.megakernel_tts.mas.default(scores, text_lengths, frame_lengths, mask)
 
 
 def _directions(scores: Tensor) -> NDArray[np.bool_]:
@@ -242,7 +276,7 @@ def _index(durations: Tensor, frames: int) -> Tensor:
     return index.masked_fill(places >= durations.sum(1, keepdim=True), -1)
 
 
-@torch.library.custom_op("megakernel_tts::mas_path", mutates_args=(), device_types="cpu")
+@torch.library.impl(_LIBRARY, "mas_path", "CPU")
 def _path(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
     """Zeros and ones [B, T, S] of durations int32 [B, T]."""
     ends = durations.cumsum(1)[..., None]
@@ -250,24 +284,25 @@ def _path(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
     return ((ends - durations[..., None] <= places) & (places < ends)).to(dtype)
 
 
-@_path.register_fake
+@torch.library.register_fake("megakernel_tts::mas_path", lib=_LIBRARY)
 def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
     return durations.new_empty((*durations.shape, frames), dtype=dtype)
 
 
-@_path.register_kernel("cuda")
+@torch.library.impl(_LIBRARY, "mas_path", "CompositeExplicitAutograd")
 def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    if durations.numel() * frames == 0:
-        return durations.new_empty((*durations.shape, frames), dtype=dtype)
-    return _kernels(durations.device).align_path(durations, frames, dtype)
+    _load_kernels(durations.device)
+    return torch.ops.megakernel_tts.mas_path.default(durations, frames, dtype)
 
 
-def _kernels(device: torch.device) -> Any:
-    """The operators of csrc/align."""
+def _load_kernels(device: torch.device) -> None:
+    """Once csrc/align has registered its operators, a call on a GPU no longer comes here."""
     from build_ext import load, obstacle
 
-    if not hasattr(torch.ops.megakernel_tts, "align_search"):
-        if reason := obstacle(device):
-            raise RuntimeError(f"{reason} Or align on the CPU: mas(scores.cpu(), ...).")
-        load(device)
-    return torch.ops.megakernel_tts
+    if device.type != "cuda":
+        reason = f"There are kernels for NVIDIA's GPUs alone, and the scores are on {device}."
+    else:
+        reason = obstacle(device)
+    if reason:
+        raise RuntimeError(f"{reason} Or align on the CPU: mas(scores.cpu(), ...).")
+    load(device)

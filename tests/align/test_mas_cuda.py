@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.emulator.align import EmulatedAlign
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PATH_DTYPES = [torch.bool, torch.bfloat16, torch.float32, torch.int64]
+MASK_DTYPES = [torch.bool, torch.int16, torch.int32, torch.int64, *DTYPES, torch.float64]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,28 @@ def test_emulated_paths(emulated: EmulatedAlign, dtype: torch.dtype) -> None:
         assert torch.equal(emulated.path(durations, frames, dtype), path.to(dtype))
 
 
+def masks(dtype: torch.dtype) -> Iterator[Tensor]:
+    """[B, T, S] of both layouts and repeated; numbers of any size and sign stand for true."""
+    for seed in range(8):
+        batch = random_batch(seed, 40, 400)
+        _, tokens, frames = batch.scores.shape
+        text = (torch.arange(tokens) < batch.text[:, None])[:, :, None]
+        mask = text & (torch.arange(frames) < batch.frames[:, None])[:, None]
+        if dtype != torch.bool:
+            values = torch.tensor([1, -1, 2**14, -(2**7)]).repeat(frames)[:frames]
+            mask = torch.where(mask, values.to(dtype), torch.tensor(-0.0).to(dtype))
+        yield mask
+        yield mask.transpose(1, 2).contiguous().transpose(1, 2)
+        yield mask[:1].expand(3, -1, -1)
+
+
+@pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
+def test_emulated_lengths_of_a_mask(emulated: EmulatedAlign, dtype: torch.dtype) -> None:
+    for mask in masks(dtype):
+        counts = (mask[:, :, 0].count_nonzero(1), mask[:, 0].count_nonzero(1))
+        assert emulated.lengths(mask).tolist() == [count.tolist() for count in counts]
+
+
 # --- on a GPU ---
 
 
@@ -148,6 +172,22 @@ def test_paths_are_the_cpus(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", MASK_DTYPES, ids=str)
+def test_masks_are_the_cpus(dtype: torch.dtype) -> None:
+    for mask in masks(dtype):
+        scores = torch.randn(mask.shape)
+        assert torch.equal(mas(scores.cuda(), mask=mask.cuda()).cpu(), mas(scores, mask=mask))
+
+
+@pytest.mark.gpu
+def test_no_items_no_tokens_no_frames() -> None:
+    assert mas(torch.zeros(0, 9, 5, device="cuda")).shape == (0, 9)
+    assert mas(torch.zeros(2, 0, 0, device="cuda"), out="path").shape == (2, 0, 0)
+    none = torch.zeros(2, 3, 0, device="cuda")
+    assert mas(none, mask=none).tolist() == [[0] * 3] * 2
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("out", ["durations", "index", "path"])
 def test_layouts_and_forms_are_the_cpus(out: Out) -> None:
     batch = random_batch(7, 100, 300)
@@ -178,12 +218,15 @@ def test_scores_that_are_no_numbers() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu() -> None:
     scores, text, frames = on_gpu(random_batch(1, 100, 300))
     mask = torch.ones_like(scores)
     mas(scores, text, frames, out="index")
     torch.cuda.set_sync_debug_mode("error")
     try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            scores.sum().item()  # the mode would tell
         mas(scores, text, frames, out="index")
         maximum_path(scores, mask)
     finally:
@@ -197,16 +240,21 @@ def test_a_graph_gives_the_same_for_other_scores_and_lengths(tokens: int) -> Non
     text = torch.full((8,), tokens, device="cuda")
     frames = torch.full((8,), 3 * tokens, device="cuda")
     mas(scores, text, frames, out="path")  # builds the kernels
+    mask = torch.ones(8, tokens, 3 * tokens, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         path = mas(scores, text, frames, out="path")
         index = mas(scores, text, frames, out="index")
+        drop_in = maximum_path(scores, mask, torch.bool)
     for seed in range(4):
         rng = torch.Generator().manual_seed(seed)
         scores.copy_(torch.randn(scores.shape, generator=rng))
         text.copy_(torch.randint(1, tokens + 1, (8,), generator=rng))
         frames.copy_(torch.randint(tokens, 3 * tokens + 1, (8,), generator=rng))
+        mask.zero_()[:, :, 0] = torch.arange(tokens, device="cuda") < text[:, None]
+        mask[:, 0] = torch.arange(3 * tokens, device="cuda") < frames[:, None]
         graph.replay()
+        assert torch.equal(drop_in, path)
         assert torch.equal(path, mas(scores, text, frames, out="path"))
         assert torch.equal(index, mas(scores, text, frames, out="index"))
         assert torch.equal(index.cpu(), mas(scores.cpu(), text.cpu(), frames.cpu(), out="index"))
@@ -220,8 +268,14 @@ def test_a_compiled_call() -> None:
 
     batch = random_batch(1, 100, 300)
     scores, text, frames = on_gpu(batch)
-    assert torch.equal(compiled(scores, text, frames), mas(scores * 2, text, frames, out="path"))
-    torch.library.opcheck(torch.ops.megakernel_tts.mas.default, (scores, text, frames))
+    expected = mas(scores * 2, text, frames, out="path")
+    assert torch.equal(compiled(scores, text, frames), expected)
+    assert torch.equal(compiled(scores, batch.text, batch.frames), expected)  # lengths of the host
+    search = torch.ops.megakernel_tts.mas.default
+    torch.library.opcheck(search, (scores, text, frames))
+    torch.library.opcheck(search, (scores, None, None, torch.ones_like(scores)))
+    path = torch.ops.megakernel_tts.mas_path.default
+    torch.library.opcheck(path, (mas(scores), scores.shape[2], torch.float32))
 
 
 @pytest.mark.gpu

@@ -205,9 +205,12 @@ def test_no_items_no_tokens_no_frames() -> None:
         ({"layout": "TSB"}, "layout must be 'BTS' or 'BST', found 'TSB'"),
         ({"out": "durations_"}, "out must be 'durations', 'path' or 'index'"),
         ({"mask": torch.ones(2, 5, 8)}, r"mask must be \[2, 5, 9\]"),
+        ({"mask": torch.ones(2, 5, 9, device="meta")}, "mask must be .* on cpu .* on meta"),
+        ({"mask": torch.ones(2, 5, 9) * 1j}, "not complex, found torch.complex64"),
         ({"mask": torch.ones(2, 5, 9), "text_lengths": torch.ones(2).int()}, "not both"),
         ({"text_lengths": torch.ones(3).int()}, r"text_lengths must be int32 or int64 \[2\]"),
         ({"frame_lengths": torch.ones(2)}, "frame_lengths must be int32 or int64"),
+        ({"text_lengths": torch.ones(2, device="meta").int()}, "text_lengths must be on cpu"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments: dict[str, Tensor], message: str) -> None:
@@ -221,6 +224,7 @@ def test_the_operators_keep_torchs_rules() -> None:
     path = torch.ops.megakernel_tts.mas_path.default
     torch.library.opcheck(search, (batch.scores, batch.text, batch.frames))
     torch.library.opcheck(search, (batch.scores, None, None))
+    torch.library.opcheck(search, (batch.scores, None, None, _mask(batch)))
     durations = mas(batch.scores, batch.text, batch.frames)
     torch.library.opcheck(path, (durations, batch.scores.shape[2], torch.float32))
 

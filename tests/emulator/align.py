@@ -27,6 +27,14 @@ class _Search(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Mask(ctypes.Structure):
+    _fields_ = (
+        ("mask", c_void_p), *((name, c_int64) for name in ("item", "row", "column")),
+        *((name, c_int) for name in ("items", "rows", "columns", "bytes")), ("digits", c_uint64),
+        ("lengths", c_void_p),
+    )  # fmt: skip
+
+
 class _Path(ctypes.Structure):
     _fields_ = (
         ("durations", c_void_p), ("items", c_int), ("rows", c_int), ("columns", c_int),
@@ -89,6 +97,17 @@ class EmulatedAlign:
             ctypes.byref(search), _TYPES[scores.dtype], aligned, processors, warps, late
         )
         return durations
+
+    def lengths(self, mask: Tensor) -> Tensor:
+        """int32 [2, B] of a mask [B, T, S]: tokens, then frames."""
+        items, rows, columns = mask.shape
+        out = torch.full((2, items), -7, dtype=torch.int32)
+        bits = 8 * mask.element_size() - mask.is_floating_point()
+        self._library.align_lengths(ctypes.byref(_Mask(
+            mask.data_ptr(), *mask.stride(), items, rows, columns, bytes=mask.element_size(),
+            digits=2**bits - 1, lengths=out.data_ptr(),
+        )))  # fmt: skip
+        return out
 
     def path(self, durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
         """Zeros and ones [B, T, frames] of durations int32 [B, T]."""

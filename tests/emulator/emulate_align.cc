@@ -1,5 +1,6 @@
 // The alignment's kernels as a library of the host, for the tests.
 #define MEGAKERNEL_EMULATOR
+#include "../../csrc/align/lengths.cuh"
 #include "../../csrc/align/path.cuh"
 #include "../../csrc/align/search.cuh"
 
@@ -25,6 +26,13 @@ extern "C" void align_search(Search* p, int type, int aligned, int processors, i
   if (type == 0) aligned ? run<float, true>(*p, late) : run<float, false>(*p, late);
   if (type == 1) aligned ? run<bf16, true>(*p, late) : run<bf16, false>(*p, late);
   if (type == 2) aligned ? run<f16, true>(*p, late) : run<f16, false>(*p, late);
+}
+
+extern "C" void align_lengths(const Mask* p) {
+  static unsigned counts[kMaskWarps];
+  for (int b = 0; b < 2 * p->items; ++b) {
+    launch(1, 32 * kMaskWarps, 0, [&] { measure(*p, counts); }, b);
+  }
 }
 
 extern "C" void align_path(const Path* p) {
