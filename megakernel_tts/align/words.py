@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _TOKEN = re.compile(rf"[{_UNSPACED}][^\s\w]*|[^\s{_UNSPACED}]+")
 _CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
+_OPEN = re.compile(r"\s\S*$")  # behind a word, what may yet become another
 _TAG = {"<": True, "[": True, ">": False, "]": False}  # until a space: "[laugh]", "<break>"
 
 
@@ -101,6 +102,7 @@ class Transcript:
         self._starts: list[int] = []  # the words' places in the text
         self._in_tag = False
         self._complete = 0
+        self._ended = False  # whether no later text can join what is there
 
     def __len__(self) -> int:
         """How many words there are."""
@@ -112,9 +114,11 @@ class Transcript:
         return self._complete
 
     def __getitem__(self, word: int) -> str:
-        """A word's text."""
-        end = self._starts[word + 1] if word + 1 < len(self) else len(self.text)
-        return self.text[self._starts[word] : end].rstrip()
+        """A word's text, with what stands alone behind it, once that certainly does."""
+        if word + 1 < len(self):
+            return self.text[self._starts[word] : self._starts[word + 1]].rstrip()
+        last = self.text[self._starts[word] :]
+        return (last if self._ended else _OPEN.sub("", last)).rstrip()
 
     def write(self, ids: Sequence[int], whole: int) -> None:
         """Takes the text as far as it is known.
@@ -131,8 +135,9 @@ class Transcript:
                 self.silent.append(silent)
                 self.word.append(len(self) - 1)
         self.tokens = len(ids)
-        ended = whole >= self.tokens or self.text[-1:].isspace()
-        self._complete = max(self._complete, len(self) - (not ended and bool(self._starts)))
+        self._ended = whole >= self.tokens or self.text[-1:].isspace()
+        last = not self._ended and bool(self._starts)
+        self._complete = max(self._complete, len(self) - last)
 
     def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
         """Takes more text.

@@ -43,6 +43,18 @@ def test_tokens_become_units_and_words(
     assert text.word == word
 
 
+def test_what_stands_alone_belongs_to_a_word_once_nothing_can_join_it() -> None:
+    spelling = Spelling()
+    text = Transcript(spelling.spell)
+    ids = spelling.ids("so", " ", "–")
+    text.write(ids, 0)
+    assert words_of(text) == ["so"], "the dash may begin a word"
+    for more, words in ((" ", ["so –"]), ("4", ["so", "–4"])):
+        other = Transcript(spelling.spell)
+        other.write([*ids, *spelling.ids(more)], 0)
+        assert words_of(other) == words
+
+
 def test_a_word_is_complete_once_something_follows_it() -> None:
     spelling = Spelling()
     text = Transcript(spelling.spell)
@@ -73,9 +85,10 @@ def test_text_in_portions_gives_what_the_whole_gives(
     while known < len(ids):
         known += data.draw(st.integers(1, len(ids) - known))
         text.write(ids[:known], 0)
-        for then, now in zip(done, words_of(text), strict=False):  # but for what stands alone
+        for then, now in zip(done, words_of(text), strict=False):  # but for what follows alone
             assert now.startswith(then) and split_words(now)[0].text == split_words(then)[0].text
         done = words_of(text)[: text.complete]
+    text.write(ids, len(ids))
     assert (text.firsts, text.silent, text.word) == (whole.firsts, whole.silent, whole.word)
     assert words_of(text) == words_of(whole)
     assert all(any(c.isalnum() for c in word) for word in words_of(whole))
