@@ -31,6 +31,11 @@ OPERATORS = (
 )  # objects lie side by side: no two of one name
 # Shared memory that a block may have, in KiB.
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
+# Bytes of registers that kernels of a source spill, as nvcc 13.0 has it; those of other sources none.
+# May only fall.
+SPILLED = {
+    "kernels.cu": {"80": 536, "86": 568, "89": 568, "90a": 172, "100": 476, "120": 444},
+}
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 # Without contraction, or kernels compiled for one column and for many would round differently.
@@ -140,6 +145,10 @@ def check() -> bool:
             )
             if run.returncode:
                 print(run.stderr, file=sys.stderr)
+                fine = False
+            known = SPILLED.get(source, {}).get(architecture, 0)
+            if max(spilled, default=0) > known:
+                print(f"That spills more than the {known} bytes that are known.", file=sys.stderr)
                 fine = False
     return fine
 

@@ -261,6 +261,7 @@ class Loop:
         times = stream.times(prompt.text_at, self.vocoder.sample_rate)
         progress = prompt.taken, len(prompt.lead), prompt.closed
         stream.utterance = u = Utterance(piece, cap, *progress, times, stream.seconds)
+        u.read_text()  # while the prompt runs
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:

@@ -72,10 +72,14 @@ class Utterance:
         """Whether the talker had been given all of the text before this frame."""
         return self.closed and frame >= self.fed
 
+    def read_text(self) -> None:
+        """Takes note of the text as far as it is written, to tell its words."""
+        self.times.transcript.write(self.piece.ids, self.piece.whole)
+
     def take(self, frames: Frames) -> None:
         """Takes the next frames, with which the speech may end."""
         self.moved = time.monotonic()
-        self.times.transcript.write(self.piece.ids, self.piece.whole)
+        self.read_text()
         if frames.scores is not None:
             self.times.look(frames.scores.numpy())
         self.groups = frames.codes.shape[1]
@@ -111,7 +115,7 @@ class Utterance:
         Args:
             samples: [frames, samples a frame]; in the last ones all words begin that are left.
         """
-        self.times.transcript.write(self.piece.ids, self.piece.whole)
+        self.read_text()
         last = self.over == "eos" and not self.pending
         found = self.times.hear(samples, last=last)
         return tuple(replace(word, start=word.start + self.begins) for word in found)

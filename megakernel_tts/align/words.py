@@ -1,6 +1,7 @@
 """A text's words, and which of its tokens are which word's."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -127,9 +128,14 @@ class Transcript:
             ids: All tokens so far, those of earlier calls first; the last one ends a character.
             whole: How many of them certainly end with a whole word.
         """
-        for token, letter, silent, inside in self._read(self._spell(ids[self.tokens :])):
-            if letter is not None and (not self._starts or self._begin(letter) > self._starts[-1]):
-                self._starts.append(self._begin(letter))
+        tokens = self._read(self._spell(ids[self.tokens :]))
+        tail = self._starts[-1] if self._starts else 0
+        starts = [tail + word.start for word in split_words(self.text[tail:])]
+        for token, letter, silent, inside in tokens:
+            if letter is not None:
+                start = starts[bisect_right(starts, letter) - 1]
+                if not self._starts or start > self._starts[-1]:
+                    self._starts.append(start)
             if not self.firsts or not (inside or (silent and self.silent[-1])):
                 self.firsts.append(token)
                 self.silent.append(silent)
@@ -166,9 +172,3 @@ class Transcript:
             found.append((number, letter, silent, start not in char_at))
             start += len(token)
         return found
-
-    def _begin(self, letter: int) -> int:
-        """Where the word begins that has this letter."""
-        tail = self._starts[-1] if self._starts else 0
-        starts = [tail + word.start for word in split_words(self.text[tail:])]
-        return max(start for start in starts if start <= letter)
