@@ -31,8 +31,7 @@ OPERATORS = (
 )  # objects lie side by side: no two of one name
 # Shared memory that a block may have, in KiB.
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
-# Bytes of registers that kernels of a source spill, as nvcc 13.0 has it; those of other sources none.
-# May only fall.
+# Bytes of registers that a source's kernels spill, by nvcc 13.0; other sources' none. May fall.
 SPILLED = {
     "kernels.cu": {"80": 536, "86": 568, "89": 568, "90a": 172, "100": 476, "120": 444},
 }

@@ -2,7 +2,8 @@
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
 gives slots to streams that can use them, makes frames for every stream that can move until the
-first chunk is due, and decodes and delivers what is due. Streams join and leave between turns; who
+first chunk is due, and begins to decode what is due: that is delivered beside the next frames, for
+which the device need not wait. Streams join and leave between turns; who
 cannot wait so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
 
 A stream that has stalled, because its text or its reader is late, keeps its slot until another
@@ -118,9 +119,11 @@ class Loop:
 
     def _turn(self) -> bool:
         """One turn; whether anything moved."""
-        for stream in self._everyone():
-            if stream.abandoned:
-                self._guarded(stream, partial(self._finish, reason="cancelled"))
+        gone = [stream for stream in self._everyone() if stream.abandoned]
+        if gone:
+            self._deliver()  # before anybody takes the slots that are being decoded
+        for stream in gone:
+            self._guarded(stream, partial(self._finish, reason="cancelled"))
         streams = self._everyone()
         for stream in streams:
             self._guarded(stream, self._listen)
@@ -194,6 +197,7 @@ class Loop:
         """Suspends the one that has stalled longest, if any has for too long."""
         stalled = [s for s in streams if s.stalled(_PATIENCE)]
         if stalled:
+            self._deliver()
             longest = min(_speaking(stalled), key=lambda pair: pair[1].moved)
             self._guarded(longest[0], self._suspend)
 

@@ -6,8 +6,9 @@ each frame is given one more. All of it happens on the host, which looks rows up
 tell a GPU what to do would take longer.
 """
 
+import weakref
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -79,8 +80,9 @@ class Prompter:
         self._embeddings = embeddings
         self._codec_rows = embeddings.codec.cpu()
         self._text_rows = TextVectors(embeddings)
-        self._named = lru_cache(maxsize=64)(self._prefix)
-        self._recording = lru_cache(maxsize=32)(self._sum_of_frames)
+        me = weakref.proxy(self)  # or a prompter and its caches would keep each other
+        self._named = lru_cache(maxsize=64)(partial(Prompter._prefix, me))
+        self._recording = lru_cache(maxsize=32)(partial(Prompter._sum_of_frames, me))
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
         text, control = config.text, config.talker.control

@@ -292,7 +292,8 @@ class TTS:
         """Runs every path that a request can take, so that the first one is as fast as any.
 
         That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
-        every slot taken. What prompts of the named voices begin with is kept from then on.
+        every slot taken. What prompts of the named voices begin with (in language `auto`) is kept
+        from then on.
         """
         for name in self.voices:
             self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))

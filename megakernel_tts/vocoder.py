@@ -47,11 +47,11 @@ class Vocoder(Protocol):
         """Begins to decode the next frames of several streams, each as many as it has.
 
         Returns:
-            What waits for them, before the next call of any method but `open` of other slots, and
-            gives for every part its samples, or None if they were not finite.
+            What waits for them and gives for every part its samples, or None if they were not
+            finite. Meanwhile nothing is called but `open` of other slots.
 
         Raises:
-            FloatingPointError: Some were not, and it is not known whose.
+            FloatingPointError: Some were not, and it is not known whose; at once, or when awaited.
         """
         ...
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megakernel_tts import AudioChunk
+from megakernel_tts import AudioChunk, Session
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda import CudaDecoder
@@ -123,3 +123,30 @@ def test_samples_that_are_not_finite_end_their_stream_alone(
     assert (len(codes(lost)), ended.reason, ended.frames) == (2, "error", 2)
     assert "not finite" in str(ended.error)
     assert (len(codes(chunks)), finish.reason) == (4, "length")
+
+
+def test_a_slot_is_taken_after_the_chunk_that_was_being_decoded(
+    codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is cancelled may have rounds to go, of which the next in its slot hears nothing."""
+
+    def short() -> Session:
+        return codec_rig.open("hello to you.", seed=3, first=1, largest=1, max_frames=6)
+
+    alone, _ = drain(short())
+    codec_rig.backend.gate.clear()
+    beside, gone = (codec_rig.open(seed=seed, first=20, largest=20) for seed in (1, 2))
+    following = short()
+    decode = codec_rig.engine.vocoder.decode
+
+    def cancel(parts: list[tuple[int, torch.Tensor]]) -> Decoding:
+        decoding = decode(parts)
+        gone.cancel()
+        return decoding
+
+    monkeypatch.setattr(codec_rig.engine.vocoder, "decode", cancel)
+    codec_rig.backend.gate.set()
+    chunks, finish = drain(following)
+    beside.cancel()
+    assert finish.frames == 6
+    assert np.abs(pcm(chunks).astype(int) - pcm(alone)).max() <= 1

@@ -36,6 +36,11 @@ class OnlineSearch:
         """How many there are."""
         return len(self._gate)
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the best path is at the text's end; what makes no sound need not be passed."""
+        return self.best >= self.units - 1 - self._last_is_silent
+
     def append(self, silent: Sequence[bool]) -> None:
         """Adds units to the text's end; `silent` says which make no sound."""
         before = [self._last_is_silent, *silent]

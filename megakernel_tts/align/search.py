@@ -306,3 +306,7 @@ def _load_kernels(device: torch.device) -> None:
     if reason:
         raise RuntimeError(f"{reason} Or align on the CPU: mas(scores.cpu(), ...).")
     load(device)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("megakernel_tts::mas", "CUDA"):
+        raise RuntimeError(
+            "Another version's kernels were loaded in this process, which cannot align; start anew."
+        )

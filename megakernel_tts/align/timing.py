@@ -86,7 +86,7 @@ class AlignedTimes:
             shown = np.pad(shown, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
         search.push(columns(shown, self._firsts, self._floor))
         self._made += len(scores)
-        if search.best < search.units - 1:
+        if not search.arrived:
             self._arrived = None
         elif self._arrived is None:
             self._arrived = self._made

@@ -128,7 +128,8 @@ class Transcript:
             ids: All tokens so far, those of earlier calls first; the last one ends a character.
             whole: How many of them certainly end with a whole word.
         """
-        tokens = self._read(self._spell(ids[self.tokens :]))
+        new = ids[self.tokens :]  # once: the writer may add to them meanwhile
+        tokens = self._read(self._spell(new))
         tail = self._starts[-1] if self._starts else 0
         starts = [tail + word.start for word in split_words(self.text[tail:])]
         for token, letter, silent, inside in tokens:
@@ -140,7 +141,7 @@ class Transcript:
                 self.firsts.append(token)
                 self.silent.append(silent)
                 self.word.append(len(self) - 1)
-        self.tokens = len(ids)
+        self.tokens += len(new)
         self._ended = whole >= self.tokens or self.text[-1:].isspace()
         last = not self._ended and bool(self._starts)
         self._complete = max(self._complete, len(self) - last)

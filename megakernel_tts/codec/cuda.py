@@ -143,8 +143,8 @@ class CudaDecoder:
             parts: Every slot at most once; its codes [frames, groups], on the host.
 
         Returns:
-            What waits for them, before the next call, and gives for every part its samples, or None
-            if they were not finite: a weight is broken.
+            What waits for them, and gives for every part its samples, or None if they were not
+            finite: a weight is broken. Meanwhile nothing is called but `open` of other slots.
 
         Raises:
             ValueError: A code is beyond its codebook, or a slot is named twice.
@@ -203,10 +203,11 @@ class CudaDecoder:
             rows[:, 0], rows[:, 1] = slot, first
             rows[:, 2] = np.arange(position, position + len(codes))
             rows[:, 3:] = codes
-            self._position[slot] = position + len(codes)
             first += len(codes)
         self._network.broken.numpy()[:first] = 0
         self._launch(first)
+        for slot, codes in parts:
+            self._position[slot] += len(codes)
 
     def _collect(self, parts: Sequence[Chunk]) -> list[NDArray[np.int16] | None]:
         """Waits for what was started, and takes its samples."""

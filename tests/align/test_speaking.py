@@ -182,4 +182,5 @@ def test_without_a_calibration_words_are_estimates(make: Make) -> None:
 
 
 def test_aligned_words_are_no_estimates(make: Make) -> None:
-    assert not any(word.estimated for word in told(drain(make().open())[0]))
+    words = told(drain(make().open())[0])
+    assert words and not any(word.estimated for word in words)

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +103,20 @@ def test_words_are_all_that_is_written_from_the_first_sound_on(tokens: list[str]
     text = transcript(*tokens)
     joined = "".join("".join(words_of(text)).split())
     assert "".join("".join(tokens).split()).endswith(joined)
+
+
+def test_text_that_is_written_meanwhile_is_not_lost() -> None:
+    """The writer's thread adds tokens while those before are being read."""
+    spelling = Spelling()
+    ids = spelling.ids("a", " b")
+
+    def spell(some: Sequence[int]) -> list[bytes]:
+        found = spelling.spell(some)
+        if len(ids) == 2:
+            ids.extend(spelling.ids(" c"))
+        return found
+
+    text = Transcript(spell)
+    text.write(ids, 0)
+    text.write(ids, 3)
+    assert words_of(text) == ["a", "b", "c"]
