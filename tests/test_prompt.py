@@ -1,5 +1,7 @@
 """Refusals; what prompts hold is compared with the official package in `test_parity`."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Layout, spoken_languages
+from megakernel_tts.prompt import Layout, Prompter, spoken_languages
+from megakernel_tts.reference import Reference
 from megakernel_tts.voice import Voice
 
 
@@ -92,3 +95,19 @@ def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
         others = [*ids[:i], 100, *ids[i + 1 :]]
         changed = (positions(ids) != positions(others)).any(1).nonzero()[:, 0].tolist()
         assert changed == [prompt.text_at + i]
+
+
+def test_a_prompter_goes_with_its_last_user(load: Callable[..., Loaded]) -> None:
+    """It holds hundreds of MB, and servers freeze the collector that would break a cycle."""
+    loaded = load()
+    backend = loaded.engine.backend
+    assert isinstance(backend, Reference)
+    gc.disable()
+    try:
+        prompter = Prompter(backend.model.embeddings, loaded.config, loaded.tokenizer)
+        prompter.prefix("ryan", "auto", None)
+        gone = weakref.ref(prompter)
+        del prompter
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -20,7 +20,7 @@ _COLUMNS = 64  # frames that the CPU copies at a time
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Defined by schema, and on a GPU implemented by csrc/align/mas_ops.cpp alone: the Python around a
-# torch.library.custom_op would take longer than the search.
+# torch.library.custom_op takes longer than all else that the host has to do (bench/LOG.md).
 _LIBRARY = torch.library.Library("megakernel_tts", "FRAGMENT")
 _LIBRARY.define(
     "mas(Tensor scores, Tensor? text_lengths=None, Tensor? frame_lengths=None, "
@@ -47,11 +47,11 @@ def mas(
     before are equally good, the path stays. A score of minus infinity is one like any other, and a
     sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
 
-    Lengths on the CPU are checked; for scores on a GPU, not within torch.compile. Lengths and masks
-    on a GPU are not read by the host, so that a call can be recorded in a CUDA graph: an item
-    through which no path goes (more tokens than frames, none of one of them, more than there are)
-    gets durations of zero, an index of -1 and a path of zeros. So does an item of no tokens and no
-    frames anywhere.
+    Lengths on the CPU are checked; for scores on a GPU, not within torch.compile, nor where the
+    other lengths are on the GPU. Lengths and masks on a GPU are not read by the host, so that a call
+    can be recorded in a CUDA graph: an item through which no path goes (more tokens than frames,
+    none of one of them, more than there are) gets durations of zero, an index of -1 and a path of
+    zeros. So does an item of no tokens and no frames anywhere.
 
     On a GPU the quickest layout is BTS with frames side by side in memory; others are copied first.
     The first call there builds the kernels. The result has no gradient.

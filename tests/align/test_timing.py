@@ -128,12 +128,14 @@ def test_a_word_waits_for_its_text_to_be_complete() -> None:
     assert [(word.text, word.start) for word in found] == [("One,", 0.0), ("two", 0.16)]
 
 
-def test_idle_counts_from_when_the_end_of_the_text_was_reached() -> None:
-    times = AlignedTimes(transcript("a", " b"), RATE, 0, 1e-4)
-    times.look(looking([0, 0], 2))
+@pytest.mark.parametrize("tokens", [("a", " b"), ("a", " b", ".")])
+def test_idle_counts_from_when_the_end_of_the_text_was_reached(tokens: tuple[str, ...]) -> None:
+    """That is its last sound: nobody need look at a full stop."""
+    times, count = AlignedTimes(transcript(*tokens), RATE, 0, 1e-4), len(tokens)
+    times.look(looking([0, 0], count))
     assert times.idle(50) == 0
-    times.look(looking([1, 1], 2, first=False))
-    times.look(looking([1] * 10, 2, first=False))
+    times.look(looking([1, 1], count, first=False))
+    times.look(looking([1] * 10, count, first=False))
     assert [times.idle(frame) for frame in (3, 4, 14)] == [0, 0, 10]
 
 

@@ -159,6 +159,20 @@ def test_a_stream_goes_on_where_plain_torch_stopped(codec: Codec, decoder: CudaD
     assert signal_to_noise(samples, expected[0].numpy()) >= 60
 
 
+def test_a_launch_that_fails_leaves_every_slot_as_it_was(
+    decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = some_codes(3, 8)
+    alone = stream(decoder, 0, codes, [3])
+    decoder.open(0)
+    first = the_samples(decoder, 0, codes[:1])
+    with monkeypatch.context() as broken, pytest.raises(ArithmeticError):
+        broken.setattr(decoder, "_launch", lambda count: 1 / 0)
+        decoder.decode([(0, codes[1:])])
+    rest = the_samples(decoder, 0, codes[1:])
+    np.testing.assert_array_equal(np.concatenate([first, rest]), alone)
+
+
 def test_what_is_not_finite_does_not_leave_and_stays_in_its_stream(decoder: CudaDecoder) -> None:
     codes = some_codes(4, 4)
     alone = stream(decoder, 0, codes, [4])
