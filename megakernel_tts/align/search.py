@@ -48,7 +48,7 @@ def mas(
     sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
 
     Lengths on the CPU are checked; for scores on a GPU, not within torch.compile, nor where the
-    other lengths are on the GPU. Lengths and masks on a GPU are not read by the host, so that a call
+    other lengths are on the GPU. Lengths and masks there are not read by the host, so that a call
     can be recorded in a CUDA graph: an item through which no path goes (more tokens than frames,
     none of one of them, more than there are) gets durations of zero, an index of -1 and a path of
     zeros. So does an item of no tokens and no frames anywhere.
