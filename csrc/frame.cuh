@@ -18,7 +18,8 @@ class Generation {
       : p_(p),
         ring_(s.ring),
         s_(s.fixed),
-        flow_{p, s.fixed.sums, s.fixed.fragments, Weights(s.ring), Stopwatch(s.fixed.times)} {
+        flow_{p, s.fixed.sums, s.fixed.fragments, Weights(s.ring), Stopwatch(s.fixed.times)},
+        meeting_(s.fixed.draw) {
     if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
     if (thread() < kColumns) s_.made[thread()] = 0;
     if (thread() < 2) s_.sums[thread()].gave_up = 0;
@@ -111,20 +112,12 @@ class Generation {
 
   static constexpr int kTalk = -1;
 
-  // One place for the layers where both networks have the same shape.
   DEVICE bool run_stack(int pass) {
     flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
-    bool fine;
-    if constexpr (M::projected || Talker::heads != Predictor::heads ||
-                  Talker::intermediate != Predictor::intermediate) {
-      fine =
-          pass == kTalk
-              ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns())
-              : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns());
-    } else {
-      const Network& n = pass == kTalk ? s_.talker : s_.predictor;
-      fine = run_layers<Talker>(flow_, s_.x, s_.norms, n, columns_(), columns());
-    }
+    const bool fine =
+        pass == kTalk
+            ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns())
+            : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns());
     if (pass == kTalk)
       talker_tags_ = flow_.tags;
     else
@@ -346,6 +339,8 @@ class Generation {
       if (!draws_for(c)) continue;
       const bool goes = standings_()[c].goes;
       const int code = goes ? draw_for(c, codebook) : 0;
+      // Everybody asks for its embedding next.
+      if (thread() * 64 < Talker::hidden) fetch_line(embedding(codebook, code) + thread() * 64);
       flow_.watch.lap(kDraw, kSum);
       if (thread() == 0) {
         const int over = goes && codebook == kGroups - 1 ? why_over(c) : kRunning;
@@ -376,8 +371,8 @@ class Generation {
     const uint32_t tag = (codebook == 0 ? talker_head_tags_ : predictor_head_tags_).of(c);
     int& gave_up = flow_.gave_up();
     const int code = codebook == 0
-                         ? draw_first<M>(p_, stream, logits, tag, gave_up, s_.draw)
-                         : draw_other<M>(p_, stream, codebook, logits, tag, gave_up, s_.draw);
+                         ? draw_first<M>(p_, stream, logits, tag, gave_up, meeting_)
+                         : draw_other<M>(p_, stream, codebook, logits, tag, gave_up, meeting_);
     const int ids = codebook == 0 ? M::vocab : M::codes;
     if (code == ids && thread() == 0) store_word(p_.broken + c, 1);
     return code == ids ? 0 : code;
@@ -417,6 +412,7 @@ class Generation {
   R& ring_;
   typename Shared<M>::Fixed& s_;
   Flow<R, Most> flow_;
+  Meeting meeting_;
   Tags talker_tags_, predictor_tags_;  // of what their layers make
   Tags talker_head_tags_, predictor_head_tags_, project_tags_, draw_tags_;
   uint32_t stop_ = 0;

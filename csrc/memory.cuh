@@ -47,7 +47,14 @@ DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);
 }
 
+template <class T>
+DEVICE T shuffle_from(T value, int lane) {
+  return __shfl_sync(~0u, value, lane);
+}
+
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
+DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
+DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
 
 DEVICE float to_float(bf16 value) { return __bfloat162float(value); }
 DEVICE bf16 to_bf16(float value) { return __float2bfloat16_rn(value); }
@@ -147,6 +154,9 @@ DEVICE void store_word(uint32_t* at, uint32_t word) {
 // What another block wrote long ago, in a phase that this one has heard of since.
 DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
 DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
+
+// A line that somebody will soon want comes to the second-level cache.
+DEVICE void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // What this thread wrote is seen before anything that it writes from now on.
 DEVICE void fence() { __threadfence(); }

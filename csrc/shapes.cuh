@@ -46,9 +46,10 @@ struct Matrix {
 
 constexpr int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 
-// One decoder stack.
-template <int Hidden, int Heads, int KvHeads, int Intermediate>
+// One decoder stack; a near one attends to no more than kBlock positions.
+template <int Hidden, int Heads, int KvHeads, int Intermediate, bool Near = false>
 struct Stack {
+  static constexpr bool near = Near;
   static constexpr int hidden = Hidden;
   static constexpr int heads = Heads;
   static constexpr int kv_heads = KvHeads;
@@ -83,12 +84,13 @@ struct Model {
   static constexpr int under_way = Talker::hidden > 1024 ? 2 : 1;
 };
 
-using ReleasedPredictor = Stack<1024, 16, 8, 3072>;
+constexpr bool kNear = true;
+using ReleasedPredictor = Stack<1024, 16, 8, 3072, kNear>;
 using Model06B = Model<Stack<1024, 16, 8, 3072>, ReleasedPredictor, 2048>;
 using Model17B = Model<Stack<2048, 16, 8, 6144>, ReleasedPredictor, 2048>;
-using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512>, 256>;
-using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384>, 256>;
-using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384>, 256>;
+using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512, kNear>, 256>;
+using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384, kNear>, 256>;
+using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384, kNear>, 256>;
 
 #define MEGAKERNEL_MODELS(_) _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
 

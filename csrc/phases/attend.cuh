@@ -56,6 +56,12 @@ DEVICE float4 opened(uint2 pairs) {
   return {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
 }
 DEVICE float4 load_halves(const bf16* at) { return opened(load_pairs(at)); }
+DEVICE uint2 closed(float4 v) { return {pack(v.x, v.y), pack(v.z, v.w)}; }
+
+DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
+DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
+DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
 
 // Where a position's value of channel 0 lies within its slot.
 DEVICE int value_place(int position) {
@@ -63,21 +69,19 @@ DEVICE int value_place(int position) {
   return position / kBlock * kBlock * kHeadDim + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
 }
 
-// A lane's part of a head norm and of a position's turn.
+// A lane's part of a position's turn.
 struct Turn {
-  uint2 norm;
   float4 turns[2];  // cosine, sine; cosine, sine
 
-  DEVICE Turn(const bf16* norm, const Network& n, int position)
-      : norm(load_pairs(norm + 4 * lane())) {
+  DEVICE Turn(const Network& n, int position) {
     const float2* at = n.turns + position * (kHeadDim / 2) + lane() % 16 * 4;
     turns[0] = reinterpret_cast<const float4*>(at)[0];
     turns[1] = reinterpret_cast<const float4*>(at)[1];
   }
 
-  // The norm, then the turn: channel i goes with channel i + 64, which lane + 16 holds.
-  DEVICE float4 operator()(float4 v, float eps) const {
-    const float squares = warp_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
+  // A head's norm, of these squares, then the turn: channel i goes with channel i + 64, which lane
+  // + 16 holds.
+  DEVICE float4 normed(float4 v, float squares, uint2 norm, float eps) const {
     const float scale = rsqrtf(squares / kHeadDim + eps);
     const float4 weight = opened(norm);
     auto turned = [](float own, float cosine, float sine) {
@@ -105,13 +109,14 @@ DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const 
     const int c = fresh < 0 ? item.column : column.first + fresh;
     const int row = fresh < 0 ? (2 * item.head + i) * kHeadDim
                               : S::queries + (is_value ? S::keys : 0) + item.head * kHeadDim;
-    const Turn turn(norms + (fresh < 0 ? 0 : kHeadDim), n, columns[c].position);
+    const uint2 norm = load_pairs(norms + (fresh < 0 ? 0 : kHeadDim) + 4 * lane());
+    const Turn turn(n, columns[c].position);
     const uint4 raw = await_words(n.words.qkv + c * S::Qkv::rows + row + 4 * lane(), tags.of(c),
                                   Patience(p, kQkv, gave_up));
-    float4 v = {untagged(raw.x), untagged(raw.y), untagged(raw.z), untagged(raw.w)};
-    if (!is_value) v = turn(v, n.eps);
-    const uint2 pairs = {pack(v.x, v.y), pack(v.z, v.w)};
-    v = {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
+    float4 v = untagged(raw);
+    if (!is_value) v = turn.normed(v, warp_sum(square(v)), norm, n.eps);
+    const uint2 pairs = closed(v);
+    v = opened(pairs);
     float* to = fresh < 0  ? shared.query[i]
                 : is_value ? shared.new_value[fresh]
                            : shared.new_key[fresh];

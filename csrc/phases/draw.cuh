@@ -1,8 +1,7 @@
-// Logits -> a code: penalty, minimum length, mask, temperature, top-k, top-p, and the argmax of
-// score + Gumbel noise over what is kept, which is an exact draw from the scores' softmax. The
-// noise comes from Philox4x32-10 at the counter (id / 4, codebook, frame, 0) under the stream's
-// seed, word id % 4: the reference's own numbers. A thread has four neighbouring ids of every
-// 1,024.
+// Logits -> a code: penalty, minimum length, mask, temperature, top-k, top-p, and the best of score
+// + Gumbel noise over what is kept, which is an exact draw from the scores' softmax. The noise
+// comes from Philox4x32-10 at the counter (id / 4, codebook, frame, 0) under the stream's seed,
+// word id % 4: the reference's own numbers. A thread has four neighbouring ids of every 1,024.
 #pragma once
 
 #include "../exchange.cuh"
@@ -11,10 +10,16 @@ namespace megakernel {
 
 constexpr int kMinFrames = 2;  // the release never lets the first two draws end the speech
 
+// An id that may be drawn; `value` is its score with noise.
+struct alignas(16) Candidate {
+  float value = -INFINITY, score = -INFINITY;
+  unsigned id;
+};
+
 // Where the block's warps meet, two places in turn.
 struct Draw {
+  Candidate best[2][kWarps];
   float value[2][kWarps];
-  int id[2][kWarps];
   unsigned count[2][kWarps];
 };
 
@@ -83,26 +88,25 @@ class Meeting {
     return total;
   }
 
-  // The id of the largest value, the smallest among equals.
-  DEVICE int argmax(float value, int id) {
-    float (&of)[kWarps] = shared_.value[turn_];
-    int (&ids)[kWarps] = shared_.id[turn_];
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      take(value, id, shuffle_xor(value, mask), shuffle_xor(id, mask));
-    }
-    if (lane() == 0) of[warp()] = value, ids[warp()] = id;
+  // The one of the largest value, of the smallest id among equals.
+  DEVICE Candidate best(Candidate mine) {
+    Candidate(&of)[kWarps] = shared_.best[turn_];
+    const uint32_t key = ordered(mine.value), highest = warp_max(key);
+    const unsigned id = warp_min(key == highest ? mine.id : ~0u);
+    if (key == highest && mine.id == id) of[warp()] = mine;
     meet();
+    Candidate found = of[0];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) take(value, id, of[w], ids[w]);
-    return id;
+    for (int w = 1; w < kWarps; ++w) {
+      const Candidate other = of[w];
+      const bool better =
+          other.value > found.value || (other.value == found.value && other.id < found.id);
+      if (better) found = other;
+    }
+    return found;
   }
 
  private:
-  DEVICE static void take(float& value, int& id, float other, int other_id) {
-    if (other > value || (other == value && other_id < id)) value = other, id = other_id;
-  }
-
   DEVICE void meet() {
     block_sync();
     turn_ ^= 1;
@@ -158,18 +162,44 @@ DEVICE uint32_t kth_largest(Scores<Ids>& scores, int k, Meeting& meeting) {
   return border;
 }
 
+// The best by value(index, score) among the scores above a border; of the id `Ids` where there is
+// none.
+template <int Ids, class Value>
+DEVICE Candidate best_of(Scores<Ids>& scores, float border, Value value, Meeting& meeting) {
+  Candidate mine;
+  mine.id = Ids;
+  int index = 0;
+  scores.each([&](int id, float score) {
+    const float v = value(index++, score);
+    if (score > border && v > mine.value) mine = {v, score, static_cast<unsigned>(id)};
+  });
+  return meeting.best(mine);
+}
+
+// The best with noise among the k largest scores, and ties with the k-th. The best of all is looked
+// at first: if k scores are larger than its own, it is none of them, and whoever has no larger
+// score is none either.
+template <int Ids>
+DEVICE int draw_among(int k, Scores<Ids>& scores, const Scores<Ids>& noise, Meeting& meeting) {
+  float border = -INFINITY;
+  while (true) {
+    const Candidate best = best_of(
+        scores, border, [&](int i, float score) { return score + noise.of[i / 4][i % 4]; },
+        meeting);
+    if (best.id == Ids || k >= Ids) return best.id;
+    int larger[3] = {};
+    scores.each([&](int, float score) { larger[0] += score > best.score; });
+    if (meeting.count(larger).of[0] < k) return best.id;
+    border = best.score;
+  }
+}
+
 // The lowest border above which there is less than `top_p` of the mass.
 template <int Ids>
 DEVICE uint32_t top_p_border(Scores<Ids>& scores, float top_p, Meeting& meeting) {
-  float highest = -INFINITY, mine = 0;
-  int best = Ids;
-  scores.each([&](int id, float score) {
-    if (score > highest) highest = score, best = id;
-  });
-  best = meeting.argmax(highest, best);
-  float peak = 0;
-  scores.each([&](int id, float score) { peak = id == best ? score : peak; });
-  peak = meeting.sum(peak);
+  const float peak =
+      best_of(scores, -INFINITY, [](int, float score) { return score; }, meeting).score;
+  float mine = 0;
   scores.each([&](int, float score) { mine += expf(score - peak); });
   const float mass = meeting.sum(mine);
   uint32_t low = 0, high = ordered(peak);
@@ -223,32 +253,24 @@ DEVICE void await_scores(const Params& p, const uint32_t* logits, uint32_t tag, 
 
 // The id, or `Ids` where no score is finite.
 template <int Ids>
-DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Draw& shared) {
-  Meeting meeting(shared);
-  if (rule.temperature != 0) {
-    scores.each([&](int, float& score) { score /= rule.temperature; });
-    if (rule.top_k > 0 && rule.top_k < Ids) {
-      scores.keep_from(kth_largest(scores, rule.top_k, meeting));
-    }
-    if (rule.top_p < 1) scores.keep_from(top_p_border(scores, rule.top_p, meeting));
-#pragma unroll
-    for (int four = 0; four < Scores<Ids>::kFours; ++four) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) scores.of[four][i] += noise.of[four][i];
-    }
+DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Meeting& meeting) {
+  if (rule.temperature == 0) {
+    return best_of(scores, -INFINITY, [](int, float score) { return score; }, meeting).id;
   }
-  float value = -INFINITY;
-  int best = Ids;
-  scores.each([&](int id, float score) {
-    if (score > value) value = score, best = id;
-  });
-  return meeting.argmax(value, best);
+  scores.each([&](int, float& score) { score /= rule.temperature; });
+  int k = rule.top_k > 0 ? rule.top_k : Ids;
+  if (rule.top_p < 1) {
+    if (k < Ids) scores.keep_from(kth_largest(scores, k, meeting));
+    scores.keep_from(top_p_border(scores, rule.top_p, meeting));
+    k = Ids;
+  }
+  return draw_among(k, scores, noise, meeting);
 }
 
 // Code 0 of a column. The end of speech is one of its ids.
 template <class M>
 DEVICE int draw_first(const Params& p, const Stream& stream, const uint32_t* logits, uint32_t tag,
-                      int& gave_up, Draw& shared) {
+                      int& gave_up, Meeting& meeting) {
   Scores<M::vocab> scores, noise;
   uint8_t* seen = p.seen + static_cast<size_t>(stream.slot) * M::vocab;
   uint32_t punished = 0;
@@ -261,7 +283,7 @@ DEVICE int draw_first(const Params& p, const Stream& stream, const uint32_t* log
     const bool allowed = id < M::codes || (id == p.eos && stream.frames >= kMinFrames);
     if (!allowed) score = -INFINITY;
   });
-  const int code = draw(scores, noise, stream.talker, shared);
+  const int code = draw(scores, noise, stream.talker, meeting);
   if (thread() == 0 && code < M::vocab) seen[code] = 1;
   return code;
 }
@@ -269,11 +291,11 @@ DEVICE int draw_first(const Params& p, const Stream& stream, const uint32_t* log
 // Codes 1 to 15.
 template <class M>
 DEVICE int draw_other(const Params& p, const Stream& stream, int codebook, const uint32_t* logits,
-                      uint32_t tag, int& gave_up, Draw& shared) {
+                      uint32_t tag, int& gave_up, Meeting& meeting) {
   Scores<M::codes> scores, noise;
   make_noise(noise, stream, codebook);
   await_scores(p, logits, tag, gave_up, scores);
-  return draw(scores, noise, stream.predictor, shared);
+  return draw(scores, noise, stream.predictor, meeting);
 }
 
 }  // namespace megakernel

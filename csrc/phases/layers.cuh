@@ -4,7 +4,7 @@
 // is a vector before the product and a number after it, so that nobody waits for the number.
 #pragma once
 
-#include "attend.cuh"
+#include "near.cuh"
 
 namespace megakernel {
 
@@ -59,13 +59,8 @@ DEVICE void change_x(Residual<Hidden>& x, int columns, Change change) {
 // Puts four activations where the product takes them.
 DEVICE void put(Fragments& fragments, int column, int step, float4 v) {
   uint4& place = fragments.of[step][warp()][4 * column + lane() % 8 / 2];
-  reinterpret_cast<uint2*>(&place)[lane() % 2] = {pack(v.x, v.y), pack(v.z, v.w)};
+  reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v);
 }
-
-DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
-DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
-DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
-DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
 
 constexpr int kLoads = 4;  // that a lane has under way
 
@@ -226,11 +221,17 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
       wait_for_own();
       vectors.template ask<S::hidden>(kInput, norms + 2 * S::hidden + 2 * kHeadDim);
     }
-    attend<S>(flow, n, l, norms + 2 * S::hidden, columns, count);
+    const bf16* head_norms = norms + 2 * S::hidden;
+    constexpr bool kHere = S::near && F::most == 1;  // attention is part of the product
+    if constexpr (!S::near) attend<S>(flow, n, l, head_norms, columns, count);
+    if constexpr (S::near && !kHere) attend_apart<S>(flow, n, l, head_norms, columns, count);
 
     auto attended = [&](int first, Sums& sums) {
-      fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
-                                             sums.gave_up, flow.fragments);
+      if constexpr (kHere)
+        attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
+      else
+        fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
+                                               sums.gave_up, flow.fragments);
     };
     auto out = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
       if (!there) return;

@@ -27,6 +27,7 @@ struct alignas(16) Fragments {
 // Everything that a thread carries from phase to phase; a pass has at most `Most` columns.
 template <class R, int Most>
 struct Flow {
+  static constexpr int most = Most;
   const Params& p;
   Sums (&sums)[2];
   Fragments& fragments;

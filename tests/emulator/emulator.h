@@ -175,6 +175,11 @@ inline T shuffle_xor(T value, int mask) {
   return other;
 }
 
+template <class T>
+inline T shuffle_from(T value, int from) {
+  return shuffle_xor(value, lane() ^ from);
+}
+
 inline float half_of(uint32_t pair, int which) {
   return to_float(bf16{static_cast<uint16_t>(which ? pair >> 16 : pair & 0xFFFF)});
 }
@@ -183,6 +188,13 @@ inline unsigned warp_add(unsigned value) {
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
   return value;
 }
+
+inline unsigned warp_max(unsigned value) {
+  for (int mask = 16; mask > 0; mask /= 2) value = max(value, shuffle_xor(value, mask));
+  return value;
+}
+inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
+inline void fetch_line(const void*) {}
 
 // Rows g and g + 8 of A are in the lanes 4g + t, and so is column g of B.
 inline void multiply(float (&acc)[4], uint4 a, uint2 b) {

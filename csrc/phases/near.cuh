@@ -1,0 +1,199 @@
+// Attention of the code predictor: it looks at the frame's own positions alone, at most sixteen, so
+// that one warp does all of it for a column and a pair of query heads. With one column every block
+// does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the warps
+// of all blocks share the items. The results are the same bits.
+//
+// Keys and values lie in a slot as rows of channels. A column is alone in its slot.
+#pragma once
+
+#include "attend.cuh"
+
+namespace megakernel {
+
+// A warp's workplace.
+struct alignas(16) Nearby {
+  uint32_t query[2][kHeadDim / 2], key[kHeadDim / 2];  // pairs of halves
+  float share[2][kBlock];                              // of each position
+};
+
+// Behind the activations of the products before and after.
+DEVICE Nearby& workplace(Fragments& fragments) {
+  constexpr int kRoom = (sizeof(Nearby) * kWarps - 1) / sizeof fragments.of[0] + 1;
+  return reinterpret_cast<Nearby*>(fragments.of[kMostSteps - kRoom])[warp()];
+}
+
+// Two queries and a key of a position: their squares' sums, as those of one.
+DEVICE void warp_sums(float (&values)[3]) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+    for (int i = 0; i < 3; ++i) values[i] += shuffle_xor(values[i], mask);
+  }
+}
+
+// a += b c, each rounded once.
+DEVICE void add_times(float4& a, float4 b, float c) {
+  a.x = fmaf(b.x, c, a.x), a.y = fmaf(b.y, c, a.y);
+  a.z = fmaf(b.z, c, a.z), a.w = fmaf(b.w, c, a.w);
+}
+
+// What a warp knows before its queries are there.
+struct Remembered {
+  uint4 keys[2][4];          // as the matrix instruction takes them
+  uint2 values[kBlock - 1];  // a lane's four channels
+  uint2 query_norm, key_norm;
+  Turn turn;
+
+  DEVICE Remembered(const Network& n, const bf16* norms, size_t slot, int position)
+      : query_norm(load_pairs(norms + 4 * lane())),
+        key_norm(load_pairs(norms + kHeadDim + 4 * lane())),
+        turn(n, position) {
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const int p = 8 * tile + lane() / 4;
+      const uint4* from = reinterpret_cast<const uint4*>(n.keys + slot + p * kHeadDim) + lane() % 4;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        keys[tile][j] = p < position ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
+      }
+    }
+    const uint2* from = reinterpret_cast<const uint2*>(n.values + slot) + lane();
+#pragma unroll
+    for (int p = 0; p < kBlock - 1; ++p) {
+      values[p] = p < position ? load_settled(from + p * (kHeadDim / 4)) : uint2{0, 0};
+    }
+  }
+};
+
+// Shares of every position for both heads, where the warp keeps them; returns their sums.
+DEVICE float2 share_out(const Remembered& old, int position, Nearby& shared) {
+  const int g = lane() / 4, t = lane() % 4;  // head g of the two
+  float score[3][4] = {};                    // eight positions, eight more, this one
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint4 q = reinterpret_cast<const uint4*>(shared.query[g % 2])[4 * j + t];
+    const uint4 own = reinterpret_cast<const uint4*>(shared.key)[4 * j + t];
+    const uint4 keys[] = {old.keys[0][j], old.keys[1][j], own};
+#pragma unroll
+    for (int tile = 0; tile < 3; ++tile) {
+      multiply(score[tile], {q.x, 0, q.y, 0}, {keys[tile].x, keys[tile].y});
+      multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile].z, keys[tile].w});
+    }
+  }
+  float s[4], peak = -INFINITY, sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int p = 8 * (i / 2) + 2 * t + i % 2;
+    s[i] = p == position ? score[2][0] : score[i / 2][i % 2];
+    s[i] = p <= position ? s[i] * kScale : -INFINITY;
+    peak = fmaxf(peak, s[i]);
+  }
+  peak = fmaxf(peak, shuffle_xor(peak, 1));
+  peak = fmaxf(peak, shuffle_xor(peak, 2));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - peak), sum += s[i];
+  sum += shuffle_xor(sum, 1);
+  sum += shuffle_xor(sum, 2);
+  if (g < 2) {
+    float2* to = reinterpret_cast<float2*>(shared.share[g]) + t;
+    to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
+  }
+  warp_sync();
+  return {shuffle_from(sum, 0), shuffle_from(sum, 4)};
+}
+
+// One column and pair of heads, by all lanes of a warp: use(head of the two, mean of the values),
+// four channels a lane.
+template <class S, class Use>
+DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16* norms,
+                        const Tags& tags, const Column* columns, int c, int head, bool keeps,
+                        Nearby& shared, int& gave_up, Use use) {
+  const int position = columns[c].position;
+  const size_t slot =
+      ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
+      n.positions * kHeadDim;
+  const Remembered old(n, norms, slot, position);
+  const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
+  const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim,
+                          words + S::queries + head * kHeadDim,
+                          words + S::queries + S::keys + head * kHeadDim};
+  uint4 raw[4] = {};
+  await(
+      raw, 0xF, 4, [&](int i) { return at[i]; },
+      [&](int, uint4 words) { return carries(words, tags.of(c)); }, Patience(p, kQkv, gave_up));
+  float4 v[3] = {untagged(raw[0]), untagged(raw[1]), untagged(raw[2])};
+  float squares[3] = {square(v[0]), square(v[1]), square(v[2])};
+  warp_sums(squares);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    v[i] = old.turn.normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm, n.eps);
+  }
+  const uint2 key = closed(v[2]), value = closed(untagged(raw[3]));
+  reinterpret_cast<uint2*>(shared.query[0])[lane()] = closed(v[0]);
+  reinterpret_cast<uint2*>(shared.query[1])[lane()] = closed(v[1]);
+  reinterpret_cast<uint2*>(shared.key)[lane()] = key;
+  if (keeps) {
+    const size_t row = slot + position * kHeadDim;
+    reinterpret_cast<uint2*>(n.keys + row)[lane()] = key;
+    reinterpret_cast<uint2*>(n.values + row)[lane()] = value;
+  }
+  warp_sync();
+  const float2 sums = share_out(old, position, shared);
+
+  float4 mix[2] = {};
+#pragma unroll
+  for (int i = 0; i < kBlock - 1; ++i) {
+    if (i >= position) break;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) add_times(mix[j], opened(old.values[i]), shared.share[j][i]);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) add_times(mix[j], opened(value), shared.share[j][position]);
+  // A mean of values that fit does, too.
+  const float4 own = opened(value);
+  const bool fits = fits_pair(2 * own.x) && fits_pair(2 * own.y) && fits_pair(2 * own.z) &&
+                    fits_pair(2 * own.w) && isfinite(sums.x) && isfinite(sums.y);
+  if (!fits) store_word(p.broken + c, 1);
+  use(0, times(mix[0], 1 / sums.x));
+  use(1, times(mix[1], 1 / sums.y));
+}
+
+// With many columns: an item a warp, each block's first before its second. What they give goes to
+// all blocks.
+template <class S, class F>
+DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms,
+                         const Column* columns, int count) {
+#pragma unroll 1
+  for (int item = block() + blocks() * warp(); item < count * S::kv_heads;
+       item += blocks() * kWarps) {
+    const int c = item / S::kv_heads, head = item % S::kv_heads;
+    const uint32_t tag = flow.tags.of(c);
+    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true,
+                   workplace(flow.fragments), flow.gave_up(), [&](int j, float4 v) {
+                     const int at = (c * S::heads + 2 * head + j) * kHeadDim + 4 * lane();
+                     store_word(n.words.attended + at / 2, tagged_pair(v.x, v.y, tag));
+                     store_word(n.words.attended + at / 2 + 1, tagged_pair(v.z, v.w, tag));
+                   });
+  }
+  flow.watch.lap(kAttend, kSum);
+}
+
+// Every block for itself: attention of the only column goes where the product takes it, a step a
+// pair of heads.
+template <class S, class F>
+DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
+                        const Column* columns, int& gave_up) {
+  static_assert(S::kv_heads <= kWarps);
+  if (const int head = warp(); head < S::kv_heads) {
+    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
+                   workplace(flow.fragments), gave_up, [&](int j, float4 v) {
+                     const int k = j * kHeadDim + 4 * lane();
+                     uint4& place = flow.fragments.of[head][k / kTile][k % kTile / 8];
+                     reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(v.x, v.y, 0),
+                                                                     tagged_pair(v.z, v.w, 0)};
+                   });
+  }
+  block_sync();
+}
+
+}  // namespace megakernel
