@@ -18,7 +18,7 @@ class Generation {
       : p_(p),
         ring_(s.ring),
         s_(s.fixed),
-        flow_{p, s.fixed.sums, s.fixed.fragments, Weights(s.ring), Stopwatch(s.fixed.times)},
+        flow_{p, s.fixed.sums, s.fixed.fragments, s.ring, Stopwatch(s.fixed.times)},
         meeting_(s.fixed.draw) {
     if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
     if (thread() < kColumns) s_.made[thread()] = 0;
@@ -272,8 +272,8 @@ class Generation {
     wait_for_own();
     s_.norms.template ask<Matrix::k>(0, n.norm);
     auto normed = [&](int, Sums& sums) {
-      fetch_residual<Matrix::k>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
-                                sums);
+      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead,
+                                      s_.fragments, sums);
     };
     auto logits = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
       if (!there) return;
@@ -304,7 +304,7 @@ class Generation {
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
     project_tags_.advance(columns);
     auto plain = [&](int, Sums& sums) {
-      add_words<kWide>(
+      add_words<kWide, Most>(
           p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
           [&](int first, int i, int four, float4 v) {
             put(s_.fragments, first + i, Fours<kWide>::step(four), v);
@@ -319,7 +319,7 @@ class Generation {
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
     change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
-    add_words<kNarrow>(
+    add_words<kNarrow, Most>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});
     return true;

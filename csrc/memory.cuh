@@ -9,6 +9,8 @@
 
 #define DEVICE __device__ __forceinline__
 #define DEVICE_CALL __device__ __noinline__  // seldom needed
+// Called from several places, so that a layer's instructions stay in the cache: 32 KiB of them.
+#define SHARED_CODE __device__ __noinline__
 
 namespace megakernel {
 

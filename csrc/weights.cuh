@@ -155,7 +155,9 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
 template <class R>
 class Weights {
  public:
-  DEVICE explicit Weights(R& ring) : ring_(ring) {}
+  DEVICE Weights(R& ring, typename R::Place place) : ring_(ring), place_(place) {}
+
+  DEVICE typename R::Place place() const { return place_; }
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
   DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {

@@ -74,17 +74,19 @@ DEVICE float norm_scale(const Sums& sums, int column, float eps) {
 
 // Brings x in, after x += words, [columns, width], where there are any: use(column, four, x), a few
 // columns together, then after(first column) for these.
-template <int Width, int Hidden, class Use, class After>
+template <int Width, int Most, int Hidden, class Use, class After>
 DEVICE void add_words(const Params& p, Residual<Hidden>& x, const uint32_t* words, int columns,
                       const Tags& tags, Phase phase, int& gave_up, Use use, After after) {
-  constexpr int kFours = Fours<Width>::count, kAtOnce = kLoads / kFours;
+  if (Most == 1) columns = 1;
+  constexpr int kFours = Fours<Width>::count, kAtOnce = Most == 1 ? 1 : kLoads / kFours;
+  constexpr int kMany = kAtOnce * kFours;
   uint32_t lanes = 0;  // the fours of a column that this lane has
 #pragma unroll
   for (int four = 0; four < kFours; ++four) lanes |= Fours<Width>::there(four) << four;
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
     const int count = min(kAtOnce, columns - c) * kFours;
-    uint4 v[kLoads] = {};
+    uint4 v[kMany] = {};
     if (words) {
       uint32_t missing = 0;
 #pragma unroll
@@ -97,7 +99,7 @@ DEVICE void add_words(const Params& p, Residual<Hidden>& x, const uint32_t* word
           Patience(p, phase, gave_up));
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce * kFours; ++i) {
+    for (int i = 0; i < kMany; ++i) {
       if (i >= count) break;
       const int four = i % kFours;
       if (!(lanes >> four & 1)) continue;
@@ -132,13 +134,14 @@ struct NormVectors {
 
 // x, after x += words where there are any, by a norm's vector, into place; the norm's number is
 // `norm_scale`.
-template <int Width, int Hidden>
-DEVICE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint32_t* words,
-                           const NormVectors<Hidden>& norms, int which, int columns,
-                           const Tags& tags, Phase phase, Fragments& fragments, Sums& sums) {
-  constexpr int kAtOnce = kLoads / Fours<Width>::count;
+template <int Width, int Most, int Hidden>
+SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint32_t* words,
+                                const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
+                                Phase phase, Fragments& fragments, Sums& sums) {
+  if (Most == 1) columns = 1;
+  constexpr int kAtOnce = Most == 1 ? 1 : kLoads / Fours<Width>::count;
   float squares[kAtOnce] = {};
-  add_words<Width>(
+  add_words<Width, Most>(
       p, x, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
@@ -158,20 +161,22 @@ DEVICE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint32_t*
 
 // Pairs of halves that other blocks made, [columns, width / 2], of the steps from `first` on. A
 // lane brings in eight elements, lane l those of step l / 4 of every eight.
-template <int Width, int Steps>
-DEVICE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
-                        const Tags& tags, Phase phase, int& gave_up, Fragments& fragments) {
-  constexpr int kEights = (Steps + 7) / 8;
+template <int Width, int Steps, int Most>
+SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
+                             Tags tags, Phase phase, int& gave_up, Fragments& fragments) {
+  if (Most == 1) columns = 1;
+  constexpr int kEights = (Steps + 7) / 8, kAtOnce = Most == 1 ? 1 : kLoads / kEights;
+  constexpr int kMany = kAtOnce * kEights;
   const int inner = warp() * kTile + lane() % 4 * 8;
   auto step = [&](int i) { return i % kEights * 8 + lane() / 4; };
   auto k = [&](int i) { return (first + step(i)) * kStep + inner; };
 #pragma unroll 1
-  for (int c = 0; c < columns; c += kLoads / kEights) {
-    const int count = min(kLoads / kEights, columns - c) * kEights;
-    uint4 v[kLoads] = {};
+  for (int c = 0; c < columns; c += kAtOnce) {
+    const int count = min(kAtOnce, columns - c) * kEights;
+    uint4 v[kMany] = {};
     uint32_t missing = 0;
 #pragma unroll
-    for (int i = 0; i < kLoads / kEights * kEights; ++i) {
+    for (int i = 0; i < kMany; ++i) {
       if (i < count && step(i) < Steps && k(i) < Width) missing |= 1u << i;
     }
     const uint32_t wanted = missing;
@@ -180,7 +185,7 @@ DEVICE void fetch_pairs(const Params& p, const uint32_t* words, int first, int c
         [&](int i, uint4 pairs) { return carries_pairs(pairs, tags.of(c + i / kEights)); },
         Patience(p, phase, gave_up));
 #pragma unroll
-    for (int i = 0; i < kLoads / kEights * kEights; ++i) {
+    for (int i = 0; i < kMany; ++i) {
       if (i >= count) break;
       if (!(wanted >> i & 1)) continue;
       fragments.of[step(i)][warp()][4 * (c + i / kEights) + lane() % 4] = untagged_pairs(v[i]);
@@ -206,8 +211,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
 
     vectors.template ask<S::hidden>(kPost, norms + S::hidden);
     auto normed = [&](int, Sums& sums) {
-      fetch_residual<S::hidden>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
-                                kDown, flow.fragments, sums);
+      fetch_residual<S::hidden, F::most>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count,
+                                         before, kDown, flow.fragments, sums);
     };
     auto qkv = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
       if (!there) return;
@@ -230,8 +235,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
       if constexpr (kHere)
         attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
       else
-        fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
-                                               sums.gave_up, flow.fragments);
+        fetch_pairs<S::queries, S::Out::chunk, F::most>(p, words.attended, first, count, tags,
+                                                        kAttend, sums.gave_up, flow.fragments);
     };
     auto out = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
       if (!there) return;
@@ -241,8 +246,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
 
     auto normed_again = [&](int, Sums& sums) {
-      fetch_residual<S::hidden>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
-                                sums);
+      fetch_residual<S::hidden, F::most>(p, x, words.out, vectors, kPost, count, tags, kOut,
+                                         flow.fragments, sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
     auto gated = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
@@ -259,8 +264,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
 
     auto middle = [&](int first, Sums& sums) {
-      fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, first, count, tags, kGateUp,
-                                                   sums.gave_up, flow.fragments);
+      fetch_pairs<S::intermediate, S::Down::chunk, F::most>(p, words.middle, first, count, tags,
+                                                            kGateUp, sums.gave_up, flow.fragments);
     };
     auto down = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
       if (!there) return;
@@ -270,7 +275,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
   }
   fence();  // keys and values, before anything that a later pass hears of
-  add_words<S::hidden>(
+  add_words<S::hidden, F::most>(
       p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
       [](int) {});
   return true;

@@ -31,9 +31,10 @@ struct Flow {
   const Params& p;
   Sums (&sums)[2];
   Fragments& fragments;
-  Weights<R> weights;
+  R& ring;
   Stopwatch watch;
   const Share* shares;           // of the network's matrices, by phase
+  typename R::Place place;       // in the ring
   Tags tags;                     // of what a layer makes
   int passing = 0, widened = 0;  // columns of the pass: at most 2^widened
   int turn = 0;                  // which of `sums` comes next
@@ -44,11 +45,15 @@ struct Flow {
   DEVICE int& gave_up() { return sums[turn].gave_up; }
 };
 
-// The activations' steps times the next slots, into `sums`, or added to what is there. The matrix
-// instruction's rows are a unit's rows twice, with the lower and the upper half of their tile's K.
+// The activations' steps times the slots from `place` on, into `sums`, or added to what is there;
+// returns the next place. The matrix instruction's rows are a unit's rows twice, with the lower and
+// the upper half of their tile's K.
 template <class R>
-DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums& sums, int units,
-                           int steps, bool add, Patience patience) {
+SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ring,
+                                             typename R::Place place, const Fragments& fragments,
+                                             Sums& sums, int units, int steps, bool add) {
+  Weights<R> weights(ring, place);
+  const Patience patience(p, phase, sums.gave_up);
 #pragma unroll 1
   for (int step = 0; step < steps; step += R::slot) {
     uint4 a[R::slot];
@@ -74,6 +79,7 @@ DEVICE void multiply_units(Weights<R>& weights, const Fragments& fragments, Sums
       *sum = total;
     }
   }
+  return weights.place();
 }
 
 // Small models do not fill the last step.
@@ -107,8 +113,8 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
-      multiply_units(flow.weights, flow.fragments, sums, count, Matrix::chunk, chunk > 0,
-                     Patience(flow.p, phase, sums.gave_up));
+      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, flow.fragments, sums, count,
+                                  Matrix::chunk, chunk > 0);
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();

@@ -14,6 +14,7 @@
 
 #define DEVICE inline
 #define DEVICE_CALL inline
+#define SHARED_CODE inline
 
 struct alignas(8) uint2 {
   uint32_t x, y;
