@@ -14,14 +14,20 @@ class Generation {
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
 
-  DEVICE Generation(const Params& p, Shared<M>& s)
+  DEVICE Generation(const Params& p, Shared<M, Most>& s)
       : p_(p),
         ring_(s.ring),
         s_(s.fixed),
-        flow_{p, s.fixed.sums, s.fixed.fragments, s.ring, Stopwatch(s.fixed.times)},
+        flow_{p,
+              s.fixed.sums,
+              s.fixed.fragments,
+              s.fixed.attention,
+              s.fixed.nearby,
+              s.ring,
+              Stopwatch(s.fixed.times)},
         meeting_(s.fixed.draw) {
     if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
-    if (thread() < kColumns) s_.made[thread()] = 0;
+    if (thread() < Most) s_.made[thread()] = 0;
     if (thread() < 2) s_.sums[thread()].gave_up = 0;
     if (thread() == 0) {
       s_.talker = p.talker, s_.predictor = p.predictor;
@@ -257,7 +263,7 @@ class Generation {
   DEVICE bool talker_head() {
     start_from_prompts();
     if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_)) return false;
-    const Sums& sums = s_.sums[flow_.turn ^ 1];
+    const auto& sums = s_.sums[flow_.turn ^ 1];
     change_x<Talker::hidden, 2>(s_.x, columns(), [&](int c, int k, float4 x) {
       const float scale = norm_scale<Talker::hidden>(sums, c, p_.talker.eps);
       return times(times(x, scale), load_halves(p_.talker.norm + k));
@@ -271,11 +277,11 @@ class Generation {
     tags.advance(columns);
     wait_for_own();
     s_.norms.template ask<Matrix::k>(0, n.norm);
-    auto normed = [&](int, Sums& sums) {
-      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead,
-                                      s_.fragments, sums);
+    auto normed = [&](int, auto& sums) {
+      fetch_residual<Matrix::k>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
+                                sums);
     };
-    auto logits = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+    auto logits = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       if (!there) return;
       const float value = sum * norm_scale<Matrix::k>(sums, column, n.eps);
       const int at = column * Matrix::rows + unit * kUnit + row;
@@ -303,15 +309,15 @@ class Generation {
     const int columns = this->columns();
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
     project_tags_.advance(columns);
-    auto plain = [&](int, Sums& sums) {
-      add_words<kWide, Most>(
+    auto plain = [&](int, auto& sums) {
+      add_words<kWide>(
           p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
           [&](int first, int i, int four, float4 v) {
             put(s_.fragments, first + i, Fours<kWide>::step(four), v);
           },
           [](int) {});
     };
-    auto projected = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+    auto projected = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       if (!there) return;
       const int k = unit * kUnit + row;
       const float value = sum + to_float(p_.project_bias[k]);
@@ -319,7 +325,7 @@ class Generation {
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
     change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
-    add_words<kNarrow, Most>(
+    add_words<kNarrow>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});
     return true;
@@ -406,11 +412,11 @@ class Generation {
     ++s_.streams[c].frames;
   }
 
-  using R = Ring<M::slot, Shared<M>::kDepth>;
+  using R = Ring<M::slot, Shared<M, Most>::kDepth>;
 
   const Params& p_;
   R& ring_;
-  typename Shared<M>::Fixed& s_;
+  typename Shared<M, Most>::Fixed& s_;
   Flow<R, Most> flow_;
   Meeting meeting_;
   Tags talker_tags_, predictor_tags_;  // of what their layers make
@@ -426,7 +432,7 @@ DEVICE bool copies() {
 
 // The first warps multiply, attend and draw, one copies weights.
 template <class M, int Most>
-DEVICE void generate_frames(const Params& p, Shared<M>& s) {
+DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
@@ -439,21 +445,21 @@ DEVICE void generate_frames(const Params& p, Shared<M>& s) {
       talks |= !stream.fresh && stream.frames < stream.max_frames &&
                (stream.frames <= stream.fed || stream.ended);
     }
-    fetch_weights<M::under_way>(s.ring, !talks, kFrameParts * p.max_frames,
-                                [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
+    fetch_weights(s.ring, !talks, kFrameParts * p.max_frames,
+                  [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
   }
 }
 
 template <class M>
-DEVICE void run_prompts(const Params& p, Shared<M>& s) {
+DEVICE void run_prompts(const Params& p, Shared<M, kColumns>& s) {
   s.ring.init();
   all_sync();
   if (thread() < kThreads) {
     take_registers();
     Generation<M, kColumns>(p, s).prompts();
   } else if (copies()) {
-    fetch_weights<M::under_way>(s.ring, 0, p.num_passes,
-                                [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+    fetch_weights(s.ring, 0, p.num_passes,
+                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }
 

@@ -232,19 +232,19 @@ int blocks(const Entry& e) {
   return std::min(count, e.shape.most_blocks);
 }
 
-void launch(void* kernel, const Entry& e, Params& p, const Tensor& workspace) {
+void launch(const Kernel& kernel, const Entry& e, Params& p, const Tensor& workspace) {
   auto check = [](cudaError_t error, const char* what) {
     TORCH_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error), ".");
   };
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(e.shared_bytes)),
+  check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kernel.shared_bytes)),
         "This GPU has too little shared memory a block for the model");
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   check(cudaMemsetAsync(workspace.data_ptr(), 0xFF, workspace.nbytes(), stream),
         "The workspace could not be cleared");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel, dim3(blocks(e)), dim3(kLaunched), arguments,
-                                    e.shared_bytes, stream),
+  check(cudaLaunchCooperativeKernel(kernel.function, dim3(blocks(e)), dim3(kLaunched), arguments,
+                                    kernel.shared_bytes, stream),
         "The kernel could not be launched with one block a multiprocessor");
 }
 

@@ -80,8 +80,6 @@ struct Model {
       least(TalkerHead::units, Talker::most_blocks, Predictor::most_blocks);
   // Steps whose weights are fetched together.
   static constexpr int slot = Codes < 2048 ? 1 : MEGAKERNEL_SHARED_KB < 128 ? 2 : 4;
-  // Slots on their way at a time: more would stand in the way of the words that others wait for.
-  static constexpr int under_way = Talker::hidden > 1024 ? 2 : 1;
 };
 
 constexpr bool kNear = true;
@@ -114,11 +112,13 @@ constexpr Shape shape_of() {
 }
 
 // What the host launches.
-struct Entry {
-  void* generate_one;  // of one stream
-  void* generate;
-  void* prefill;
+struct Kernel {
+  void* function;
   unsigned long shared_bytes;
+};
+struct Entry {
+  Kernel generate_one;  // of one stream
+  Kernel generate, prefill;
   Shape shape;
 };
 

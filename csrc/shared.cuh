@@ -14,20 +14,25 @@ struct Standing {
   uint16_t codes[kGroups];  // of the last frame
 };
 
-template <class M>
+// Of at most so many columns: the fewer, the more room for weights.
+template <class M, int Most>
 struct Shared {
   static constexpr int kHidden =
       M::Talker::hidden > M::Predictor::hidden ? M::Talker::hidden : M::Predictor::hidden;
   struct Fixed {
-    Fragments fragments;
-    Residual<kHidden> x;
+    union {
+      Fragments<Most> fragments;
+      Attention<Most> attention;
+    };
+    Nearby nearby[kWarps];
+    Residual<kHidden, Most> x;
     NormVectors<kHidden> norms;
-    Sums sums[2];
+    Sums<Most> sums[2];
     Draw draw;
-    Stream streams[kColumns];
-    int made[kColumns];  // frames of this launch
-    Standing standings[kWarps][kColumns];
-    Column columns[kWarps][kColumns];
+    Stream streams[Most];
+    int made[Most];  // frames of this launch
+    Standing standings[kWarps][Most];
+    Column columns[kWarps][Most];
     Share talker_shares[kPhases], predictor_shares[kPhases];
     Network talker, predictor;  // here, so that no register keeps what is seldom wanted
     Times times;

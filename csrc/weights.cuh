@@ -25,11 +25,15 @@ struct Share {
   }
 };
 
-// Consecutive steps of the block.
+// Consecutive steps of the block, and how many slots of them are on their way at a time: more would
+// stand in the way of the words that others wait for, fewer would not keep up with wide matrices.
 struct Segment {
   const uint4* at;
-  int steps;
+  int steps, under_way;
 };
+
+template <int Width>
+constexpr int kUnderWay = Width > 1024 ? 2 : 1;
 
 template <class Matrix>
 DEVICE int steps_before(int block) {
@@ -42,20 +46,22 @@ DEVICE int layer_before(int block) {
          steps_before<typename S::GateUp>(block) + steps_before<typename S::Down>(block);
 }
 
+template <int Width>
 DEVICE Segment segment(const uint4* weights, int begin, int end) {
-  return {weights + static_cast<size_t>(begin) * kThreads, end - begin};
+  return {weights + static_cast<size_t>(begin) * kThreads, end - begin, kUnderWay<Width>};
 }
 
 template <class Matrix>
 DEVICE Segment head_segment(const uint4* weights) {
-  return segment(weights, steps_before<Matrix>(block()), steps_before<Matrix>(block() + 1));
+  return segment<Matrix::k>(weights, steps_before<Matrix>(block()),
+                            steps_before<Matrix>(block() + 1));
 }
 
 template <class S>
 DEVICE Segment stack_segment(const Network& n) {
   const int layers = n.num_layers;
-  return segment(n.weights, layers * layer_before<S>(block()),
-                 layers * layer_before<S>(block() + 1));
+  return segment<S::hidden>(n.weights, layers * layer_before<S>(block()),
+                            layers * layer_before<S>(block() + 1));
 }
 
 // The predictor's layers; where the talker is wider, each block's part of the projection comes
@@ -83,7 +89,7 @@ DEVICE Segment frame_segment(const Params& p, int part) {
   if (part == 1) return head_segment<typename M::TalkerHead>(p.talker_head);
   if (part % 2 == 0) return predictor_segment<M>(p.predictor);
   const int head = part / 2 - 2;
-  if (head < 0) return {nullptr, 0};
+  if (head < 0) return {nullptr, 0, 1};
   return head_segment<typename M::PredictorHead>(p.predictor_heads + head * kHead);
 }
 
@@ -118,11 +124,16 @@ struct Ring {
 
 // The copying warp's whole work: segments part(i) from `first` on, until there are no more of them
 // or the others have left.
-template <int UnderWay, class R, class Part>
+template <class R, class Part>
 DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
-  typename R::Place place, before;  // before: the oldest that may be under way
+  typename R::Place place, oldest;  // of those on their way
+  int flying = 0;
+  auto land = [&](int most) {
+    for (; flying > most; --flying, oldest.advance()) {
+      while (!gate_open(ring.full[oldest.slot], oldest.round)) pause();
+    }
+  };
   bool going = true;
-  int asked = 0;
 #pragma unroll 1
   for (int i = first; i < parts && going; ++i) {
     Segment s = part(i);
@@ -133,22 +144,13 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
         going = *static_cast<volatile int*>(&ring.stop) == 0;
       }
       if (!going) break;
-      if (asked >= UnderWay) {
-        while (!gate_open(ring.full[before.slot], before.round)) pause();
-        before.advance();
-      }
+      land(s.under_way - 1);
       copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot]);
       place.advance();
-      ++asked;
+      ++flying;
     }
   }
-  // What is under way must have come before the block may end.
-  constexpr int kDepth = sizeof ring.full / sizeof ring.full[0];
-  for (int i = min(asked, kDepth); i > 0; --i) {
-    const int slot = (place.slot - i + kDepth) % kDepth;
-    const uint32_t round = place.slot - i < 0 ? place.round ^ 1 : place.round;
-    while (!gate_open(ring.full[slot], round)) pause();
-  }
+  land(0);  // before the block may end
 }
 
 // What those who multiply see of it: slot after slot.

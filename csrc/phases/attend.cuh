@@ -24,16 +24,16 @@ struct Column {
 };
 
 // An item's workplace.
+template <int Most>
 struct alignas(16) Attention {
   float query[2][kHeadDim];
-  float new_key[kColumns][kHeadDim], new_value[kColumns][kHeadDim];
-  float new_score[kColumns][2];
+  float new_key[Most][kHeadDim], new_value[Most][kHeadDim];
   uint32_t query_pairs[2][kHeadDim / 2];
   float mix[kWarps][2][kHeadDim];
-  float peak[kWarps][2], sum[kWarps][2];
   float score[2][kSpan];  // of earlier positions
+  float new_score[Most][2];
+  float peak[kWarps][2], sum[kWarps][2];
 };
-static_assert(sizeof(Attention) <= sizeof(Fragments), "it lies where activations do");
 
 struct Item {
   int column, head, span, spans;
@@ -96,10 +96,10 @@ struct Turn {
 
 // Queries of the item's column, keys and values of this launch: a warp a vector, a lane channels
 // 4 lane to 4 lane + 3. `last` is the item of the newest positions.
-template <class S>
+template <class S, int Most>
 DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const Tags& tags,
-                    const Column* columns, Item item, size_t slot, bool last, Attention& shared,
-                    int& gave_up) {
+                    const Column* columns, Item item, size_t slot, bool last,
+                    Attention<Most>& shared, int& gave_up) {
   const Column column = columns[item.column];
   const int vectors = 2 + (last ? 2 * (item.column - column.first + 1) : 0);
 #pragma unroll 1
@@ -161,7 +161,8 @@ struct Sixteen {
     }
   }
 
-  DEVICE void attend(int begin, int end, Attention& shared) const {
+  template <int Most>
+  DEVICE void attend(int begin, int end, Attention<Most>& shared) const {
     const int g = lane() / 4, t = lane() % 4;
     float score[2][4] = {};
 #pragma unroll
@@ -221,9 +222,9 @@ DEVICE void hand_over(const Params& p, const Network& n, int column, int query_h
 }
 
 // Scores before the softmax of the heads that the host asked for, to their places.
-template <class S>
+template <class S, int Most>
 DEVICE void tell_scores(const Params& p, int layer, Item item, int frame, int begin, int before,
-                        int fresh, const Attention& shared) {
+                        int fresh, const Attention<Most>& shared) {
   const Watch& watch = p.watch;
   const int j = thread() / kSpan, head = 2 * item.head + j, i = thread() % kSpan;
 #pragma unroll 1
@@ -236,10 +237,10 @@ DEVICE void tell_scores(const Params& p, int layer, Item item, int frame, int be
   }
 }
 
-template <class S>
+template <class S, int Most>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
-                        const Column* columns, const Tags& tags, Attention& shared, int& gave_up,
-                        Item item) {
+                        const Column* columns, const Tags& tags, Attention<Most>& shared,
+                        int& gave_up, Item item) {
   const Column column = columns[item.column];
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + item.head) *
@@ -364,7 +365,7 @@ DEVICE void each_item(const Column* columns, int count, Act act) {
 template <class S, class F>
 DEVICE void attend(F& flow, const Network& n, int layer, const bf16* norms, const Column* columns,
                    int count) {
-  auto& shared = reinterpret_cast<Attention&>(flow.fragments);
+  auto& shared = flow.attention;
   bool parted = false;
   each_item<S>(columns, count, [&](Item item) {
     attend_item<S>(flow.p, n, layer, norms, columns, flow.tags, shared, flow.gave_up(), item);

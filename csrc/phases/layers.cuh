@@ -9,9 +9,9 @@
 namespace megakernel {
 
 // The residual, [columns, width].
-template <int Hidden>
+template <int Hidden, int Most>
 struct alignas(16) Residual {
-  float of[kColumns][Hidden];
+  float of[Most][Hidden];
 };
 
 // A lane brings in elements by fours, lane l those of step l / 8 of every four; how many fours
@@ -25,15 +25,15 @@ struct Fours {
   DEVICE static bool there(int four) { return k(four) < Width; }
 };
 
-template <int Hidden>
-DEVICE float4& four_at(Residual<Hidden>& x, int column, int k) {
+template <int Hidden, int Most>
+DEVICE float4& four_at(Residual<Hidden, Most>& x, int column, int k) {
   return *reinterpret_cast<float4*>(&x.of[column][k]);
 }
 
 // x of every column, where change(column, k, x) gives four elements; `AtOnce` times four are made
 // before any is put down.
-template <int Width, int AtOnce, int Hidden, class Change>
-DEVICE void change_x(Residual<Hidden>& x, int columns, Change change) {
+template <int Width, int AtOnce, int Hidden, int Most, class Change>
+DEVICE void change_x(Residual<Hidden, Most>& x, int columns, Change change) {
   constexpr int kFours = Fours<Width>::count;
   const int count = columns * kFours;
 #pragma unroll 1
@@ -57,15 +57,16 @@ DEVICE void change_x(Residual<Hidden>& x, int columns, Change change) {
 }
 
 // Puts four activations where the product takes them.
-DEVICE void put(Fragments& fragments, int column, int step, float4 v) {
+template <int Most>
+DEVICE void put(Fragments<Most>& fragments, int column, int step, float4 v) {
   uint4& place = fragments.of[step][warp()][4 * column + lane() % 8 / 2];
   reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v);
 }
 
 constexpr int kLoads = 4;  // that a lane has under way
 
-template <int Width>
-DEVICE float norm_scale(const Sums& sums, int column, float eps) {
+template <int Width, int Most>
+DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   float squares = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) squares += sums.squares[column][w];
@@ -74,9 +75,10 @@ DEVICE float norm_scale(const Sums& sums, int column, float eps) {
 
 // Brings x in, after x += words, [columns, width], where there are any: use(column, four, x), a few
 // columns together, then after(first column) for these.
-template <int Width, int Most, int Hidden, class Use, class After>
-DEVICE void add_words(const Params& p, Residual<Hidden>& x, const uint32_t* words, int columns,
-                      const Tags& tags, Phase phase, int& gave_up, Use use, After after) {
+template <int Width, int Hidden, int Most, class Use, class After>
+DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
+                      int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
+                      After after) {
   if (Most == 1) columns = 1;
   constexpr int kFours = Fours<Width>::count, kAtOnce = Most == 1 ? 1 : kLoads / kFours;
   constexpr int kMany = kAtOnce * kFours;
@@ -134,14 +136,14 @@ struct NormVectors {
 
 // x, after x += words where there are any, by a norm's vector, into place; the norm's number is
 // `norm_scale`.
-template <int Width, int Most, int Hidden>
-SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint32_t* words,
+template <int Width, int Hidden, int Most>
+SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                                 const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
-                                Phase phase, Fragments& fragments, Sums& sums) {
+                                Phase phase, Fragments<Most>& fragments, Sums<Most>& sums) {
   if (Most == 1) columns = 1;
   constexpr int kAtOnce = Most == 1 ? 1 : kLoads / Fours<Width>::count;
   float squares[kAtOnce] = {};
-  add_words<Width, Most>(
+  add_words<Width>(
       p, x, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
@@ -163,7 +165,7 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden>& x, const uint
 // lane brings in eight elements, lane l those of step l / 4 of every eight.
 template <int Width, int Steps, int Most>
 SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
-                             Tags tags, Phase phase, int& gave_up, Fragments& fragments) {
+                             Tags tags, Phase phase, int& gave_up, Fragments<Most>& fragments) {
   if (Most == 1) columns = 1;
   constexpr int kEights = (Steps + 7) / 8, kAtOnce = Most == 1 ? 1 : kLoads / kEights;
   constexpr int kMany = kAtOnce * kEights;
@@ -195,8 +197,8 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, 
 
 // The layers on x; false once anybody has given up.
 template <class S, class F, int Hidden>
-DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vectors, const Network& n,
-                       const Column* columns, int count) {
+DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden>& vectors,
+                       const Network& n, const Column* columns, int count) {
   const Params& p = flow.p;
   const Words& words = n.words;
   constexpr int kInput = 0, kPost = 1;
@@ -210,11 +212,11 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     const Tags& tags = flow.tags;
 
     vectors.template ask<S::hidden>(kPost, norms + S::hidden);
-    auto normed = [&](int, Sums& sums) {
-      fetch_residual<S::hidden, F::most>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count,
-                                         before, kDown, flow.fragments, sums);
+    auto normed = [&](int, auto& sums) {
+      fetch_residual<S::hidden>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
+                                kDown, flow.fragments, sums);
     };
-    auto qkv = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+    auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       if (!there) return;
       const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
       const int at = column * S::Qkv::rows + unit * kUnit + row;
@@ -231,26 +233,26 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if constexpr (!S::near) attend<S>(flow, n, l, head_norms, columns, count);
     if constexpr (S::near && !kHere) attend_apart<S>(flow, n, l, head_norms, columns, count);
 
-    auto attended = [&](int first, Sums& sums) {
+    auto attended = [&](int first, auto& sums) {
       if constexpr (kHere)
         attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
       else
-        fetch_pairs<S::queries, S::Out::chunk, F::most>(p, words.attended, first, count, tags,
-                                                        kAttend, sums.gave_up, flow.fragments);
+        fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
+                                               sums.gave_up, flow.fragments);
     };
-    auto out = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+    auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       if (!there) return;
       const int at = column * S::hidden + unit * kUnit + row;
       store_word(words.out + at, tagged(sum * kGrow, tags.of(column)));
     };
     if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
 
-    auto normed_again = [&](int, Sums& sums) {
-      fetch_residual<S::hidden, F::most>(p, x, words.out, vectors, kPost, count, tags, kOut,
-                                         flow.fragments, sums);
+    auto normed_again = [&](int, auto& sums) {
+      fetch_residual<S::hidden>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
+                                sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
-    auto gated = [&](int unit, int column, int row, float sum, const Sums& sums, bool there) {
+    auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float own = sum * norm_scale<S::hidden>(sums, column, n.eps);
       const float up = shuffle_xor(own, kUnit / 2);
       const float value = own / (1 + expf(-own)) * up;
@@ -263,11 +265,11 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     };
     if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
 
-    auto middle = [&](int first, Sums& sums) {
-      fetch_pairs<S::intermediate, S::Down::chunk, F::most>(p, words.middle, first, count, tags,
-                                                            kGateUp, sums.gave_up, flow.fragments);
+    auto middle = [&](int first, auto& sums) {
+      fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, first, count, tags, kGateUp,
+                                                   sums.gave_up, flow.fragments);
     };
-    auto down = [&](int unit, int column, int row, float sum, const Sums&, bool there) {
+    auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       if (!there) return;
       const int at = column * S::hidden + unit * kUnit + row;
       store_word(words.down + at, tagged(sum * kGrow, tags.of(column)));
@@ -275,7 +277,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden>& x, NormVectors<Hidden>& vector
     if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
   }
   fence();  // keys and values, before anything that a later pass hears of
-  add_words<S::hidden, F::most>(
+  add_words<S::hidden>(
       p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
       [](int) {});
   return true;

@@ -16,12 +16,6 @@ struct alignas(16) Nearby {
   float share[2][kBlock];                              // of each position
 };
 
-// Behind the activations of the products before and after.
-DEVICE Nearby& workplace(Fragments& fragments) {
-  constexpr int kRoom = (sizeof(Nearby) * kWarps - 1) / sizeof fragments.of[0] + 1;
-  return reinterpret_cast<Nearby*>(fragments.of[kMostSteps - kRoom])[warp()];
-}
-
 // Two queries and a key of a position: their squares' sums, as those of one.
 DEVICE void warp_sums(float (&values)[3]) {
 #pragma unroll
@@ -168,8 +162,8 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
        item += blocks() * kWarps) {
     const int c = item / S::kv_heads, head = item % S::kv_heads;
     const uint32_t tag = flow.tags.of(c);
-    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true,
-                   workplace(flow.fragments), flow.gave_up(), [&](int j, float4 v) {
+    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[warp()],
+                   flow.gave_up(), [&](int j, float4 v) {
                      const int at = (c * S::heads + 2 * head + j) * kHeadDim + 4 * lane();
                      store_word(n.words.attended + at / 2, tagged_pair(v.x, v.y, tag));
                      store_word(n.words.attended + at / 2 + 1, tagged_pair(v.z, v.w, tag));
@@ -186,7 +180,7 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
   static_assert(S::kv_heads <= kWarps);
   if (const int head = warp(); head < S::kv_heads) {
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
-                   workplace(flow.fragments), gave_up, [&](int j, float4 v) {
+                   flow.nearby[warp()], gave_up, [&](int j, float4 v) {
                      const int k = j * kHeadDim + 4 * lane();
                      uint4& place = flow.fragments.of[head][k / kTile][k % kTile / 8];
                      reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(v.x, v.y, 0),

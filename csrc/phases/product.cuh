@@ -13,24 +13,33 @@ namespace megakernel {
 
 // Sums of the warps side by side, [unit][warp][row][column]. There are two sets, used in turn, so
 // that one meeting of the block is enough: who is fast fills the other set.
+template <int Most>
 struct alignas(16) Sums {
-  float of[kMostUnits][kWarps][kUnit * 8];  // of eight columns, whether there are as many or not
-  float squares[kColumns][kWarps];          // of the activations, where a norm wants them
+  static constexpr int wide = Most == 1 ? 2 : 8;  // columns that there is room for
+  float of[kMostUnits][kWarps][kUnit * wide];
+  float squares[Most][kWarps];  // of the activations, where a norm wants them
   int gave_up;
 };
 
 // Activations of a column for a step: lane 4 column + t of a warp has elements 8t to 8t + 7.
+template <int Most>
 struct alignas(16) Fragments {
-  uint4 of[kMostSteps][kWarps][4 * kColumns];
+  uint4 of[kMostSteps][kWarps][4 * Most];
 };
+
+template <int Most>
+struct Attention;  // see attend.cuh
+struct Nearby;     // see near.cuh
 
 // Everything that a thread carries from phase to phase; a pass has at most `Most` columns.
 template <class R, int Most>
 struct Flow {
   static constexpr int most = Most;
   const Params& p;
-  Sums (&sums)[2];
-  Fragments& fragments;
+  Sums<Most> (&sums)[2];
+  Fragments<Most>& fragments;
+  Attention<Most>& attention;  // where the fragments are
+  Nearby* nearby;              // of each warp
   R& ring;
   Stopwatch watch;
   const Share* shares;           // of the network's matrices, by phase
@@ -48,10 +57,13 @@ struct Flow {
 // The activations' steps times the slots from `place` on, into `sums`, or added to what is there;
 // returns the next place. The matrix instruction's rows are a unit's rows twice, with the lower and
 // the upper half of their tile's K.
-template <class R>
+template <int Most, class R>
 SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ring,
-                                             typename R::Place place, const Fragments& fragments,
-                                             Sums& sums, int units, int steps, bool add) {
+                                             typename R::Place place,
+                                             const Fragments<Most>& fragments, Sums<Most>& sums,
+                                             int units, int steps, bool add) {
+  constexpr int kWide = Sums<Most>::wide;
+  const bool keeps = kWide == 8 || lane() % 4 == 0;
   Weights<R> weights(ring, place);
   const Patience patience(p, phase, sums.gave_up);
 #pragma unroll 1
@@ -59,11 +71,11 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
     uint4 a[R::slot];
 #pragma unroll
     for (int s = 0; s < R::slot; ++s) {
-      a[s] = fragments.of[step + s][warp()][lane() % (4 * kColumns)];
+      a[s] = fragments.of[step + s][warp()][lane() % (4 * Most)];
     }
-    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane();
+    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane() * kWide / 8;
 #pragma unroll 1
-    for (int u = 0; u < units; ++u, sum += kWarps * kUnit * 8 / 2) {
+    for (int u = 0; u < units; ++u, sum += kWarps * kUnit * kWide / 2) {
       float low[2][4] = {}, high[2][4] = {};
       const auto& slot = weights.next(patience);
 #pragma unroll
@@ -76,18 +88,18 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
       float2 total = step > 0 || add ? *sum : float2{0, 0};
       total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
       total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
-      *sum = total;
+      if (keeps) *sum = total;
     }
   }
   return weights.place();
 }
 
 // Small models do not fill the last step.
-template <class Matrix>
-DEVICE void clear_padding(Fragments& fragments) {
+template <class Matrix, int Most>
+DEVICE void clear_padding(Fragments<Most>& fragments) {
   static_assert(Matrix::chunks == 1);
   constexpr int kLast = Matrix::steps - 1;
-  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * kColumns) return;
+  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * Most) return;
   fragments.of[kLast][warp()][lane()] = {0, 0, 0, 0};
 }
 
@@ -99,9 +111,9 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
 #pragma unroll 1
   for (int done = 0; done < share.count; done += kMostUnits) {
     const int count = min(kMostUnits, share.count - done);
-    Sums& sums = flow.sums[flow.turn];
+    auto& sums = flow.sums[flow.turn];
     flow.turn ^= 1;
-    if (done > 0 && lane() < kColumns) {
+    if (done > 0 && lane() < F::most) {
       sums.squares[lane()][warp()] = flow.sums[flow.turn].squares[lane()][warp()];
     }
 #pragma unroll 1
@@ -125,10 +137,11 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     for (int i = thread(); i < (items + 31) / 32 * 32; i += kThreads) {  // whole warps
       const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
       const int u = min(i / kUnit >> wide, count - 1);
-      const float* at = &sums.of[u][0][row * 8 + column];
+      constexpr int kWide = std::remove_reference_t<decltype(sums)>::wide;
+      const float* at = &sums.of[u][0][row * kWide + column];
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += at[w * kUnit * 8];
+      for (int w = 0; w < kWarps; ++w) sum += at[w * kUnit * kWide];
       take(share.first + done + u, column, row, sum, sums, i < items && column < columns);
     }
     flow.watch.lap(phase, kSum);

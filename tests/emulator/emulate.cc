@@ -5,20 +5,19 @@
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
 
-template <class Act>
+template <int Most, class Act>
 static void run(const Params& p, int blocks, int late, Act act) {
-  std::vector<Shared<M>> shared(blocks);
+  std::vector<Shared<M, Most>> shared(blocks);
   launch(blocks, kThreads + 32, late, [&] { act(p, shared[block()]); });
 }
 
 extern "C" void emulate_generate(const Params* p, int blocks, int late) {
-  run(*p, blocks, late, [](const Params& p, Shared<M>& s) {
-    p.columns == 1 ? generate_frames<M, 1>(p, s) : generate_frames<M, kColumns>(p, s);
-  });
+  const auto frames = [](const Params& p, auto& s) { generate_frames<M>(p, s); };
+  p->columns == 1 ? run<1>(*p, blocks, late, frames) : run<kColumns>(*p, blocks, late, frames);
 }
 
 extern "C" void emulate_prefill(const Params* p, int blocks, int late) {
-  run(*p, blocks, late, [](const Params& p, Shared<M>& s) { run_prompts<M>(p, s); });
+  run<kColumns>(*p, blocks, late, [](const Params& p, auto& s) { run_prompts<M>(p, s); });
 }
 
 extern "C" int params_bytes() { return sizeof(Params); }
