@@ -1,8 +1,8 @@
 """The one loop: text in, frames out, for every stream at once.
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
-gives slots to streams that can use them, makes frames for every stream that can move until the
-first chunk is due, and begins to decode what is due: that is delivered beside the next frames, for
+gives slots to streams that can use them, also to those that come while the first prompts run,
+makes frames for every stream that can move until the first chunk is due, and begins to decode what is due: that is delivered beside the next frames, for
 which the device need not wait. Streams join and leave between turns; who
 cannot wait so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
 
@@ -12,8 +12,8 @@ could use it; then it is suspended, and goes on later exactly where it stopped.
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import compress
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Decoding, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
+_COURTESY = 1e-3  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
 
 
@@ -83,6 +84,8 @@ class Loop:
         self.broken: BaseException | None = None
         self.free = list(range(backend.slots))
         self._sounding: _Sounding | None = None
+        self._coming = 0
+        self._all_came = threading.Condition(self.lock)
 
     def stop(self) -> None:
         """Ends the loop after the frame at hand; may be called from a finaliser."""
@@ -93,6 +96,19 @@ class Loop:
         """Has the loop look for news after the frame at hand; may be called from a finaliser."""
         self.backend.interrupt()
         self.bell.ring()
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """While a session is being opened with its text: who begins meanwhile may wait for it."""
+        with self.lock:
+            self._coming += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._coming -= 1
+                if not self._coming:
+                    self._all_came.notify()
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -124,10 +140,10 @@ class Loop:
             self._deliver()  # before anybody takes the slots that are being decoded
         for stream in gone:
             self._guarded(stream, partial(self._finish, reason="cancelled"))
-        streams = self._everyone()
-        for stream in streams:
+        for stream in self._everyone():
             self._guarded(stream, self._listen)
-        in_line = self._seat(streams)
+        in_line = self._seat()
+        streams = self._everyone()
         moving = [s for s in streams if s.movable]
         self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
         self._deliver()  # unless it was done beside the step
@@ -163,35 +179,41 @@ class Loop:
         elif stream.slot is not None:
             self._feed(stream, stream.utterance)
 
-    def _seat(self, streams: Sequence[Stream]) -> bool:
+    def _seat(self) -> bool:
         """Gives slots to those who can use them, suspended ones before new ones.
 
         New ones begin together, so that their prompts share passes and nobody's first chunk waits
-        for another's. But whoever speaks already waits meanwhile, with little more than a frame
-        (80 ms) in his reader's hands: so there is a frame for all after a suspended one (it is
-        copied from the host's memory), and after `_PROMPTS` positions (10 ms on an H200, 0.6B)
-        beside what prompts have in common, which is run once.
+        for another's; also with those who come while the first prompts run, for the next launch
+        is a whole frame that cannot be taken back. But whoever speaks already waits meanwhile, with
+        little more than a frame (80 ms) in his reader's hands: so there is a frame for all after a
+        suspended one (it is copied from the host's memory), and after `_PROMPTS` positions (10 ms
+        on an H200, 0.6B) beside what prompts have in common, which is run once.
 
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
         """
-        waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
-        if waiting and not self.free:
-            self._make_room(streams)
-        beginning: list[tuple[Stream, Prompt]] = []
         positions = 0
-        while waiting and self.free and positions < _PROMPTS:
-            stream = waiting.pop(0)
-            if stream.utterance is not None:
-                self._guarded(stream, self._go_on)
-                break
-            prompt = self._prompt(stream)
-            if prompt is not None:
-                stream.slot = self.free.pop(0)
-                beginning.append((stream, prompt))
-                positions += len(prompt.prefill) - prompt.common
-        self._begin(beginning)
-        return bool(waiting and self.free)
+        while True:
+            streams = self._everyone()
+            waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
+            if waiting and not self.free:
+                self._make_room(streams)
+            beginning: list[tuple[Stream, Prompt]] = []
+            suspended = False
+            while waiting and self.free and positions < _PROMPTS and not suspended:
+                stream = waiting.pop(0)
+                suspended = stream.utterance is not None
+                if suspended:
+                    self._guarded(stream, self._go_on)
+                elif prompt := self._prompt(stream):
+                    stream.slot = self.free.pop(0)
+                    beginning.append((stream, prompt))
+                    positions += len(prompt.prefill) - prompt.common
+            self._begin(beginning)
+            if suspended or not beginning or not self.free or positions >= _PROMPTS:
+                return bool(waiting and self.free)
+            with self._all_came:
+                self._all_came.wait_for(lambda: not self._coming, _COURTESY)
 
     def _make_room(self, streams: Sequence[Stream]) -> None:
         """Suspends the one that has stalled longest, if any has for too long."""
