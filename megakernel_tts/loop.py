@@ -30,7 +30,7 @@ from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Decoding, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
-_COURTESY = 1e-3  # seconds beside their prompts that those who begin wait for those who come
+_COURTESY = 5e-4  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
 
 
@@ -261,8 +261,6 @@ class Loop:
         if not beginning:
             return
         try:
-            for stream, _ in beginning:  # before the prompts: the vocoder waits for what runs
-                self.vocoder.open(self._slot(stream), stream.start)
             self.backend.prefill([self._start(stream, prompt) for stream, prompt in beginning])
         except Exception as error:
             if len(beginning) == 1:
@@ -279,7 +277,8 @@ class Loop:
         return Start(self._slot(stream), prompt.prefill, sampling, stream.draws, prompt.common)
 
     def _begun(self, stream: Stream, prompt: Prompt) -> None:
-        """What follows a prompt: a long transcript's rest, and the text so far."""
+        """What follows a prompt: the sound's beginning, a long transcript's rest, the text so far."""
+        self.vocoder.open(self._slot(stream), stream.start)
         piece, _, _ = stream.text()
         assert piece is not None
         self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)

@@ -83,7 +83,7 @@ class Utterance:
         if frames.scores is not None:
             self.times.look(frames.scores.numpy())
         self.groups = frames.codes.shape[1]
-        self.pending += frames.codes
+        self.pending += frames.codes.unbind()
         self.frames += len(frames.codes)
         if frames.ended:
             self.over = "eos"

@@ -67,9 +67,10 @@ class EstimatedTimes:
         samples = np.concatenate([self._rest, samples.ravel()])
         steps = len(samples) // self._step
         self._rest = samples[steps * self._step :]
+        parts = samples[: steps * self._step].reshape(steps, self._step)
+        loud = (parts.max(1) >= AUDIBLE) | (parts.min(1) <= -AUDIBLE)
         words: list[Word] = []
-        for part in samples[: steps * self._step].reshape(steps, self._step):
-            audible = int(np.abs(part.astype(np.int32)).max()) >= AUDIBLE
+        for audible in loud.tolist():
             self._listen(audible)
             words += self._reached() if audible else []
             self._steps += 1
