@@ -286,7 +286,6 @@ class Loop:
         times = stream.times(prompt.text_at, self.vocoder.sample_rate)
         progress = prompt.taken, len(prompt.lead), prompt.closed
         stream.utterance = u = Utterance(piece, cap, *progress, times, stream.seconds)
-        u.read_text()  # while the prompt runs
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:
@@ -310,12 +309,14 @@ class Loop:
     def _step(self, moving: Sequence[Stream], frames: int) -> None:
         """Makes frames for each stream; if that fails, one for each alone, to find the culprit.
 
-        Beside it, what was decoded before is delivered: the device need not wait for that.
+        Beside it, what was decoded before is delivered and texts are read: the device need not wait
+        for that.
         """
         if not moving:
             return
         try:
-            made = self.backend.step([self._slot(s) for s in moving], frames, self._deliver)
+            slots = [self._slot(stream) for stream in moving]
+            made = self.backend.step(slots, frames, partial(self._meanwhile, moving))
         except DeviceError as error:
             for stream in moving:
                 self._fail(stream, error)
@@ -329,6 +330,12 @@ class Loop:
             for (_, u), new in zip(_speaking(moving), made, strict=True):
                 if u.over is None:  # or it ran away in what was delivered meanwhile
                     u.take(new)
+
+    def _meanwhile(self, moving: Sequence[Stream]) -> None:
+        """Beside the device's work: it does not wait for this, and nothing here raises."""
+        self._deliver()
+        for stream in moving:
+            self._guarded(stream, Stream.read_text)
 
     def _decode(self, due: Sequence[Stream]) -> None:
         """Begins to decode pending frames; if that fails, each alone, to find the culprit."""

@@ -161,12 +161,12 @@ class CudaDecoder:
         given = [(slot, codes.numpy()) for slot, codes in parts]
         if len({slot for slot, _ in given}) < len(given):
             raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
-        for slot, codes in given:
-            if codes.size and not 0 <= codes.min() <= codes.max() < self._codes:
-                raise ValueError(
-                    f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
-                    f"{codes.max()} in slot {slot}."
-                )
+        together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
+        if together.size and not 0 <= together.min() <= together.max() < self._codes:
+            raise ValueError(
+                f"Codes must be between 0 and {self._codes - 1}, found {together.min()} to "
+                f"{together.max()} in the slots {[slot for slot, _ in given]}."
+            )
         left = [*rounds(given, self.capacity)]
         for first in left[:1]:
             self._start(first)
