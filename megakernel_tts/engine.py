@@ -112,7 +112,7 @@ class Engine:
 
     def coming(self) -> AbstractContextManager[None]:
         """While a session is being opened with its text: who begins meanwhile may wait for it."""
-        return self._loop.coming()
+        return self._loop.arrivals.one()
 
     def _check_room(self) -> None:
         loop = self._loop

@@ -1,19 +1,18 @@
 """The one loop: text in, frames out, for every stream at once.
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
-gives slots to streams that can use them, also to those that come while the first prompts run,
-makes frames for every stream that can move until the first chunk is due, and begins to decode what is due: that is delivered beside the next frames, for
-which the device need not wait. Streams join and leave between turns; who
-cannot wait so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
+gives slots to streams that can use them, makes frames for every stream that can move until the
+first chunk is due, and begins to decode what is due: that is delivered beside the next frames or
+prompts, for which the device need not wait. Streams join and leave between turns; who cannot wait
+so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
 
 A stream that has stalled, because its text or its reader is late, keeps its slot until another
 could use it; then it is suspended, and goes on later exactly where it stopped.
 """
 
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import compress
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.backend import Backend
+from megakernel_tts.bell import Arrivals, Bell
 from megakernel_tts.errors import DeviceError, SynthesisError
 from megakernel_tts.frames import Start
 from megakernel_tts.prompt import Prompt, Prompter
@@ -32,28 +32,6 @@ from megakernel_tts.vocoder import Decoding, Vocoder
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _COURTESY = 5e-4  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
-
-
-class Bell:
-    """Wakes the loop. `ring` takes no lock, so that it may be called from a finaliser."""
-
-    def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def ring(self) -> None:
-        """Wakes the loop now, or keeps it from falling asleep."""
-        self._rings.put(None)
-
-    def clear(self) -> None:
-        """Forgets earlier rings."""
-        with suppress(queue.Empty):
-            while True:
-                self._rings.get_nowait()
-
-    def wait(self, seconds: float | None) -> None:
-        """Sleeps until it rings, or for so long."""
-        with suppress(queue.Empty):
-            self._rings.get(timeout=seconds)
 
 
 class _Sounding(NamedTuple):
@@ -68,6 +46,8 @@ class Loop:
     """Streams and what makes them speak.
 
     Attributes:
+        bell: Wakes it.
+        arrivals: Sessions that are being opened; those who begin wait for them a moment.
         streams: Everyone who speaks or waits, in the order in which they get a slot; under `lock`.
         closed: Set by anyone to end the loop.
         broken: What ended the loop, if it was a bug.
@@ -78,14 +58,13 @@ class Loop:
         self.prompter = prompter
         self.vocoder = vocoder
         self.bell = Bell()
+        self.arrivals = Arrivals()
         self.lock = threading.Lock()
         self.streams: list[Stream] = []
         self.closed = False
         self.broken: BaseException | None = None
         self.free = list(range(backend.slots))
         self._sounding: _Sounding | None = None
-        self._coming = 0
-        self._all_came = threading.Condition(self.lock)
 
     def stop(self) -> None:
         """Ends the loop after the frame at hand; may be called from a finaliser."""
@@ -96,19 +75,6 @@ class Loop:
         """Has the loop look for news after the frame at hand; may be called from a finaliser."""
         self.backend.interrupt()
         self.bell.ring()
-
-    @contextmanager
-    def coming(self) -> Iterator[None]:
-        """While a session is being opened with its text: who begins meanwhile may wait for it."""
-        with self.lock:
-            self._coming += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self._coming -= 1
-                if not self._coming:
-                    self._all_came.notify()
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -183,11 +149,11 @@ class Loop:
         """Gives slots to those who can use them, suspended ones before new ones.
 
         New ones begin together, so that their prompts share passes and nobody's first chunk waits
-        for another's; also with those who come while the first prompts run, for the next launch
-        is a whole frame that cannot be taken back. But whoever speaks already waits meanwhile, with
-        little more than a frame (80 ms) in his reader's hands: so there is a frame for all after a
-        suspended one (it is copied from the host's memory), and after `_PROMPTS` positions (10 ms
-        on an H200, 0.6B) beside what prompts have in common, which is run once.
+        for another's frame: also those who come while the first prompts run. But whoever speaks
+        already waits meanwhile, with little more than a frame (80 ms) in his reader's hands: so
+        there is a frame for all after a suspended one (it is copied from the host's memory), and
+        after `_PROMPTS` positions (10 ms on an H200, 0.6B) beside what prompts have in common,
+        which is run once.
 
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
@@ -212,8 +178,8 @@ class Loop:
             self._begin(beginning)
             if suspended or not beginning or not self.free or positions >= _PROMPTS:
                 return bool(waiting and self.free)
-            with self._all_came:
-                self._all_came.wait_for(lambda: not self._coming, _COURTESY)
+            self._deliver()
+            self.arrivals.wait(_COURTESY)  # the device has prompts to run
 
     def _make_room(self, streams: Sequence[Stream]) -> None:
         """Suspends the one that has stalled longest, if any has for too long."""
@@ -277,7 +243,7 @@ class Loop:
         return Start(self._slot(stream), prompt.prefill, sampling, stream.draws, prompt.common)
 
     def _begun(self, stream: Stream, prompt: Prompt) -> None:
-        """What follows a prompt: the sound's beginning, a long transcript's rest, the text so far."""
+        """What follows a prompt: the sound's start, a long transcript's rest, the text so far."""
         self.vocoder.open(self._slot(stream), stream.start)
         piece, _, _ = stream.text()
         assert piece is not None

@@ -163,14 +163,20 @@ class CudaDecoder:
             raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
         together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
         if together.size and not 0 <= together.min() <= together.max() < self._codes:
-            raise ValueError(
-                f"Codes must be between 0 and {self._codes - 1}, found {together.min()} to "
-                f"{together.max()} in the slots {[slot for slot, _ in given]}."
-            )
+            self._refuse(given)
         left = [*rounds(given, self.capacity)]
         for first in left[:1]:
             self._start(first)
         return partial(self._finish, given, left)
+
+    def _refuse(self, given: Sequence[Chunk]) -> None:
+        """Names the first slot with a code that there is not."""
+        for slot, codes in given:
+            if codes.size and not 0 <= codes.min() <= codes.max() < self._codes:
+                raise ValueError(
+                    f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
+                    f"{codes.max()} in slot {slot}."
+                )
 
     def _finish(
         self, given: Sequence[Chunk], left: Sequence[Sequence[Chunk]]
