@@ -111,7 +111,7 @@ class Engine:
         return Session(script, mailbox, wake, abandon)
 
     def coming(self) -> AbstractContextManager[None]:
-        """While a session is being opened with its text: who begins meanwhile may wait for it."""
+        """While a session is opened with its text: who begins meanwhile waits for it a moment."""
         return self._loop.arrivals.one()
 
     def _check_room(self) -> None:

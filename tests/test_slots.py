@@ -323,8 +323,10 @@ def test_what_was_decoded_leaves_before_others_are_waited_for(
     monkeypatch.setattr("megakernel_tts.loop._COURTESY", 20.0)
     with rig.engine.coming():
         other = rig.open(seed=2)
+        begin = time.monotonic()
         rig.backend.gate.set()
         assert isinstance(next(iter(speaks)), AudioChunk)
+        assert time.monotonic() - begin < 10, "it waited, too"
         while rig.backend.events.count("prefill") < 2:
             time.sleep(0.001)
         assert len(rig.backend.batches) == 1
