@@ -1,5 +1,6 @@
 """What waiting for a launch costs: asleep until an event wakes the thread, or looking all the time.
 
+Or as the engine does, which dozes until the last frame is being made and looks for its end.
 Random weights of the 0.6B's size, one stream: milliseconds of a launch and of waiting for it, and
 the share of a core that the thread uses meanwhile.
 
@@ -23,8 +24,14 @@ _REPEATS = 200
 _LONG = 1_000_000_000  # nanoseconds, longer than any step
 
 
-def measure(bench: Bench, frames: int, look: int) -> dict[str, float]:
-    """Of steps of so many frames, if it looks for so many nanoseconds before it sleeps."""
+def measure(bench: Bench, frames: int, look: int | None) -> dict[str, float]:
+    """Of steps of so many frames.
+
+    Args:
+        bench: The kernel.
+        frames: Of a launch.
+        look: Nanoseconds that it looks before it sleeps; None waits as the engine does.
+    """
     kernel = bench.kernel
     assert kernel._done is not None
     kernel.prefill([Start(0, bench.prompt, Sampling(seed=0))])
@@ -35,7 +42,10 @@ def measure(bench: Bench, frames: int, look: int) -> dict[str, float]:
     for _ in range(_REPEATS):
         start = time.perf_counter()
         kernel._launch([0], frames)
-        kernel._ops.wait(kernel._done.cuda_event, look)
+        if look is None:
+            kernel._wait(frames)
+        else:
+            kernel._ops.wait(kernel._done.cuda_event, look)
         walls.append(1e3 * (time.perf_counter() - start))
     core = (time.thread_time() - busy) / (time.perf_counter() - begin)
     return {
@@ -55,7 +65,8 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(*random_model("0.6B"))
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.wait"}
-    for name, look in (("asleep", 0), ("looking", _LONG), ("asleep again", 0)):
+    ways = {"asleep": 0, "looking": _LONG, "as the engine": None, "asleep again": 0}
+    for name, look in ways.items():
         figures[name] = {frames: measure(bench, frames, look) for frames in _FRAMES}
     write(figures, options.json, packages=("torch",))
 

@@ -5,6 +5,7 @@ through pinned memory.
 """
 
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,8 @@ _EOS, _BROKEN = 1, 4
 _SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
-_LOOK = 5_000_000  # nanoseconds that the host looks for the end of a frame before it sleeps
+_DOZE = 5e-4  # seconds between two glances at a launch that has more than a frame to make
+_LOOK = 20_000_000  # nanoseconds that the host looks for the end of a frame before it sleeps
 PHASES = ("qkv", "attend", "combine", "out", "gate_up", "down", "head", "draw", "project")
 
 
@@ -310,11 +312,15 @@ class Megakernel:
     def _wait(self, frames: int) -> None:
         """Lets others run until the launch is over.
 
-        Who sleeps wakes up half a millisecond late (bench/wait.py), which is nothing beside many
-        frames. But one frame is somebody's first chunk, or keeps one waiting who has just come.
+        Who sleeps until then wakes up half a millisecond late (bench/wait.py). So the host dozes
+        while more than a frame is left, and looks for the end of the last one, which may stand
+        behind prompts: somebody's first chunk, or the device is idle until it is seen.
         """
-        if self._done is not None:
-            self._ops.wait(self._done.cuda_event, _LOOK if frames == 1 else 0)
+        if self._done is None:
+            return
+        while self._published.max() < frames - 1 and not self._done.query():
+            time.sleep(_DOZE)
+        self._ops.wait(self._done.cuda_event, _LOOK)
 
     def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
         """Each column's frames: why it is over, if it is, and its codes [made, 1 + groups]."""

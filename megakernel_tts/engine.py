@@ -3,6 +3,7 @@
 import atexit
 import threading
 import weakref
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,10 @@ class Engine:
         self._text_came(stream)
         wake, abandon = partial(self._text_came, stream), partial(self._abandon, stream)
         return Session(script, mailbox, wake, abandon)
+
+    def coming(self) -> AbstractContextManager[None]:
+        """While a session is opened with its text: who begins meanwhile waits for it a moment."""
+        return self._loop.arrivals.one()
 
     def _check_room(self) -> None:
         loop = self._loop

@@ -2,15 +2,14 @@
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
 gives slots to streams that can use them, makes frames for every stream that can move until the
-first chunk is due, and begins to decode what is due: that is delivered beside the next frames, for
-which the device need not wait. Streams join and leave between turns; who
-cannot wait so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
+first chunk is due, and begins to decode what is due: that is delivered beside the next frames or
+prompts, for which the device need not wait. Streams join and leave between turns; who cannot wait
+so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
 
 A stream that has stalled, because its text or its reader is late, keeps its slot until another
 could use it; then it is suspended, and goes on later exactly where it stopped.
 """
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.backend import Backend
+from megakernel_tts.bell import Arrivals, Bell
 from megakernel_tts.errors import DeviceError, SynthesisError
 from megakernel_tts.frames import Start
 from megakernel_tts.prompt import Prompt, Prompter
@@ -30,29 +30,8 @@ from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Decoding, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
+_COURTESY = 5e-4  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
-
-
-class Bell:
-    """Wakes the loop. `ring` takes no lock, so that it may be called from a finaliser."""
-
-    def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def ring(self) -> None:
-        """Wakes the loop now, or keeps it from falling asleep."""
-        self._rings.put(None)
-
-    def clear(self) -> None:
-        """Forgets earlier rings."""
-        with suppress(queue.Empty):
-            while True:
-                self._rings.get_nowait()
-
-    def wait(self, seconds: float | None) -> None:
-        """Sleeps until it rings, or for so long."""
-        with suppress(queue.Empty):
-            self._rings.get(timeout=seconds)
 
 
 class _Sounding(NamedTuple):
@@ -67,6 +46,8 @@ class Loop:
     """Streams and what makes them speak.
 
     Attributes:
+        bell: Wakes it.
+        arrivals: Sessions that are being opened; those who begin wait for them a moment.
         streams: Everyone who speaks or waits, in the order in which they get a slot; under `lock`.
         closed: Set by anyone to end the loop.
         broken: What ended the loop, if it was a bug.
@@ -77,6 +58,7 @@ class Loop:
         self.prompter = prompter
         self.vocoder = vocoder
         self.bell = Bell()
+        self.arrivals = Arrivals()
         self.lock = threading.Lock()
         self.streams: list[Stream] = []
         self.closed = False
@@ -124,10 +106,10 @@ class Loop:
             self._deliver()  # before anybody takes the slots that are being decoded
         for stream in gone:
             self._guarded(stream, partial(self._finish, reason="cancelled"))
-        streams = self._everyone()
-        for stream in streams:
+        for stream in self._everyone():
             self._guarded(stream, self._listen)
-        in_line = self._seat(streams)
+        in_line = self._seat()
+        streams = self._everyone()
         moving = [s for s in streams if s.movable]
         self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
         self._deliver()  # unless it was done beside the step
@@ -163,35 +145,41 @@ class Loop:
         elif stream.slot is not None:
             self._feed(stream, stream.utterance)
 
-    def _seat(self, streams: Sequence[Stream]) -> bool:
+    def _seat(self) -> bool:
         """Gives slots to those who can use them, suspended ones before new ones.
 
         New ones begin together, so that their prompts share passes and nobody's first chunk waits
-        for another's. But whoever speaks already waits meanwhile, with little more than a frame
-        (80 ms) in his reader's hands: so there is a frame for all after a suspended one (it is
-        copied from the host's memory), and after `_PROMPTS` positions (10 ms on an H200, 0.6B)
-        beside what prompts have in common, which is run once.
+        for another's frame: also those who come while the first prompts run. But whoever speaks
+        already waits meanwhile, with little more than a frame (80 ms) in his reader's hands: so
+        there is a frame for all after a suspended one (it is copied from the host's memory), and
+        after `_PROMPTS` positions (10 ms on an H200, 0.6B) beside what prompts have in common,
+        which is run once.
 
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
         """
-        waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
-        if waiting and not self.free:
-            self._make_room(streams)
-        beginning: list[tuple[Stream, Prompt]] = []
         positions = 0
-        while waiting and self.free and positions < _PROMPTS:
-            stream = waiting.pop(0)
-            if stream.utterance is not None:
-                self._guarded(stream, self._go_on)
-                break
-            prompt = self._prompt(stream)
-            if prompt is not None:
-                stream.slot = self.free.pop(0)
-                beginning.append((stream, prompt))
-                positions += len(prompt.prefill) - prompt.common
-        self._begin(beginning)
-        return bool(waiting and self.free)
+        while True:
+            streams = self._everyone()
+            waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
+            if waiting and not self.free:
+                self._make_room(streams)
+            beginning: list[tuple[Stream, Prompt]] = []
+            suspended = False
+            while waiting and self.free and positions < _PROMPTS and not suspended:
+                stream = waiting.pop(0)
+                suspended = stream.utterance is not None
+                if suspended:
+                    self._guarded(stream, self._go_on)
+                elif prompt := self._prompt(stream):
+                    stream.slot = self.free.pop(0)
+                    beginning.append((stream, prompt))
+                    positions += len(prompt.prefill) - prompt.common
+            self._begin(beginning)
+            if suspended or not beginning or not self.free or positions >= _PROMPTS:
+                return bool(waiting and self.free)
+            self._deliver()
+            self.arrivals.wait(_COURTESY)  # the device has prompts to run
 
     def _make_room(self, streams: Sequence[Stream]) -> None:
         """Suspends the one that has stalled longest, if any has for too long."""
@@ -239,8 +227,6 @@ class Loop:
         if not beginning:
             return
         try:
-            for stream, _ in beginning:  # before the prompts: the vocoder waits for what runs
-                self.vocoder.open(self._slot(stream), stream.start)
             self.backend.prefill([self._start(stream, prompt) for stream, prompt in beginning])
         except Exception as error:
             if len(beginning) == 1:
@@ -257,7 +243,8 @@ class Loop:
         return Start(self._slot(stream), prompt.prefill, sampling, stream.draws, prompt.common)
 
     def _begun(self, stream: Stream, prompt: Prompt) -> None:
-        """What follows a prompt: a long transcript's rest, and the text so far."""
+        """What follows a prompt: the sound's start, a long transcript's rest, the text so far."""
+        self.vocoder.open(self._slot(stream), stream.start)
         piece, _, _ = stream.text()
         assert piece is not None
         self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)
@@ -265,7 +252,6 @@ class Loop:
         times = stream.times(prompt.text_at, self.vocoder.sample_rate)
         progress = prompt.taken, len(prompt.lead), prompt.closed
         stream.utterance = u = Utterance(piece, cap, *progress, times, stream.seconds)
-        u.read_text()  # while the prompt runs
         self._feed(stream, u)
 
     def _slot(self, stream: Stream) -> int:
@@ -289,12 +275,14 @@ class Loop:
     def _step(self, moving: Sequence[Stream], frames: int) -> None:
         """Makes frames for each stream; if that fails, one for each alone, to find the culprit.
 
-        Beside it, what was decoded before is delivered: the device need not wait for that.
+        Beside it, what was decoded before is delivered and texts are read: the device need not wait
+        for that.
         """
         if not moving:
             return
         try:
-            made = self.backend.step([self._slot(s) for s in moving], frames, self._deliver)
+            slots = [self._slot(stream) for stream in moving]
+            made = self.backend.step(slots, frames, partial(self._meanwhile, moving))
         except DeviceError as error:
             for stream in moving:
                 self._fail(stream, error)
@@ -308,6 +296,12 @@ class Loop:
             for (_, u), new in zip(_speaking(moving), made, strict=True):
                 if u.over is None:  # or it ran away in what was delivered meanwhile
                     u.take(new)
+
+    def _meanwhile(self, moving: Sequence[Stream]) -> None:
+        """Beside the device's work: it does not wait for this, and nothing here raises."""
+        self._deliver()
+        for stream in moving:
+            self._guarded(stream, Stream.read_text)
 
     def _decode(self, due: Sequence[Stream]) -> None:
         """Begins to decode pending frames; if that fails, each alone, to find the culprit."""

@@ -89,6 +89,7 @@ class Prompter:
         self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
         with torch.inference_mode():
             self.pad, self._bos, self.eos = self.text([text.pad, text.bos, text.eos]).split(1)
+            self._last = torch.cat([self.eos + self._fill, self.pad + self._begin])
 
     def text(self, ids: list[int]) -> Tensor:
         """Text vectors [n, hidden]."""
@@ -254,12 +255,12 @@ class Prompter:
         return Prompt(prefill, at, self.pad[:0], taken=1, text_at=at, closed=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
-        text = torch.cat([self.text(ids), self.eos])
-        codec, text_at = self._begin, len(prefix.vectors)
+        text, text_at, last = self.text(ids), len(prefix.vectors), self._last
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
-            codec, text_at = prefix.reference_codes, text_at + len(prefix.reference_text)
-        prefill = torch.cat([prefix.vectors, text + self._fill, self.pad + codec])
+            text_at += len(prefix.reference_text)
+            last = torch.cat([last[:1], self.pad + prefix.reference_codes])
+        prefill = torch.cat([prefix.vectors, text + self._fill, last])
         return Prompt(prefill, text_at, self.pad[:0], taken=len(ids), text_at=text_at, closed=True)
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:

@@ -35,6 +35,8 @@ _ABBREVIATIONS = {
     "portuguese": "sr sra dr dra prof etc av ex",
     "russian": "г гг ул д стр т.д т.п т.е т.к им руб тыс млн см проф акад",
 }
+_ABBREVIATIONS_OF = {name: frozenset(words.split()) for name, words in _ABBREVIATIONS.items()}
+_OF_ALL = frozenset[str]().union(*_ABBREVIATIONS_OF.values())
 # Words that are abbreviations before a number alone.
 _COUNTED = set("no vol fig sec pp p art abs nr núm pág pag min sek std".split())
 
@@ -71,8 +73,7 @@ class Splitter:
         self._german = language == "german"
         self._closing = _CLOSERS_ALONE + ("»" if language in _CLOSING_GUILLEMETS else "")
         self._closers = _CLOSERS + ("“«" if self._german else "")
-        names = [language] if language in _ABBREVIATIONS else list(_ABBREVIATIONS)
-        self._abbreviations = {w for name in names for w in _ABBREVIATIONS[name].split()}
+        self._abbreviations = _ABBREVIATIONS_OF.get(language, _OF_ALL)
         self._piece: list[str] = []
         self._weight = 0
 

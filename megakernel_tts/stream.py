@@ -74,7 +74,7 @@ class Utterance:
 
     def read_text(self) -> None:
         """Takes note of the text as far as it is written, to tell its words."""
-        self.times.transcript.write(self.piece.ids, self.piece.whole)
+        self.times.read(self.piece.ids, self.piece.whole)
 
     def take(self, frames: Frames) -> None:
         """Takes the next frames, with which the speech may end."""
@@ -83,7 +83,7 @@ class Utterance:
         if frames.scores is not None:
             self.times.look(frames.scores.numpy())
         self.groups = frames.codes.shape[1]
-        self.pending += frames.codes
+        self.pending += frames.codes.unbind()
         self.frames += len(frames.codes)
         if frames.ended:
             self.over = "eos"
@@ -171,6 +171,11 @@ class Stream:
         with self.script.lock:
             piece = self.script.front()
             return (piece, list(piece.ids), piece.ended) if piece else (None, [], False)
+
+    def read_text(self) -> None:
+        """Takes note of what is spoken now, as far as it is written."""
+        if self.utterance is not None:
+            self.utterance.read_text()
 
     @property
     def read(self) -> bool:

@@ -361,12 +361,14 @@ class TTS:
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
         portion, rest = text[:PORTION], text[PORTION:]
-        # With its text from the start: the engine need not be woken for every step of it.
-        script = Script(self._loaded.tokenizer, Splitter(_name(language)))
-        script.push(portion)
-        if not rest:
-            script.end()
-        session = self._open(script, voice, language, instruct, known, sampling, chunks, retries)
+        with self._loaded.engine.coming():
+            # With its text from the start: the engine need not be woken for every step of it.
+            script = Script(self._loaded.tokenizer, Splitter(_name(language)))
+            script.push(portion)
+            if not rest:
+                script.end()
+            manner = voice, language, instruct, known
+            session = self._open(script, *manner, sampling, chunks, retries)
         if rest:
             session.push_text(rest)
             session.end()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from megakernel_tts import TTS
+from megakernel_tts.bench.event_loop import event_loop
 from megakernel_tts.bench.stages import _watch, first_chunk_stages
 from megakernel_tts.bench.timing import Request, first_chunk, speak, streaming
 from megakernel_tts.cli import main
@@ -105,6 +106,25 @@ def test_percentiles_are_in_order_and_streams_are_all_seen(
     assert both.real_time_factor == pytest.approx(both.ms_per_frame / 80, rel=1e-2)
 
 
+def test_what_holds_up_the_event_loop_is_seen(
+    demo: TTS, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a stream does on the loop's own thread."""
+    own = demo.astream
+    short = replace(request_, sampling=replace(demo.sampling, max_frames=4))
+
+    def held_up(*a: Any, **named: Any) -> Any:
+        sleep(0.4)
+        return own(*a, **named)
+
+    free = event_loop(demo, short, streams=2, rounds=1)
+    monkeypatch.setattr(demo, "astream", held_up)
+    blocked = event_loop(demo, short, streams=2, rounds=1)
+    assert (free.streams, free.rounds) == (2, 1)
+    assert blocked.most >= 400 > free.most >= free.p99 >= free.p50
+    assert blocked.most_at_rest < 400
+
+
 def test_the_command_prints_a_table_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +144,8 @@ def test_the_command_prints_a_table_and_writes_json(
     ]  # fmt: skip
     cells = [(one["chunk_frames"], one["streams"]) for one in report["streaming"]]
     assert cells == [(8, 1), (8, 2)]
+    late = report["event_loop"]
+    assert late["streams"] == 2 and f"2 streams: p50 {late['p50']:.2f} ms" in printed
     assert [len(one["first_chunk_ms"]) for one in report["streaming"]] == [1, 2]
     assert report["sampling"]["temperature"] > 0 and report["peers"] == []
 

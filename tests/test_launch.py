@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts import ChunkPolicy, Sampling
+from megakernel_tts.cuda import Megakernel
 from megakernel_tts.engine import Engine
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.loader import Loaded
@@ -139,6 +140,50 @@ def test_the_host_waits_for_nothing_between_the_first_frame_and_the_last(
     made = b.kernel._collect(3, 30)
     for ours, expected in zip(made, whole, strict=True):
         assert torch.equal(torch.from_numpy(ours[: len(expected), 1:]), expected)
+
+
+class _Clock:
+    """A launch of which the host sees another frame each time that it dozes."""
+
+    cuda_event = 7
+
+    def __init__(self, kernel: Megakernel, over_after: int) -> None:
+        self.told: list[str] = []
+        self._kernel, self._over_after = kernel, over_after
+        self._made = 0
+
+    def doze(self, _: float) -> None:
+        self._made += 1
+        self._kernel._published[1] = self._made
+        self.told.append("doze")
+
+    def query(self) -> bool:
+        return self._made >= self._over_after
+
+    def wait(self, event: int, nanoseconds: int) -> None:
+        assert event == self.cuda_event and nanoseconds > 0, "it slept, and wakes up late"
+        self.told.append("look")
+
+
+@pytest.mark.parametrize(
+    ("frames", "over_after", "dozes"), [(1, 1, 0), (2, 2, 1), (8, 8, 7), (8, 3, 3)]
+)
+def test_the_host_dozes_until_the_last_frame_and_looks_for_its_end(
+    bench: Callable[..., Bench],
+    monkeypatch: pytest.MonkeyPatch,
+    frames: int,
+    over_after: int,
+    dozes: int,
+) -> None:
+    """Whichever stream makes it; a launch that is over sooner is seen."""
+    kernel = bench("0b6").kernel
+    clock = _Clock(kernel, over_after)
+    monkeypatch.setattr("megakernel_tts.cuda.time.sleep", clock.doze)
+    monkeypatch.setattr(kernel, "_done", clock)
+    monkeypatch.setattr(kernel, "_ops", clock)
+    kernel._published[:] = 0
+    kernel._wait(frames)
+    assert clock.told == ["doze"] * dozes + ["look"]
 
 
 # --- the operators ---

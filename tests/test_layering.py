@@ -74,7 +74,8 @@ ALLOWED: dict[str, set[str]] = {
     "stream": {"frames", "guard", "prompt", "sampling", "script", "session"}
     | {"align.calibration", "align.timing", "align.words", "suspension"},
     "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "codec.weights", "config"},
-    "loop": LEAVES | {"backend", "frames", "prompt", "session", "stream", "vocoder"},
+    "bell": set(),
+    "loop": LEAVES | {"backend", "bell", "frames", "prompt", "session", "stream", "vocoder"},
     "engine": LEAVES
     | {
         "align.calibration",
@@ -112,10 +113,19 @@ ALLOWED: dict[str, set[str]] = {
     "bench.options": set(),
     "bench.timing": LEAVES | {"bench", "sampling", "session", "tts", "voice"},
     "bench.stages": {"bench", "bench.timing", "tts"},
+    "bench.event_loop": {"bench", "bench.timing", "session", "tts"},
     "bench.peers": {"bench", "sampling"},
-    "bench.report": {"bench", "bench.peers", "bench.stages", "bench.timing", "sampling"},
+    "bench.report": {
+        "bench",
+        "bench.event_loop",
+        "bench.peers",
+        "bench.stages",
+        "bench.timing",
+        "sampling",
+    },
     "bench.command": {"backend", "hub", "random_released", "tts"}
-    | {"bench", "bench.options", "bench.peers", "bench.report", "bench.stages", "bench.timing"},
+    | {"bench", "bench.event_loop", "bench.options", "bench.peers", "bench.report"}
+    | {"bench.stages", "bench.timing"},
     "cli": PUBLIC
     | {"audio", "bench.command", "bench.options", "bench.report", "calibrate", "console"}
     | {"doctor"},

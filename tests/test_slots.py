@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from megakernel_tts import (
     Finish,
     Session,
 )
+from megakernel_tts.frames import Start
 from megakernel_tts.loader import Loaded
 from megakernel_tts.split import Limits
 from tests.fakes import ScriptedBackend
@@ -269,4 +270,65 @@ def test_a_sentence_that_is_not_ended_takes_nobodys_slot(
     whole.push_text("Not yet all of the sentence")
     time.sleep(0.1)
     assert rig.backend.suspended == 0
+    rig.engine.close()
+
+
+def test_who_comes_while_a_prompt_runs_begins_with_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's first chunk waits for a frame of others, and each says what it says alone."""
+    prefill, second = rig.backend.prefill, list[Session]()
+
+    def meanwhile(starts: Sequence[Start]) -> None:
+        prefill(starts)
+        if not second:
+            second.append(rig.open(seed=2))
+
+    monkeypatch.setattr(rig.backend, "prefill", meanwhile)
+    spoken = [drain(rig.open(seed=1))]
+    spoken += map(drain, second)
+    for seed, (chunks, finish) in enumerate(spoken, 1):
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
+    assert rig.backend.events[:3] == ["prefill", "prefill", "frame"]
+    assert rig.backend.batches[0] == 2
+
+
+def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakernel_tts.loop._COURTESY", 20.0)
+    with rig.engine.coming():
+        first = rig.open(seed=1)
+        time.sleep(0.05)
+        assert rig.backend.events == ["prefill"]
+        second = rig.open(seed=2)
+    begin = time.monotonic()
+    assert {finish.reason for finish in read([first, second])} == {"eos"}
+    assert rig.backend.batches[0] == 2
+    assert time.monotonic() - begin < 10, "nobody told that all are there"
+
+
+def test_nobody_waits_long_for_one_who_does_not_come(rig: Rig) -> None:
+    with rig.engine.coming():
+        assert drain(rig.open())[1].reason == "eos"
+
+
+def test_what_was_decoded_leaves_before_others_are_waited_for(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(load(), ScriptedBackend(slots=3))
+    rig.backend.gate.clear()
+    speaks = rig.open(seed=1, first=1, largest=1)
+    while not rig.backend.asked:  # its first frame is being made
+        time.sleep(0.001)
+    monkeypatch.setattr("megakernel_tts.loop._COURTESY", 20.0)
+    with rig.engine.coming():
+        other = rig.open(seed=2)
+        begin = time.monotonic()
+        rig.backend.gate.set()
+        assert isinstance(next(iter(speaks)), AudioChunk)
+        assert time.monotonic() - begin < 10, "it waited, too"
+        while rig.backend.events.count("prefill") < 2:
+            time.sleep(0.001)
+        assert len(rig.backend.batches) == 1
+    assert {finish.reason for finish in read([speaks, other])} == {"eos"}
     rig.engine.close()

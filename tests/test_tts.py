@@ -438,3 +438,21 @@ def test_chunk_policies_that_cannot_be_kept(
 ) -> None:
     with pytest.raises(error, match=message):
         ChunkPolicy(**policy)
+
+
+def test_a_text_is_on_its_way_from_its_first_word_until_it_is_there(
+    tts: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who begins to speak meanwhile waits for it a moment."""
+    loop, encode = tts._loaded.engine._loop, tts._loaded.tokenizer.encode
+    seen: list[int] = []
+
+    def counted(text: str) -> list[int]:
+        seen.append(loop.arrivals._coming)
+        return encode(text)
+
+    monkeypatch.setattr(tts._loaded.tokenizer, "encode", counted)
+    tts.say("Hello.", sampling=Sampling(max_frames=1))
+    with pytest.raises(MegakernelTTSError):
+        tts.say("Hello.", "nobody")
+    assert set(seen) == {1} and loop.arrivals._coming == 0

@@ -6,7 +6,7 @@ fraction of the time between them.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class EstimatedTimes:
             transcript: The text.
             rate: Samples a second.
         """
-        self.transcript = transcript
+        self._transcript = transcript
         self._step = int(STEP * rate)  # samples
         self._rest = np.zeros(0, np.int16)  # less than a step
         self._due: deque[tuple[str, float]] = deque()  # words, when they begin without pauses
@@ -58,18 +58,29 @@ class EstimatedTimes:
         self._steps = 0  # heard
         self._quiet = 0  # steps since the last sound
 
+    def read(self, ids: Sequence[int], whole: int) -> None:
+        """See `WordTimes.read`."""
+        self._transcript.write(ids, whole)
+        for i in range(self._taken, self._transcript.complete):
+            text = self._transcript[i]
+            self._due.append((text, self._known))
+            self._known += spoken_seconds(text)
+            if split_words(text)[-1].ends_clause:
+                self._clauses.append(self._known)
+        self._taken = self._transcript.complete
+
     def look(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimes.look`."""
 
     def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimes.hear`."""
-        self._read()
         samples = np.concatenate([self._rest, samples.ravel()])
         steps = len(samples) // self._step
         self._rest = samples[steps * self._step :]
+        parts = samples[: steps * self._step].reshape(steps, self._step)
+        loud = (parts.max(1) >= AUDIBLE) | (parts.min(1) <= -AUDIBLE)
         words: list[Word] = []
-        for part in samples[: steps * self._step].reshape(steps, self._step):
-            audible = int(np.abs(part.astype(np.int32)).max()) >= AUDIBLE
+        for audible in loud.tolist():
             self._listen(audible)
             words += self._reached() if audible else []
             self._steps += 1
@@ -82,21 +93,11 @@ class EstimatedTimes:
     @property
     def left(self) -> int:
         """See `WordTimes.left`."""
-        return len(self.transcript) - self._taken + len(self._due)
+        return len(self._transcript) - self._taken + len(self._due)
 
     def idle(self, frame: int) -> int:
         """An estimate cannot tell: none."""
         return 0
-
-    def _read(self) -> None:
-        """Takes the words that are complete by now."""
-        for i in range(self._taken, self.transcript.complete):
-            text = self.transcript[i]
-            self._due.append((text, self._known))
-            self._known += spoken_seconds(text)
-            if split_words(text)[-1].ends_clause:
-                self._clauses.append(self._known)
-        self._taken = self.transcript.complete
 
     def _listen(self, audible: bool) -> None:
         """After a pause, goes on at the clause that is nearest to the estimate."""

@@ -18,12 +18,11 @@ class WordTimes(Protocol):
     """Follows one piece: text and scores as they become known, samples as they leave.
 
     Times are seconds from the piece's first sample.
-
-    Attributes:
-        transcript: The text; to be written to before frames are looked at.
     """
 
-    transcript: Transcript
+    def read(self, ids: Sequence[int], whole: int) -> None:
+        """Takes the text as far as it is written, as `Transcript.write` does."""
+        ...
 
     def look(self, scores: NDArray[np.float32]) -> None:
         """Takes the attention of the next frames that were made [frames, heads, positions]."""
@@ -63,7 +62,7 @@ class AlignedTimes:
             text_at: The position of the text's first token.
             floor: The least attention that counts; see `columns`.
         """
-        self.transcript = transcript
+        self._transcript = transcript
         self._rate = rate
         self._text_at = text_at
         self._floor = floor
@@ -75,9 +74,13 @@ class AlignedTimes:
         self._starts: list[float] = []  # of the words that have begun
         self._told = 0  # words
 
+    def read(self, ids: Sequence[int], whole: int) -> None:
+        """See `WordTimes.read`."""
+        self._transcript.write(ids, whole)
+
     def look(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimes.look`."""
-        text, search = self.transcript, self._search
+        text, search = self._transcript, self._search
         if new := text.silent[search.units :]:
             search.append(new)
             self._firsts = np.array(text.firsts)
@@ -93,7 +96,7 @@ class AlignedTimes:
 
     def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimes.hear`."""
-        text, path = self.transcript, self._search.path(ended=last)[: len(samples)]
+        text, path = self._transcript, self._search.path(ended=last)[: len(samples)]
         self._search.drop(len(samples))
         audible = (samples.max(1) >= AUDIBLE) | (samples.min(1) <= -AUDIBLE)
         for unit, sounds in zip(path, audible.tolist(), strict=True):
@@ -112,7 +115,7 @@ class AlignedTimes:
 
     def _tell(self) -> list[Word]:
         """Words that have begun, as soon as their texts are known."""
-        text, first = self.transcript, self._told
+        text, first = self._transcript, self._told
         self._told = min(len(self._starts), text.complete)
         starts = enumerate(self._starts[first : self._told], first)
         return [Word(text[i], start, None, False) for i, start in starts]
@@ -120,7 +123,7 @@ class AlignedTimes:
     @property
     def left(self) -> int:
         """See `WordTimes.left`."""
-        return len(self.transcript) - self._told
+        return len(self._transcript) - self._told
 
     def idle(self, frame: int) -> int:
         """See `WordTimes.idle`."""

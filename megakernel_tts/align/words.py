@@ -129,7 +129,15 @@ class Transcript:
             whole: How many of them certainly end with a whole word.
         """
         new = ids[self.tokens :]  # once: the writer may add to them meanwhile
-        tokens = self._read(self._spell(new))
+        if new:
+            self._cut(self._read(self._spell(new)))
+            self.tokens += len(new)
+        self._ended = whole >= self.tokens or self.text[-1:].isspace()
+        last = not self._ended and bool(self._starts)
+        self._complete = max(self._complete, len(self) - last)
+
+    def _cut(self, tokens: list[tuple[int, int | None, bool, bool]]) -> None:
+        """Cuts new text into units and words; see `_read`."""
         tail = self._starts[-1] if self._starts else 0
         starts = [tail + word.start for word in split_words(self.text[tail:])]
         for token, letter, silent, inside in tokens:
@@ -141,10 +149,6 @@ class Transcript:
                 self.firsts.append(token)
                 self.silent.append(silent)
                 self.word.append(len(self) - 1)
-        self.tokens += len(new)
-        self._ended = whole >= self.tokens or self.text[-1:].isspace()
-        last = not self._ended and bool(self._starts)
-        self._complete = max(self._complete, len(self) - last)
 
     def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
         """Takes more text.

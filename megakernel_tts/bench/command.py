@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from megakernel_tts.backend import pick_device
+from megakernel_tts.bench.event_loop import event_loop
 from megakernel_tts.bench.options import Options
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
@@ -72,7 +73,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     loaded = torch.cuda.memory_allocated(place) if on_gpu else 0
     cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
     stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
-    steps = 1 + options.runs + 2 * stage_runs + len(cells)
+    steps = 1 + options.runs + 2 * stage_runs + len(cells) + 1
     with tqdm(total=steps, desc="bench", unit="step", disable=None) as progress:
         _warm_up(tts, request, cells)
         progress.update()
@@ -83,6 +84,8 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
         for chunk, count in cells:
             streams.append(streaming(tts, request, chunk, count, rounds))
             progress.update()
+        late = event_loop(tts, request, max(options.streams), _fewer(options.runs, 20))
+        progress.update()
     memory, device = None, "cpu"
     if on_gpu:
         memory = Memory(loaded / 1e9, torch.cuda.max_memory_allocated(place) / 1e9)
@@ -99,6 +102,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
         first_chunk_cold=cold,
         stages=stages,
         streaming=tuple(streams),
+        event_loop=late,
         memory=memory,
     )
 

@@ -10,6 +10,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from megakernel_tts.bench.event_loop import EventLoop
 from megakernel_tts.bench.peers import Peer
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
@@ -42,6 +43,7 @@ class Report:
         first_chunk_cold: Its time if nothing is kept of the prompts before.
         stages: What that consists of.
         streaming: For every number of streams and every size of chunk.
+        event_loop: With the most streams.
         memory: None without a GPU.
         peers: Those that were asked for.
     """
@@ -57,6 +59,7 @@ class Report:
     first_chunk_cold: FirstChunk
     stages: Stages
     streaming: tuple[Streaming, ...]
+    event_loop: EventLoop
     memory: Memory | None
     peers: tuple[Peer, ...] = ()
 
@@ -118,6 +121,12 @@ def table(report: Report) -> Iterator[str]:
             f"{one.chunk_frames:5}  {one.streams:7}  {one.ms_per_frame:8.2f}  "
             f"{one.real_time_factor:16.4f}  {places}"
         )
+    late = report.event_loop
+    yield ""
+    yield (
+        f"Event loop late, {late.streams} streams: p50 {late.p50:.2f} ms, p99 {late.p99:.2f} ms, "
+        f"at most {late.most:.2f} ms ({late.most_at_rest:.2f} at rest)"
+    )
     for peer in report.peers:
         yield ""
         yield from _peer_table(peer, report)

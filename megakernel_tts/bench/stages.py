@@ -1,8 +1,8 @@
 """What the time to the first chunk consists of: a stopwatch around the engine's own calls.
 
 The calls are wrapped while the stopwatch is on, and are their own again afterwards: it costs
-nothing when off. On a GPU every stage is awaited before the next one begins, so that each has its
-own work; that makes these requests a little slower than those of `timing.first_chunk`.
+nothing when off. On a GPU what a stage has begun is awaited before the next one begins, so that
+each has its own work; that makes these requests a little slower than those of `timing.first_chunk`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +17,8 @@ import torch
 
 from megakernel_tts.bench.timing import Request, Timing, speak
 from megakernel_tts.tts import TTS
+
+_ON_HOST = ("tokenise", "prompt")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class _Stopwatch:
             start = perf_counter()
             try:
                 result = call(*arguments, **named)
-                self._settle()
+                if stage not in _ON_HOST:
+                    self._settle()
             finally:
                 self._inside.now = False
             end = perf_counter()

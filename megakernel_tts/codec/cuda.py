@@ -5,7 +5,7 @@ frames serves any slots and chunk lengths: who speaks is read from a table.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -105,32 +105,41 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def open(self, slot: int, state: SlotState | None = None) -> None:
-        """Puts a stream into a slot: a new one, or one that goes on from a state."""
+        """Puts a stream into a slot: a new one, or one that goes on from a state.
+
+        The host waits for nothing, and the slot for nothing but the calls before it.
+        """
         network = self._network
-        with self._queued():
+        with nullcontext() if self._queue is None else self._queue.behind():
             if state is None:
                 network.history[slot].zero_()  # keys and values are masked by their position
             else:
-                network.history[slot].copy_(state.history)
-                network.memory[slot].copy_(state.memory)
+                for place, kept in (
+                    (network.history[slot], state.history),
+                    (network.memory[slot], state.memory),
+                ):
+                    place.copy_(kept)
+                    if self._queue is not None:
+                        self._queue.keep(kept)
         self._position[slot] = 0 if state is None else state.position
 
     @torch.inference_mode()
     def save(self, slot: int) -> SlotState:
         """A copy of a slot's state, on the device."""
         network = self._network
-        with self._queued():
+        with nullcontext() if self._queue is None else self._queue.behind():
             history, memory = network.history[slot].clone(), network.memory[slot].clone()
+        if self._queue is not None:
+            self._queue.finish()
         return SlotState(history, memory, self._position[slot])
 
     @torch.inference_mode()
     def prepare(self, state: State) -> SlotState:
         """What plain torch (`decoder.Decoder`) carries for one stream, on the same device."""
-        return SlotState(*self._network.adopt(state), int(state.position))
-
-    def _queued(self) -> AbstractContextManager[None]:
-        """What is done here is done between calls, and is over at the end."""
-        return nullcontext() if self._queue is None else self._queue.between()
+        history, memory = self._network.adopt(state)
+        if self._queue is not None:  # whole when it is given: `open` waits for nobody
+            torch.cuda.current_stream(self._device).synchronize()
+        return SlotState(history, memory, int(state.position))
 
     def decode(self, parts: Sequence[Part]) -> Callable[[], list[NDArray[np.int16] | None]]:
         """Begins to decode the next frames of several streams, each as many as it has.
@@ -152,16 +161,22 @@ class CudaDecoder:
         given = [(slot, codes.numpy()) for slot, codes in parts]
         if len({slot for slot, _ in given}) < len(given):
             raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
+        together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
+        if together.size and not 0 <= together.min() <= together.max() < self._codes:
+            self._refuse(given)
+        left = [*rounds(given, self.capacity)]
+        for first in left[:1]:
+            self._start(first)
+        return partial(self._finish, given, left)
+
+    def _refuse(self, given: Sequence[Chunk]) -> None:
+        """Names the first slot with a code that there is not."""
         for slot, codes in given:
             if codes.size and not 0 <= codes.min() <= codes.max() < self._codes:
                 raise ValueError(
                     f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
                     f"{codes.max()} in slot {slot}."
                 )
-        left = [*rounds(given, self.capacity)]
-        for first in left[:1]:
-            self._start(first)
-        return partial(self._finish, given, left)
 
     def _finish(
         self, given: Sequence[Chunk], left: Sequence[Sequence[Chunk]]
@@ -230,12 +245,16 @@ class _Queue:
         self._stream = torch.cuda.Stream(device)
         self.decoded = torch.cuda.Event()
 
-    @contextmanager
-    def between(self) -> Iterator[None]:
-        """Work that other streams began before it and may use after it."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            yield
+    def behind(self) -> AbstractContextManager[None]:
+        """Work that comes after what the codec was given before."""
+        return torch.cuda.stream(self._stream)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keeps a tensor's memory, whoever drops it, until all that was begun is done."""
+        tensor.record_stream(self._stream)
+
+    def finish(self) -> None:
+        """Waits for all that was begun."""
         self._stream.synchronize()
 
     def record(self, act: Callable[[], None]) -> torch.cuda.CUDAGraph:

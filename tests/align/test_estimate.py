@@ -21,7 +21,7 @@ class Follower:
 
     def write(self, text: str) -> None:
         self._ids += self._spelling.ids(*text)
-        self._times.transcript.write(self._ids, len(self._ids))
+        self._times.read(self._ids, len(self._ids))
 
     def hear(self, pcm: NDArray[np.int16]) -> list[Word]:
         return self._times.hear(pcm[None], last=False)

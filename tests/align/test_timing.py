@@ -23,7 +23,8 @@ def follow(
     lookahead: int = 0,
 ) -> list[tuple[str, float]]:
     """The words of a piece whose frames leave in chunks that end at `cuts`."""
-    times = AlignedTimes(transcript(*tokens), RATE, 3, 1e-4)
+    text = transcript(*tokens)
+    times = AlignedTimes(text, RATE, 3, 1e-4)
     scores = looking(looked, len(tokens))
     shown = np.pad(scores, ((0, 0), (0, 0), (3, 2)), constant_values=9.0)  # other positions
     samples = sound(audible or [True] * len(looked))
@@ -34,7 +35,7 @@ def follow(
         if known > made:
             times.look(shown[made:known])
         words += times.hear(samples[start:stop], last=stop == len(looked))
-        assert times.left == len(times.transcript) - len(words)
+        assert times.left == len(text) - len(words)
         start, made = stop, max(made, known)
     assert all(word.end is None and not word.estimated for word in words)
     return [(word.text, word.start) for word in words]

@@ -179,7 +179,8 @@ def test_what_is_not_finite_does_not_leave_and_stays_in_its_stream(decoder: Cuda
     decoder.open(0)
     decoder.open(1)
     state = decoder.save(1)
-    decoder.open(1, replace(state, history=torch.full_like(state.history, torch.nan)))
+    nothing = torch.full(state.history.shape, torch.nan, dtype=state.history.dtype)
+    decoder.open(1, replace(state, history=nothing.to(state.history.device)))  # whole at once
     fine, broken = decoder.decode([(0, codes), (1, codes)])()
     assert broken is None
     assert fine is not None
