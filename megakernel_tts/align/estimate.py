@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.align.timing import AUDIBLE
 from megakernel_tts.align.words import Transcript, Word, split_words
+from megakernel_tts.audio import audible
 
 STEP = 0.02  # seconds: audio is looked at in steps, and words begin at one
 
@@ -69,11 +69,11 @@ class EstimatedTimes:
         self._rest = samples[steps * self._step :]
         words: list[Word] = []
         for part in samples[: steps * self._step].reshape(steps, self._step):
-            audible = int(np.abs(part.astype(np.int32)).max()) >= AUDIBLE
-            self._listen(audible)
-            words += self._reached() if audible else []
+            sounds = bool(audible(part).any())
+            self._listen(sounds)
+            words += self._reached() if sounds else []
             self._steps += 1
-            self._spoken += STEP if audible else 0.0
+            self._spoken += STEP if sounds else 0.0
         if last:
             words += [self._at_now(text) for text, _ in self._due]
             self._due.clear()
@@ -98,9 +98,9 @@ class EstimatedTimes:
                 self._clauses.append(self._known)
         self._taken = self.transcript.complete
 
-    def _listen(self, audible: bool) -> None:
+    def _listen(self, sounds: bool) -> None:
         """After a pause, goes on at the clause that is nearest to the estimate."""
-        if not audible:
+        if not sounds:
             self._quiet += self._spoken > 0  # the silence before speech is no pause
             return
         if self._quiet >= _PAUSE:
