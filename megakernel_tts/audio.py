@@ -29,7 +29,14 @@ def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:
 
 
 def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Which samples are to be heard: those above the codec's noise floor."""
+    """Which samples can be heard: those above the codec's noise floor.
+
+    Args:
+        pcm: 16-bit samples, in any shape.
+
+    Returns:
+        Bools of that shape.
+    """
     return (pcm >= AUDIBLE) | (pcm <= -AUDIBLE)
 
 

@@ -57,7 +57,7 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     Args:
         folder: In the released layout, the codec in `speech_tokenizer/`.
         device: Where everything runs.
-        dtype: Of talker and predictor; the codec is always float32.
+        dtype: Of talker, predictor and speaker encoder; the codec's weights are float32.
         slots: Streams at a time.
 
     Raises:

@@ -222,6 +222,7 @@ class TTS:
 
         Raises:
             VoiceError: This model clones no voices.
+            TextError: What is said is no Unicode text.
             ReferenceAudioError: The recording is unreadable, silent, clipped, too long or short.
         """
         cloner = self._loaded.cloner

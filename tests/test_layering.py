@@ -1,6 +1,8 @@
 """Who may know whom. A new file must find its place here."""
 
 import ast
+from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,18 @@ def test_imports_stay_within_the_rules(file: Path) -> None:
         return
     surplus = ours - ALLOWED[module] - {"", "codec"} if module != "cli" else ours - ALLOWED[module]
     assert not surplus, f"{module} may not import {sorted(surplus)}"
+
+
+@pytest.mark.parametrize("package", ["megakernel_tts", "pipecat_service"])
+def test_the_readme_tells_where_every_module_belongs(package: str) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = readme[readme.index(f"\n{package}/\n") :].splitlines()[2:]
+    rooms = takewhile(lambda line: line.startswith(" "), lines)
+    told = Counter(name for line in rooms for name in line.strip().split("   ")[0].split(", "))
+    folder = ROOT / package
+    files = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")}
+    files |= {f"{file.parent.name}/" for file in folder.glob("*/__init__.py")}
+    assert told - Counter({"voices/demo/": 1}) == Counter(files)
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

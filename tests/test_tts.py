@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,21 @@ from megakernel_tts import (
     Finish,
     MegakernelTTSError,
     Sampling,
+    Session,
     TextError,
     Voice,
 )
 
 TEXT = "Hello to the world, this is speech."
 SHORT = Sampling(seed=5, max_frames=14)
+
+
+def codes_of(session: Session, portions: Sequence[str]) -> np.ndarray:
+    """Codes [frames, groups] of a text that is pushed in portions."""
+    for portion in portions:
+        session.push_text(portion)
+    session.end()
+    return np.concatenate([e.codes for e in session if isinstance(e, AudioChunk)])
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
@@ -86,11 +95,7 @@ def test_characters_pushed_one_by_one_say_what_the_whole_says(tts: TTS, layout: 
     results: list[np.ndarray] = []
     for portions in ([text], list(text)):
         session = tts.open(layout=layout, sampling=SHORT)  # type: ignore[arg-type]
-        for portion in portions:
-            session.push_text(portion)
-        session.end()
-        chunks = [e for e in session if isinstance(e, AudioChunk)]
-        results.append(np.concatenate([c.codes for c in chunks]))
+        results.append(codes_of(session, portions))
     np.testing.assert_array_equal(results[0], results[1])
 
 
@@ -128,12 +133,7 @@ def test_a_long_transcript_is_fed_before_the_text(checkpoint: Callable[..., Path
             voice = Voice(x_vector, recording, transcript)
             results: list[np.ndarray] = []
             for portions in ([TEXT], list(TEXT)):
-                session = base.open(voice, sampling=SHORT)
-                for portion in portions:
-                    session.push_text(portion)
-                session.end()
-                chunks = [e for e in session if isinstance(e, AudioChunk)]
-                results.append(np.concatenate([c.codes for c in chunks]))
+                results.append(codes_of(base.open(voice, sampling=SHORT), portions))
             np.testing.assert_array_equal(results[0], results[1])
             plain = base.say(TEXT, Voice(x_vector), layout="streaming", sampling=SHORT)
             assert not np.array_equal(plain.codes, results[0])
