@@ -244,7 +244,7 @@ class TTS:
 
         That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
         every slot taken. What prompts of the named voices begin with (in language `auto`) is kept
-        from then on.
+        from then on; of other languages, instructions and cloned voices it is from their first use.
         """
         for name in self.voices:
             self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))

@@ -67,9 +67,9 @@ class EstimatedTimes:
         samples = np.concatenate([self._rest, samples.ravel()])
         steps = len(samples) // self._step
         self._rest = samples[steps * self._step :]
+        parts = samples[: steps * self._step].reshape(steps, self._step)
         words: list[Word] = []
-        for part in samples[: steps * self._step].reshape(steps, self._step):
-            sounds = bool(audible(part).any())
+        for sounds in np.any(audible(parts), axis=1).tolist():
             self._listen(sounds)
             words += self._reached() if sounds else []
             self._steps += 1
