@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megakernel_tts.align.words import Word, WrittenWord, split_words
+    from megakernel_tts.audio import audible
     from megakernel_tts.errors import (
         CheckpointError,
         EngineBusyError,
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from megakernel_tts.info import ModelInfo
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
-    from megakernel_tts.tts import TTS, Speech
+    from megakernel_tts.speech import Speech
+    from megakernel_tts.tts import TTS
     from megakernel_tts.voice import Voice
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
+    "megakernel_tts.audio": ("audible",),
     "megakernel_tts.errors": (
         "CheckpointError",
         "EngineBusyError",
@@ -48,7 +51,8 @@ _HOMES = {
     "megakernel_tts.sampling": ("Sampling",),
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
     "megakernel_tts.info": ("ModelInfo",),
-    "megakernel_tts.tts": ("TTS", "Speech"),
+    "megakernel_tts.speech": ("Speech",),
+    "megakernel_tts.tts": ("TTS",),
     "megakernel_tts.voice": ("Voice",),
 }
 
@@ -73,6 +77,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "VoiceError",
     "Word",
     "WrittenWord",
+    "audible",
     "split_words",
 ]
 

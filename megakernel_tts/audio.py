@@ -17,6 +17,8 @@ _SILENT = 3e-3  # root mean square below which 20 ms are silent (-50 dBFS)
 _LEAST_SOUND = 0.3  # seconds that must not be silent
 _CLIPPED = 2e-3  # share of samples in flat runs at the peak above which a channel is clipped
 
+AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
+
 Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
 
@@ -24,6 +26,18 @@ def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:
     """[-1, 1] -> 16-bit samples, rounded to nearest."""
     scaled: NDArray[np.float32] = np.clip(wave, -1.0, 1.0) * np.float32(32767.0)
     return np.rint(scaled).astype(np.int16)
+
+
+def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
+    """Which samples can be heard: those above the codec's noise floor.
+
+    Args:
+        pcm: 16-bit samples, in any shape.
+
+    Returns:
+        Bools of that shape.
+    """
+    return (pcm >= AUDIBLE) | (pcm <= -AUDIBLE)
 
 
 class WavWriter:

@@ -18,6 +18,7 @@ from megakernel_tts.config import (
     read_codec_config,
     read_model_config,
 )
+from megakernel_tts.doctor import system_memory
 from megakernel_tts.engine import Engine
 from megakernel_tts.errors import CheckpointError, SamplingError
 from megakernel_tts.fields import read_json
@@ -56,14 +57,16 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     Args:
         folder: In the released layout, the codec in `speech_tokenizer/`.
         device: Where everything runs.
-        dtype: Of talker and predictor; the codec is always float32.
+        dtype: Of talker, predictor and speaker encoder; the codec's weights are float32.
         slots: Streams at a time.
 
     Raises:
         CheckpointError: Anything is missing or does not fit.
+        ValueError: More slots than memory can hold.
     """
     codec_folder = folder / "speech_tokenizer"
     config = read_model_config(folder / "config.json")
+    _check_slots(config, device, dtype, slots)
     codec_config = read_codec_config(codec_folder / "config.json")
     _check_match(folder, config, codec_config)
     sampling = _read_sampling(folder / "generation_config.json")
@@ -102,6 +105,23 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     vocoder = choose_vocoder(plain, weights, codec_config, slots=slots, kernels=kernels)
     engine = Engine(backend, prompter, plain, vocoder, alignment)
     return Loaded(config, sampling, tokenizer, engine, cloner)
+
+
+def _check_slots(config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int) -> None:
+    """Refuses slots whose keys and values alone are more than the device can hold."""
+    if slots < 1:
+        raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+    stack = config.talker.stack
+    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * POSITIONS * dtype.itemsize
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = system_memory()
+    if memory is not None and slots * one > memory:
+        raise ValueError(
+            f"slots is {slots}; each takes {one / (1 << 20):.0f} MiB, and {device} has "
+            f"{memory / (1 << 30):.0f} GiB in all: {memory // one} at most."
+        )
 
 
 def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:

@@ -4,33 +4,22 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from megakernel_tts import hub
-from megakernel_tts.align.timing import with_ends
-from megakernel_tts.align.words import Word
-from megakernel_tts.audio import Recording, WavWriter, read_reference
+from megakernel_tts.audio import Recording, read_reference
 from megakernel_tts.backend import pick_device, pick_dtype
-from megakernel_tts.config import ModelConfig, read_model_config
-from megakernel_tts.doctor import system_memory
-from megakernel_tts.errors import SynthesisError, TextError, VoiceError
+from megakernel_tts.config import read_model_config
+from megakernel_tts.errors import TextError, VoiceError
 from megakernel_tts.info import ModelInfo, model_info
-from megakernel_tts.loader import POSITIONS, Loaded, load_checkpoint
+from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.script import Script
-from megakernel_tts.session import (
-    PORTION,
-    AudioChunk,
-    ChunkPolicy,
-    Finish,
-    FinishReason,
-    Session,
-)
+from megakernel_tts.session import PORTION, AudioChunk, ChunkPolicy, Finish, Session
+from megakernel_tts.speech import Speech, chunks_of, log_cut, outcome, whole
 from megakernel_tts.split import Limits, Splitter
 from megakernel_tts.text import check_text
 from megakernel_tts.voice import Voice
@@ -41,35 +30,6 @@ _log = logging.getLogger("megakernel_tts")
 _WARM = Sampling(seed=0, max_frames=16, guard=False)
 _MODEL = (str, os.PathLike)
 _SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
-
-
-@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
-class Speech:
-    """Something said.
-
-    Attributes:
-        pcm: [samples], 16-bit.
-        sample_rate: Samples a second.
-        codes: [frames, groups].
-        words: Those that were said, with their ends.
-        finish: How it ended: `eos` (all was said), `length` or `guard`.
-    """
-
-    pcm: NDArray[np.int16]
-    sample_rate: int
-    codes: NDArray[np.int64]
-    words: tuple[Word, ...]
-    finish: FinishReason
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return len(self.pcm) / self.sample_rate
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a wav file."""
-        with WavWriter(path, self.sample_rate) as file:
-            file.write(self.pcm)
 
 
 class TTS:
@@ -120,9 +80,7 @@ class TTS:
         _expect("slots", slots, int, "a whole number")
         chosen = pick_device(device)
         number = pick_dtype(dtype, chosen)
-        folder = hub.find_checkpoint(model)
-        _check_slots(slots, read_model_config(folder / "config.json"), chosen, number)
-        loaded = load_checkpoint(folder, chosen, number, slots)
+        loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
         info = model_info(loaded.config, model)
         _log.info("%s on %s through %s", model, chosen, loaded.engine.backend.name)
         if info.note:
@@ -184,16 +142,8 @@ class TTS:
         """
         _expect("retries", retries, int, "a whole number")
         session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
-        with session:
-            chunks = [event for event in session if isinstance(event, AudioChunk)]
-        finish = _outcome(session)
         groups = self._loaded.config.talker.groups
-        pcm = [np.zeros(0, np.int16), *(c.pcm for c in chunks)]
-        codes = [np.zeros((0, groups), np.int64), *(c.codes for c in chunks)]
-        rate = self._loaded.engine.decoder.sample_rate
-        whole = np.concatenate(pcm)
-        words = with_ends([word for c in chunks for word in c.words], whole, rate)
-        return Speech(whole, rate, np.concatenate(codes), words, finish.reason)
+        return whole(session, groups, self._loaded.engine.decoder.sample_rate)
 
     def stream(
         self,
@@ -210,7 +160,7 @@ class TTS:
         Leaving the iteration stops the speech. How it ended is what the generator returns.
         """
         session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
-        return _chunks(session)
+        return chunks_of(session)
 
     async def astream(
         self,
@@ -230,7 +180,7 @@ class TTS:
             async for event in session:
                 if isinstance(event, AudioChunk):
                     yield event
-        _log_cut(_outcome(session))
+        log_cut(outcome(session))
 
     def open(
         self,
@@ -272,6 +222,7 @@ class TTS:
 
         Raises:
             VoiceError: This model clones no voices.
+            TextError: What is said is no Unicode text.
             ReferenceAudioError: The recording is unreadable, silent, clipped, too long or short.
         """
         cloner = self._loaded.cloner
@@ -293,7 +244,7 @@ class TTS:
 
         That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
         every slot taken. What prompts of the named voices begin with (in language `auto`) is kept
-        from then on.
+        from then on; of other languages, instructions and cloned voices it is from their first use.
         """
         for name in self.voices:
             self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))
@@ -413,50 +364,3 @@ def _expect(name: str, value: object, kind: type | tuple[type, ...], expected: s
     """Refuses an argument of another type at the call, before it fails far from there."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{name} is {value!r}; it must be {expected}.")
-
-
-def _check_slots(slots: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuses slots whose keys and values alone are more than the device can hold."""
-    if slots < 1:
-        raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
-    stack = config.talker.stack
-    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * POSITIONS * dtype.itemsize
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-    else:
-        memory = system_memory()
-    if memory is not None and slots * one > memory:
-        raise ValueError(
-            f"slots is {slots}; each takes {one / (1 << 20):.0f} MiB, and {device} has "
-            f"{memory / (1 << 30):.0f} GiB in all: {memory // one} at most."
-        )
-
-
-def _chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
-    with session:
-        for event in session:
-            if isinstance(event, AudioChunk):
-                yield event
-    finish = _outcome(session)
-    _log_cut(finish)
-    return finish
-
-
-def _outcome(session: Session) -> Finish:
-    """How a session ended; what failed is raised."""
-    finish = session.finish
-    assert finish is not None  # the iteration ends after the finish
-    if finish.reason == "error":
-        assert finish.error is not None
-        raise finish.error
-    if finish.reason == "cancelled":
-        raise SynthesisError("The speech was cancelled: the model was closed meanwhile.")
-    return finish
-
-
-def _log_cut(finish: Finish) -> None:
-    """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
-    if finish.reason != "eos":
-        count = f"{finish.frames} frame{'s' * (finish.frames != 1)}"
-        # A logger of its own, for programs that tell of the end in other words.
-        _log.getChild("finish").warning("The speech was ended after %s: %s.", count, finish.reason)

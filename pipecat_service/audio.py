@@ -4,7 +4,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
+from megakernel_tts import audible
 
 _LEAD = 0.005  # seconds kept before the first audible sample, so that no onset is cut
 
@@ -27,9 +27,9 @@ class Trimmer:
         if self._started:
             return pcm
         joined = np.concatenate([self._before, pcm])
-        audible = np.flatnonzero(np.abs(joined.astype(np.int32)) >= AUDIBLE)
-        self._started = bool(len(audible))
-        kept = max(0, (int(audible[0]) if self._started else len(joined)) - self._lead)
+        sounds = np.flatnonzero(audible(joined))
+        self._started = bool(len(sounds))
+        kept = max(0, (int(sounds[0]) if self._started else len(joined)) - self._lead)
         self.dropped += kept
         if self._started:
             return joined[kept:]

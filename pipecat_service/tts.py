@@ -3,8 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
-from functools import partial
+from contextlib import aclosing
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -19,7 +18,6 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.tracing.service_decorators import traced_tts
-from pipecat.utils.types import assert_given
 
 from megakernel_tts import (
     TTS,
@@ -31,17 +29,11 @@ from megakernel_tts import (
     Voice,
 )
 from pipecat_service.audio import silence
-from pipecat_service.errors import ColdEngineError, category, permanent
-from pipecat_service.loading import shared_engine
+from pipecat_service.errors import category, permanent
 from pipecat_service.playhead import Playhead
-from pipecat_service.settings import (
-    MegakernelTTSSettings,
-    check_voice,
-    default_settings,
-    known_voices,
-    language_name,
-)
+from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
 from pipecat_service.speech import Portion, Speech
+from pipecat_service.synthesizer import Synthesizer
 from pipecat_service.words import WordGroupAggregator, has_words, unspaced
 
 # Together 2.5 s: what a barge-in can waste, and what a busy engine may be late by.
@@ -120,34 +112,15 @@ class MegakernelTTSService(TTSService):
             settings=chosen,
             **kwargs,
         )
-        # Not whole sentences, for latency; nor tokens, since Pipecat would hold the words back
-        # until their sentence is written, and forget those that were heard before a barge-in.
         self._text_aggregator = WordGroupAggregator(language=self.text_aggregation_language)
-        self._cloned = {name.strip().lower(): voice for name, voice in (voices or {}).items()}
-        self._model = model
-        self._engine: TTS | None = None
-        self._shared = AsyncExitStack()  # holds the engine of a model that was named
+        self._synthesizer = Synthesizer(model, voices or {})
         if engine is not None:
-            self._adopt(engine)
+            self._synthesizer.adopt(engine, self._settings)
         self._speeches: dict[str, Speech] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._wordless: dict[str, str] = {}  # text of a context that has no words yet
         self._failed: set[str] = set()
         self._playhead = Playhead()
-
-    def _adopt(self, engine: TTS) -> None:
-        """Takes an engine that can speak as the settings say."""
-        if not engine.warm:
-            raise ColdEngineError(
-                "The engine is cold, and the first caller would wait for it to load and warm up: "
-                "call `await engine.awarmup()` once, before any pipeline starts."
-            )
-        settings = self._settings
-        if settings.voice is None:
-            settings.voice = next(iter(known_voices(engine.info, self._cloned)), None)
-        voice, instruct = assert_given(settings.voice), assert_given(settings.instruct)
-        check_voice(voice, instruct, engine.info, self._cloned)
-        self._engine = engine
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Loads and warms up the model, if one was named, on a thread. Pipecat awaits it.
@@ -160,13 +133,12 @@ class MegakernelTTSService(TTSService):
             VoiceError: The model has no such voice, or its voice was not described.
         """
         await super().setup(setup)
-        if self._model is not None:
-            self._adopt(await self._shared.enter_async_context(shared_engine(self._model)))
+        await self._synthesizer.load(self._settings)
 
     @property
     def word_times_estimated(self) -> bool:
         """See the class."""
-        return self._engine is None or not self._engine.aligned
+        return not self._synthesizer.aligned
 
     def can_generate_metrics(self) -> bool:
         """Whether the service reports metrics: it does."""
@@ -217,26 +189,8 @@ class MegakernelTTSService(TTSService):
         speech.say(text)
 
     async def _open(self, context_id: str) -> Speech:
-        """Opens the context's session.
-
-        A cloned voice is prepared on first use, so that goes on another thread; if an interruption
-        cancels it, the session is dropped, which cancels that, too.
-        """
-        engine, settings = self._engine, self._settings
-        if engine is None:
-            raise EngineClosedError("The model was not loaded when the pipeline was set up.")
-        name = assert_given(settings.voice)
-        voice = self._cloned.get(name.strip().lower(), name) if name is not None else None
-        begin = partial(
-            engine.open,
-            voice,
-            str(assert_given(settings.language) or "auto"),
-            assert_given(settings.instruct),
-            "streaming",
-            assert_given(settings.sampling),
-            _CHUNKS,
-        )
-        session = await asyncio.to_thread(begin) if isinstance(voice, Voice) else begin()
+        """Opens the context's session."""
+        session = await self._synthesizer.open(self._settings, _CHUNKS)
         speech = self._speeches[context_id] = Speech(session, self.sample_rate)
         reader = self.create_task(self._read(context_id, speech), f"speech {context_id}")
         self._readers[context_id] = reader
@@ -438,7 +392,7 @@ class MegakernelTTSService(TTSService):
         """Lets go of the engine, which is closed if this service loaded it and is its last user."""
         await super().cleanup()
         await self._teardown()
-        await self._shared.aclose()
+        await self._synthesizer.close()
 
     async def _teardown(self) -> None:
         for context_id in [*self._readers]:

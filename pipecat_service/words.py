@@ -1,7 +1,9 @@
 """Text that arrives from a language model, cut into words and groups of words.
 
 Pipecat commits text to the conversation group by group and word by word, so a group that leaves
-early is spoken early, and a barge-in leaves what was heard of it.
+early is spoken early, and a barge-in leaves what was heard of it. Whole sentences would come late;
+of single tokens Pipecat would hold the words back until their sentence is written, and forget those
+that were heard before a barge-in.
 """
 
 from collections.abc import AsyncIterator

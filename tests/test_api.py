@@ -11,7 +11,7 @@ NAMES = {
     "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
     "Finish", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError", "Sampling", "SamplingError",
     "Session", "Speech", "SynthesisError", "TextError", "Voice", "VoiceError",
-    "Word", "WrittenWord", "split_words",
+    "Word", "WrittenWord", "audible", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"

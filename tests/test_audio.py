@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from megakernel_tts import audio
-from megakernel_tts.audio import WavWriter, pcm16, read_reference
+from megakernel_tts.audio import AUDIBLE, WavWriter, audible, pcm16, read_reference
 from megakernel_tts.errors import ReferenceAudioError
 
 
@@ -23,6 +23,13 @@ def test_pcm16_rounds_and_clips() -> None:
     out = pcm16(np.array([0.0, 1.0, -1.0, 2.0, 0.5 / 32767, 0.6 / 32767], np.float32))
     assert out.tolist() == [0, 32767, -32767, 32767, 0, 1]
     assert out.dtype == np.int16
+
+
+def test_samples_are_audible_from_a_level_on_whatever_their_sign() -> None:
+    levels = [0, AUDIBLE - 1, AUDIBLE, 32767, 1 - AUDIBLE, -AUDIBLE, -32768]
+    pcm = np.array([levels, levels[::-1]], np.int16)
+    assert audible(pcm)[0].tolist() == [abs(level) >= AUDIBLE for level in levels]
+    np.testing.assert_array_equal(audible(pcm)[1], audible(pcm)[0][::-1])
 
 
 def test_a_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:

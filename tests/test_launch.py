@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from megakernel_tts.passes import Part, pack
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.script import Script
 from megakernel_tts.split import Splitter
-from tests.emulator import COLUMNS, ROOT
+from tests.emulator import COLUMNS
 from tests.kernels import Bench
 from tests.rig import drain, one_frame
 
@@ -213,7 +214,7 @@ def _check_operators(b: Bench, operators: Any) -> None:
 def test_the_schemas_tell_what_the_kernel_changes(bench: Callable[..., Bench]) -> None:
     """The emulated kernel behind the schemas of csrc/ops.cpp."""
     b = bench("0b6", blocks=1)
-    source = (ROOT / "csrc" / "ops.cpp").read_text(encoding="utf-8")
+    source = (Path(__file__).parent.parent / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     found = re.findall(r'm\.def\(\s*((?:"[^"]*"\s*)+)\)', source)
     schemas = ["".join(re.findall(r'"([^"]*)"', text)) for text in found]
     assert [schema.partition("(")[0] for schema in schemas] == ["generate", "prefill"]

@@ -2,21 +2,18 @@ import asyncio
 import gc
 import inspect
 import json
-import logging
 import shutil
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,12 +27,21 @@ from megakernel_tts import (
     Finish,
     MegakernelTTSError,
     Sampling,
+    Session,
     TextError,
     Voice,
 )
 
 TEXT = "Hello to the world, this is speech."
 SHORT = Sampling(seed=5, max_frames=14)
+
+
+def codes_of(session: Session, portions: Sequence[str]) -> np.ndarray:
+    """Codes [frames, groups] of a text that is pushed in portions."""
+    for portion in portions:
+        session.push_text(portion)
+    session.end()
+    return np.concatenate([e.codes for e in session if isinstance(e, AudioChunk)])
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
@@ -89,11 +95,7 @@ def test_characters_pushed_one_by_one_say_what_the_whole_says(tts: TTS, layout: 
     results: list[np.ndarray] = []
     for portions in ([text], list(text)):
         session = tts.open(layout=layout, sampling=SHORT)  # type: ignore[arg-type]
-        for portion in portions:
-            session.push_text(portion)
-        session.end()
-        chunks = [e for e in session if isinstance(e, AudioChunk)]
-        results.append(np.concatenate([c.codes for c in chunks]))
+        results.append(codes_of(session, portions))
     np.testing.assert_array_equal(results[0], results[1])
 
 
@@ -131,12 +133,7 @@ def test_a_long_transcript_is_fed_before_the_text(checkpoint: Callable[..., Path
             voice = Voice(x_vector, recording, transcript)
             results: list[np.ndarray] = []
             for portions in ([TEXT], list(TEXT)):
-                session = base.open(voice, sampling=SHORT)
-                for portion in portions:
-                    session.push_text(portion)
-                session.end()
-                chunks = [e for e in session if isinstance(e, AudioChunk)]
-                results.append(np.concatenate([c.codes for c in chunks]))
+                results.append(codes_of(base.open(voice, sampling=SHORT), portions))
             np.testing.assert_array_equal(results[0], results[1])
             plain = base.say(TEXT, Voice(x_vector), layout="streaming", sampling=SHORT)
             assert not np.array_equal(plain.codes, results[0])
@@ -164,53 +161,12 @@ def test_a_model_that_is_dropped_is_freed(checkpoint: Callable[..., Path]) -> No
     assert not thread.is_alive() and talker() is None
 
 
-def test_leaving_a_stream_gives_a_prefix_and_frees_its_slot(tts: TTS) -> None:
-    whole = tts.say(TEXT, sampling=SHORT)
-    for _ in range(6):  # more than there are slots
-        got: list[AudioChunk] = []
-        for chunk in tts.stream(TEXT, sampling=SHORT):
-            got.append(chunk)
-            if len(got) == 2:
-                break
-        codes = np.concatenate([c.codes for c in got])
-        np.testing.assert_array_equal(codes, whole.codes[: len(codes)])
-
-
-def test_speech_is_saved_as_a_wav(tts: TTS, tmp_path: Path) -> None:
-    speech = tts.say(TEXT, sampling=SHORT)
-    speech.save(tmp_path / "a.wav")
-    samples, rate = soundfile.read(tmp_path / "a.wav", dtype="int16")
-    assert rate == 24_000
-    np.testing.assert_array_equal(samples, speech.pcm)
-
-
 def test_retries_take_the_next_seed_and_the_last_result_stands(tts: TTS) -> None:
     endless = Sampling(seed=1, temperature=1e-6)  # so sure of itself that it never ends
     once = tts.say("Hi.", sampling=endless)
     again = tts.say("Hi.", sampling=endless, retries=1)
     assert once.finish == again.finish == "guard"
     np.testing.assert_array_equal(again.codes, tts.say("Hi.", sampling=endless.next_seed()).codes)
-
-
-def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        list(tts.stream(TEXT, sampling=SHORT))
-    assert [r.getMessage() for r in caplog.records] == [
-        "The speech was ended after 14 frames: length."
-    ]
-    with caplog.at_level(logging.WARNING):
-        list(tts.stream(TEXT, sampling=replace(SHORT, max_frames=1)))
-    assert caplog.records[-1].getMessage() == "The speech was ended after 1 frame: length."
-
-
-def test_a_stream_returns_how_it_ended(tts: TTS) -> None:
-    stream = tts.stream(TEXT, sampling=SHORT)
-    while True:
-        try:
-            next(stream)
-        except StopIteration as end:
-            assert end.value == Finish("length", 14)
-            break
 
 
 def test_the_guard_can_be_switched_off(tts: TTS) -> None:
@@ -259,15 +215,6 @@ def test_warmup_runs_on_every_kind_and_closing_twice_is_fine(
     voice = Voice(torch.zeros(128)) if kind == "base" else None
     with pytest.raises(EngineClosedError, match="is closed"):
         one.say(TEXT, voice, instruct="x" if kind == "voice_design" else None)
-
-
-def test_closing_ends_a_running_stream(checkpoint: Callable[..., Path]) -> None:
-    one = TTS.load(checkpoint(), device="cpu", slots=1)
-    stream = one.stream("A long text. " * 50)
-    next(stream)
-    one.close()
-    with pytest.raises(MegakernelTTSError, match="closed"):
-        list(stream)
 
 
 def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
@@ -361,11 +308,6 @@ def test_any_repetition_penalty_above_zero_speaks(tts: TTS, penalty: float) -> N
             temperature, repetition_penalty=penalty, top_p=0.9, seed=1, max_frames=5, guard=False
         )
         assert len(tts.say(TEXT, sampling=sampling).codes) == 5
-
-
-def test_speech_is_compared_by_identity(tts: TTS) -> None:
-    one, two = (tts.say(TEXT, sampling=SHORT) for _ in range(2))
-    assert one != two and len({one, two, one}) == 2
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t\u3000"])

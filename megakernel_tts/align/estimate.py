@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.align.timing import AUDIBLE
 from megakernel_tts.align.words import Transcript, Word, split_words
+from megakernel_tts.audio import audible
 
 STEP = 0.02  # seconds: audio is looked at in steps, and words begin at one
 
@@ -78,13 +78,12 @@ class EstimatedTimes:
         steps = len(samples) // self._step
         self._rest = samples[steps * self._step :]
         parts = samples[: steps * self._step].reshape(steps, self._step)
-        loud = (parts.max(1) >= AUDIBLE) | (parts.min(1) <= -AUDIBLE)
         words: list[Word] = []
-        for audible in loud.tolist():
-            self._listen(audible)
-            words += self._reached() if audible else []
+        for sounds in np.any(audible(parts), axis=1).tolist():
+            self._listen(sounds)
+            words += self._reached() if sounds else []
             self._steps += 1
-            self._spoken += STEP if audible else 0.0
+            self._spoken += STEP if sounds else 0.0
         if last:
             words += [self._at_now(text) for text, _ in self._due]
             self._due.clear()
@@ -99,9 +98,9 @@ class EstimatedTimes:
         """An estimate cannot tell: none."""
         return 0
 
-    def _listen(self, audible: bool) -> None:
+    def _listen(self, sounds: bool) -> None:
         """After a pause, goes on at the clause that is nearest to the estimate."""
-        if not audible:
+        if not sounds:
             self._quiet += self._spoken > 0  # the silence before speech is no pause
             return
         if self._quiet >= _PAUSE:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from megakernel_tts.align.attention import columns
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.words import Transcript, Word
-
-AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
+from megakernel_tts.audio import audible
 
 
 class WordTimes(Protocol):
@@ -98,8 +97,8 @@ class AlignedTimes:
         """See `WordTimes.hear`."""
         text, path = self._transcript, self._search.path(ended=last)[: len(samples)]
         self._search.drop(len(samples))
-        audible = (samples.max(1) >= AUDIBLE) | (samples.min(1) <= -AUDIBLE)
-        for unit, sounds in zip(path, audible.tolist(), strict=True):
+        heard = np.any(audible(samples), axis=1).tolist()
+        for unit, sounds in zip(path, heard, strict=True):
             word, silent = text.word[max(unit, 0)], text.silent[max(unit, 0)]
             # A word whose sound has not been heard yet is still to begin. None begins twice.
             if (words := word + (silent or sounds)) > len(self._starts):
@@ -141,7 +140,7 @@ def with_ends(words: Sequence[Word], pcm: NDArray[np.int16], rate: int) -> tuple
     found: list[Word] = []
     borders = [round(word.start * rate) for word in words] + [len(pcm)]
     for word, start, stop in zip(words, borders, borders[1:], strict=False):
-        sounds = np.flatnonzero(np.abs(pcm[start:stop].astype(np.int32)) >= AUDIBLE)
+        sounds = np.flatnonzero(audible(pcm[start:stop]))
         end = start + int(sounds[-1]) + 1 if len(sounds) else stop
         found.append(replace(word, end=round(end / rate, 3)))
     return tuple(found)

@@ -1,8 +1,6 @@
 """The kernel's operators on a host without a GPU: csrc compiled with emulated instructions."""
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_uint64, c_void_p
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.emulator.build import compiled
+
 COLUMNS, SPANS, HEAD, CONTROL = 8, 16, 128, 1024
 
 
@@ -60,17 +59,9 @@ class EmulatedOps:
             folder: Where the library goes.
             blocks: Of the emulated grid.
         """
-        compiler = shutil.which("g++")
-        assert compiler is not None, "the emulator needs g++"
-        library = folder / f"{model}.so"
-        if not library.exists():
-            command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
-            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
-            command += [f"-DMEGAKERNEL_MODEL={model}", f"-I{ROOT / 'tests/emulator'}"]
-            source = ROOT / "tests" / "emulator" / "emulate.cc"
-            subprocess.run([*command, "-o", str(library), str(source)], check=True)
         self._blocks, self.late = blocks, 0
-        self._library = ctypes.CDLL(str(library))
+        option = f"-DMEGAKERNEL_MODEL={model}"
+        self._library = compiled("emulate.cc", folder / f"{model}.so", option)
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
     def models(self) -> int:

@@ -1,15 +1,14 @@
 """The alignment's kernels on a host without a GPU: csrc/align with emulated instructions."""
 
 import ctypes
-import shutil
-import subprocess
 from ctypes import c_bool, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.emulator.build import compiled
+
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -51,15 +50,7 @@ class EmulatedAlign:
         Args:
             folder: Where the library goes.
         """
-        compiler = shutil.which("g++")
-        assert compiler is not None, "the emulator needs g++"
-        library = folder / "align.so"
-        if not library.exists():
-            command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
-            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
-            command += [f"-I{ROOT / 'tests/emulator'}", "-o", str(library)]
-            subprocess.run([*command, str(ROOT / "tests/emulator/emulate_align.cc")], check=True)
-        self._library = ctypes.CDLL(str(library))
+        self._library = compiled("emulate_align.cc", folder / "align.so")
         assert self._library.align_search_bytes() == ctypes.sizeof(_Search)
 
     def durations(

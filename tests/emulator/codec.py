@@ -1,15 +1,13 @@
 """The codec's kernels on a host without a GPU: csrc/codec compiled with emulated instructions."""
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
 from pathlib import Path
 
 from torch import Tensor
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.emulator.build import compiled
 
 
 class EmulatedCodec:
@@ -22,15 +20,7 @@ class EmulatedCodec:
             folder: Where the library goes.
             processors: Multiprocessors that the tiles are chosen for.
         """
-        compiler = shutil.which("g++")
-        assert compiler is not None, "the emulator needs g++"
-        library = folder / "codec.so"
-        if not library.exists():
-            command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
-            command += ["-fsanitize=alignment", "-fno-sanitize-recover=all"]
-            command += [f"-I{ROOT / 'tests/emulator'}", "-o", str(library)]
-            subprocess.run([*command, str(ROOT / "tests/emulator/emulate_codec.cc")], check=True)
-        self._library = ctypes.CDLL(str(library))
+        self._library = compiled("emulate_codec.cc", folder / "codec.so")
         self._processors = processors
 
     def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:

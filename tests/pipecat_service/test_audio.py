@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import soxr
 
-from pipecat_service.audio import AUDIBLE, Resampler, Trimmer, silence
+from megakernel_tts.audio import AUDIBLE
+from pipecat_service.audio import Resampler, Trimmer, silence
 
 RATE = 24_000
 

@@ -114,7 +114,7 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session_behi
 
     monkeypatch.setattr(own, "open", slowly)
     bot = Bot(own, LONG)
-    bot.tts._cloned[str(bot.tts._settings.voice)] = Voice(torch.zeros(1))
+    bot.tts._synthesizer.cloned[str(bot.tts._settings.voice)] = Voice(torch.zeros(1))
 
     async def drive(bot: Bot) -> None:
         await bot.ask()

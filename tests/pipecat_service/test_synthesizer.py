@@ -1,0 +1,56 @@
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from bench.simulation import simulated_tts
+from megakernel_tts import TTS, ChunkPolicy, EngineClosedError, Voice, VoiceError
+from pipecat_service import ColdEngineError
+from pipecat_service.settings import MegakernelTTSSettings, default_settings
+from pipecat_service.synthesizer import Synthesizer
+
+POLICY = ChunkPolicy(ahead=9)
+
+
+def settings(**given: Any) -> MegakernelTTSSettings:
+    chosen = default_settings("a label")
+    chosen.apply_update(MegakernelTTSSettings(**given))
+    return chosen
+
+
+def test_nothing_is_opened_before_a_model_is_loaded() -> None:
+    synthesizer = Synthesizer("a model", {})
+    assert not synthesizer.aligned
+    with pytest.raises(EngineClosedError, match="was not loaded"):
+        asyncio.run(synthesizer.open(settings(), POLICY))
+
+
+def test_an_engine_that_was_refused_is_not_kept(engine: TTS) -> None:
+    synthesizer = Synthesizer(None, {})
+    with simulated_tts() as cold, pytest.raises(ColdEngineError):
+        synthesizer.adopt(cold, settings())
+    with pytest.raises(VoiceError):
+        synthesizer.adopt(engine, settings(voice="nobody"))
+    with pytest.raises(EngineClosedError):
+        asyncio.run(synthesizer.open(settings(), POLICY))
+
+
+@pytest.mark.parametrize(
+    ("name", "cloned"), [("ryan", False), ("Anna", True), (" anna ", True), (None, False)]
+)
+def test_cloned_voices_go_by_name_and_are_prepared_beside_the_event_loop(
+    engine: TTS, monkeypatch: pytest.MonkeyPatch, name: str | None, cloned: bool
+) -> None:
+    calls: list[tuple[threading.Thread, tuple[Any, ...]]] = []
+    monkeypatch.setattr(
+        engine, "open", lambda *args: calls.append((threading.current_thread(), args))
+    )
+    voice = Voice(torch.zeros(1))
+    synthesizer = Synthesizer(None, {" ANNA": voice})
+    synthesizer.adopt(engine, settings())
+    asyncio.run(synthesizer.open(settings(voice=name, language=None, instruct="low"), POLICY))
+    ((thread, args),) = calls
+    assert args == (voice if cloned else name, "auto", "low", "streaming", None, POLICY)
+    assert (thread is not threading.main_thread()) == cloned
