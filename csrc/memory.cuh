@@ -253,8 +253,16 @@ DEVICE void wait_for_previous() {
 // Of the lane before; lane 0 gets its own.
 DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
 
+DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
+
 DEVICE float to_float(float value) { return value; }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one
+// Moved up by a bit, whose place whether a < b takes. Neither is a NaN, nor is a -0 where b is 0: a
+// difference has its sign then, and one of infinities, which is NaN, has none.
+DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
+  return __funnelshift_l(as_bits(a - b), bits, 1);
+}
+DEVICE uint32_t reversed(uint32_t bits) { return __brev(bits); }
 DEVICE int leading_zeros(uint32_t word) { return __clz(static_cast<int>(word)); }
 // The upper word of both, moved up by less than 32 bits.
 DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
@@ -279,6 +287,13 @@ DEVICE void copy_or_zero(void* shared, const void* global, int bytes) {
 DEVICE void arrive_with_copies(Gate& gate) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&gate))
                : "memory");
+}
+
+// From shared memory, asked for here, though it is not used soon.
+DEVICE uint32_t load_early(const uint32_t* shared) {
+  uint32_t v;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(shared)));
+  return v;
 }
 
 // Counts up; returns what was there before.

@@ -7,15 +7,20 @@
 
 namespace megakernel::align {
 
+// A tile's place in a ring, and how often it was used before.
+DEVICE unsigned slot(int tile) { return static_cast<unsigned>(tile) % kSlots; }
+DEVICE unsigned opening(int tile) { return static_cast<unsigned>(tile) / kSlots; }
+
 struct Ring {
   alignas(16) float values[kSlots][kTile];
 };
 
+// Only the last lane of a warp fills the ring to the next, only the first one of that empties it.
 struct RingGates {
   Gate full[kSlots], empty[kSlots];
 };
 
-DEVICE void await(const Gate& gate, int opening) {
+DEVICE void await(const Gate& gate, unsigned opening) {
   while (!gate_open(gate, opening & 1)) pause();
 }
 
@@ -29,9 +34,9 @@ struct Inlet {
 
   // Waits for a tile; tiles are taken in order, by all lanes.
   DEVICE const float* take(int tile) {
-    float* values = ring.values[tile % kSlots];
+    float* values = ring.values[slot(tile)];
     if (edge == nullptr) {
-      await(gates.full[tile % kSlots], tile / kSlots);
+      await(gates.full[slot(tile)], opening(tile));
       return values;
     }
     const uint32_t* from = edge + kTile * tile + lane();
@@ -46,7 +51,7 @@ struct Inlet {
     return values;
   }
   DEVICE void give_back(int tile) {
-    if (edge == nullptr) gate_arrive(gates.empty[tile % kSlots]);
+    if (edge == nullptr && lane() == 0) gate_arrive(gates.empty[slot(tile)]);
   }
 };
 
@@ -60,19 +65,20 @@ struct Outlet {
   // Waits until there is room for a tile.
   DEVICE void reserve(int tile) {
     if (edge == nullptr && kSlots <= tile && tile < tiles) {
-      await(gates.empty[tile % kSlots], tile / kSlots - 1);
+      await(gates.empty[slot(tile)], opening(tile) - 1);
     }
   }
-  // Where the last lane puts a tile's sums; null if nobody wants them, and for other lanes.
-  DEVICE float* room(int tile) const {
-    return lane() == 31 && 0 <= tile && tile < tiles ? ring.values[tile % kSlots] : nullptr;
-  }
+  // Whether this lane puts a tile's sums into the ring.
+  DEVICE bool puts(int tile) const { return lane() == 31 && 0 <= tile && tile < tiles; }
   // A tile is whole.
   DEVICE void send(int tile) {
     if (tile < 0 || tile >= tiles) return;
-    if (edge == nullptr) return gate_arrive(gates.full[tile % kSlots]);
+    if (edge == nullptr) {
+      if (lane() == 31) gate_arrive(gates.full[slot(tile)]);
+      return;
+    }
     warp_sync();
-    store_word(edge + kTile * tile + lane(), as_bits(ring.values[tile % kSlots][lane()]));
+    store_word(edge + kTile * tile + lane(), as_bits(ring.values[slot(tile)][lane()]));
   }
 };
 

@@ -10,7 +10,7 @@ namespace megakernel::align {
 namespace {
 
 template <class E, bool kAligned>
-__global__ void __launch_bounds__(32 * kMostWarps, 1)
+__global__ void __launch_bounds__(64 * kMostWarps, 1)
     search_kernel(const __grid_constant__ Search p) {
   extern __shared__ __align__(16) unsigned char room[];
   __shared__ Shared shared;
@@ -46,7 +46,7 @@ cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream)
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
   if (error != cudaSuccess) return error;
-  kernel<<<p.items * p.chain, 32 * p.warps, room, stream>>>(p);
+  kernel<<<p.items * p.chain, 64 * p.warps, room, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -40,9 +40,11 @@ bool begins_on(const Tensor& t, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(t.data_ptr()) % bytes == 0 && fits(0) && fits(1);
 }
 
-// The kernel reads rows whose cells lie side by side and which begin on four bytes.
+// The kernel reads rows one after the other, whose cells lie side by side and which begin on four
+// bytes.
 Tensor readable(const Tensor& scores) {
-  const Tensor rows = scores.stride(2) == 1 ? scores : scores.contiguous();
+  const bool apart = scores.size(1) == 1 || scores.stride(1) >= scores.size(2);
+  const Tensor rows = scores.stride(2) == 1 && apart ? scores : scores.contiguous();
   return begins_on(rows, 4) ? rows : rows.to(at::kFloat).contiguous();
 }
 
@@ -111,7 +113,7 @@ Tensor search(const Tensor& scores, const std::optional<Tensor>& text_lengths,
   Search p{};
   p.scores = rows.data_ptr();
   p.item_stride = rows.stride(0);
-  p.row_stride = rows.stride(1);
+  p.row_stride = rows.size(1) == 1 ? (rows.size(2) + kStep - 1) / kStep * kStep : rows.stride(1);
   p.items = static_cast<int>(rows.size(0));
   p.rows = static_cast<int>(rows.size(1));
   p.columns = static_cast<int>(rows.size(2));

@@ -34,14 +34,15 @@ struct Search {
   Lengths text, frames;
   int* durations;
   int strips, tiles;  // that rows and columns make
-  int warps;          // of a block, each with a strip
+  int warps;          // of a block that have a strip each, and as many that copy
   int chain;          // blocks of an item
-  int stages;         // tiles of scores that a warp has room for
+  int stages;         // tiles of scores that a strip has room for
   // The workspace. All but the directions begins as kMissing.
   unsigned* ticket;  // blocks that began
   unsigned* done;    // [items] blocks that ended
   uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  // [items, strips, tiles + kLag, kStrip]: a bit a cell, set if reached from the row above.
+  // [items, strips, tiles, kStrip]: a bit a cell, set if reached from the row above; a strip's
+  // tiles are counted from its first row's diagonal on.
   uint32_t* direction;
 };
 
@@ -85,7 +86,7 @@ struct Workspace {
 inline Workspace lay_out(Search& p, uint32_t* begin) {
   const int64_t counters = (1 + p.items + 3) / 4 * 4;
   const int64_t edges = static_cast<int64_t>(p.items) * (p.chain - 1) * p.tiles * kTile;
-  const int64_t directions = static_cast<int64_t>(p.items) * p.strips * (p.tiles + kLag) * kStrip;
+  const int64_t directions = static_cast<int64_t>(p.items) * p.strips * p.tiles * kStrip;
   p.ticket = begin;
   p.done = begin + 1;
   p.edges = begin + counters;

@@ -5,8 +5,9 @@
 //
 // A lane has two rows and their sums in registers. Lanes go a step of four columns after each
 // other, so that a lane gets the row above its own by a shuffle when it needs it; warps, each with
-// a strip of rows, follow each other likewise. Of a cell only its direction is kept, one bit. Only
-// columns from which the end can still be reached are looked at.
+// a strip of rows, follow each other likewise. Another warp copies the strip's scores meanwhile. Of
+// a cell only its direction is kept, one bit. Only columns from which the end can still be reached
+// are looked at.
 #pragma once
 
 #include "edge.cuh"
@@ -21,23 +22,34 @@ struct alignas(16) Tile {
   E cells[kStrip][kTile];
 };
 
+// Scores on the way from the warp that copies a strip's to the one that sums them up.
+struct StageGates {
+  Gate full[kMostStages], empty[kMostStages];
+};
+
 struct Shared {
   Ring rings[kMostWarps + 1];
   RingGates gates[kMostWarps + 1];
-  Gate loaded[kMostWarps][kMostStages];
+  StageGates stages[kMostWarps];
   alignas(16) float nothing[kTile];  // minus infinity: the row above where none is needed
   unsigned number;
 };
 
-// Before anybody uses it. Every gate counts the lanes of a warp.
+// Before anybody uses it. One thread makes the gates: at different addresses threads would have to
+// wait for each other, and for longer.
 DEVICE void prepare(Shared& shared, int warps) {
   if (thread() < kTile) shared.nothing[thread()] = -INFINITY;
-  for (int i = thread(); i < (kMostWarps + 1) * kSlots; i += 32 * warps) {
-    gate_init(shared.gates[i / kSlots].full[i % kSlots], 32);
-    gate_init(shared.gates[i / kSlots].empty[i % kSlots], 32);
-  }
-  for (int i = thread(); i < kMostWarps * kMostStages; i += 32 * warps) {
-    gate_init(shared.loaded[i / kMostStages][i % kMostStages], 32);
+  if (thread() > 0) return;
+#pragma unroll 1
+  for (int w = 0; w < warps; ++w) {
+    for (int stage = 0; stage < kMostStages; ++stage) {
+      gate_init(shared.stages[w].full[stage], 32);
+      gate_init(shared.stages[w].empty[stage], 32);
+    }
+    for (int slot = 0; slot < kSlots; ++slot) {
+      gate_init(shared.gates[w].full[slot], 1);
+      gate_init(shared.gates[w].empty[slot], 1);
+    }
   }
   gates_ready();
 }
@@ -63,41 +75,42 @@ DEVICE void unpack(const E* cells, float (&scores)[kStep]) {
   for (int c = 0; c < kStep; ++c) scores[c] = to_float(v.of[c]);
 }
 
-// A strip's scores, counted from its first row and column.
+// A strip's scores, which a warp copies: eight lanes a row, four rows at once.
 template <class E>
 struct Scores {
-  const E* first;
+  static constexpr int kAtOnce = 32 / kSteps;
+  const E *first, *end;  // the strip's first row and column; behind the last cell in memory
   int64_t stride;
-  int rows, columns;  // that there are
+  int step = lane() % kSteps, owner = lane() / kSteps;  // where this lane begins
 
-  // Asks for a tile. Unaligned rows begin on any four bytes; cells that there are not become zero.
+  // Asks for a tile. Unaligned rows begin on any four bytes. Of columns and rows that the item has
+  // not, whatever lies there is copied: no path goes through them.
   template <bool kAligned>
-  DEVICE void copy(Tile<E>& tile, int index, Gate& loaded) const {
-    const bool whole =
-        rows >= kStrip && index >= kLag && kTile * (index + 1) <= columns;  // of every lane
+  DEVICE void copy(Tile<E>& tile, int index) const {
+    const E* last = first + (kStrip - 1) * stride + kTile * (index + 1);
+    const bool whole = stride >= kStep / kRows && last <= end;  // or a lane would look before first
     whole ? copy_cells<kAligned, true>(tile, index) : copy_cells<kAligned, false>(tile, index);
-    arrive_with_copies(loaded);
   }
 
-  // Eight lanes a row.
+  // Nothing outside the memory of all scores, unless all of the tile is inside.
   template <bool kAligned, bool kWhole>
   DEVICE void copy_cells(Tile<E>& tile, int index) const {
     constexpr int kPiece = kAligned ? kStep * sizeof(E) : 4;
-    constexpr int kMany = kPiece / sizeof(E);                 // cells
-    const int step = lane() % kSteps, one = lane() / kSteps;  // of the rows that are copied at once
-    constexpr int kAtOnce = 32 / kSteps;
+    constexpr int kMany = kPiece / sizeof(E);  // cells
+#pragma unroll kWhole ? kRows : 1
+    for (int row = 0; row < kRows; ++row) {
+      const E* from =
+          first + (kRows * owner + row) * stride + kTile * index + kStep * (step - owner);
+#pragma unroll kWhole ? 32 / kAtOnce : 1
+      for (int more = 0; more < 32; more += kAtOnce) {
+        E* to = cells(tile, owner + more, row, step);
 #pragma unroll
-    for (int u = 0; u < kStrip / kAtOnce; ++u) {
-      const int owner = kAtOnce * u % 32 + one, row = kAtOnce * u / 32;
-      const int column = kTile * index + kStep * (step - owner);
-      const bool there = kWhole || (column >= 0 && kRows * owner + row < rows);
-      const E* from = first + (kRows * owner + row) * stride + column;
-      E* to = cells(tile, owner, row, step);
-#pragma unroll
-      for (int c = 0; c < kStep; c += kMany) {
-        const int many = there ? min(max(columns - column - c, 0), kMany) : 0;
-        const int bytes = kWhole ? kPiece : many * static_cast<int>(sizeof(E));
-        copy_or_zero<kPiece>(to + c, bytes > 0 ? from + c : first, bytes);
+        for (int c = 0; c < kStep; c += kMany) {
+          const bool inside = kWhole || (first <= from && from + c < end);
+          const int64_t many = kWhole ? kMany : min(end - from - c, int64_t{kMany});
+          copy_or_zero<kPiece>(to + c, inside ? from + c : first, inside ? many * sizeof(E) : 0);
+        }
+        from += kAtOnce * (kRows * stride - kStep);
       }
     }
   }
@@ -107,19 +120,20 @@ struct Scores {
 struct Sums {
   float row[kRows] = {-INFINITY, -INFINITY};
   float below[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // the last row's last step
-  float before;  // what the row above was a column ago
+  float before;                // what the row above was a column ago
+  uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
-  // A step of columns; notes in `moved` which sums come from the row above. What is no number
-  // counts as minus infinity.
-  DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep], int step,
-                      uint32_t (&moved)[kRows]) {
+  // What is no number counts as minus infinity; of finite scores no sum becomes that.
+  template <bool kFinite>
+  DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep]) {
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
       const float from[kRows] = {c == 0 ? before : above[c - 1], row[0]};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        if (row[r] < from[r]) moved[r] |= 1u << (kStep * step + c);
-        row[r] = larger(larger(row[r], from[r]) + scores[r][c], -INFINITY);
+        moved[r] = push_less(moved[r], row[r], from[r]);
+        const float sum = larger(row[r], from[r]) + scores[r][c];
+        row[r] = kFinite ? sum : larger(sum, -INFINITY);
       }
       below[c] = row[kRows - 1];
     }
@@ -127,19 +141,87 @@ struct Sums {
   }
 };
 
+// What a lane needs for a step.
+struct Feed {
+  float scores[kRows][kStep], entering[kStep];
+
+  template <class E>
+  DEVICE void read(Tile<E>& tile, const float* edge, int step) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) unpack(cells(tile, lane(), r, step), scores[r]);
+    unpack(edge + kStep * step, entering);
+  }
+};
+
+// Where the sums of a lane's last row go. The last lane is 31 steps behind: its last step of a tile
+// is the first of a later one.
+struct Rooms {
+  float* of[2];
+  bool wanted[2];
+};
+
+// A tile of columns; whether all of the lane's scores are finite.
+template <bool kFinite, class E>
+DEVICE bool advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
+  float zero[kRows] = {};  // or NaN
+  Feed feed;
+  feed.read(tile, edge, 0);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const Feed now = feed;
+    // Before anything is stored, which reading would wait for.
+    if (step + 1 < kSteps) feed.read(tile, edge, step + 1);
+    float above[kStep];
+#pragma unroll
+    for (int c = 0; c < kStep; ++c) {
+      above[c] = shuffle_up(sums.below[c]);
+      if (lane() == 0) above[c] = now.entering[c];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) zero[r] = fmaf(now.scores[r][c], 0.0f, zero[r]);
+    }
+    sums.advance<kFinite>(above, now.scores);
+    const int which = (step + 1) / kSteps;
+    if (rooms.wanted[which]) {
+      *reinterpret_cast<float4*>(rooms.of[which] + (step + 1) % kSteps * kStep) = {
+          sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
+    }
+  }
+  return zero[0] + zero[1] == 0;
+}
+
 // Columns that a strip looks at, in tiles from its first row's diagonal on.
 DEVICE int tiles_of(const Lattice& of, int strip) {
   const int end = min(of.columns, of.columns - of.rows + kStrip * (strip + 1));
   return (end - kStrip * strip + kTile - 1) / kTile;
 }
 
-// A warp goes through its strip.
+// A warp copies a strip's scores. As many tiles as there is room for it copies before it knows how
+// many are wanted.
 template <class E, bool kAligned>
-DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Tile<E>* stage) {
-  const int begin = kStrip * strip, place = warp(), me = lane();
-  const E* item = static_cast<const E*>(p.scores) + of.item * p.item_stride;
-  const Scores<E> scores = {item + begin * p.row_stride + begin, p.row_stride, of.rows - begin,
-                            of.columns - begin};
+DEVICE void supply(const Search& p, int item, int strip, StageGates& gates, Tile<E>* stages) {
+  const E* begin = static_cast<const E*>(p.scores) + item * p.item_stride;
+  const int64_t cells =
+      (p.items - 1 - item) * p.item_stride + (p.rows - 1) * p.row_stride + p.columns;
+  const Scores<E> scores = {begin + kStrip * strip * (p.row_stride + 1), begin + cells,
+                            p.row_stride};
+  int stage = 0, all = p.stages;
+  for (int round = 0, tile = 0; tile < all; ++tile) {
+    if (round > 0) await(gates.empty[stage], round - 1);
+    scores.template copy<kAligned>(stages[stage], tile);
+    arrive_with_copies(gates.full[stage]);
+    if (++stage == p.stages) {
+      const Lattice of = lattice(p, item);
+      if (strip < of.strips) all = tiles_of(of, strip) + kLag;
+      stage = 0, ++round;
+    }
+  }
+  wait_for_own();
+}
+
+// A warp goes through a strip.
+template <class E>
+DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Tile<E>* stages) {
+  const int place = strip % p.warps, me = lane();
   const int tiles = tiles_of(of, strip), all = tiles + kLag;
   const bool first = strip == 0, last = strip == of.strips - 1;
   const auto edge = [&](int below) {
@@ -151,58 +233,49 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
                  first ? 0 : tiles_of(of, strip - 1)};
   Outlet outlet = {shared.rings[place + 1], shared.gates[place + 1],
                    place == p.warps - 1 ? edge(1) : nullptr, last ? 0 : tiles};
-  Gate* loaded = shared.loaded[place];
-  for (int i = 0; i < p.stages - 1 && i < all; ++i) {
-    scores.template copy<kAligned>(stage[i], i, loaded[i]);
-  }
-
   Sums sums;
   sums.before = first && me == 0 ? 0.0f : -INFINITY;
+  // A lane's words are moved by its columns' delay, so that those of a tile's columns are together.
+  const int delay = kStep * me, late = delay / kTile + 1;
+  uint32_t* direction = directions(p, of.item, strip) + kRows * me - late * kStrip;
+  uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
-  if (!first) {
-    for (int tile = 0; tile < kAhead; ++tile) {
-      const float corner = inlet.take(tile)[kTile - 1];
-      if (me == 0) sums.before = corner;
-      inlet.give_back(tile);
-    }
-  }
-  uint32_t* direction =
-      p.direction + (static_cast<int64_t>(of.item) * p.strips + strip) * (p.tiles + kLag) * kStrip;
-  int now = 0, opening = 0;  // the stage of this tile, and how often it was filled before
-  for (int tile = 0; tile < all; ++tile) {
-    warp_sync();  // all have read the tile before
-    const int next = tile + p.stages - 1, free = now == 0 ? p.stages - 1 : now - 1;
-    if (next < all) scores.template copy<kAligned>(stage[free], next, loaded[free]);
+  StageGates& gates = shared.stages[place];
+  int stage = 0, round = 0;
+  for (int tile = -kAhead; tile < all; ++tile) {
     const int above_tile = tile + kAhead;
     const bool fed = tile < tiles && above_tile < inlet.tiles;
-    const float* edge_sums = fed ? inlet.take(above_tile) : shared.nothing;
-    outlet.reserve(tile - kLag + 1);
-    // The last lane is 31 steps behind: its last step of this tile is the first of a later one.
-    float* const rooms[] = {outlet.room(tile - kLag), outlet.room(tile - kLag + 1)};
-    await(loaded[now], opening);
-    uint32_t moved[kRows] = {};
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      float above[kStep], score[kRows][kStep];
-      float entering[kStep];
-      unpack(edge_sums + kStep * step, entering);
-#pragma unroll
-      for (int c = 0; c < kStep; ++c) {
-        above[c] = shuffle_up(sums.below[c]);
-        if (me == 0) above[c] = entering[c];
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) unpack(cells(stage[now], me, r, step), score[r]);
-      sums.advance(above, score, step, moved);
-      if (float* room = rooms[(step + 1) / kSteps]) {
-        *reinterpret_cast<float4*>(room + (step + 1) % kSteps * kStep) = {
-            sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
-      }
+    const float* taken = fed ? inlet.take(above_tile) : shared.nothing;
+    const float* edge_sums = me == 0 ? taken : shared.nothing;  // only the first lane looks there
+    if (tile < 0) {
+      if (fed && me == 0) sums.before = taken[kTile - 1];
+      if (fed) inlet.give_back(above_tile);
+      continue;
     }
-    *reinterpret_cast<uint2*>(direction + tile * kStrip + kRows * me) = {moved[0], moved[1]};
+    outlet.reserve(tile - kLag + 1);
+    const Rooms rooms = {
+        {outlet.ring.values[slot(tile - kLag)], outlet.ring.values[slot(tile - kLag + 1)]},
+        {outlet.puts(tile - kLag), outlet.puts(tile - kLag + 1)}};
+    await(gates.full[stage], round);
+    const Sums start = sums;
+    if (!in_all_lanes(advance<true>(sums, stages[stage], edge_sums, rooms))) {
+      sums = start;
+      advance<false>(sums, stages[stage], edge_sums, rooms);
+    }
+    gate_arrive(gates.empty[stage]);
     if (fed) inlet.give_back(above_tile);
     outlet.send(tile - kLag);
-    if (++now == p.stages) now = 0, ++opening;
+    if (late <= tile && tile < tiles + late) {
+      uint32_t words[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        words[r] = reversed(move_up(before[r], sums.moved[r], delay % kTile));
+      }
+      *reinterpret_cast<uint2*>(direction + tile * kStrip) = {words[0], words[1]};
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) before[r] = sums.moved[r];
+    if (++stage == p.stages) stage = 0, ++round;
   }
 }
 
@@ -227,20 +300,22 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
   return static_cast<int>(shared.number) == p.chain - 1;
 }
 
-// A block: a strip a warp; the item's last one to end traces the way back.
+// A block: a strip two warps, of which the second copies; the item's last one to end traces the way
+// back.
 template <class E, bool kAligned>
 DEVICE void search(const Search& p, Shared& shared, void* room) {
   launch_next();
+  const int number = number_of_block(p, shared), item = number / p.chain;
   prepare(shared, p.warps);
-  const int number = number_of_block(p, shared);
   all_sync();
-  const Lattice of = lattice(p, number / p.chain);
-  const int strip = number % p.chain * p.warps + warp();
-  Tile<E>* stages = static_cast<Tile<E>*>(room) + warp() * p.stages;
-  if (strip < of.strips) sweep<E, kAligned>(p, of, strip, shared, stages);
-  if (!is_last(p, of.item, shared)) return;
-  int* durations = p.durations + static_cast<int64_t>(of.item) * p.rows;
-  for (int i = of.rows + thread(); i < p.rows; i += 32 * p.warps) durations[i] = 0;
+  const int place = warp() % p.warps, strip = number % p.chain * p.warps + place;
+  Tile<E>* stages = static_cast<Tile<E>*>(room) + place * p.stages;
+  if (warp() >= p.warps) supply<E, kAligned>(p, item, strip, shared.stages[place], stages);
+  const Lattice of = lattice(p, item);
+  if (warp() < p.warps && strip < of.strips) sweep<E>(p, of, strip, shared, stages);
+  if (!is_last(p, item, shared)) return;
+  int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
+  for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
   if (warp() == 0) trace(p, of, *static_cast<Windows*>(room), durations);
 }
 

@@ -12,104 +12,137 @@ struct Lattice {
   int item, rows, columns, strips;
 };
 
-DEVICE int64_t length(const Lengths& lengths, int item) {
-  if (lengths.each == nullptr) return lengths.all;
-  return lengths.wide ? static_cast<const int64_t*>(lengths.each)[item]
-                      : static_cast<const int*>(lengths.each)[item];
-}
+// A length's lower and upper half, of which nothing is made yet: so that nobody waits for one
+// before the other is asked for.
+struct Length {
+  uint32_t low, high;
+
+  DEVICE Length(const Lengths& lengths, int item) : low(lengths.all), high(0) {
+    const uint32_t* at = static_cast<const uint32_t*>(lengths.each);
+    if (at != nullptr) low = at[lengths.wide ? 2 * item : item];
+    if (at != nullptr && lengths.wide) high = at[2 * item + 1];
+  }
+  // -1 if it is negative or more than there is.
+  DEVICE int within(int most) const {
+    return high == 0 && low <= static_cast<uint32_t>(most) ? static_cast<int>(low) : -1;
+  }
+};
 
 DEVICE Lattice lattice(const Search& p, int item) {
-  const int64_t rows = length(p.text, item), columns = length(p.frames, item);
-  if (rows < 1 || rows > p.rows || columns > p.columns || rows > columns) return {item, 0, 0, 0};
-  const int count = static_cast<int>(rows);
-  return {item, count, static_cast<int>(columns), (count + kStrip - 1) / kStrip};
+  const Length text(p.text, item), frames(p.frames, item);
+  const int rows = text.within(p.rows), columns = frames.within(p.columns);
+  if (rows < 1 || rows > columns) return {item, 0, 0, 0};
+  return {item, rows, columns, (rows + kStrip - 1) / kStrip};
 }
 
-// A strip's directions, some tiles of them: bit c of a word is column c of the tile as the row's
-// lane counts.
-using Window = uint32_t[kWindow][kStrip];
+// A strip's directions: words of a tile's columns, bit c the column c, row after row.
+DEVICE uint32_t* directions(const Search& p, int item, int strip) {
+  return p.direction + (static_cast<int64_t>(item) * p.strips + strip) * p.tiles * kStrip;
+}
 
-// Two, so that the next strip's come while this one's are followed.
+// Some tiles of them. There are two windows: the next strip's come while this one's are followed.
+using Window = uint32_t[kWindow][kStrip];
 struct Windows {
   alignas(16) Window of[2];
 };
 
-// A row's words of a tile and of the kBefore before it, asked for before it is known where to look.
-constexpr int kBefore = 2;
+// Words of a row: a column's tile and the two before. Nobody waits for them until 64 columns of
+// them are wanted, the column the highest bit.
 struct Words {
-  uint32_t of[1 + kBefore];
-  unsigned tile;
+  uint32_t of[3];
+  int column;
+};
+struct View {
+  uint32_t high, low;
+
+  DEVICE explicit View(const Words& w)
+      : high(move_up(w.of[0], w.of[1], ~w.column & 31)),
+        low(move_up(w.of[1], w.of[2], ~w.column & 31)) {}
 };
 
-// Follows the way back through a strip, with one warp whose lanes all do the same. Rows are counted
-// from the strip's first; columns as a row's lane counts them, also from the strip's first, and a
-// step more for every lane.
+// Follows the way back through a strip, with one warp whose lanes all do the same. Rows and columns
+// are counted from the strip's first. Where a row begins is the end of the one above, so that each
+// row waits for the one below: but for that, it is looked at two rows earlier.
 struct Tracer {
-  const uint32_t* directions;  // of the strip's tiles
-  int strip;
+  static constexpr int kBefore = 3;     // tiles without directions, before the first
+  static constexpr int kLookAhead = 2;  // rows
+  const uint32_t* from;
   Window* window;
-  int first = 0;  // the window's first tile; those before the strip's first have no directions
+  int first = 0;  // the window's first tile
 
   DEVICE Tracer(const Search& p, const Lattice& of, int strip, Windows& windows)
-      : directions(p.direction +
-                   (static_cast<int64_t>(of.item) * p.strips + strip) * (p.tiles + kLag) * kStrip),
-        strip(strip),
-        window(&windows.of[strip % 2]) {}
+      : from(directions(p, of.item, strip)), window(&windows.of[strip % 2]) {}
 
-  // How much later a row's lane is at a column.
-  DEVICE static unsigned later(unsigned row) { return row / kRows * kStep; }
-
-  // Asks for the tiles up to one.
-  DEVICE void copy(int last) {
+  // Asks for the tiles up to a column's.
+  DEVICE void copy(int column) {
+    const int last = column / kTile;
     first = max(-kBefore, last - kWindow + 1);
+#pragma unroll 1
     for (int i = 4 * lane(); i < (last - first + 1) * kStrip; i += 4 * 32) {
       const int at = first * kStrip + i;
-      copy_or_zero<16>((*window)[0] + i, directions + max(at, 0), at < 0 ? 0 : 16);
+      copy_or_zero<16>((*window)[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
     }
   }
+  // The first column from which on the window has what is looked at.
+  DEVICE int floor() const { return kTile * (first + kBefore - 1); }
 
-  DEVICE Words words(unsigned row, unsigned tile) {
-    const int last = static_cast<int>(tile);
-    if (last - kBefore < first) {
-      warp_sync();
-      copy(last);
-      wait_for_own();
-      warp_sync();
-    }
-    const uint32_t* at = (*window)[last - first] + row;
-    return {{at[0], at[-kStrip], at[-2 * kStrip]}, tile};
+  DEVICE Words look(int row, int column) const {
+    const uint32_t* at = (*window)[(column >> 5) - first] + max(row, 0);
+    return {{load_early(at), load_early(at - kStrip), load_early(at - 2 * kStrip)}, column};
   }
 
   // The last column, not after `at`, at which a row is reached from the row above. On the diagonal
   // it always is, though no direction may say so where all sums are minus infinity.
-  DEVICE unsigned begin(unsigned row, unsigned at) {
-    const unsigned lowest = row + later(row);
-    while (at > lowest) {
-      const uint32_t before = words(row, at / kTile).of[0] << (kTile - 1 - at % kTile);
-      if (before) return at - leading_zeros(before);
-      if (at / kTile == 0) break;
-      at = at / kTile * kTile - 1;
+  DEVICE int begin(int row, int at) {
+    while (at > row) {
+      if (at < floor()) {
+        warp_sync();
+        copy(at);
+        wait_for_own();
+        warp_sync();
+      }
+      const View view(look(row, at));
+      if (view.high) return at - leading_zeros(view.high);
+      at -= 32;
     }
-    return lowest;
-  }
-  // The same, from words of the row at `at` or after it.
-  DEVICE unsigned begin(unsigned row, unsigned at, const Words& known) {
-    const unsigned back = known.tile - at / kTile;
-    const uint32_t high = back ? known.of[1] : known.of[0], low = back ? known.of[2] : known.of[1];
-    const uint32_t before = move_up(high, low, kTile - 1 - at % kTile);
-    return back < kBefore && before ? at - leading_zeros(before) : begin(row, at);
+    return row;
   }
 
   // From a row's last column up to the strip's first row, whose first column it returns.
-  DEVICE unsigned follow(unsigned row, unsigned at, int* durations) {
-    Words known = words(row, at / kTile);
-    for (;; --row) {
-      const Words above = words(max(row, 1u) - 1, at / kTile);
-      const unsigned start = begin(row, at, known);
-      if (lane() == 0) durations[row] = static_cast<int>(at - start + 1);
-      if (row == 0) return start;
-      at = start - 1 - (row % kRows == 0 ? kStep : 0);
-      known = above;
+  DEVICE int follow(int row, int at, int* durations) {
+    while (true) {
+      glide(row, at, durations);
+      if (row < 0) return at + 1;
+      const int start = begin(row, at);
+      if (lane() == 0) durations[row] = at - start + 1;
+      --row, at = start - 1;
+    }
+  }
+
+  // Goes up some rows at a time, as long as 32 columns of each tell where it begins; whether they
+  // did is asked once for all.
+  DEVICE void glide(int& row, int& at, int* durations) {
+    constexpr int kAtOnce = 4;
+    const int lowest = floor() + kLookAhead;
+    if (at < lowest) return;
+    View view(look(row, at));
+    Words above = look(row - 1, at - 1);
+    int skip = 0;   // columns of the view behind the row's last
+    int below = 0;  // columns that the row below has, but one
+    while (row >= kAtOnce - 1) {
+      int column = at, most = 0;
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        const Words next = look(row - u - kLookAhead, max(column, lowest) - kLookAhead);
+        const int back = leading_zeros(move_up(view.high, view.low, skip));
+        if (lane() == 0) durations[row - u] = back + 1;
+        most |= back | skip;
+        column -= back + 1;
+        skip = below + back, below = back;
+        view = View(above), above = next;
+      }
+      if (most >= 32 || column < lowest) return;
+      row -= kAtOnce, at = column;
     }
   }
 };
@@ -117,21 +150,19 @@ struct Tracer {
 // A row's duration is counted from the last column at which it is reached from the row above.
 DEVICE void trace(const Search& p, const Lattice& of, Windows& windows, int* durations) {
   if (of.rows == 0) return;
-  unsigned row = (of.rows - 1) % kStrip, column = of.columns - 1;  // of the item
+  int row = (of.rows - 1) % kStrip, column = of.columns - 1;  // of the item
   Tracer next(p, of, of.strips - 1, windows);
-  next.copy((column - kStrip * next.strip + Tracer::later(row)) / kTile);
+  next.copy(column - kStrip * (of.strips - 1));
   for (int strip = of.strips - 1; strip >= 0; --strip) {
     wait_for_own();
     warp_sync();
     Tracer tracer = next;
-    const unsigned top = kStrip * strip;
+    const int top = kStrip * strip;
     if (strip > 0) {  // its last column is not known yet, but it is none after these
-      const unsigned last = min(column, of.columns - of.rows + top) - 1;
       next = Tracer(p, of, strip - 1, windows);
-      next.copy((last - (top - kStrip) + Tracer::later(kStrip - 1)) / kTile);
+      next.copy(min(column, of.columns - of.rows + top) - 1 - (top - kStrip));
     }
-    const unsigned at = column - top + Tracer::later(row);
-    column = top + tracer.follow(row, at, durations + top) - 1;
+    column = top + tracer.follow(row, column - top, durations + top) - 1;
     row = kStrip - 1;
   }
 }

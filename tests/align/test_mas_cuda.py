@@ -3,6 +3,7 @@
 import random
 import shutil
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from megakernel_tts.align import mas, maximum_path
 from megakernel_tts.align.search import Out
 from tests.align.lattices import Batch, expected, random_batch
 from tests.emulator.align import EmulatedAlign
+from tests.emulator.guarded import guarded
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 PATH_DTYPES = [torch.bool, torch.bfloat16, torch.float32, torch.int64]
@@ -42,6 +44,11 @@ def with_no_numbers(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.where(
         kinds < 6, values[kinds.clamp(max=5)], torch.randn(shape, generator=generator)
     )
+
+
+def whole_lengths(scores: Tensor) -> tuple[Tensor, Tensor]:
+    items, tokens, frames = scores.shape
+    return torch.full((items,), tokens), torch.full((items,), frames)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,6 +88,8 @@ def test_emulated_items_without_a_path_get_zeros(emulated: EmulatedAlign) -> Non
     found = emulated.durations(scores, text, frames, warps=1)
     assert (found[0] > 0).all() and found[0].sum() == 90
     assert not found[1:].any()
+    assert not emulated.durations(scores, text + 2**32, frames).any()
+    assert torch.equal(emulated.durations(scores, text.int(), frames), found)
     assert torch.equal(emulated.durations(scores), mas(scores))
 
 
@@ -88,6 +97,65 @@ def test_emulated_scores_that_are_no_numbers(emulated: EmulatedAlign) -> None:
     for seed in range(20):
         scores = with_no_numbers((2, 130, 300), seed)
         assert torch.equal(emulated.durations(scores, aligned=True), mas(scores))
+
+
+def test_emulated_few_tiles_with_what_is_no_number(emulated: EmulatedAlign) -> None:
+    """Tiles of finite scores and others take turns."""
+    for seed in range(8):
+        rng = torch.Generator().manual_seed(seed)
+        scores = torch.randn(2, 130, 600, generator=rng)
+        cells = torch.randint(0, scores.numel(), (6,), generator=rng)
+        kinds = torch.tensor([torch.nan, torch.inf, -torch.inf])
+        scores.view(-1)[cells] = kinds[torch.randint(0, 3, (6,), generator=rng)]
+        assert torch.equal(emulated.durations(scores, aligned=True), mas(scores))
+
+
+def test_emulated_tokens_of_one_frame_and_of_hundreds(emulated: EmulatedAlign) -> None:
+    """Where a token begins lies within what the way back looks at first, or far before."""
+    few, even = [1, 1, 2, 9, 15, 16, 17, 31, 32, 33, 65, 300], [*range(12, 25)]
+    for seed in range(12):
+        rng = random.Random(seed)
+        rows = rng.randint(60, 200)
+        planted = torch.tensor([[rng.choice(even if seed % 3 else few) for _ in range(rows)]])
+        path = torch.repeat_interleave(torch.arange(rows), planted[0])
+        scores = torch.randn(1, rows, len(path)) + 9 * (torch.arange(rows)[:, None] == path)
+        assert torch.equal(mas(scores), planted.int())
+        assert torch.equal(emulated.durations(scores, warps=rng.randint(1, 4)), planted.int())
+
+
+def test_emulated_what_lies_beyond_an_items_lengths(emulated: EmulatedAlign) -> None:
+    for seed in range(8):
+        batch = random_batch(seed, 150, 400)
+        scores = batch.scores.contiguous()
+        inside = (torch.arange(scores.shape[1]) < batch.text[:, None])[:, :, None]
+        inside = inside & (torch.arange(scores.shape[2]) < batch.frames[:, None])[:, None]
+        outside = with_no_numbers(tuple(scores.shape), 4 * seed)
+        found = emulated.durations(torch.where(inside, scores, outside), batch.text, batch.frames)
+        assert torch.equal(found, expected(batch))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_emulated_nothing_outside_the_scores_is_read(
+    emulated: EmulatedAlign, dtype: torch.dtype, aligned: bool
+) -> None:
+    shapes = [
+        (1, 1, 1),
+        (2, 3, 1),
+        (1, 70, 1),
+        (1, 1, 90),
+        (2, 90, 130),
+        (1, 64, 64),
+        (1, 130, 256),
+    ]
+    for shape, at_end in product(shapes, (False, True)):
+        items, tokens, frames = shape
+        multiple = 4 if aligned else 4 // dtype.itemsize
+        apart = -(-frames // multiple) * multiple
+        room = guarded(items * tokens * apart, dtype, at_end)
+        scores = room.view(items, tokens, apart)[:, :, :frames].copy_(torch.randn(shape))
+        found = emulated.durations(scores, aligned=aligned)
+        assert torch.equal(found, expected(Batch(scores, *whole_lengths(scores))))
 
 
 @pytest.mark.parametrize("dtype", PATH_DTYPES, ids=str)
@@ -301,5 +369,7 @@ def test_rows_anywhere_in_memory(dtype: torch.dtype) -> None:
     whole = torch.randn(4, 150, 403, device="cuda").to(dtype)
     views: list[Tensor] = [whole[1:, 3:, offset : offset + 301] for offset in range(5)]
     views += [whole[:, ::2, :300], whole[:, :100, 1:302:2], whole[0:1].expand(3, -1, -1)]
+    views += [whole[:, :1], whole[:, :1].expand(-1, 90, -1), whole[:, :, :1][:, :1]]
+    views += [whole[0].unfold(1, 200, 1)[:, :100], whole.transpose(0, 1)[:4]]
     for view in views:
         assert torch.equal(mas(view).cpu(), mas(view.cpu()))

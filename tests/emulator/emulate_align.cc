@@ -13,7 +13,7 @@ static void run(const Search& p, int late) {
   std::vector<Shared> shared(blocks);
   const size_t room = std::max(p.warps * p.stages * sizeof(Tile<E>), sizeof(Windows));
   std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16));
-  launch(blocks, 32 * p.warps, late,
+  launch(blocks, 64 * p.warps, late,
          [&] { search<E, kAligned>(p, shared[block()], rooms[block()].data()); });
 }
 

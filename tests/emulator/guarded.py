@@ -1,0 +1,25 @@
+"""Memory beside which nobody may look: a read there ends the process."""
+
+import ctypes
+import mmap
+
+import torch
+from torch import Tensor
+
+
+def guarded(cells: int, dtype: torch.dtype, at_end: bool) -> Tensor:
+    """Zeros [cells] between two pages without access.
+
+    Args:
+        cells: Of them.
+        dtype: Theirs.
+        at_end: Whether the second page follows them at once, or they the first.
+    """
+    size, page = cells * dtype.itemsize, mmap.PAGESIZE
+    inner = -(-size // page) * page
+    memory = mmap.mmap(-1, inner + 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for guard in (address, address + page + inner):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    first = page + (inner - size if at_end else 0)
+    return torch.frombuffer(memoryview(memory)[first : first + size], dtype=dtype)
