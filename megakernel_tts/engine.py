@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from megakernel_tts.align.calibration import Alignment
@@ -60,7 +61,8 @@ class Engine:
         self._most = backend.slots + waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
         self._fresh = self.vocoder.prepare(decoder.start())
-        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
+        groups = prompter.config.talker.groups
+        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder, groups))
         self._loop = Loop(backend, prompter, self.vocoder)
         self._thread = threading.Thread(
             target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
@@ -97,8 +99,9 @@ class Engine:
         """
         with self._loop.lock:
             self._check_room()
-        recorded = voice is not None and voice.codes is not None
-        start = self._primed(voice) if recorded else self._fresh
+        start = self._fresh
+        if voice is not None and voice.codes is not None:
+            start = self._primed(voice.codes.numpy(force=True).tobytes())
         mailbox = Mailbox(on_read=self._loop.bell.ring)
         stream = Stream(
             script, mailbox, prefix, start, layout, sampling, chunks, self.alignment, retries
@@ -168,10 +171,10 @@ def _end(loop: Loop, thread: threading.Thread) -> None:
 
 
 @torch.inference_mode()
-def _prime(decoder: Decoder, vocoder: Vocoder, voice: "Voice") -> Any:
-    """The vocoder's state after a voice's recording."""
-    assert voice.codes is not None
+def _prime(decoder: Decoder, vocoder: Vocoder, groups: int, codes: bytes) -> Any:
+    """The vocoder's state after a recording, whose codes are given by content."""
     state = decoder.start()
-    for part in voice.codes.to(state.position.device).split(_PRIME_FRAMES):
+    recording = torch.tensor(np.frombuffer(codes, np.int64).reshape(-1, groups))
+    for part in recording.to(state.position.device).split(_PRIME_FRAMES):
         _, state = decoder.decode(part[None], state)
     return vocoder.prepare(state)
