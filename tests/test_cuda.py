@@ -78,6 +78,21 @@ def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
     assert agreed >= 5  # logits are rounded to bfloat16: a near tie may fall the other way
 
 
+def test_the_best_of_one_is_the_likeliest(bench: Callable[..., Bench]) -> None:
+    """Noise makes others win most of the time; whoever is not among the k largest is passed over."""
+    b = bench("0b6")
+    spoken = []
+    for rule in (
+        Sampling(seed=3, top_k=1, temperature=1.7, predictor_top_k=1, predictor_temperature=1.7),
+        Sampling.greedy(seed=4),
+    ):
+        b.kernel.prefill([Start(0, b.prompt, rule)])
+        b.kernel.feed(0, b.text, True)
+        spoken.append(_frames(b, [0], 2)[0])
+        b.kernel.release(0)
+    assert spoken[0] == spoken[1]
+
+
 def test_text_that_has_not_arrived_and_prompts_that_do_not_fit(bench: Callable[..., Bench]) -> None:
     b = bench("0b6")
     b.kernel.prefill([Start(0, b.prompt, SAMPLINGS[0])])
