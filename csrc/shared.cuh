@@ -24,7 +24,7 @@ struct Shared {
       Fragments<Most> fragments;
       Attention<Most> attention;
     };
-    Nearby nearby[kWarps];
+    Nearby nearby[Most == 1 ? kWarps : 1];  // see near.cuh
     Residual<kHidden, Most> x;
     NormVectors<kHidden> norms;
     Sums<Most> sums[2];

@@ -1,7 +1,7 @@
 // Attention of the code predictor: it looks at the frame's own positions alone, at most sixteen, so
 // that one warp does all of it for a column and a pair of query heads. With one column every block
-// does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the warps
-// of all blocks share the items. The results are the same bits.
+// does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the blocks
+// share the items. The results are the same bits.
 //
 // Keys and values lie in a slot as rows of channels. A column is alone in its slot.
 #pragma once
@@ -152,17 +152,16 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   use(1, times(mix[1], 1 / sums.y));
 }
 
-// With many columns: an item a warp, each block's first before its second. What they give goes to
-// all blocks.
+// With many columns: the blocks share the items, whose results all of them wait for.
 template <class S, class F>
 DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms,
                          const Column* columns, int count) {
+  if (warp() > 0) return;  // there are more blocks than items
 #pragma unroll 1
-  for (int item = block() + blocks() * warp(); item < count * S::kv_heads;
-       item += blocks() * kWarps) {
+  for (int item = block(); item < count * S::kv_heads; item += blocks()) {
     const int c = item / S::kv_heads, head = item % S::kv_heads;
     const uint32_t tag = flow.tags.of(c);
-    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[warp()],
+    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[0],
                    flow.gave_up(), [&](int j, float4 v) {
                      const int at = (c * S::heads + 2 * head + j) * kHeadDim + 4 * lane();
                      store_word(n.words.attended + at / 2, tagged_pair(v.x, v.y, tag));

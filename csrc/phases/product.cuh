@@ -39,7 +39,7 @@ struct Flow {
   Sums<Most> (&sums)[2];
   Fragments<Most>& fragments;
   Attention<Most>& attention;  // where the fragments are
-  Nearby* nearby;              // of each warp
+  Nearby* nearby;              // of each warp that attends
   R& ring;
   Stopwatch watch;
   const Share* shares;           // of the network's matrices, by phase
