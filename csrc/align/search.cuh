@@ -123,8 +123,9 @@ struct Sums {
   float before;                // what the row above was a column ago
   uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
-  // What is no number counts as minus infinity; of finite scores no sum becomes that.
-  template <bool kFinite>
+  // What is no number counts as minus infinity. While there is none, as mostly, that needs nothing
+  // done; for a sum that is none stays so then.
+  template <bool kNumbers>
   DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep]) {
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
@@ -132,13 +133,14 @@ struct Sums {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         moved[r] = push_less(moved[r], row[r], from[r]);
-        const float sum = larger(row[r], from[r]) + scores[r][c];
-        row[r] = kFinite ? sum : larger(sum, -INFINITY);
+        row[r] = kNumbers ? larger_or_nan(row[r], from[r]) + scores[r][c]
+                          : larger(larger(row[r], from[r]) + scores[r][c], -INFINITY);
       }
       below[c] = row[kRows - 1];
     }
     before = above[kStep - 1];
   }
+  DEVICE bool are_numbers() const { return row[0] == row[0] && row[1] == row[1]; }
 };
 
 // What a lane needs for a step.
@@ -160,10 +162,9 @@ struct Rooms {
   bool wanted[2];
 };
 
-// A tile of columns; whether all of the lane's scores are finite.
-template <bool kFinite, class E>
-DEVICE bool advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
-  float zero[kRows] = {};  // or NaN
+// A tile of columns.
+template <bool kNumbers, class E>
+DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
   Feed feed;
   feed.read(tile, edge, 0);
 #pragma unroll
@@ -176,17 +177,14 @@ DEVICE bool advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& r
     for (int c = 0; c < kStep; ++c) {
       above[c] = shuffle_up(sums.below[c]);
       if (lane() == 0) above[c] = now.entering[c];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) zero[r] = fmaf(now.scores[r][c], 0.0f, zero[r]);
     }
-    sums.advance<kFinite>(above, now.scores);
+    sums.advance<kNumbers>(above, now.scores);
     const int which = (step + 1) / kSteps;
     if (rooms.wanted[which]) {
       *reinterpret_cast<float4*>(rooms.of[which] + (step + 1) % kSteps * kStep) = {
           sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
     }
   }
-  return zero[0] + zero[1] == 0;
 }
 
 // Columns that a strip looks at, in tiles from its first row's diagonal on.
@@ -258,7 +256,8 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
         {outlet.puts(tile - kLag), outlet.puts(tile - kLag + 1)}};
     await(gates.full[stage], round);
     const Sums start = sums;
-    if (!in_all_lanes(advance<true>(sums, stages[stage], edge_sums, rooms))) {
+    advance<true>(sums, stages[stage], edge_sums, rooms);
+    if (!in_all_lanes(sums.are_numbers())) {
       sums = start;
       advance<false>(sums, stages[stage], edge_sums, rooms);
     }
