@@ -123,8 +123,8 @@ struct Sums {
   float before;                // what the row above was a column ago
   uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
-  // What is no number counts as minus infinity. While there is none, as mostly, that needs nothing
-  // done; for a sum that is none stays so then.
+  // What is no number counts as minus infinity. With `kNumbers` it is taken for granted that there
+  // is none: a sum that is none stays so to its row's end, and so tells.
   template <bool kNumbers>
   DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep]) {
 #pragma unroll
@@ -162,7 +162,7 @@ struct Rooms {
   bool wanted[2];
 };
 
-// A tile of columns.
+// A tile of columns, as Sums::advance.
 template <bool kNumbers, class E>
 DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
   Feed feed;
@@ -235,21 +235,21 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   sums.before = first && me == 0 ? 0.0f : -INFINITY;
   // A lane's words are moved by its columns' delay, so that those of a tile's columns are together.
   const int delay = kStep * me, late = delay / kTile + 1;
-  uint32_t* direction = directions(p, of.item, strip) + kRows * me - late * kStrip;
+  uint32_t* direction = directions(p, of.item, strip) + kRows * me;
   uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
+  for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
+    const float* taken = inlet.take(tile);
+    if (me == 0) sums.before = taken[kTile - 1];
+    inlet.give_back(tile);
+  }
   StageGates& gates = shared.stages[place];
   int stage = 0, round = 0;
-  for (int tile = -kAhead; tile < all; ++tile) {
+  for (int tile = 0; tile < all; ++tile) {
     const int above_tile = tile + kAhead;
-    const bool fed = tile < tiles && above_tile < inlet.tiles;
+    const bool fed = above_tile < inlet.tiles;  // which are not more than this strip's and kAhead
     const float* taken = fed ? inlet.take(above_tile) : shared.nothing;
     const float* edge_sums = me == 0 ? taken : shared.nothing;  // only the first lane looks there
-    if (tile < 0) {
-      if (fed && me == 0) sums.before = taken[kTile - 1];
-      if (fed) inlet.give_back(above_tile);
-      continue;
-    }
     outlet.reserve(tile - kLag + 1);
     const Rooms rooms = {
         {outlet.ring.values[slot(tile - kLag)], outlet.ring.values[slot(tile - kLag + 1)]},
@@ -270,7 +270,8 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
       for (int r = 0; r < kRows; ++r) {
         words[r] = reversed(move_up(before[r], sums.moved[r], delay % kTile));
       }
-      *reinterpret_cast<uint2*>(direction + tile * kStrip) = {words[0], words[1]};
+      *reinterpret_cast<uint2*>(direction) = {words[0], words[1]};
+      direction += kStrip;
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) before[r] = sums.moved[r];

@@ -263,7 +263,7 @@ inline uint32_t reversed(uint32_t bits) {
 }
 inline int zeros_before_one(uint32_t word) { return word ? __builtin_clz(word) : -1; }
 inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
-  return ((static_cast<uint64_t>(high) << 32 | low) << bits % 32) >> 32;
+  return ((static_cast<uint64_t>(high) << 32 | low) << (bits & 31)) >> 32;
 }
 template <int kBytes>
 inline void copy_or_zero(void* shared, const void* global, int bytes) {
