@@ -257,26 +257,38 @@ DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
 
 DEVICE float to_float(float value) { return value; }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one
+// Of one and no number: none.
+DEVICE float larger_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
 // Moved up by a bit, whose place whether a < b takes. Neither is a NaN, nor is a -0 where b is 0: a
 // difference has its sign then, and one of infinities, which is NaN, has none.
 DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
   return __funnelshift_l(as_bits(a - b), bits, 1);
 }
 DEVICE uint32_t reversed(uint32_t bits) { return __brev(bits); }
-DEVICE int leading_zeros(uint32_t word) { return __clz(static_cast<int>(word)); }
-// The upper word of both, moved up by less than 32 bits.
+// From the highest bit on; -1 of a word without a one.
+DEVICE int zeros_before_one(uint32_t word) {
+  int zeros;
+  asm("bfind.shiftamt.u32 %0, %1;" : "=r"(zeros) : "r"(word));
+  return zeros;
+}
+// The upper word of both, moved up by `bits` modulo 32.
 DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return __funnelshift_l(low, high, bits);
 }
 
 // The first `bytes` of so many from global to shared memory, and zeros after them; this thread goes
-// on. Nothing is read for no bytes.
+// on. Nothing is read for no bytes. Of sixteen, their line of 128 comes to the second-level cache.
 template <int kBytes>
 DEVICE void copy_or_zero(void* shared, const void* global, int bytes) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        "l"(global), "r"(bytes)
+        : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
                  "l"(global), "n"(kBytes), "r"(bytes)

@@ -52,12 +52,17 @@ cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream)
 
 }  // namespace
 
+// Up to kMostBlocks share a multiprocessor and its memory; where there are fewer, each has more.
 cudaError_t cut(Search& p, Type type) {
-  const int room =
-      attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(sizeof(Shared));
-  const int tile = static_cast<int>(tile_bytes(type));
-  cut_work(p, attribute(cudaDevAttrMultiProcessorCount), std::min(kMostWarps, room / (2 * tile)));
-  p.stages = std::min(kMostStages, room / (p.warps * tile));
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int fixed = static_cast<int>(sizeof(Shared)), tile = static_cast<int>(tile_bytes(type));
+  cut_work(p, kMostWarps);
+  const int processors = attribute(cudaDevAttrMultiProcessorCount);
+  const int blocks = std::min((p.items * p.chain + processors - 1) / processors, kMostBlocks);
+  const int share = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / blocks -
+                    attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+  const int stages = (std::min(most, share) - fixed) / (p.warps * tile);
+  p.stages = std::clamp(stages, 2, kMostStages);
   return cudaGetLastError();
 }
 

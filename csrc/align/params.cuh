@@ -14,7 +14,8 @@ constexpr int kTile = 32;                  // columns of a warp at a time: a wor
 constexpr int kSteps = kTile / kStep;      // of a tile
 constexpr int kLag = 32 * kStep / kTile;   // tiles that the last lane ends after the first
 constexpr int kSlots = 4;                  // tiles on the way from a warp to the next
-constexpr int kMostWarps = 8;              // of a block
+constexpr int kMostWarps = 2;              // of a block that sum up, beside as many that copy
+constexpr int kMostBlocks = 4;             // of a multiprocessor
 constexpr int kMostStages = 6;             // tiles of scores in shared memory
 constexpr int kWindow = 32;                // tiles of directions that are traced at a time
 constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
@@ -66,14 +67,11 @@ struct Path {
   uint64_t one;  // its bits
 };
 
-// As few blocks an item as keep all multiprocessors busy; four warps do not hinder each other.
-inline void cut_work(Search& p, int processors, int most_warps) {
+// A strip a warp; an item's blocks follow each other.
+inline void cut_work(Search& p, int most_warps) {
   p.strips = (p.rows + kStrip - 1) / kStrip;
   p.tiles = (p.columns + kTile - 1) / kTile;
-  const int64_t all = static_cast<int64_t>(p.strips) * p.items;
-  const auto each = std::min<int64_t>((all + processors - 1) / processors, most_warps);
-  const int wanted = std::max(static_cast<int>(each), std::min(4, most_warps));
-  p.warps = std::min(wanted, p.strips);
+  p.warps = std::min(p.strips, most_warps);
   p.chain = (p.strips + p.warps - 1) / p.warps;
 }
 

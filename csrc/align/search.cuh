@@ -123,8 +123,9 @@ struct Sums {
   float before;                // what the row above was a column ago
   uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
-  // What is no number counts as minus infinity; of finite scores no sum becomes that.
-  template <bool kFinite>
+  // What is no number counts as minus infinity. With `kNumbers` it is taken for granted that there
+  // is none: a sum that is none stays so to its row's end, and so tells.
+  template <bool kNumbers>
   DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep]) {
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
@@ -132,13 +133,14 @@ struct Sums {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         moved[r] = push_less(moved[r], row[r], from[r]);
-        const float sum = larger(row[r], from[r]) + scores[r][c];
-        row[r] = kFinite ? sum : larger(sum, -INFINITY);
+        row[r] = kNumbers ? larger_or_nan(row[r], from[r]) + scores[r][c]
+                          : larger(larger(row[r], from[r]) + scores[r][c], -INFINITY);
       }
       below[c] = row[kRows - 1];
     }
     before = above[kStep - 1];
   }
+  DEVICE bool are_numbers() const { return row[0] == row[0] && row[1] == row[1]; }
 };
 
 // What a lane needs for a step.
@@ -160,10 +162,9 @@ struct Rooms {
   bool wanted[2];
 };
 
-// A tile of columns; whether all of the lane's scores are finite.
-template <bool kFinite, class E>
-DEVICE bool advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
-  float zero[kRows] = {};  // or NaN
+// A tile of columns, as Sums::advance.
+template <bool kNumbers, class E>
+DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
   Feed feed;
   feed.read(tile, edge, 0);
 #pragma unroll
@@ -176,17 +177,14 @@ DEVICE bool advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& r
     for (int c = 0; c < kStep; ++c) {
       above[c] = shuffle_up(sums.below[c]);
       if (lane() == 0) above[c] = now.entering[c];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) zero[r] = fmaf(now.scores[r][c], 0.0f, zero[r]);
     }
-    sums.advance<kFinite>(above, now.scores);
+    sums.advance<kNumbers>(above, now.scores);
     const int which = (step + 1) / kSteps;
     if (rooms.wanted[which]) {
       *reinterpret_cast<float4*>(rooms.of[which] + (step + 1) % kSteps * kStep) = {
           sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
     }
   }
-  return zero[0] + zero[1] == 0;
 }
 
 // Columns that a strip looks at, in tiles from its first row's diagonal on.
@@ -237,28 +235,29 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   sums.before = first && me == 0 ? 0.0f : -INFINITY;
   // A lane's words are moved by its columns' delay, so that those of a tile's columns are together.
   const int delay = kStep * me, late = delay / kTile + 1;
-  uint32_t* direction = directions(p, of.item, strip) + kRows * me - late * kStrip;
+  uint32_t* direction = directions(p, of.item, strip) + kRows * me;
   uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
+  for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
+    const float* taken = inlet.take(tile);
+    if (me == 0) sums.before = taken[kTile - 1];
+    inlet.give_back(tile);
+  }
   StageGates& gates = shared.stages[place];
   int stage = 0, round = 0;
-  for (int tile = -kAhead; tile < all; ++tile) {
+  for (int tile = 0; tile < all; ++tile) {
     const int above_tile = tile + kAhead;
-    const bool fed = tile < tiles && above_tile < inlet.tiles;
+    const bool fed = above_tile < inlet.tiles;  // which are not more than this strip's and kAhead
     const float* taken = fed ? inlet.take(above_tile) : shared.nothing;
     const float* edge_sums = me == 0 ? taken : shared.nothing;  // only the first lane looks there
-    if (tile < 0) {
-      if (fed && me == 0) sums.before = taken[kTile - 1];
-      if (fed) inlet.give_back(above_tile);
-      continue;
-    }
     outlet.reserve(tile - kLag + 1);
     const Rooms rooms = {
         {outlet.ring.values[slot(tile - kLag)], outlet.ring.values[slot(tile - kLag + 1)]},
         {outlet.puts(tile - kLag), outlet.puts(tile - kLag + 1)}};
     await(gates.full[stage], round);
     const Sums start = sums;
-    if (!in_all_lanes(advance<true>(sums, stages[stage], edge_sums, rooms))) {
+    advance<true>(sums, stages[stage], edge_sums, rooms);
+    if (!in_all_lanes(sums.are_numbers())) {
       sums = start;
       advance<false>(sums, stages[stage], edge_sums, rooms);
     }
@@ -271,7 +270,8 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
       for (int r = 0; r < kRows; ++r) {
         words[r] = reversed(move_up(before[r], sums.moved[r], delay % kTile));
       }
-      *reinterpret_cast<uint2*>(direction + tile * kStrip) = {words[0], words[1]};
+      *reinterpret_cast<uint2*>(direction) = {words[0], words[1]};
+      direction += kStrip;
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) before[r] = sums.moved[r];

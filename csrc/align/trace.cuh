@@ -64,8 +64,11 @@ struct View {
 // are counted from the strip's first. Where a row begins is the end of the one above, so that each
 // row waits for the one below: but for that, it is looked at two rows earlier.
 struct Tracer {
-  static constexpr int kBefore = 3;     // tiles without directions, before the first
+  static constexpr int kAtOnce = 4;     // rows
   static constexpr int kLookAhead = 2;  // rows
+  // Tiles without directions, before the first: those that rows at once can have, two of a view,
+  // and one for what stands before the first row.
+  static constexpr int kBefore = kAtOnce + 3;
   const uint32_t* from;
   Window* window;
   int first = 0;  // the window's first tile
@@ -84,10 +87,11 @@ struct Tracer {
     }
   }
   // The first column from which on the window has what is looked at.
-  DEVICE int floor() const { return kTile * (first + kBefore - 1); }
+  DEVICE int floor() const { return kTile * (first + kBefore); }
 
+  // What is before the first row is of another, and nobody goes by it.
   DEVICE Words look(int row, int column) const {
-    const uint32_t* at = (*window)[(column >> 5) - first] + max(row, 0);
+    const uint32_t* at = (*window)[0] + ((column >> 5) - first) * kStrip + row;
     return {{load_early(at), load_early(at - kStrip), load_early(at - 2 * kStrip)}, column};
   }
 
@@ -102,7 +106,7 @@ struct Tracer {
         warp_sync();
       }
       const View view(look(row, at));
-      if (view.high) return at - leading_zeros(view.high);
+      if (view.high) return at - zeros_before_one(view.high);
       at -= 32;
     }
     return row;
@@ -122,28 +126,27 @@ struct Tracer {
   // Goes up some rows at a time, as long as 32 columns of each tell where it begins; whether they
   // did is asked once for all.
   DEVICE void glide(int& row, int& at, int* durations) {
-    constexpr int kAtOnce = 4;
-    const int lowest = floor() + kLookAhead;
-    if (at < lowest) return;
+    if (row < kAtOnce - 1 || at < floor()) return;
     View view(look(row, at));
     Words above = look(row - 1, at - 1);
     int skip = 0;   // columns of the view behind the row's last
     int below = 0;  // columns that the row below has, but one
-    while (row >= kAtOnce - 1) {
-      int column = at, most = 0;
+    do {
+      int column = at;
+      unsigned most = 0;
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
-        const Words next = look(row - u - kLookAhead, max(column, lowest) - kLookAhead);
-        const int back = leading_zeros(move_up(view.high, view.low, skip));
+        const Words next = look(row - u - kLookAhead, column - kLookAhead);
+        const int back = zeros_before_one(move_up(view.high, view.low, skip));  // -1: not seen
         if (lane() == 0) durations[row - u] = back + 1;
         most |= back | skip;
         column -= back + 1;
         skip = below + back, below = back;
         view = View(above), above = next;
       }
-      if (most >= 32 || column < lowest) return;
+      if (most >= 32) return;
       row -= kAtOnce, at = column;
-    }
+    } while (row >= kAtOnce - 1 && at >= floor());
   }
 };
 

@@ -42,7 +42,7 @@ class _Path(ctypes.Structure):
 
 
 class EmulatedAlign:
-    """The kernels of csrc/align, cut for a GPU of a chosen size."""
+    """The kernels of csrc/align, cut as one chooses."""
 
     def __init__(self, folder: Path) -> None:
         """Compiles the kernels.
@@ -60,7 +60,6 @@ class EmulatedAlign:
         frame_lengths: Tensor | None = None,
         *,
         aligned: bool = False,
-        processors: int = 1,
         warps: int = 2,
         stages: int = 2,
         late: int = 0,
@@ -72,8 +71,7 @@ class EmulatedAlign:
             text_lengths: int32 or int64 [B], or none.
             frame_lengths: Likewise.
             aligned: Whether a row is copied in four cells at a time.
-            processors: Multiprocessors that the work is cut for.
-            warps: At most, of a block.
+            warps: That sum up, of a block: 2 at most.
             stages: Tiles of scores that a warp has room for.
             late: Turns of the other blocks after which the first begins.
         """
@@ -84,9 +82,7 @@ class EmulatedAlign:
             items=items, rows=rows, columns=columns, text=_lengths(text_lengths, rows),
             frames=_lengths(frame_lengths, columns), durations=durations.data_ptr(), stages=stages,
         )  # fmt: skip
-        self._library.align_search(
-            ctypes.byref(search), _TYPES[scores.dtype], aligned, processors, warps, late
-        )
+        self._library.align_search(ctypes.byref(search), _TYPES[scores.dtype], aligned, warps, late)
         return durations
 
     def lengths(self, mask: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ static void run(const Search& p, int late) {
 }
 
 // Scores of 0: float, 1: bfloat16, 2: half precision.
-extern "C" void align_search(Search* p, int type, int aligned, int processors, int warps,
-                             int late) {
-  cut_work(*p, processors, warps);
+extern "C" void align_search(Search* p, int type, int aligned, int warps, int late) {
+  cut_work(*p, warps);
   std::vector<uint32_t> workspace(lay_out(*p, nullptr).words, kMissing);
   lay_out(*p, workspace.data());
   if (type == 0) aligned ? run<float, true>(*p, late) : run<float, false>(*p, late);
