@@ -134,6 +134,19 @@ DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const 
   }
 }
 
+// Scores of a head, four in each of four neighbouring lanes, to shares of the highest's; returns
+// the highest and the shares' sum.
+DEVICE float2 exponentials(float (&s)[4]) {
+  float peak = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), sum = 0;
+  peak = fmaxf(peak, shuffle_xor(peak, 1));
+  peak = fmaxf(peak, shuffle_xor(peak, 2));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - peak), sum += s[i];
+  sum += shuffle_xor(sum, 1);
+  sum += shuffle_xor(sum, 2);
+  return {peak, sum};
+}
+
 // A warp's sixteen positions from `begin` on, of which those below `end` are there.
 struct Sixteen {
   uint4 keys[2][4];
@@ -175,23 +188,17 @@ struct Sixteen {
         multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile][j].z, keys[tile][j].w});
       }
     }
-    float s[4], peak = -INFINITY, sum = 0;
+    float s[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int position = begin + 8 * (i / 2) + 2 * t + i % 2;
       s[i] = position < end ? score[i / 2][i % 2] * kScale : -INFINITY;
-      peak = fmaxf(peak, s[i]);
     }
     if (g < 2) {
       float2* to = reinterpret_cast<float2*>(&shared.score[g][warp() * kBlock]) + t;
       to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
     }
-    peak = fmaxf(peak, shuffle_xor(peak, 1));
-    peak = fmaxf(peak, shuffle_xor(peak, 2));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - peak), sum += s[i];
-    sum += shuffle_xor(sum, 1);
-    sum += shuffle_xor(sum, 2);
+    const auto [peak, sum] = exponentials(s);
     if (g < 2 && t == 0) shared.peak[warp()][g] = peak, shared.sum[warp()][g] = sum;
     const uint2 shares = {pack(s[0], s[1]), pack(s[2], s[3])};
     // What is left there from another stream may be anything.

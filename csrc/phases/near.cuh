@@ -74,20 +74,14 @@ DEVICE float2 share_out(const Remembered& old, int position, Nearby& shared) {
       multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile].z, keys[tile].w});
     }
   }
-  float s[4], peak = -INFINITY, sum = 0;
+  float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int p = 8 * (i / 2) + 2 * t + i % 2;
     s[i] = p == position ? score[2][0] : score[i / 2][i % 2];
     s[i] = p <= position ? s[i] * kScale : -INFINITY;
-    peak = fmaxf(peak, s[i]);
   }
-  peak = fmaxf(peak, shuffle_xor(peak, 1));
-  peak = fmaxf(peak, shuffle_xor(peak, 2));
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - peak), sum += s[i];
-  sum += shuffle_xor(sum, 1);
-  sum += shuffle_xor(sum, 2);
+  const float sum = exponentials(s).y;
   if (g < 2) {
     float2* to = reinterpret_cast<float2*>(shared.share[g]) + t;
     to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
