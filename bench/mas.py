@@ -16,9 +16,11 @@ ends where a run takes more than two seconds.
                  the rate that a copy of 1 GiB reaches here
 
 python -m bench.mas --json bench/results/mas.json --plot mas.png
+python -m bench.mas --drawn bench/results/mas.json --plot mas.png  # where matplotlib is
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -193,7 +195,7 @@ def _ratios(cells: dict[str, Cell | None]) -> dict[str, float]:
     return found
 
 
-def plot(rows: list[dict[str, object]], file: Path) -> None:
+def plot(rows: list[dict[str, object]], gpu: str, file: Path) -> None:
     """Draws the medians over the tokens, a picture for each number of items; needs matplotlib."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
 
@@ -215,7 +217,7 @@ def plot(rows: list[dict[str, object]], file: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("tokens T, of S = 4 T frames")
         axes.set_ylabel("milliseconds")
-        axes.set_title(f"{items} items, {torch.cuda.get_device_name()}", fontsize=10)
+        axes.set_title(f"{items} items, {gpu}", fontsize=10)
         axes.legend(fontsize=8)
     figure.savefig(file, format="png", dpi=150)
 
@@ -238,7 +240,15 @@ def main() -> None:
     parser.add_argument("--rep", type=int, default=500, help="milliseconds of runs (default: 500)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="where the picture goes")
+    parser.add_argument(
+        "--drawn", type=Path, metavar="FILE", help="draw these figures, measure nothing"
+    )
     options = parser.parse_args()
+    if options.drawn is not None:
+        if options.plot is None:
+            parser.error("--drawn needs --plot: where should the picture go?")
+        figures = json.loads(options.drawn.read_text())
+        return plot(figures["rows"], figures["gpu"], options.plot)
     with tempfile.TemporaryDirectory() as folder:
         found = columns(Path(folder))
         if options.only is not None:
@@ -249,10 +259,11 @@ def main() -> None:
             tqdm.write(f"B {row['items']}, T {row['tokens']}: {row['ms']} {row['times_as_fast']}")
             rows.append(row)
     notes = [column.note for column in found if column.note is not None]
-    figures = {"gpu": torch.cuda.get_device_name(), "command": "bench.mas", "notes": notes}
-    write(figures | {"rows": rows}, options.json, packages=("torch",))
+    gpu = torch.cuda.get_device_name()
+    figures = {"gpu": gpu, "command": "bench.mas", "notes": notes, "rows": rows}
+    write(figures, options.json, packages=("torch",))
     if options.plot is not None:
-        plot(rows, options.plot)
+        plot(rows, gpu, options.plot)
 
 
 if __name__ == "__main__":

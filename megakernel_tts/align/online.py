@@ -6,12 +6,13 @@ out a unit that makes no sound.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 _NEVER = np.float32(-np.inf)
+_ROOM = 32  # frames for which places are laid out together, as that costs more than a frame does
 
 
 class OnlineSearch:
@@ -30,6 +31,8 @@ class OnlineSearch:
         # what comes before the text, where the path begins.
         self._scores = np.array([_NEVER, 0.0], np.float32)
         self._rows: deque[NDArray[np.float32]] = deque()  # the scores before each frame
+        self._left_out = np.zeros(0, np.float32)  # of one frame
+        self._places: Iterator[tuple[NDArray[np.float32], ...]] = iter(())  # of frames to come
 
     @property
     def units(self) -> int:
@@ -47,6 +50,8 @@ class OnlineSearch:
         self._last_is_silent = before.pop()
         self._gate = np.append(self._gate, np.where(before, np.float32(0.0), _NEVER))
         self._scores = np.append(self._scores, np.full(len(silent), _NEVER))
+        self._left_out = np.empty_like(self._gate)
+        self._places = iter(())  # they are too narrow now
 
     def push(self, columns: NDArray[np.float32]) -> None:
         """Takes frames.
@@ -55,19 +60,32 @@ class OnlineSearch:
             columns: [frames, units]: how well each frame fits each unit, the logarithm of a
                 likelihood; -inf where it cannot be.
         """
-        gate, left_out = self._gate, np.empty_like(self._gate)
-        table = np.full((len(columns) + 1, self.units + 2), _NEVER)
-        table[0] = self._scores
-        stays, ones, twos = (table[:-1, 2 - step : self.units + 2 - step] for step in range(3))
-        for stay, one, two, best, column in zip(
-            stays, ones, twos, table[1:, 2:], columns, strict=True
-        ):
+        gate, left_out = self._gate, self._left_out
+        for column in columns:
+            places = next(self._places, None)
+            if places is None:
+                self._places = self._lay_out()
+                places = next(self._places)
+            before, after, stay, one, two, best = places
             np.maximum(stay, one, out=best)
             np.add(two, gate, out=left_out)
             np.maximum(best, left_out, out=best)
             np.add(best, column, out=best)
-        self._rows.extend(table[:-1])
-        self._scores = table[-1]
+            self._rows.append(before)
+            self._scores = after
+
+    def _lay_out(self) -> Iterator[tuple[NDArray[np.float32], ...]]:
+        """Places for frames to come, each with parts of the scores before and after it.
+
+        Yields:
+            Both whole; then the units' parts: before it of the units that stay, of those one and of
+            those two before them, and after it.
+        """
+        table = np.full((_ROOM + 1, self.units + 2), _NEVER)
+        table[0] = self._scores
+        old, new = table[:-1], table[1:]
+        ways = (old[:, 2 - step : self.units + 2 - step] for step in range(3))
+        return zip(old, new, *ways, new[:, 2:], strict=True)
 
     @property
     def best(self) -> int:

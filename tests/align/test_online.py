@@ -133,3 +133,15 @@ def test_a_silent_end_may_be_left_out() -> None:
     search.append([False, False, True])
     search.push(columns)
     assert search.path(ended=True) == [0, 1]
+
+
+def test_more_frames_than_are_laid_out_together() -> None:
+    """Places are laid out for some frames at a time, wherever a part begins."""
+    columns = np.random.default_rng(5).integers(-6, 1, (150, 9)).astype(np.float32)
+    silent = [unit % 3 == 2 for unit in range(9)]
+    for parts in (150, 20, 1):
+        search = OnlineSearch()
+        search.append(silent)
+        for part in np.array_split(columns, parts):
+            search.push(part)
+        assert search.path() == offline(columns, silent)
