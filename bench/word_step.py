@@ -19,7 +19,7 @@ from megakernel_tts.align.timing import AlignedTimes
 from megakernel_tts.align.words import Transcript
 
 _TOKENS = 256  # and as many units but for runs of punctuation: a long piece
-_FRAME = 1.7e-3  # seconds, of the 0.6B on an H200: bench/results/step-h200.json
+_FRAME = 1.6e-3  # seconds, of the 0.6B on an H200: bench/LOG.md, sixth session
 _ROUNDS = 400
 _SAMPLES = 1920
 
@@ -39,7 +39,12 @@ def search_step(frames: int) -> float:
     search = OnlineSearch()
     search.append([unit % 5 == 4 for unit in range(_TOKENS)])
     columns = np.random.default_rng(0).normal(size=(frames, _TOKENS)).astype(np.float32)
-    return least(lambda: search.push(columns)) / frames
+
+    def turn() -> None:  # as many frames as are laid out together
+        for _ in range(32 // frames):
+            search.push(columns)
+
+    return least(turn) / 32
 
 
 def whole_step(frames: int, heads: int) -> float:
