@@ -61,8 +61,7 @@ class Engine:
         self._most = backend.slots + waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
         self._fresh = self.vocoder.prepare(decoder.start())
-        groups = prompter.config.talker.groups
-        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder, groups))
+        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
         self._loop = Loop(backend, prompter, self.vocoder)
         self._thread = threading.Thread(
             target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
@@ -101,7 +100,8 @@ class Engine:
             self._check_room()
         start = self._fresh
         if voice is not None and voice.codes is not None:
-            start = self._primed(voice.codes.numpy(force=True).tobytes())
+            codes = voice.codes.numpy(force=True)
+            start = self._primed(codes.tobytes(), codes.shape[1])
         mailbox = Mailbox(on_read=self._loop.bell.ring)
         stream = Stream(
             script, mailbox, prefix, start, layout, sampling, chunks, self.alignment, retries
@@ -171,7 +171,7 @@ def _end(loop: Loop, thread: threading.Thread) -> None:
 
 
 @torch.inference_mode()
-def _prime(decoder: Decoder, vocoder: Vocoder, groups: int, codes: bytes) -> Any:
+def _prime(decoder: Decoder, vocoder: Vocoder, codes: bytes, groups: int) -> Any:
     """The vocoder's state after a recording, whose codes are given by content."""
     state = decoder.start()
     recording = torch.tensor(np.frombuffer(codes, np.int64).reshape(-1, groups))

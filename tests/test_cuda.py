@@ -79,7 +79,7 @@ def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
 
 
 def test_the_best_of_one_is_the_likeliest(bench: Callable[..., Bench]) -> None:
-    """Noise makes others win most of the time; whoever is not among the k largest is passed over."""
+    """Noise makes others win most of the time; who is not among the k largest is passed over."""
     b = bench("0b6")
     spoken = []
     for rule in (

@@ -308,8 +308,10 @@ def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 
 def test_nobody_waits_long_for_one_who_does_not_come(rig: Rig) -> None:
+    begin = time.monotonic()
     with rig.engine.coming():
         assert drain(rig.open())[1].reason == "eos"
+    assert time.monotonic() - begin < 3, "it waited for longer than a courtesy lasts"
 
 
 def test_what_was_decoded_leaves_before_others_are_waited_for(

@@ -17,5 +17,6 @@ def test_a_request_takes_the_devices_time_and_the_hosts(streams: int, passes: in
     frame, codec = TIMES.frame_of(streams), TIMES.codec_of(streams)
     assert len(found.first_chunk) == streams
     assert min(found.first_chunk) >= 2 * TIMES.prompt + TIMES.frame_of(1) + TIMES.codec_of(1)
-    assert max(found.first_chunk) >= passes * TIMES.prompt + frame + codec or streams == 1
+    if streams > 1:
+        assert max(found.first_chunk) >= passes * TIMES.prompt + frame + codec
     assert found.frame > found.device >= frame + codec

@@ -274,9 +274,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const int at = column * S::hidden + unit * kUnit + row;
       store_word(words.down + at, tagged(sum * kGrow, tags.of(column)));
     };
+    // Keys and values of the pass, before anything that a later one hears of.
+    if (l + 1 == n.num_layers) fence();
     if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
   }
-  fence();  // keys and values, before anything that a later pass hears of
   add_words<S::hidden>(
       p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
       [](int) {});

@@ -150,7 +150,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
 template <class S, class F>
 DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms,
                          const Column* columns, int count) {
-  if (warp() > 0) return;  // there are more blocks than items
+  if (warp() > 0) return;  // where there are as many blocks as items, others have none
 #pragma unroll 1
   for (int item = block(); item < count * S::kv_heads; item += blocks()) {
     const int c = item / S::kv_heads, head = item % S::kv_heads;
@@ -170,7 +170,8 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
 template <class S, class F>
 DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int& gave_up) {
-  static_assert(S::kv_heads <= kWarps);
+  // All heads at once, and each head's keys are kept by a block that has a part of the product.
+  static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
   if (const int head = warp(); head < S::kv_heads) {
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
                    flow.nearby[warp()], gave_up, [&](int j, float4 v) {
@@ -180,6 +181,7 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                                                                      tagged_pair(v.z, v.w, 0)};
                    });
   }
+  flow.watch.lap(kAttend, kSum);
   block_sync();
 }
 
