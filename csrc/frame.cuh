@@ -2,54 +2,22 @@
 // talker, code 0, fifteen codes of the predictor, and the word to the host.
 #pragma once
 
-#include "shared.cuh"
+#include "crew.cuh"
 
 namespace megakernel {
 
-// Those who multiply, attend and draw. `Most` columns are compiled for: where it is one, nothing is
-// asked of columns at all.
+// Of at most so many streams.
 template <class M, int Most>
-class Generation {
+class Generation : Crew<M, Most> {
+  using Base = Crew<M, Most>;
+  using typename Base::Predictor;
+  using typename Base::Talker;
+
  public:
-  using Talker = typename M::Talker;
-  using Predictor = typename M::Predictor;
-
-  DEVICE Generation(const Params& p, Shared<M, Most>& s)
-      : p_(p),
-        ring_(s.ring),
-        s_(s.fixed),
-        flow_{p,
-              s.fixed.sums,
-              s.fixed.fragments,
-              s.fixed.attention,
-              s.fixed.nearby,
-              s.ring,
-              Stopwatch(s.fixed.times)},
-        meeting_(s.fixed.draw) {
-    if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
-    if (thread() < Most) s_.made[thread()] = 0;
-    if (thread() < 2) s_.sums[thread()].gave_up = 0;
-    if (thread() == 0) {
-      s_.talker = p.talker, s_.predictor = p.predictor;
-      share_out<Talker, typename M::TalkerHead>(s_.talker_shares);
-      share_out<Predictor, typename M::PredictorHead>(s_.predictor_shares);
-      s_.predictor_shares[kProject] = Share::of(M::Project::units);
-    }
-    flow_.shares = s_.talker_shares;
-    block_sync();
-  }
-
-  template <class S, class Head>
-  DEVICE static void share_out(Share* shares) {
-    shares[kQkv] = Share::of(S::Qkv::units);
-    shares[kOut] = Share::of(S::Out::units);
-    shares[kGateUp] = Share::of(S::GateUp::units);
-    shares[kDown] = Share::of(S::Down::units);
-    shares[kHead] = Share::of(Head::units);
-  }
+  DEVICE Generation(const Params& p, Shared<M, Most>& s) : Base(p, s), meeting_(s.fixed.draw) {}
 
   // Frames until nobody goes on, or the launch has made its share.
-  DEVICE void frames() {
+  DEVICE void run() {
     each_stream([&](int c, Standing& mine) {
       const Stream& s = s_.streams[c];
       mine.goes = s.frames < s.max_frames && (s.frames <= s.fed || s.ended);
@@ -64,35 +32,7 @@ class Generation {
     close();
   }
 
-  // Prompts, or parts of them, pass by pass.
-  DEVICE void prompts() {
-    begin_prompts();
-    bool fine = !lost_before();
-    const bf16* rows = p_.prompt;
-#pragma unroll 1
-    for (int i = 0; fine && i < p_.num_passes; ++i) {
-      const Pass& pass = p_.passes[i];
-      const int columns = pass.columns;
-      begin_pass(columns);
-      each_column(columns, [&](int c) {
-        const Place& at = pass.places[c];
-        return Column{at.slot, at.position, at.first, true, -1};
-      });
-      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
-        return load_halves(rows + static_cast<size_t>(c) * Talker::hidden + k);
-      });
-      rows += static_cast<size_t>(columns) * Talker::hidden;
-      fine = run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns);
-      if (fine) {
-        keep_ends(pass, [&](int c, int k) { return four_at(s_.x, c, k); });
-      }
-    }
-    close();
-  }
-
  private:
-  DEVICE int columns() const { return Most == 1 ? 1 : p_.columns; }
-
   // The talker's pass, then the predictor's, a position each: the first, of the talker's hidden
   // state, makes no logits, pass i those of codebook i.
   DEVICE bool make_frame(int frame) {
@@ -131,74 +71,12 @@ class Generation {
     return fine;
   }
 
-  // --- prompts ---
-
-  // Streams that begin have drawn nothing, and have no hidden state until their prompt's end.
-  DEVICE void begin_prompts() {
-#pragma unroll 1
-    for (int i = 0; i < p_.num_passes; ++i) {
-      const Pass& pass = p_.passes[i];
-      keep_ends(pass, [](int, int) { return float4{NAN, NAN, NAN, NAN}; });
-      for (int c = block(); c < pass.columns; c += blocks()) {
-        if (!(pass.ends >> c & 1)) continue;
-        uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
-        for (int id = thread(); id < M::vocab; id += kThreads) seen[id] = 0;
-      }
-    }
-  }
-
-  // Whether a launch was lost of which the host has not heard yet: what it left of a prompt that
-  // others share is not to be built upon.
-  DEVICE bool lost_before() {
-    if (thread() == 0) s_.made[0] = observe_host(p_.failure) != 0;
-    block_sync();
-    return s_.made[0] != 0;
-  }
-
-  // Hidden states of prompts that end in a pass; each thread has the same elements every time.
-  template <class State>
-  DEVICE void keep_ends(const Pass& pass, State state) {
-    if (block() != 0) return;
-    for (int c = 0; c < pass.columns; ++c) {
-      if (!(pass.ends >> c & 1)) continue;
-      float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
-      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
-        const int k = Fours<Talker::hidden>::k(four);
-        if (Fours<Talker::hidden>::there(four)) {
-          *reinterpret_cast<float4*>(out + k) = state(c, k);
-        }
-      }
-    }
-  }
-
-  // The copying warp learns that nobody reads its ring any more.
-  DEVICE void close() {
-    block_sync();
-    if (thread() == 0) *static_cast<volatile int*>(&ring_.stop) = 1;
-    flow_.watch.close(p_.times);
-  }
-
-  DEVICE void begin_pass(int columns) {
-    flow_.passing = columns;
-    flow_.widened = 0;
-    while (1 << flow_.widened < columns) ++flow_.widened;
-  }
-
   // --- what a warp knows ---
 
   DEVICE Standing* standings_() { return s_.standings[thread() / 32]; }
-  DEVICE Column* columns_() { return s_.columns[thread() / 32]; }
-
   template <class Act>
   DEVICE void each_stream(Act act) {
     if (thread() % 32 < columns()) act(thread() % 32, standings_()[thread() % 32]);
-    warp_sync();
-  }
-
-  template <class Make>
-  DEVICE void each_column(int count, Make make) {
-    warp_sync();
-    if (thread() % 32 < count) columns_()[thread() % 32] = make(thread() % 32);
     warp_sync();
   }
 
@@ -412,23 +290,14 @@ class Generation {
     ++s_.streams[c].frames;
   }
 
-  using R = Ring<M::slot, Shared<M, Most>::kDepth>;
+  using Base::begin_pass, Base::close, Base::columns, Base::columns_, Base::each_column;
+  using Base::flow_, Base::p_, Base::s_;
 
-  const Params& p_;
-  R& ring_;
-  typename Shared<M, Most>::Fixed& s_;
-  Flow<R, Most> flow_;
   Meeting meeting_;
   Tags talker_tags_, predictor_tags_;  // of what their layers make
   Tags talker_head_tags_, predictor_head_tags_, project_tags_, draw_tags_;
   uint32_t stop_ = 0;
 };
-
-// Whether this is the warp that copies weights; those beyond it were needed for their registers.
-DEVICE bool copies() {
-  give_registers();
-  return thread() < kThreads + 32;
-}
 
 // The first warps multiply, attend and draw, one copies weights.
 template <class M, int Most>
@@ -437,7 +306,7 @@ DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
   all_sync();
   if (thread() < kThreads) {
     take_registers();
-    Generation<M, Most>(p, s).frames();
+    Generation<M, Most>(p, s).run();
   } else if (copies()) {
     bool talks = false;
     for (int c = 0; c < p.columns; ++c) {
@@ -447,19 +316,6 @@ DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
     }
     fetch_weights(s.ring, !talks, kFrameParts * p.max_frames,
                   [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
-  }
-}
-
-template <class M>
-DEVICE void run_prompts(const Params& p, Shared<M, kColumns>& s) {
-  s.ring.init();
-  all_sync();
-  if (thread() < kThreads) {
-    take_registers();
-    Generation<M, kColumns>(p, s).prompts();
-  } else if (copies()) {
-    fetch_weights(s.ring, 0, p.num_passes,
-                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }
 

@@ -1,5 +1,6 @@
 // The kernels that are launched, of every model.
 #include "frame.cuh"
+#include "prompts.cuh"
 
 namespace megakernel {
 

@@ -1,6 +1,7 @@
 // The kernel as a library of the host, for the tests.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/frame.cuh"
+#include "../../csrc/prompts.cuh"
 
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;

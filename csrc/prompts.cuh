@@ -1,0 +1,99 @@
+// Prompts: positions through the talker, pass by pass.
+#pragma once
+
+#include "crew.cuh"
+
+namespace megakernel {
+
+// Of one prompt, or parts of several.
+template <class M>
+class Prompts : Crew<M, kColumns> {
+  using Base = Crew<M, kColumns>;
+  using typename Base::Talker;
+
+ public:
+  DEVICE Prompts(const Params& p, Shared<M, kColumns>& s) : Base(p, s) {}
+
+  // All passes, unless a block gives up.
+  DEVICE void run() {
+    begin_prompts();
+    bool fine = !lost_before();
+    const bf16* rows = p_.prompt;
+#pragma unroll 1
+    for (int i = 0; fine && i < p_.num_passes; ++i) {
+      const Pass& pass = p_.passes[i];
+      const int columns = pass.columns;
+      begin_pass(columns);
+      each_column(columns, [&](int c) {
+        const Place& at = pass.places[c];
+        return Column{at.slot, at.position, at.first, true, -1};
+      });
+      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+        return load_halves(rows + static_cast<size_t>(c) * Talker::hidden + k);
+      });
+      rows += static_cast<size_t>(columns) * Talker::hidden;
+      fine = run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns);
+      if (fine) {
+        keep_ends(pass, [&](int c, int k) { return four_at(s_.x, c, k); });
+      }
+    }
+    close();
+  }
+
+ private:
+  // Streams that begin have drawn nothing, and have no hidden state until their prompt's end.
+  DEVICE void begin_prompts() {
+#pragma unroll 1
+    for (int i = 0; i < p_.num_passes; ++i) {
+      const Pass& pass = p_.passes[i];
+      keep_ends(pass, [](int, int) { return float4{NAN, NAN, NAN, NAN}; });
+      for (int c = block(); c < pass.columns; c += blocks()) {
+        if (!(pass.ends >> c & 1)) continue;
+        uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
+        for (int id = thread(); id < M::vocab; id += kThreads) seen[id] = 0;
+      }
+    }
+  }
+
+  // Whether a launch was lost of which the host has not heard yet: what it left of a prompt that
+  // others share is not to be built upon.
+  DEVICE bool lost_before() {
+    if (thread() == 0) s_.made[0] = observe_host(p_.failure) != 0;
+    block_sync();
+    return s_.made[0] != 0;
+  }
+
+  // Hidden states of prompts that end in a pass; each thread has the same elements every time.
+  template <class State>
+  DEVICE void keep_ends(const Pass& pass, State state) {
+    if (block() != 0) return;
+    for (int c = 0; c < pass.columns; ++c) {
+      if (!(pass.ends >> c & 1)) continue;
+      float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
+      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
+        const int k = Fours<Talker::hidden>::k(four);
+        if (Fours<Talker::hidden>::there(four)) {
+          *reinterpret_cast<float4*>(out + k) = state(c, k);
+        }
+      }
+    }
+  }
+
+  using Base::begin_pass, Base::close, Base::columns_, Base::each_column;
+  using Base::flow_, Base::p_, Base::s_;
+};
+
+template <class M>
+DEVICE void run_prompts(const Params& p, Shared<M, kColumns>& s) {
+  s.ring.init();
+  all_sync();
+  if (thread() < kThreads) {
+    take_registers();
+    Prompts<M>(p, s).run();
+  } else if (copies()) {
+    fetch_weights(s.ring, 0, p.num_passes,
+                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+  }
+}
+
+}  // namespace megakernel
