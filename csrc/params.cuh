@@ -25,7 +25,7 @@ struct Network {
   int num_layers;
   const bf16* norm;  // the last
   bf16* keys;        // [layers, slots, kv heads, positions, head dim]
-  bf16* values;      // [layers, slots, kv heads, positions / 16, head dim, 16], see attend.cuh
+  bf16* values;      // as many; of the talker by sixteen positions, see attend.cuh; else as keys
   int slots, positions;
   const float2* turns;  // [positions, head dim / 2]: cosine and sine
   float eps;

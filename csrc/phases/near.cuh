@@ -96,6 +96,7 @@ template <class S, class Use>
 DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Tags& tags, const Column* columns, int c, int head, bool keeps,
                         Nearby& shared, int& gave_up, Use use) {
+  static_assert(kGroups <= kBlock);
   const int position = columns[c].position;
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
