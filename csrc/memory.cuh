@@ -268,13 +268,7 @@ DEVICE float larger_or_nan(float a, float b) {
 DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
   return __funnelshift_l(as_bits(a - b), bits, 1);
 }
-DEVICE uint32_t reversed(uint32_t bits) { return __brev(bits); }
-// From the highest bit on; -1 of a word without a one.
-DEVICE int zeros_before_one(uint32_t word) {
-  int zeros;
-  asm("bfind.shiftamt.u32 %0, %1;" : "=r"(zeros) : "r"(word));
-  return zeros;
-}
+DEVICE int zeros_above(uint32_t bit) { return __clz(bit); }  // of 32 bits, the highest first
 // The upper word of both, moved up by `bits` modulo 32.
 DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return __funnelshift_l(low, high, bits);

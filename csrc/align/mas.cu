@@ -42,7 +42,7 @@ size_t tile_bytes(Type type) {
 template <class E>
 cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream) {
   const auto kernel = aligned ? search_kernel<E, true> : search_kernel<E, false>;
-  const size_t room = std::max(p.warps * p.stages * tile_bytes(type), sizeof(Windows));
+  const size_t room = std::max(p.warps * p.stages * tile_bytes(type), sizeof(Way));
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
   if (error != cudaSuccess) return error;

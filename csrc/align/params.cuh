@@ -18,6 +18,7 @@ constexpr int kMostWarps = 2;              // of a block that sum up, beside as 
 constexpr int kMostBlocks = 4;             // of a multiprocessor
 constexpr int kMostStages = 6;             // tiles of scores in shared memory
 constexpr int kWindow = 32;                // tiles of directions that are traced at a time
+constexpr int kRowsAtOnce = 4;             // that are traced together
 constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
 
 // How many rows or columns each item has: int32 or int64 on the device, or all of them.

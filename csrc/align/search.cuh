@@ -268,7 +268,7 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
       uint32_t words[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        words[r] = reversed(move_up(before[r], sums.moved[r], delay % kTile));
+        words[r] = move_up(before[r], sums.moved[r], delay % kTile);
       }
       *reinterpret_cast<uint2*>(direction) = {words[0], words[1]};
       direction += kStrip;
@@ -316,7 +316,7 @@ DEVICE void search(const Search& p, Shared& shared, void* room) {
   if (!is_last(p, item, shared)) return;
   int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
   for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
-  if (warp() == 0) trace(p, of, *static_cast<Windows*>(room), durations);
+  if (warp() == 0) trace(p, of, *static_cast<Way*>(room), durations);
 }
 
 }  // namespace megakernel::align

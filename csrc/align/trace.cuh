@@ -35,138 +35,134 @@ DEVICE Lattice lattice(const Search& p, int item) {
   return {item, rows, columns, (rows + kStrip - 1) / kStrip};
 }
 
-// A strip's directions: words of a tile's columns, bit c the column c, row after row.
+// A strip's directions: words of a tile's columns, the first one the highest bit, row after row.
 DEVICE uint32_t* directions(const Search& p, int item, int strip) {
   return p.direction + (static_cast<int64_t>(item) * p.strips + strip) * p.tiles * kStrip;
 }
 
-// Some tiles of them. There are two windows: the next strip's come while this one's are followed.
-using Window = uint32_t[kWindow][kStrip];
-struct Windows {
-  alignas(16) Window of[2];
+// Some tiles of them. What stands before the first row of all is read, but not heeded.
+struct alignas(16) Window {
+  static constexpr int kBefore = 2 * kRowsAtOnce;
+  uint32_t words[kBefore + kWindow * kStrip];
+
+  DEVICE uint32_t* tile(int index) { return words + kBefore + index * kStrip; }
 };
 
-// Words of a row: a column's tile and the two before. Nobody waits for them until 64 columns of
-// them are wanted, the column the highest bit.
-struct Words {
-  uint32_t of[3];
-  int column;
-};
-struct View {
-  uint32_t high, low;
+// Where a row begins: of this tile's columns that it may have, those at which it is reached from
+// the row above; it begins at the last of them.
+struct Mark {
+  uint32_t ones;
+  int tile;
 
-  DEVICE explicit View(const Words& w)
-      : high(move_up(w.of[0], w.of[1], ~w.column & 31)),
-        low(move_up(w.of[1], w.of[2], ~w.column & 31)) {}
+  DEVICE int column() const { return kTile * tile + zeros_above(ones & (0 - ones)); }
 };
+
+// What the way back needs of shared memory. There are two windows: the next strip's comes while
+// this one's is followed.
+struct Way {
+  Window windows[2];
+  Mark marks[kRowsAtOnce + kStrip];
+
+  DEVICE Mark* row(int index) { return marks + kRowsAtOnce + index; }
+};
+
+// Columns of a word up to this one; columns before the last of these, none where there are none.
+DEVICE uint32_t up_to(int column) { return ~0u << (~column & 31); }
+DEVICE uint32_t before_last(uint32_t ones) { return ~(ones ^ (ones - 1)); }
 
 // Follows the way back through a strip, with one warp whose lanes all do the same. Rows and columns
-// are counted from the strip's first. Where a row begins is the end of the one above, so that each
-// row waits for the one below: but for that, it is looked at two rows earlier.
+// are counted from the strip's first.
 struct Tracer {
-  static constexpr int kAtOnce = 4;     // rows
-  static constexpr int kLookAhead = 2;  // rows
-  // Tiles without directions, before the first: those that rows at once can have, two of a view,
-  // and one for what stands before the first row.
-  static constexpr int kBefore = kAtOnce + 3;
   const uint32_t* from;
   Window* window;
   int first = 0;  // the window's first tile
 
-  DEVICE Tracer(const Search& p, const Lattice& of, int strip, Windows& windows)
-      : from(directions(p, of.item, strip)), window(&windows.of[strip % 2]) {}
+  DEVICE Tracer(const Search& p, const Lattice& of, int strip, Way& way)
+      : from(directions(p, of.item, strip)), window(&way.windows[strip % 2]) {}
 
-  // Asks for the tiles up to a column's.
-  DEVICE void copy(int column) {
-    const int last = column / kTile;
-    first = max(-kBefore, last - kWindow + 1);
+  // Asks for the tiles up to this one.
+  DEVICE void copy(int last) {
+    first = max(0, last - kWindow + 1);
 #pragma unroll 1
     for (int i = 4 * lane(); i < (last - first + 1) * kStrip; i += 4 * 32) {
-      const int at = first * kStrip + i;
-      copy_or_zero<16>((*window)[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
-    }
-  }
-  // The first column from which on the window has what is looked at.
-  DEVICE int floor() const { return kTile * (first + kBefore); }
-
-  // What is before the first row is of another, and nobody goes by it.
-  DEVICE Words look(int row, int column) const {
-    const uint32_t* at = (*window)[0] + ((column >> 5) - first) * kStrip + row;
-    return {{load_early(at), load_early(at - kStrip), load_early(at - 2 * kStrip)}, column};
-  }
-
-  // The last column, not after `at`, at which a row is reached from the row above. On the diagonal
-  // it always is, though no direction may say so where all sums are minus infinity.
-  DEVICE int begin(int row, int at) {
-    while (at > row) {
-      if (at < floor()) {
-        warp_sync();
-        copy(at);
-        wait_for_own();
-        warp_sync();
-      }
-      const View view(look(row, at));
-      if (view.high) return at - zeros_before_one(view.high);
-      at -= 32;
-    }
-    return row;
-  }
-
-  // From a row's last column up to the strip's first row, whose first column it returns.
-  DEVICE int follow(int row, int at, int* durations) {
-    while (true) {
-      glide(row, at, durations);
-      if (row < 0) return at + 1;
-      const int start = begin(row, at);
-      if (lane() == 0) durations[row] = at - start + 1;
-      --row, at = start - 1;
+      copy_or_zero<16>(window->tile(0) + i, from + first * kStrip + i, 16);
     }
   }
 
-  // Goes up some rows at a time, as long as 32 columns of each tell where it begins; whether they
-  // did is asked once for all.
-  DEVICE void glide(int& row, int& at, int* durations) {
-    if (row < kAtOnce - 1 || at < floor()) return;
-    View view(look(row, at));
-    Words above = look(row - 1, at - 1);
-    int skip = 0;   // columns of the view behind the row's last
-    int below = 0;  // columns that the row below has, but one
-    do {
-      int column = at;
-      unsigned most = 0;
+  DEVICE void look(uint32_t (&words)[kRowsAtOnce], int row, int tile) {
+    if (tile < first) {
+      warp_sync();
+      copy(tile);
+      wait_for_own();
+      warp_sync();
+    }
+    const uint32_t* at = window->tile(tile - first) + row;
 #pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        const Words next = look(row - u - kLookAhead, column - kLookAhead);
-        const int back = zeros_before_one(move_up(view.high, view.low, skip));  // -1: not seen
-        if (lane() == 0) durations[row - u] = back + 1;
-        most |= back | skip;
-        column -= back + 1;
-        skip = below + back, below = back;
-        view = View(above), above = next;
+    for (int u = 0; u < kRowsAtOnce; ++u) words[u] = load_early(at - u);
+  }
+
+  // Marks where the rows up to this one begin, whose last column is given. What is before the first
+  // row is marked as well, by whatever was read.
+  DEVICE void follow(int row, int column, Way& way) {
+    int tile = column / kTile;
+    uint32_t open = up_to(column), words[kRowsAtOnce];
+    look(words, row, tile);
+    while (row >= 0) {
+      uint32_t above[kRowsAtOnce], ones[kRowsAtOnce];
+      look(above, row - kRowsAtOnce, tile);
+#pragma unroll
+      for (int u = 0; u < kRowsAtOnce; ++u) {
+        ones[u] = words[u] & open, open = before_last(ones[u]);
+        *way.row(row - u) = {ones[u], tile};
+        words[u] = above[u];
       }
-      if (most >= 32) return;
-      row -= kAtOnce, at = column;
-    } while (row >= kAtOnce - 1 && at >= floor());
+      if (ones[kRowsAtOnce - 1] != 0) {  // then all of them have some
+        row -= kRowsAtOnce;
+        continue;
+      }
+#pragma unroll
+      for (int u = 0; u < kRowsAtOnce - 1; ++u) row -= ones[u] != 0;
+      // On the diagonal a row is always reached from above, though no direction may say so where
+      // all sums are minus infinity.
+      if (kTile * tile <= row) return mark_diagonal(row, way);
+      if (row >= 0) look(words, row, --tile);
+      open = ~0u;
+    }
+  }
+
+  DEVICE void mark_diagonal(int last, Way& way) {
+    warp_sync();
+    for (int row = lane(); row <= last; row += 32) *way.row(row) = {up_to(row), row / kTile};
   }
 };
 
-// A row's duration is counted from the last column at which it is reached from the row above.
-DEVICE void trace(const Search& p, const Lattice& of, Windows& windows, int* durations) {
+// A row's duration is counted from where it begins to where the next one does.
+DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) {
   if (of.rows == 0) return;
-  int row = (of.rows - 1) % kStrip, column = of.columns - 1;  // of the item
-  Tracer next(p, of, of.strips - 1, windows);
-  next.copy(column - kStrip * (of.strips - 1));
+  int end = of.columns;                    // of the strip's last row, in the item
+  const auto last_tile = [&](int strip) {  // that the way may look at
+    const int below = of.rows - min(kStrip * (strip + 1), of.rows);
+    return (min(end, of.columns - below) - 1 - kStrip * strip) / kTile;
+  };
+  Tracer next(p, of, of.strips - 1, way);
+  next.copy(last_tile(of.strips - 1));
   for (int strip = of.strips - 1; strip >= 0; --strip) {
     wait_for_own();
     warp_sync();
     Tracer tracer = next;
-    const int top = kStrip * strip;
+    const int top = kStrip * strip, rows = min(kStrip, of.rows - top);
     if (strip > 0) {  // its last column is not known yet, but it is none after these
-      next = Tracer(p, of, strip - 1, windows);
-      next.copy(min(column, of.columns - of.rows + top) - 1 - (top - kStrip));
+      next = Tracer(p, of, strip - 1, way);
+      next.copy(last_tile(strip - 1));
     }
-    column = top + tracer.follow(row, column - top, durations + top) - 1;
-    row = kStrip - 1;
+    tracer.follow(rows - 1, end - 1 - top, way);
+    warp_sync();
+    for (int row = lane(); row < rows; row += 32) {
+      const int after = row + 1 < rows ? way.row(row + 1)->column() : end - top;
+      durations[top + row] = after - way.row(row)->column();
+    }
+    end = top + way.row(0)->column();
+    warp_sync();
   }
 }
 

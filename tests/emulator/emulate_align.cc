@@ -11,7 +11,7 @@ template <class E, bool kAligned>
 static void run(const Search& p, int late) {
   const int blocks = p.items * p.chain;
   std::vector<Shared> shared(blocks);
-  const size_t room = std::max(p.warps * p.stages * sizeof(Tile<E>), sizeof(Windows));
+  const size_t room = std::max(p.warps * p.stages * sizeof(Tile<E>), sizeof(Way));
   std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16));
   launch(blocks, 64 * p.warps, late,
          [&] { search<E, kAligned>(p, shared[block()], rooms[block()].data()); });

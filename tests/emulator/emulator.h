@@ -269,12 +269,7 @@ inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline float larger_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 inline uint32_t push_less(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }
-inline uint32_t reversed(uint32_t bits) {
-  uint32_t out = 0;
-  for (int i = 0; i < 32; ++i) out |= (bits >> i & 1) << (31 - i);
-  return out;
-}
-inline int zeros_before_one(uint32_t word) { return word ? __builtin_clz(word) : -1; }
+inline int zeros_above(uint32_t bit) { return __builtin_clz(bit); }
 inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return ((static_cast<uint64_t>(high) << 32 | low) << (bits & 31)) >> 32;
 }
