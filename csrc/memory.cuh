@@ -86,28 +86,53 @@ DEVICE void gates_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-DEVICE void gate_arrive(Gate& gate) {
-  asm volatile(
-      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
-      : "memory");
+DEVICE void arrive_at(uint32_t gate) {
+  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(gate)
+               : "memory");
 }
-DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+DEVICE void gate_arrive(Gate& gate) { arrive_at(shared_address(&gate)); }
+// Whether it is open now.
+DEVICE bool is_open_at(uint32_t gate, uint32_t parity) {
   uint32_t open;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(open)
-      : "r"(shared_address(&gate)), "r"(parity)
-      : "memory");
-#else
   asm volatile(
       "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
       : "=r"(open)
-      : "r"(shared_address(&gate)), "r"(parity)
+      : "r"(gate), "r"(parity)
       : "memory");
-#endif
   return open;
 }
+// The same, but where the machine can, after a short wait for it.
+DEVICE bool open_at(uint32_t gate, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t open;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(open)
+      : "r"(gate), "r"(parity)
+      : "memory");
+  return open;
+#else
+  return is_open_at(gate, parity);
+#endif
+}
+DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+  return open_at(shared_address(&gate), parity);
+}
+
+// Gates side by side, by an address that is not made again each time.
+class Gates {
+ public:
+  DEVICE explicit Gates(const Gate* first) : first_(shared_address(first)) {
+    asm volatile("" : "+r"(first_));
+  }
+  DEVICE bool open(int gate, uint32_t parity) const { return open_at(at(gate), parity & 1); }
+  DEVICE bool is_open(int gate, uint32_t parity) const { return is_open_at(at(gate), parity & 1); }
+  DEVICE void arrive(int gate) const { arrive_at(at(gate)); }
+
+ private:
+  DEVICE uint32_t at(int gate) const { return first_ + gate * static_cast<uint32_t>(sizeof(Gate)); }
+  uint32_t first_;
+};
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there.
@@ -268,7 +293,7 @@ DEVICE float larger_or_nan(float a, float b) {
 DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
   return __funnelshift_l(as_bits(a - b), bits, 1);
 }
-DEVICE int zeros_above(uint32_t bit) { return __clz(bit); }  // of 32 bits, the highest first
+DEVICE int zeros_below(uint64_t bits) { return __ffsll(bits) - 1; }  // the lowest one
 // The upper word of both, moved up by `bits` modulo 32.
 DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return __funnelshift_l(low, high, bits);

@@ -48,121 +48,168 @@ struct alignas(16) Window {
   DEVICE uint32_t* tile(int index) { return words + kBefore + index * kStrip; }
 };
 
-// Where a row begins: of this tile's columns that it may have, those at which it is reached from
-// the row above; it begins at the last of them.
-struct Mark {
-  uint32_t ones;
+// Columns of a tile and, as the upper half, of the one before: later ones are lower bits.
+using View = uint64_t;
+DEVICE View view(uint32_t tile, uint32_t before) { return static_cast<View>(before) << 32 | tile; }
+DEVICE View up_to(int column) { return ~View{0} << (~column & 31); }
+// Those before the last of these columns; none where there are none.
+DEVICE View before_last(View ones) { return ~(ones ^ (ones - 1)); }
+
+// Where a row begins: of the columns of this tile and the one before that it may have, those at
+// which it is reached from the row above; it begins at the last of them.
+struct alignas(16) Mark {
+  View ones;
   int tile;
 
-  DEVICE int column() const { return kTile * tile + zeros_above(ones & (0 - ones)); }
+  DEVICE int column() const { return kTile * tile + 31 - zeros_below(ones); }
+};
+struct Marks {
+  Mark of[kRowsAtOnce + kStrip];
+
+  DEVICE Mark& row(int index) { return of[kRowsAtOnce + index]; }
+  DEVICE const Mark& row(int index) const { return of[kRowsAtOnce + index]; }
 };
 
-// What the way back needs of shared memory. There are two windows: the next strip's comes while
-// this one's is followed.
+// What the way back needs of shared memory: for one strip and the next.
 struct Way {
   Window windows[2];
-  Mark marks[kRowsAtOnce + kStrip];
-
-  DEVICE Mark* row(int index) { return marks + kRowsAtOnce + index; }
+  Marks marks[2];
 };
 
-// Columns of a word up to this one; columns before the last of these, none where there are none.
-DEVICE uint32_t up_to(int column) { return ~0u << (~column & 31); }
-DEVICE uint32_t before_last(uint32_t ones) { return ~(ones ^ (ones - 1)); }
+// The first tile of a window that ends with this one: two before the strip's first are empty.
+DEVICE int window_begin(int last) { return max(-2, last - kWindow + 1); }
+
+// A warp asks for a strip's directions up to a tile.
+DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
+  const int first = window_begin(last), words = (last - first + 1) * kStrip;
+#pragma unroll 4
+  for (int i = 4 * lane(); i < words; i += 4 * 32) {
+    const int at = first * kStrip + i;
+    copy_or_zero<16>(window.tile(0) + i, from + max(at, 0), at < 0 ? 0 : 16);
+  }
+}
 
 // Follows the way back through a strip, with one warp whose lanes all do the same. Rows and columns
 // are counted from the strip's first.
-struct Tracer {
-  const uint32_t* from;
-  Window* window;
-  int first = 0;  // the window's first tile
-
-  DEVICE Tracer(const Search& p, const Lattice& of, int strip, Way& way)
-      : from(directions(p, of.item, strip)), window(&way.windows[strip % 2]) {}
-
-  // Asks for the tiles up to this one.
-  DEVICE void copy(int last) {
-    first = max(0, last - kWindow + 1);
-#pragma unroll 1
-    for (int i = 4 * lane(); i < (last - first + 1) * kStrip; i += 4 * 32) {
-      copy_or_zero<16>(window->tile(0) + i, from + first * kStrip + i, 16);
-    }
-  }
-
-  DEVICE void look(uint32_t (&words)[kRowsAtOnce], int row, int tile) {
-    if (tile < first) {
-      warp_sync();
-      copy(tile);
-      wait_for_own();
-      warp_sync();
-    }
-    const uint32_t* at = window->tile(tile - first) + row;
-#pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) words[u] = load_early(at - u);
-  }
+class Tracer {
+ public:
+  DEVICE Tracer(Window& window, const uint32_t* directions, int last_tile)
+      : window_(window), directions_(directions), first_(window_begin(last_tile)) {}
 
   // Marks where the rows up to this one begin, whose last column is given. What is before the first
   // row is marked as well, by whatever was read.
-  DEVICE void follow(int row, int column, Way& way) {
+  DEVICE void follow(int row, int column, Marks& marks) {
     int tile = column / kTile;
-    uint32_t open = up_to(column), words[kRowsAtOnce];
+    View open = up_to(column), words[kRowsAtOnce];
+    bring(tile);
     look(words, row, tile);
     while (row >= 0) {
-      uint32_t above[kRowsAtOnce], ones[kRowsAtOnce];
-      look(above, row - kRowsAtOnce, tile);
+      View same[kRowsAtOnce], before[kRowsAtOnce], ones[kRowsAtOnce];  // of the next rows
+      look(same, row - kRowsAtOnce, tile);
+      look(before, row - kRowsAtOnce, tile - 1);
 #pragma unroll
       for (int u = 0; u < kRowsAtOnce; ++u) {
         ones[u] = words[u] & open, open = before_last(ones[u]);
-        *way.row(row - u) = {ones[u], tile};
-        words[u] = above[u];
+        marks.row(row - u) = {ones[u], tile};
       }
-      if (ones[kRowsAtOnce - 1] != 0) {  // then all of them have some
-        row -= kRowsAtOnce;
+      if (ones[kRowsAtOnce - 1] == 0) {  // some rows begin before what was looked at
+#pragma unroll
+        for (int u = 0; u < kRowsAtOnce - 1; ++u) row -= ones[u] != 0;
+        if (row < 0) return;
+        // On the diagonal a row is always reached from above, though no direction may say so where
+        // all sums are minus infinity.
+        if (kTile * (tile - 1) <= row) return mark_diagonal(row, marks);
+        open = ~View{0}, tile -= 2;
+        bring(tile);
+        look(words, row, tile);
         continue;
       }
+      row -= kRowsAtOnce;
+      const bool moves = static_cast<uint32_t>(open) == 0;
+      open = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open;
+      tile -= moves;
 #pragma unroll
-      for (int u = 0; u < kRowsAtOnce - 1; ++u) row -= ones[u] != 0;
-      // On the diagonal a row is always reached from above, though no direction may say so where
-      // all sums are minus infinity.
-      if (kTile * tile <= row) return mark_diagonal(row, way);
-      if (row >= 0) look(words, row, --tile);
-      open = ~0u;
+      for (int u = 0; u < kRowsAtOnce; ++u) words[u] = moves ? before[u] : same[u];
+      if (row >= 0 && tile < floor()) bring(tile), look(words, row, tile);
     }
   }
 
-  DEVICE void mark_diagonal(int last, Way& way) {
-    warp_sync();
-    for (int row = lane(); row <= last; row += 32) *way.row(row) = {up_to(row), row / kTile};
-  }
-};
+ private:
+  // The first tile from which on the window has all that is looked at.
+  DEVICE int floor() const { return first_ + 2; }
 
-// A row's duration is counted from where it begins to where the next one does.
-DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) {
-  if (of.rows == 0) return;
-  int end = of.columns;                    // of the strip's last row, in the item
-  const auto last_tile = [&](int strip) {  // that the way may look at
-    const int below = of.rows - min(kStrip * (strip + 1), of.rows);
-    return (min(end, of.columns - below) - 1 - kStrip * strip) / kTile;
-  };
-  Tracer next(p, of, of.strips - 1, way);
-  next.copy(last_tile(of.strips - 1));
-  for (int strip = of.strips - 1; strip >= 0; --strip) {
+  // Before tiles are looked at that may be before the window.
+  DEVICE void bring(int tile) {
+    if (tile >= floor()) return;
+    warp_sync();
+    copy_window(window_, directions_, tile);
+    first_ = window_begin(tile);
     wait_for_own();
     warp_sync();
-    Tracer tracer = next;
-    const int top = kStrip * strip, rows = min(kStrip, of.rows - top);
-    if (strip > 0) {  // its last column is not known yet, but it is none after these
-      next = Tracer(p, of, strip - 1, way);
-      next.copy(last_tile(strip - 1));
+  }
+
+  DEVICE void look(View (&words)[kRowsAtOnce], int row, int tile) const {
+    const uint32_t* at = window_.tile(tile - first_) + row;
+#pragma unroll
+    for (int u = 0; u < kRowsAtOnce; ++u) {
+      words[u] = view(load_early(at - u), load_early(at - u - kStrip));
     }
-    tracer.follow(rows - 1, end - 1 - top, way);
+  }
+
+  DEVICE static void mark_diagonal(int last, Marks& marks) {
     warp_sync();
-    for (int row = lane(); row < rows; row += 32) {
-      const int after = row + 1 < rows ? way.row(row + 1)->column() : end - top;
-      durations[top + row] = after - way.row(row)->column();
+#pragma unroll 1
+    for (int row = lane(); row <= last; row += 32) marks.row(row) = {up_to(row), row / kTile};
+  }
+
+  Window& window_;
+  const uint32_t* directions_;
+  int first_;  // the window's first tile
+};
+
+// A row's duration is from where it begins to where the next one does. `end`: the last row's.
+DEVICE void tell(const Marks& marks, int rows, int end, int* durations) {
+#pragma unroll 1
+  for (int row = lane(); row < rows; row += 32) {
+    const int next = row + 1 < rows ? marks.row(row + 1).column() : end;
+    durations[row] = next - marks.row(row).column();
+  }
+}
+
+// By all threads of the block: while the first warp follows a strip, the second one copies the next
+// strip's directions and tells the last one's durations.
+DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) {
+  const auto rows_of = [&](int strip) { return min(kStrip, of.rows - kStrip * strip); };
+  const auto last_tile = [&](int strip, int limit) { return (limit - kStrip * strip - 1) / kTile; };
+  const auto copy = [&](int strip, int limit) {
+    copy_window(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit));
+  };
+  // Of the item's columns, the first after a strip's last row, and after the strip below it; and
+  // the first that the strip cannot have.
+  int end = of.columns, end_below = 0, limit = of.columns;
+  if (warp() == 1 && of.strips > 0) copy(of.strips - 1, limit);
+  wait_for_own();
+  all_sync();
+#pragma unroll 1
+  for (int strip = of.strips - 1; strip >= -1; --strip) {
+    const int top = kStrip * strip, below = strip + 1;
+    const bool follows = strip >= 0;
+    const int next_limit = follows ? end - rows_of(strip) : 0;  // each row has a column
+    if (warp() == 0 && follows) {
+      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit));
+      tracer.follow(rows_of(strip) - 1, end - 1 - top, way.marks[strip % 2]);
     }
-    end = top + way.row(0)->column();
-    warp_sync();
+    if (warp() == 1) {
+      if (strip > 0) copy(strip - 1, next_limit);
+      if (below < of.strips) {
+        const int first = kStrip * below;
+        tell(way.marks[below % 2], rows_of(below), end_below - first, durations + first);
+      }
+      wait_for_own();
+    }
+    all_sync();
+    if (!follows) break;
+    end_below = end, end = top + way.marks[strip % 2].row(0).column(), limit = next_limit;
   }
 }
 

@@ -251,6 +251,16 @@ inline void gate_arrive(Gate& gate) {
   if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
 }
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
+class Gates {
+ public:
+  explicit Gates(Gate* first) : first_(first) {}
+  bool open(int gate, uint32_t parity) const { return gate_open(first_[gate], parity & 1); }
+  bool is_open(int gate, uint32_t parity) const { return open(gate, parity); }
+  void arrive(int gate) const { gate_arrive(first_[gate]); }
+
+ private:
+  Gate* first_;
+};
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
   if (thread() % 32 == 0) memcpy(shared, global, bytes);
   gate_arrive(gate);
@@ -269,7 +279,7 @@ inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline float larger_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 inline uint32_t push_less(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }
-inline int zeros_above(uint32_t bit) { return __builtin_clz(bit); }
+inline int zeros_below(uint64_t bits) { return __builtin_ctzll(bits); }
 inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return ((static_cast<uint64_t>(high) << 32 | low) << (bits & 31)) >> 32;
 }
