@@ -86,53 +86,28 @@ DEVICE void gates_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-DEVICE void arrive_at(uint32_t gate) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(gate)
-               : "memory");
-}
-DEVICE void gate_arrive(Gate& gate) { arrive_at(shared_address(&gate)); }
-// Whether it is open now.
-DEVICE bool is_open_at(uint32_t gate, uint32_t parity) {
-  uint32_t open;
+DEVICE void gate_arrive(Gate& gate) {
   asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(open)
-      : "r"(gate), "r"(parity)
+      "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
       : "memory");
-  return open;
 }
-// The same, but where the machine can, after a short wait for it.
-DEVICE bool open_at(uint32_t gate, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
+DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
   uint32_t open;
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
       : "=r"(open)
-      : "r"(gate), "r"(parity)
+      : "r"(shared_address(&gate)), "r"(parity)
       : "memory");
-  return open;
 #else
-  return is_open_at(gate, parity);
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(open)
+      : "r"(shared_address(&gate)), "r"(parity)
+      : "memory");
 #endif
+  return open;
 }
-DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
-  return open_at(shared_address(&gate), parity);
-}
-
-// Gates side by side, by an address that is not made again each time.
-class Gates {
- public:
-  DEVICE explicit Gates(const Gate* first) : first_(shared_address(first)) {
-    asm volatile("" : "+r"(first_));
-  }
-  DEVICE bool open(int gate, uint32_t parity) const { return open_at(at(gate), parity & 1); }
-  DEVICE bool is_open(int gate, uint32_t parity) const { return is_open_at(at(gate), parity & 1); }
-  DEVICE void arrive(int gate) const { arrive_at(at(gate)); }
-
- private:
-  DEVICE uint32_t at(int gate) const { return first_ + gate * static_cast<uint32_t>(sizeof(Gate)); }
-  uint32_t first_;
-};
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there.
@@ -321,9 +296,11 @@ DEVICE void arrive_with_copies(Gate& gate) {
 }
 
 // From shared memory, asked for here, though it is not used soon.
-DEVICE uint32_t load_early(const uint32_t* shared) {
-  uint32_t v;
-  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(shared)));
+DEVICE uint4 load_early(const uint4* shared) {
+  uint4 v;
+  asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(shared)));
   return v;
 }
 

@@ -23,32 +23,22 @@ struct RingGates {
 DEVICE void await(const Gate& gate, unsigned opening) {
   while (!gate_open(gate, opening & 1)) pause();
 }
-DEVICE void await(const Gates& gates, int gate, unsigned opening) {
-  while (!gates.open(gate, opening)) pause();
-}
 
 // The upper end. In global memory a sum says itself that it is there: it is not kMissing.
 struct Inlet {
   Ring& ring;
-  Gates full, empty;
+  RingGates& gates;
   const uint32_t* edge;  // null within a block
   int tiles;             // that come
   uint32_t ahead = kMissing;
 
-  DEVICE Inlet(Ring& ring, RingGates& gates, const uint32_t* edge, int tiles)
-      : ring(ring), full(gates.full), empty(gates.empty), edge(edge), tiles(tiles) {}
-
-  // Whether a tile will not be waited for, as far as shared memory tells.
-  DEVICE bool has(int tile) const {
-    return full.is_open(slot(tile), opening(tile)) | (edge != nullptr) | (tile >= tiles);
-  }
-  DEVICE void await(int tile) const {
-    if (edge == nullptr && tile < tiles) align::await(full, slot(tile), opening(tile));
-  }
-  // Tiles are taken in order, by all lanes, after they were waited for.
+  // Waits for a tile; tiles are taken in order, by all lanes.
   DEVICE const float* take(int tile) {
     float* values = ring.values[slot(tile)];
-    if (edge == nullptr) return values;
+    if (edge == nullptr) {
+      await(gates.full[slot(tile)], opening(tile));
+      return values;
+    }
     const uint32_t* from = edge + kTile * tile + lane();
     uint32_t word = ahead;
     while (word == kMissing) {
@@ -60,36 +50,31 @@ struct Inlet {
     warp_sync();
     return values;
   }
-  DEVICE void give_back(int tile) const {
-    if (edge == nullptr && lane() == 0) empty.arrive(slot(tile));
+  DEVICE void give_back(int tile) {
+    if (edge == nullptr && lane() == 0) gate_arrive(gates.empty[slot(tile)]);
   }
 };
 
 // The lower end.
 struct Outlet {
   Ring& ring;
-  Gates full, empty;
+  RingGates& gates;
   uint32_t* edge;  // null within a block
   int tiles;       // that are wanted
 
-  DEVICE Outlet(Ring& ring, RingGates& gates, uint32_t* edge, int tiles)
-      : ring(ring), full(gates.full), empty(gates.empty), edge(edge), tiles(tiles) {}
-
-  // Whether there is room for a tile.
-  DEVICE bool has_room(int tile) const {
-    return empty.is_open(slot(tile), opening(tile) - 1) | !may_wait(tile);
+  // Waits until there is room for a tile.
+  DEVICE void reserve(int tile) {
+    if (edge == nullptr && kSlots <= tile && tile < tiles) {
+      await(gates.empty[slot(tile)], opening(tile) - 1);
+    }
   }
-  DEVICE void await_room(int tile) const {
-    if (may_wait(tile)) align::await(empty, slot(tile), opening(tile) - 1);
-  }
-  DEVICE bool may_wait(int tile) const { return edge == nullptr && kSlots <= tile && tile < tiles; }
   // Whether this lane puts a tile's sums into the ring.
   DEVICE bool puts(int tile) const { return lane() == 31 && 0 <= tile && tile < tiles; }
   // A tile is whole.
-  DEVICE void send(int tile) const {
+  DEVICE void send(int tile) {
     if (tile < 0 || tile >= tiles) return;
     if (edge == nullptr) {
-      if (lane() == 31) full.arrive(slot(tile));
+      if (lane() == 31) gate_arrive(gates.full[slot(tile)]);
       return;
     }
     warp_sync();

@@ -10,7 +10,7 @@ namespace megakernel::align {
 namespace {
 
 template <class E, bool kAligned>
-__global__ void __launch_bounds__(64 * kMostWarps, 1)
+__global__ void __launch_bounds__(64 * kMostWarps, kMostBlocks)
     search_kernel(const __grid_constant__ Search p) {
   extern __shared__ __align__(16) unsigned char room[];
   __shared__ Shared shared;

@@ -41,8 +41,8 @@ DEVICE void prepare(Shared& shared, int warps) {
   if (thread() < kTile) shared.nothing[thread()] = -INFINITY;
   if (thread() > 0) return;
 #pragma unroll 1
-  for (int w = 0; w <= warps; ++w) {
-    for (int stage = 0; stage < kMostStages && w < warps; ++stage) {
+  for (int w = 0; w < warps; ++w) {
+    for (int stage = 0; stage < kMostStages; ++stage) {
       gate_init(shared.stages[w].full[stage], 32);
       gate_init(shared.stages[w].empty[stage], 32);
     }
@@ -162,16 +162,14 @@ struct Rooms {
   bool wanted[2];
 };
 
-// A tile of columns, as Sums::advance; halfway, `meanwhile()`.
-template <bool kNumbers, class E, class Meanwhile>
-DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms,
-                    Meanwhile meanwhile) {
+// A tile of columns, as Sums::advance.
+template <bool kNumbers, class E>
+DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
   Feed feed;
   feed.read(tile, edge, 0);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const Feed now = feed;
-    if (step == kSteps / 2) meanwhile();
     // Before anything is stored, which reading would wait for.
     if (step + 1 < kSteps) feed.read(tile, edge, step + 1);
     float above[kStep];
@@ -241,42 +239,31 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
   for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
-    inlet.await(tile);
     const float* taken = inlet.take(tile);
     if (me == 0) sums.before = taken[kTile - 1];
     inlet.give_back(tile);
   }
-  const Gates full(shared.stages[place].full), empty(shared.stages[place].empty);
+  StageGates& gates = shared.stages[place];
   int stage = 0, round = 0;
-  bool ready = false;  // whether all that this tile needs was seen to be there
   for (int tile = 0; tile < all; ++tile) {
-    const int above_tile = tile + kAhead, below_tile = tile - kLag;
+    const int above_tile = tile + kAhead;
     const bool fed = above_tile < inlet.tiles;  // which are not more than this strip's and kAhead
-    if (!ready) {
-      await(full, stage, round);
-      inlet.await(above_tile);
-      outlet.await_room(below_tile + 1);
-    }
     const float* taken = fed ? inlet.take(above_tile) : shared.nothing;
     const float* edge_sums = me == 0 ? taken : shared.nothing;  // only the first lane looks there
+    outlet.reserve(tile - kLag + 1);
     const Rooms rooms = {
-        {outlet.ring.values[slot(below_tile)], outlet.ring.values[slot(below_tile + 1)]},
-        {outlet.puts(below_tile), outlet.puts(below_tile + 1)}};
-    const bool wraps = stage + 1 == p.stages;
-    const int next_stage = wraps ? 0 : stage + 1, next_round = round + wraps;
-    const auto look_ahead = [&] {
-      ready = full.is_open(next_stage, next_round) & inlet.has(above_tile + 1) &
-              outlet.has_room(below_tile + 2);
-    };
+        {outlet.ring.values[slot(tile - kLag)], outlet.ring.values[slot(tile - kLag + 1)]},
+        {outlet.puts(tile - kLag), outlet.puts(tile - kLag + 1)}};
+    await(gates.full[stage], round);
     const Sums start = sums;
-    advance<true>(sums, stages[stage], edge_sums, rooms, look_ahead);
+    advance<true>(sums, stages[stage], edge_sums, rooms);
     if (!in_all_lanes(sums.are_numbers())) {
       sums = start;
-      advance<false>(sums, stages[stage], edge_sums, rooms, [] {});
+      advance<false>(sums, stages[stage], edge_sums, rooms);
     }
-    empty.arrive(stage);
+    gate_arrive(gates.empty[stage]);
     if (fed) inlet.give_back(above_tile);
-    outlet.send(below_tile);
+    outlet.send(tile - kLag);
     if (late <= tile && tile < tiles + late) {
       uint32_t words[kRows];
 #pragma unroll
@@ -288,7 +275,7 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) before[r] = sums.moved[r];
-    stage = next_stage, round = next_round;
+    if (++stage == p.stages) stage = 0, ++round;
   }
 }
 

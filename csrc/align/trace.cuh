@@ -40,12 +40,10 @@ DEVICE uint32_t* directions(const Search& p, int item, int strip) {
   return p.direction + (static_cast<int64_t>(item) * p.strips + strip) * p.tiles * kStrip;
 }
 
-// Some tiles of them. What stands before the first row of all is read, but not heeded.
+// Some tiles of them. What stands before the first one is read, but not heeded.
 struct alignas(16) Window {
-  static constexpr int kBefore = 2 * kRowsAtOnce;
-  uint32_t words[kBefore + kWindow * kStrip];
-
-  DEVICE uint32_t* tile(int index) { return words + kBefore + index * kStrip; }
+  uint32_t before[kRowsAtOnce];
+  uint32_t tiles[kWindow][kStrip];
 };
 
 // Columns of a tile and, as the upper half, of the one before: later ones are lower bits.
@@ -55,19 +53,13 @@ DEVICE View up_to(int column) { return ~View{0} << (~column & 31); }
 // Those before the last of these columns; none where there are none.
 DEVICE View before_last(View ones) { return ~(ones ^ (ones - 1)); }
 
-// Where a row begins: of the columns of this tile and the one before that it may have, those at
-// which it is reached from the row above; it begins at the last of them.
-struct alignas(16) Mark {
-  View ones;
-  int tile;
-
-  DEVICE int column() const { return kTile * tile + 31 - zeros_below(ones); }
-};
+// Where rows begin: of the columns of a tile and the one before that a row may have, those at which
+// it is reached from the row above. It begins at the last of them.
 struct Marks {
-  Mark of[kRowsAtOnce + kStrip];
+  alignas(16) View ones[kStrip];
+  alignas(16) int tiles[kStrip];
 
-  DEVICE Mark& row(int index) { return of[kRowsAtOnce + index]; }
-  DEVICE const Mark& row(int index) const { return of[kRowsAtOnce + index]; }
+  DEVICE int column(int row) const { return kTile * tiles[row] + 31 - zeros_below(ones[row]); }
 };
 
 // What the way back needs of shared memory: for one strip and the next.
@@ -82,10 +74,10 @@ DEVICE int window_begin(int last) { return max(-2, last - kWindow + 1); }
 // A warp asks for a strip's directions up to a tile.
 DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
   const int first = window_begin(last), words = (last - first + 1) * kStrip;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = 4 * lane(); i < words; i += 4 * 32) {
     const int at = first * kStrip + i;
-    copy_or_zero<16>(window.tile(0) + i, from + max(at, 0), at < 0 ? 0 : 16);
+    copy_or_zero<16>(window.tiles[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
   }
 }
 
@@ -93,86 +85,116 @@ DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
 // are counted from the strip's first.
 class Tracer {
  public:
-  DEVICE Tracer(Window& window, const uint32_t* directions, int last_tile)
-      : window_(window), directions_(directions), first_(window_begin(last_tile)) {}
+  // From the last column of this row on; the window ends with `last_tile`.
+  DEVICE Tracer(Window& window, const uint32_t* directions, int last_tile, int row, int column)
+      : window_(window),
+        directions_(directions),
+        first_(window_begin(last_tile)),
+        row_(row),
+        tile_(column / kTile),
+        open_(up_to(column)) {}
 
-  // Marks where the rows up to this one begin, whose last column is given. What is before the first
-  // row is marked as well, by whatever was read.
-  DEVICE void follow(int row, int column, Marks& marks) {
-    int tile = column / kTile;
-    View open = up_to(column), words[kRowsAtOnce];
-    bring(tile);
-    look(words, row, tile);
-    while (row >= 0) {
-      View same[kRowsAtOnce], before[kRowsAtOnce], ones[kRowsAtOnce];  // of the next rows
-      look(same, row - kRowsAtOnce, tile);
-      look(before, row - kRowsAtOnce, tile - 1);
-#pragma unroll
-      for (int u = 0; u < kRowsAtOnce; ++u) {
-        ones[u] = words[u] & open, open = before_last(ones[u]);
-        marks.row(row - u) = {ones[u], tile};
-      }
-      if (ones[kRowsAtOnce - 1] == 0) {  // some rows begin before what was looked at
-#pragma unroll
-        for (int u = 0; u < kRowsAtOnce - 1; ++u) row -= ones[u] != 0;
-        if (row < 0) return;
-        // On the diagonal a row is always reached from above, though no direction may say so where
-        // all sums are minus infinity.
-        if (kTile * (tile - 1) <= row) return mark_diagonal(row, marks);
-        open = ~View{0}, tile -= 2;
-        bring(tile);
-        look(words, row, tile);
-        continue;
-      }
-      row -= kRowsAtOnce;
-      const bool moves = static_cast<uint32_t>(open) == 0;
-      open = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open;
-      tile -= moves;
-#pragma unroll
-      for (int u = 0; u < kRowsAtOnce; ++u) words[u] = moves ? before[u] : same[u];
-      if (row >= 0 && tile < floor()) bring(tile), look(words, row, tile);
+  // Marks where the rows begin.
+  DEVICE void follow(Marks& marks) {
+    while (row_ >= 0) {
+      if (tile_ < floor()) bring();
+      if (row_ % kRowsAtOnce == kRowsAtOnce - 1) glide(marks);
+      if (row_ >= 0 && tile_ >= floor()) step(marks);
     }
   }
 
  private:
-  // The first tile from which on the window has all that is looked at.
-  DEVICE int floor() const { return first_ + 2; }
-
-  // Before tiles are looked at that may be before the window.
-  DEVICE void bring(int tile) {
-    if (tile >= floor()) return;
-    warp_sync();
-    copy_window(window_, directions_, tile);
-    first_ = window_begin(tile);
-    wait_for_own();
-    warp_sync();
+  // Goes up some rows at a time, as long as all of them begin in a tile or the one before. Their
+  // words are asked for before it is known in which of these.
+  DEVICE void glide(Marks& marks) {
+    uint4 words = rows(row_, tile_), before = rows(row_, tile_ - 1);
+    do {
+      const uint4 next = rows(row_ - kRowsAtOnce, tile_);
+      const uint4 next_before = rows(row_ - kRowsAtOnce, tile_ - 1);
+      const uint4 next_two_before = rows(row_ - kRowsAtOnce, tile_ - 2);
+      const View last = view(words.w, before.w) & open_;
+      const View third = view(words.z, before.z) & before_last(last);
+      const View second = view(words.y, before.y) & before_last(third);
+      const View first = view(words.x, before.x) & before_last(second);
+      if (first == 0) return;  // else all of them have some
+      const int top = row_ - kRowsAtOnce + 1;
+      Pair* ones = reinterpret_cast<Pair*>(marks.ones + top);
+      ones[0] = {first, second}, ones[1] = {third, last};
+      *reinterpret_cast<Four*>(marks.tiles + top) = {tile_, tile_, tile_, tile_};
+      row_ -= kRowsAtOnce, open_ = before_last(first);
+      const bool moved = move();
+      words = moved ? next_before : next;
+      before = moved ? next_two_before : next_before;
+    } while (row_ >= 0 && tile_ >= floor());
   }
 
-  DEVICE void look(View (&words)[kRowsAtOnce], int row, int tile) const {
-    const uint32_t* at = window_.tile(tile - first_) + row;
-#pragma unroll
-    for (int u = 0; u < kRowsAtOnce; ++u) {
-      words[u] = view(load_early(at - u), load_early(at - u - kStrip));
+  // Goes up a row, or two tiles back if it does not begin in these.
+  DEVICE void step(Marks& marks) {
+    const uint32_t* at = window_.tiles[tile_ - first_] + row_;
+    const View ones = view(at[0], at[-kStrip]) & open_;
+    if (ones != 0) {
+      marks.ones[row_] = ones, marks.tiles[row_] = tile_;
+      --row_, open_ = before_last(ones);
+      move();
+    } else if (kTile * (tile_ - 1) > row_) {
+      open_ = ~View{0}, tile_ -= 2;
+    } else {
+      // On the diagonal a row is always reached from above, though no direction may say so where
+      // all sums are minus infinity.
+      warp_sync();
+#pragma unroll 1
+      for (int row = lane(); row <= row_; row += 32) {
+        marks.ones[row] = up_to(row), marks.tiles[row] = row / kTile;
+      }
+      row_ = -1;
     }
   }
 
-  DEVICE static void mark_diagonal(int last, Marks& marks) {
-    warp_sync();
-#pragma unroll 1
-    for (int row = lane(); row <= last; row += 32) marks.row(row) = {up_to(row), row / kTile};
+  // A tile back once nothing is left of this one.
+  DEVICE bool move() {
+    const bool moves = static_cast<uint32_t>(open_) == 0;
+    if (moves) open_ = view(static_cast<uint32_t>(open_ >> 32), ~0u);
+    tile_ -= moves;
+    return moves;
   }
+
+  // The first tile from which on the window has all that is looked at.
+  DEVICE int floor() const { return first_ + 2; }
+
+  DEVICE void bring() {
+    warp_sync();
+    copy_window(window_, directions_, tile_);
+    wait_for_own();
+    warp_sync();
+    first_ = window_begin(tile_);
+  }
+
+  // Words of as many rows, of which this is the last.
+  DEVICE uint4 rows(int last, int tile) const {
+    const uint32_t* at = window_.tiles[tile - first_] + last - kRowsAtOnce + 1;
+    return load_early(reinterpret_cast<const uint4*>(at));
+  }
+
+  struct alignas(16) Pair {
+    View of[2];
+  };
+  struct alignas(16) Four {
+    int of[4];
+  };
 
   Window& window_;
   const uint32_t* directions_;
   int first_;  // the window's first tile
+  int row_;    // whose beginning is looked for
+  int tile_;
+  View open_;  // columns that it may have
 };
 
 // A row's duration is from where it begins to where the next one does. `end`: the last row's.
 DEVICE void tell(const Marks& marks, int rows, int end, int* durations) {
 #pragma unroll 1
   for (int row = lane(); row < rows; row += 32) {
-    const int next = row + 1 < rows ? marks.row(row + 1).column() : end;
-    durations[row] = next - marks.row(row).column();
+    durations[row] = (row + 1 < rows ? marks.column(row + 1) : end) - marks.column(row);
   }
 }
 
@@ -196,8 +218,9 @@ DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) 
     const bool follows = strip >= 0;
     const int next_limit = follows ? end - rows_of(strip) : 0;  // each row has a column
     if (warp() == 0 && follows) {
-      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit));
-      tracer.follow(rows_of(strip) - 1, end - 1 - top, way.marks[strip % 2]);
+      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit),
+                    rows_of(strip) - 1, end - 1 - top);
+      tracer.follow(way.marks[strip % 2]);
     }
     if (warp() == 1) {
       if (strip > 0) copy(strip - 1, next_limit);
@@ -209,7 +232,7 @@ DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) 
     }
     all_sync();
     if (!follows) break;
-    end_below = end, end = top + way.marks[strip % 2].row(0).column(), limit = next_limit;
+    end_below = end, end = top + way.marks[strip % 2].column(0), limit = next_limit;
   }
 }
 

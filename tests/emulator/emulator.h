@@ -251,16 +251,6 @@ inline void gate_arrive(Gate& gate) {
   if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
 }
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
-class Gates {
- public:
-  explicit Gates(Gate* first) : first_(first) {}
-  bool open(int gate, uint32_t parity) const { return gate_open(first_[gate], parity & 1); }
-  bool is_open(int gate, uint32_t parity) const { return open(gate, parity); }
-  void arrive(int gate) const { gate_arrive(first_[gate]); }
-
- private:
-  Gate* first_;
-};
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
   if (thread() % 32 == 0) memcpy(shared, global, bytes);
   gate_arrive(gate);
@@ -289,7 +279,7 @@ inline void copy_or_zero(void* shared, const void* global, int bytes) {
   if (bytes > 0) memcpy(shared, global, bytes);
 }
 inline void arrive_with_copies(Gate& gate) { gate_arrive(gate); }
-inline uint32_t load_early(const uint32_t* shared) { return *shared; }
+inline uint4 load_early(const uint4* shared) { return *shared; }
 inline unsigned count_up(unsigned* counter) { return (*counter)++; }
 inline void store_streaming(uint4* at, uint4 value) { *at = value; }
 
