@@ -54,6 +54,11 @@ DEVICE T shuffle_from(T value, int lane) {
   return __shfl_sync(~0u, value, lane);
 }
 
+// Branches by it are known to be the same in all lanes: where they are not, each costs the time of
+// some ten instructions.
+DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
+// As warp(), known to be the same in all lanes.
+DEVICE int warp_number() { return shuffle_from(warp(), 0); }
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
 DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
 DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
@@ -252,8 +257,6 @@ DEVICE void wait_for_previous() {
 
 // Of the lane before; lane 0 gets its own.
 DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
-
-DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
 
 DEVICE float to_float(float value) { return value; }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one

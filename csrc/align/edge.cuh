@@ -21,7 +21,7 @@ struct RingGates {
 };
 
 DEVICE void await(const Gate& gate, unsigned opening) {
-  while (!gate_open(gate, opening & 1)) pause();
+  while (!in_all_lanes(gate_open(gate, opening & 1))) pause();
 }
 
 // The upper end. In global memory a sum says itself that it is there: it is not kMissing.
@@ -41,7 +41,7 @@ struct Inlet {
     }
     const uint32_t* from = edge + kTile * tile + lane();
     uint32_t word = ahead;
-    while (word == kMissing) {
+    while (!in_all_lanes(word != kMissing)) {
       pause();
       word = load_word(from);
     }

@@ -305,18 +305,19 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
 template <class E, bool kAligned>
 DEVICE void search(const Search& p, Shared& shared, void* room) {
   launch_next();
+  const int me = warp_number();
   const int number = number_of_block(p, shared), item = number / p.chain;
   prepare(shared, p.warps);
   all_sync();
-  const int place = warp() % p.warps, strip = number % p.chain * p.warps + place;
+  const int place = me % p.warps, strip = number % p.chain * p.warps + place;
   Tile<E>* stages = static_cast<Tile<E>*>(room) + place * p.stages;
-  if (warp() >= p.warps) supply<E, kAligned>(p, item, strip, shared.stages[place], stages);
+  if (me >= p.warps) supply<E, kAligned>(p, item, strip, shared.stages[place], stages);
   const Lattice of = lattice(p, item);
-  if (warp() < p.warps && strip < of.strips) sweep<E>(p, of, strip, shared, stages);
+  if (me < p.warps && strip < of.strips) sweep<E>(p, of, strip, shared, stages);
   if (!is_last(p, item, shared)) return;
   int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
   for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
-  trace(p, of, *static_cast<Way*>(room), durations);
+  trace(p, of, me, *static_cast<Way*>(room), durations);
 }
 
 }  // namespace megakernel::align

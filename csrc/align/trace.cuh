@@ -50,6 +50,7 @@ struct alignas(16) Window {
 using View = uint64_t;
 DEVICE View view(uint32_t tile, uint32_t before) { return static_cast<View>(before) << 32 | tile; }
 DEVICE View up_to(int column) { return ~View{0} << (~column & 31); }
+DEVICE bool any(View columns) { return static_cast<uint32_t>(columns | columns >> 32) != 0; }
 // Those before the last of these columns; none where there are none.
 DEVICE View before_last(View ones) { return ~(ones ^ (ones - 1)); }
 
@@ -105,10 +106,11 @@ class Tracer {
 
  private:
   // Goes up some rows at a time, as long as all of them begin in a tile or the one before. Their
-  // words are asked for before it is known in which of these.
+  // words are asked for before it is known in which of these; there is one branch for all, since
+  // its wait is longer than what is to be done for a row.
   DEVICE void glide(Marks& marks) {
     uint4 words = rows(row_, tile_), before = rows(row_, tile_ - 1);
-    do {
+    while (true) {
       const uint4 next = rows(row_ - kRowsAtOnce, tile_);
       const uint4 next_before = rows(row_ - kRowsAtOnce, tile_ - 1);
       const uint4 next_two_before = rows(row_ - kRowsAtOnce, tile_ - 2);
@@ -116,26 +118,29 @@ class Tracer {
       const View third = view(words.z, before.z) & before_last(last);
       const View second = view(words.y, before.y) & before_last(third);
       const View first = view(words.x, before.x) & before_last(second);
-      if (first == 0) return;  // else all of them have some
+      const bool all = any(first);  // if one has none, those above it have none either
+      const bool more = all & (row_ >= 2 * kRowsAtOnce - 1) & (tile_ > floor());
       const int top = row_ - kRowsAtOnce + 1;
       Pair* ones = reinterpret_cast<Pair*>(marks.ones + top);
       ones[0] = {first, second}, ones[1] = {third, last};
       *reinterpret_cast<Four*>(marks.tiles + top) = {tile_, tile_, tile_, tile_};
-      row_ -= kRowsAtOnce, open_ = before_last(first);
-      const bool moved = move();
+      if (!in_all_lanes(more)) {
+        if (all) go_on(row_ - kRowsAtOnce, first);
+        return;
+      }
+      const bool moved = go_on(row_ - kRowsAtOnce, first);
       words = moved ? next_before : next;
       before = moved ? next_two_before : next_before;
-    } while (row_ >= 0 && tile_ >= floor());
+    }
   }
 
   // Goes up a row, or two tiles back if it does not begin in these.
   DEVICE void step(Marks& marks) {
     const uint32_t* at = window_.tiles[tile_ - first_] + row_;
     const View ones = view(at[0], at[-kStrip]) & open_;
-    if (ones != 0) {
+    if (any(ones)) {
       marks.ones[row_] = ones, marks.tiles[row_] = tile_;
-      --row_, open_ = before_last(ones);
-      move();
+      go_on(row_ - 1, ones);
     } else if (kTile * (tile_ - 1) > row_) {
       open_ = ~View{0}, tile_ -= 2;
     } else {
@@ -150,11 +155,12 @@ class Tracer {
     }
   }
 
-  // A tile back once nothing is left of this one.
-  DEVICE bool move() {
-    const bool moves = static_cast<uint32_t>(open_) == 0;
-    if (moves) open_ = view(static_cast<uint32_t>(open_ >> 32), ~0u);
-    tile_ -= moves;
+  // To a row that is above one that begins at the last of these; whether that is a tile back, since
+  // nothing is left of this one.
+  DEVICE bool go_on(int row, View ones) {
+    const View open = before_last(ones);
+    const bool moves = static_cast<uint32_t>(open) == 0;
+    row_ = row, open_ = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open, tile_ -= moves;
     return moves;
   }
 
@@ -198,9 +204,9 @@ DEVICE void tell(const Marks& marks, int rows, int end, int* durations) {
   }
 }
 
-// By all threads of the block: while the first warp follows a strip, the second one copies the next
-// strip's directions and tells the last one's durations.
-DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) {
+// By all threads of the block, each with its warp's number: while the first warp follows a strip,
+// the second one copies the next strip's directions and tells the last one's durations.
+DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int* durations) {
   const auto rows_of = [&](int strip) { return min(kStrip, of.rows - kStrip * strip); };
   const auto last_tile = [&](int strip, int limit) { return (limit - kStrip * strip - 1) / kTile; };
   const auto copy = [&](int strip, int limit) {
@@ -209,7 +215,7 @@ DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) 
   // Of the item's columns, the first after a strip's last row, and after the strip below it; and
   // the first that the strip cannot have.
   int end = of.columns, end_below = 0, limit = of.columns;
-  if (warp() == 1 && of.strips > 0) copy(of.strips - 1, limit);
+  if (number == 1 && of.strips > 0) copy(of.strips - 1, limit);
   wait_for_own();
   all_sync();
 #pragma unroll 1
@@ -217,12 +223,12 @@ DEVICE void trace(const Search& p, const Lattice& of, Way& way, int* durations) 
     const int top = kStrip * strip, below = strip + 1;
     const bool follows = strip >= 0;
     const int next_limit = follows ? end - rows_of(strip) : 0;  // each row has a column
-    if (warp() == 0 && follows) {
+    if (number == 0 && follows) {
       Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit),
                     rows_of(strip) - 1, end - 1 - top);
       tracer.follow(way.marks[strip % 2]);
     }
-    if (warp() == 1) {
+    if (number == 1) {
       if (strip > 0) copy(strip - 1, next_limit);
       if (below < of.strips) {
         const int first = kStrip * below;

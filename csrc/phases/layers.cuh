@@ -63,7 +63,7 @@ DEVICE void put(Fragments<Most>& fragments, int column, int step, float4 v) {
   reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v);
 }
 
-constexpr int kLoads = 4;  // that a lane has under way
+constexpr int kLoads = 8;  // that a lane has under way
 
 template <int Width, int Most>
 DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {

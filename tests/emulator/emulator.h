@@ -265,6 +265,7 @@ inline float shuffle_up(float value) {
   return other;
 }
 inline bool in_all_lanes(bool value) { return warp_add(value) == 32; }
+inline int warp_number() { return warp(); }
 inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
 inline float larger_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
