@@ -102,14 +102,19 @@ class Patience {
 DEVICE uint4 await_words(const uint32_t* at, uint32_t tag, Patience patience) {
   const uint4* words = reinterpret_cast<const uint4*>(at);
   uint4 v = load_words(words);
-  while (!carries(v, tag) && patience.lasts()) v = load_words(words);
-  warp_sync();
+  while (!in_all_lanes(carries(v, tag))) {
+    if (!in_all_lanes(patience.lasts())) break;
+    v = load_words(words);
+  }
   return v;
 }
 
 DEVICE uint32_t await_word(const uint32_t* at, uint32_t tag, int shift, Patience patience) {
   uint32_t word = load_word(at);
-  while ((word >> shift & 3) != tag && patience.lasts()) word = load_word(at);
+  while (!in_all_lanes((word >> shift & 3) == tag)) {
+    if (!in_all_lanes(patience.lasts())) break;
+    word = load_word(at);
+  }
   return word;
 }
 
@@ -118,7 +123,7 @@ DEVICE uint32_t await_word(const uint32_t* at, uint32_t tag, int shift, Patience
 template <int N, class At, class Ready>
 DEVICE void await(uint4 (&v)[N], uint32_t missing, int count, At at, Ready ready,
                   Patience patience) {
-  while (missing) {
+  while (!in_all_lanes(missing == 0)) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       if (i >= count) break;
@@ -129,9 +134,8 @@ DEVICE void await(uint4 (&v)[N], uint32_t missing, int count, At at, Ready ready
       if (i >= count) break;
       missing &= ~(static_cast<uint32_t>(ready(i, v[i])) << i);
     }
-    if (missing && !patience.lasts()) break;
+    if (!in_all_lanes(missing == 0) && !in_all_lanes(patience.lasts())) break;
   }
-  warp_sync();
 }
 
 }  // namespace megakernel

@@ -83,13 +83,13 @@ class Generation : Crew<M, Most> {
   DEVICE bool anyone_goes_on() {
     bool anyone = false;
     for (int c = 0; c < columns(); ++c) anyone |= standings_()[c].goes;
-    return anyone;
+    return uniform(anyone);
   }
 
   DEVICE bool anyone_talks() {
     bool anyone = false;
     for (int c = 0; c < columns(); ++c) anyone |= standings_()[c].goes && !standings_()[c].fresh;
-    return anyone;
+    return uniform(anyone);
   }
 
   // --- inputs ---
@@ -221,7 +221,7 @@ class Generation : Crew<M, Most> {
 #pragma unroll 1
     for (int c = 0; c < columns(); ++c) {
       if (!draws_for(c)) continue;
-      const bool goes = standings_()[c].goes;
+      const bool goes = uniform(standings_()[c].goes);
       const int code = goes ? draw_for(c, codebook) : 0;
       // Everybody asks for its embedding next.
       if (thread() * 64 < Talker::hidden) fetch_line(embedding(codebook, code) + thread() * 64);
@@ -234,9 +234,10 @@ class Generation : Crew<M, Most> {
         if (goes && codebook == kGroups - 1) send(c, over, code);
       }
     }
-    each_stream([&](int c, Standing& mine) {
-      int& gave_up = flow_.gave_up();
-      const uint32_t word = await_word(p_.drawn + c, tag, 30, Patience(p_, kDraw, gave_up));
+    const int column = min(thread() % 32, columns() - 1);  // each lane's
+    const Patience patience(p_, kDraw, flow_.gave_up());
+    const uint32_t word = await_word(p_.drawn + column, tag, 30, patience);
+    each_stream([&](int, Standing& mine) {
       mine.codes[codebook] = word >> 30 == tag ? word & 0xFFF : 0;
       if (codebook == kGroups - 1) {
         mine.frames += mine.goes;
@@ -264,10 +265,9 @@ class Generation : Crew<M, Most> {
 
   // One thread reads the host's flags well before they are needed.
   DEVICE void look_for_stop() {
-    if (thread() != 0) return;
     stop_ = 0;
     for (int c = 0; c < columns(); ++c) {
-      if (draws_for(c)) stop_ |= (observe_host(p_.stop + c) != 0) << c;
+      if (thread() == 0 && draws_for(c)) stop_ |= (observe_host(p_.stop + c) != 0) << c;
     }
   }
 
@@ -304,7 +304,7 @@ template <class M, int Most>
 DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
   s.ring.init();
   all_sync();
-  if (thread() < kThreads) {
+  if (warp_number() < kWarps) {
     take_registers();
     Generation<M, Most>(p, s).run();
   } else if (copies()) {

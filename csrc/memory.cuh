@@ -54,11 +54,11 @@ DEVICE T shuffle_from(T value, int lane) {
   return __shfl_sync(~0u, value, lane);
 }
 
-// Branches by it are known to be the same in all lanes: where they are not, each costs the time of
-// some ten instructions.
+// What is the same in all lanes, so that the compiler knows it: a branch that might part them costs
+// the time of some ten instructions, and so does what comes after it.
+DEVICE int uniform(int value) { return shuffle_from(value, 0); }
+DEVICE int warp_number() { return uniform(warp()); }
 DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
-// As warp(), known to be the same in all lanes.
-DEVICE int warp_number() { return shuffle_from(warp(), 0); }
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
 DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
 DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
@@ -161,6 +161,12 @@ DEVICE void store_word(uint32_t* at, uint32_t word) {
 // What another block wrote long ago, in a phase that this one has heard of since.
 DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
 DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
+// For a later phase. Of a store that might as well go to shared memory, the compiler would think
+// that it may part the lanes of a warp.
+template <class T>
+DEVICE void store_settled(T* at, T value) {
+  __stcg(at, value);
+}
 
 // A line that somebody will soon want comes to the second-level cache.
 DEVICE void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

@@ -87,7 +87,7 @@ template <class M>
 DEVICE void run_prompts(const Params& p, Shared<M, kColumns>& s) {
   s.ring.init();
   all_sync();
-  if (thread() < kThreads) {
+  if (warp_number() < kWarps) {
     take_registers();
     Prompts<M>(p, s).run();
   } else if (copies()) {

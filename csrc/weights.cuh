@@ -163,8 +163,9 @@ class Weights {
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
   DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
-    while (!gate_open(ring_.full[place_.slot], place_.round) && patience.lasts()) continue;
-    warp_sync();
+    while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
+      if (!in_all_lanes(patience.lasts())) break;
+    }
     return ring_.of[place_.slot];
   }
 

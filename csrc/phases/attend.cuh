@@ -101,9 +101,9 @@ DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const 
                     const Column* columns, Item item, size_t slot, bool last,
                     Attention<Most>& shared, int& gave_up) {
   const Column column = columns[item.column];
-  const int vectors = 2 + (last ? 2 * (item.column - column.first + 1) : 0);
+  const int vectors = uniform(2 + (last ? 2 * (item.column - column.first + 1) : 0));
 #pragma unroll 1
-  for (int i = warp(); i < vectors; i += kWarps) {
+  for (int i = warp_number(); i < vectors; i += kWarps) {
     const int fresh = i / 2 - 1;  // -1: a query
     const bool is_value = fresh >= 0 && i % 2;
     const int c = fresh < 0 ? item.column : column.first + fresh;
@@ -125,11 +125,11 @@ DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const 
     if (fresh < 0 || c != item.column || !column.append) continue;
     if (is_value) {
       bf16* at = n.values + slot + value_place(column.position) + 4 * lane() * kBlock;
-      at[0] = to_bf16(v.x), at[kBlock] = to_bf16(v.y);
-      at[2 * kBlock] = to_bf16(v.z), at[3 * kBlock] = to_bf16(v.w);
+      store_settled(at, to_bf16(v.x)), store_settled(at + kBlock, to_bf16(v.y));
+      store_settled(at + 2 * kBlock, to_bf16(v.z)), store_settled(at + 3 * kBlock, to_bf16(v.w));
     } else {
       bf16* at = n.keys + slot + static_cast<size_t>(column.position) * kHeadDim;
-      reinterpret_cast<uint2*>(at)[lane()] = pairs;
+      store_settled(reinterpret_cast<uint2*>(at) + lane(), pairs);
     }
   }
 }
@@ -233,14 +233,14 @@ template <class S, int Most>
 DEVICE void tell_scores(const Params& p, int layer, Item item, int frame, int begin, int before,
                         int fresh, const Attention<Most>& shared) {
   const Watch& watch = p.watch;
-  const int j = thread() / kSpan, head = 2 * item.head + j, i = thread() % kSpan;
+  const int j = 32 * warp_number() / kSpan, head = 2 * item.head + j, i = thread() % kSpan;
 #pragma unroll 1
   for (int w = 0; w < watch.count; ++w) {
     if (watch.heads[w] != layer * S::heads + head) continue;
     const size_t row = (static_cast<size_t>(item.column) * p.max_frames + frame) * watch.count + w;
     float* to = watch.scores + row * p.talker.positions;
-    if (begin + i < before) to[begin + i] = shared.score[j][i];
-    if (i < fresh) to[before + i] = shared.new_score[i][j];
+    if (begin + i < before) store_settled(to + begin + i, shared.score[j][i]);
+    if (i < fresh) store_settled(to + before + i, shared.new_score[i][j]);
   }
 }
 
@@ -252,21 +252,21 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + item.head) *
       n.positions * kHeadDim;
-  const int before = columns[column.first].position;
+  const int before = uniform(columns[column.first].position), number = warp_number();
   const bool last = item.span == item.spans - 1;
-  const int fresh = last ? item.column - column.first + 1 : 0;
-  const int begin = item.span * kSpan + warp() * kBlock;
+  const int fresh = last ? uniform(item.column - column.first + 1) : 0;
+  const int begin = item.span * kSpan + number * kBlock;
   const int old =
       min(kWarps, (before - item.span * kSpan + kBlock - 1) / kBlock);  // warps with any
 
   // What earlier passes left is asked for first.
   Sixteen mine;
-  if (warp() < old) mine.load_keys(n.keys + slot, begin, before);
+  if (number < old) mine.load_keys(n.keys + slot, begin, before);
   take_in<S>(p, n, norms, tags, columns, item, slot, last, shared, gave_up);
-  if (warp() < old) mine.load_values(n.values + slot, begin);
+  if (number < old) mine.load_values(n.values + slot, begin);
   block_sync();
-  if (warp() < old) mine.attend(begin, before, shared);
-  const int i = kWarps - 1 - warp();  // the last warps take the new positions
+  if (number < old) mine.attend(begin, before, shared);
+  const int i = kWarps - 1 - number;  // the last warps take the new positions
   if (i < fresh) {
     const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane()];
 #pragma unroll
@@ -303,7 +303,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
       store_word(n.words.statistic + part * 2 + channel, tagged(channel ? total : peak, tag));
     }
   }
-  if (column.frame >= 0) {
+  if (uniform(column.frame) >= 0) {
     tell_scores<S>(p, layer, item, column.frame, item.span * kSpan, before, fresh, shared);
   }
   block_sync();  // before the workplace is used again
@@ -323,9 +323,7 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
 #pragma unroll 1
   for (int span = 0; span < item.spans; span += kBatch) {
     uint32_t mix[kBatch], top[kBatch], sum[kBatch];
-    bool missing = true;
-    while (missing) {
-      missing = false;
+    while (true) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int at = min(span + i, item.spans - 1);
@@ -333,11 +331,12 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
         top[i] = load_word(statistic + 2 * at);
         sum[i] = load_word(statistic + 2 * at + 1);
       }
+      bool there = true;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        missing |= !carries(mix[i], tag) || !carries(top[i], tag) || !carries(sum[i], tag);
+        there &= carries(mix[i], tag) && carries(top[i], tag) && carries(sum[i], tag);
       }
-      if (missing && !patience.lasts()) break;
+      if (in_all_lanes(there) || !in_all_lanes(patience.lasts())) break;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -359,7 +358,7 @@ DEVICE void each_item(const Column* columns, int count, Act act) {
   int item = block();
 #pragma unroll 1
   for (int c = 0; c < count; ++c) {
-    const int before = columns[columns[c].first].position;
+    const int before = uniform(columns[columns[c].first].position);
     const int spans = max(1, (before + kSpan - 1) / kSpan), items = spans * S::kv_heads;
 #pragma unroll 1
     for (; item < items; item += blocks()) {

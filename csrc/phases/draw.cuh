@@ -157,7 +157,7 @@ DEVICE uint32_t kth_largest(Scores<Ids>& scores, int k, Meeting& meeting) {
 #pragma unroll
     for (uint32_t i = 0; i < 3; ++i) bits = all.of[i] >= k ? i + 1 : bits;
     border |= bits << shift;
-    if (bits > 0 && all.of[bits - 1] == k) break;
+    if (in_all_lanes(bits > 0 && all.of[bits - 1] == k)) break;
   }
   return border;
 }
@@ -186,10 +186,10 @@ DEVICE int draw_among(int k, Scores<Ids>& scores, const Scores<Ids>& noise, Meet
     const Candidate best = best_of(
         scores, border, [&](int i, float score) { return score + noise.of[i / 4][i % 4]; },
         meeting);
-    if (best.id == Ids || k >= Ids) return best.id;
+    if (in_all_lanes(best.id == Ids || k >= Ids)) return best.id;
     int larger[3] = {};
     scores.each([&](int, float score) { larger[0] += score > best.score; });
-    if (meeting.count(larger).of[0] < k) return best.id;
+    if (in_all_lanes(meeting.count(larger).of[0] < k)) return best.id;
     border = best.score;
   }
 }
@@ -204,7 +204,7 @@ DEVICE uint32_t top_p_border(Scores<Ids>& scores, float top_p, Meeting& meeting)
   const float mass = meeting.sum(mine);
   uint32_t low = 0, high = ordered(peak);
 #pragma unroll 1
-  while (low < high) {
+  while (in_all_lanes(low < high)) {
     const uint32_t middle = low + (high - low) / 2;
     float above = 0;
     scores.each(
@@ -254,13 +254,13 @@ DEVICE void await_scores(const Params& p, const uint32_t* logits, uint32_t tag, 
 // The id, or `Ids` where no score is finite.
 template <int Ids>
 DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Meeting& meeting) {
-  if (rule.temperature == 0) {
+  if (in_all_lanes(rule.temperature == 0)) {
     return best_of(scores, -INFINITY, [](int, float score) { return score; }, meeting).id;
   }
   scores.each([&](int, float& score) { score /= rule.temperature; });
   int k = rule.top_k > 0 ? rule.top_k : Ids;
-  if (rule.top_p < 1) {
-    if (k < Ids) scores.keep_from(kth_largest(scores, k, meeting));
+  if (in_all_lanes(rule.top_p < 1)) {
+    if (in_all_lanes(k < Ids)) scores.keep_from(kth_largest(scores, k, meeting));
     scores.keep_from(top_p_border(scores, rule.top_p, meeting));
     k = Ids;
   }

@@ -201,11 +201,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
                        const Network& n, const Column* columns, int count) {
   const Params& p = flow.p;
   const Words& words = n.words;
+  const int layers = uniform(n.num_layers);
   constexpr int kInput = 0, kPost = 1;
   wait_for_own();  // a block without units of a product has asked, but not waited
   vectors.template ask<S::hidden>(kInput, n.norms);
 #pragma unroll 1
-  for (int l = 0; l < n.num_layers; ++l) {
+  for (int l = 0; l < layers; ++l) {
     const bf16* norms = n.norms + l * (2 * S::hidden + 2 * kHeadDim);
     const Tags before = flow.tags;
     flow.tags.advance(count);
@@ -224,7 +225,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     };
     if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
 
-    if (l + 1 < n.num_layers) {
+    if (l + 1 < layers) {
       wait_for_own();
       vectors.template ask<S::hidden>(kInput, norms + 2 * S::hidden + 2 * kHeadDim);
     }
@@ -275,7 +276,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       store_word(words.down + at, tagged(sum * kGrow, tags.of(column)));
     };
     // Keys and values of the pass, before anything that a later one hears of.
-    if (l + 1 == n.num_layers) fence();
+    if (l + 1 == layers) fence();
     if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
   }
   add_words<S::hidden>(

@@ -97,7 +97,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
                         const Tags& tags, const Column* columns, int c, int head, bool keeps,
                         Nearby& shared, int& gave_up, Use use) {
   static_assert(kGroups <= kBlock);
-  const int position = columns[c].position;
+  const int position = uniform(columns[c].position);
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
       n.positions * kHeadDim;
@@ -123,8 +123,8 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   reinterpret_cast<uint2*>(shared.key)[lane()] = key;
   if (keeps) {
     const size_t row = slot + position * kHeadDim;
-    reinterpret_cast<uint2*>(n.keys + row)[lane()] = key;
-    reinterpret_cast<uint2*>(n.values + row)[lane()] = value;
+    store_settled(reinterpret_cast<uint2*>(n.keys + row) + lane(), key);
+    store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value);
   }
   warp_sync();
   const float2 sums = share_out(old, position, shared);
@@ -151,7 +151,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
 template <class S, class F>
 DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms,
                          const Column* columns, int count) {
-  if (warp() > 0) return;  // where there are as many blocks as items, others have none
+  if (warp_number() > 0) return;  // where there are as many blocks as items, others have none
 #pragma unroll 1
   for (int item = block(); item < count * S::kv_heads; item += blocks()) {
     const int c = item / S::kv_heads, head = item % S::kv_heads;
@@ -173,9 +173,9 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int& gave_up) {
   // All heads at once, and each head's keys are kept by a block that has a part of the product.
   static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
-  if (const int head = warp(); head < S::kv_heads) {
+  if (const int head = warp_number(); head < S::kv_heads) {
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
-                   flow.nearby[warp()], gave_up, [&](int j, float4 v) {
+                   flow.nearby[head], gave_up, [&](int j, float4 v) {
                      const int k = j * kHeadDim + 4 * lane();
                      uint4& place = flow.fragments.of[head][k / kTile][k % kTile / 8];
                      reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(v.x, v.y, 0),

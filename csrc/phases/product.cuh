@@ -64,6 +64,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
                                              int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = kWide == 8 || lane() % 4 == 0;
+  units = uniform(units), steps = uniform(steps);
   Weights<R> weights(ring, place);
   const Patience patience(p, phase, sums.gave_up);
 #pragma unroll 1
@@ -108,9 +109,10 @@ DEVICE void clear_padding(Fragments<Most>& fragments) {
 template <class Matrix, class F, class Fetch, class Take>
 DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
   const Share share = flow.shares[phase];
+  const int units = uniform(share.count);
 #pragma unroll 1
-  for (int done = 0; done < share.count; done += kMostUnits) {
-    const int count = min(kMostUnits, share.count - done);
+  for (int done = 0; done < units; done += kMostUnits) {
+    const int count = min(kMostUnits, units - done);
     auto& sums = flow.sums[flow.turn];
     flow.turn ^= 1;
     if (done > 0 && lane() < F::most) {
@@ -130,11 +132,12 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();
-    if (sums.gave_up) return false;
+    if (!in_all_lanes(sums.gave_up == 0)) return false;
     const int wide = flow.wide(), columns = flow.columns();
     const int items = count * kUnit << wide;
 #pragma unroll 1
-    for (int i = thread(); i < (items + 31) / 32 * 32; i += kThreads) {  // whole warps
+    for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
+      const int i = first + lane();
       const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
       const int u = min(i / kUnit >> wide, count - 1);
       constexpr int kWide = std::remove_reference_t<decltype(sums)>::wide;

@@ -265,6 +265,7 @@ inline float shuffle_up(float value) {
   return other;
 }
 inline bool in_all_lanes(bool value) { return warp_add(value) == 32; }
+inline int uniform(int value) { return shuffle_from(value, 0); }
 inline int warp_number() { return warp(); }
 inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
@@ -289,6 +290,10 @@ inline uint32_t load_word(const uint32_t* at) { return *at; }
 inline void store_word(uint32_t* at, uint32_t word) { *at = word; }
 inline uint4 load_settled(const uint4* at) { return *at; }
 inline uint2 load_settled(const uint2* at) { return *at; }
+template <class T>
+inline void store_settled(T* at, T value) {
+  *at = value;
+}
 inline void fence() {}
 inline void publish(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned observe_host(const unsigned* from_host) { return *from_host; }
