@@ -264,8 +264,15 @@ inline float shuffle_up(float value) {
   warp_sync();
   return other;
 }
-inline bool in_all_lanes(bool value) { return warp_add(value) == 32; }
-inline int uniform(int value) { return shuffle_from(value, 0); }
+inline bool in_all_lanes(bool value) {
+  *shown(lane()) = value;
+  warp_sync();
+  bool all = true;
+  for (int other = 0; other < 32; ++other) all &= *shown(other) != 0;
+  warp_sync();
+  return all;
+}
+inline int uniform(int value) { return value; }
 inline int warp_number() { return warp(); }
 inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
