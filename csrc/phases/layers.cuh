@@ -63,8 +63,6 @@ DEVICE void put(Fragments<Most>& fragments, int column, int step, float4 v) {
   reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v);
 }
 
-constexpr int kLoads = 8;  // that a lane has under way
-
 template <int Width, int Most>
 DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   float squares = 0;
