@@ -220,7 +220,9 @@ def test_random_sessions_side_by_side(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("megakernel_tts.loop._PATIENCE", 0.001)
     rng = random.Random(0)
     open_ones: dict[int, tuple[Session, list[AudioChunk], list[str]]] = {}
-    for step in range(400):
+    for step in range(4000):
+        if step >= 400 and rig.backend.suspended > 10:  # a busy machine needs more steps
+            break
         time.sleep(0.005)
         if len(open_ones) < 6:
             text = list(TEXT) if rng.random() < 0.5 else [TEXT]

@@ -109,6 +109,7 @@ class Tracer {
   // words are asked for before it is known in which of these; there is one branch for all, since
   // its wait is longer than what is to be done for a row.
   DEVICE void glide(Marks& marks) {
+    static_assert(kRowsAtOnce == 4);
     uint4 words = rows(row_, tile_), before = rows(row_, tile_ - 1);
     while (true) {
       const uint4 next = rows(row_ - kRowsAtOnce, tile_);

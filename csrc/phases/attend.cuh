@@ -348,7 +348,6 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
       peak = higher;
     }
   }
-  warp_sync();
   hand_over<S>(p, n, item.column, query_head, channel, mixed / total, tag);
 }
 

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -272,7 +273,17 @@ inline bool in_all_lanes(bool value) {
   warp_sync();
   return all;
 }
-inline int uniform(int value) { return value; }
+// Here it is checked that it is so: the GPU would go on with the first lane's.
+inline int uniform(int value) {
+  *shown(lane()) = static_cast<uint32_t>(value);
+  warp_sync();
+  if (*shown(0) != static_cast<uint32_t>(value)) {
+    fprintf(stderr, "uniform() was given different values by the lanes of a warp.\n");
+    abort();
+  }
+  warp_sync();
+  return value;
+}
 inline int warp_number() { return warp(); }
 inline float to_float(float value) { return value; }
 inline float larger(float a, float b) { return fmaxf(a, b); }
