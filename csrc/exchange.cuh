@@ -118,23 +118,19 @@ DEVICE uint32_t await_word(const uint32_t* at, uint32_t tag, int shift, Patience
   return word;
 }
 
-// Fills v[i] with the words at(i), for the bits i of `missing`, all below `count`, once ready(i,
-// v[i]). All are under way together; those that have not come are asked for again.
+// Fills v[i] with the words at(i), for the bits i of `missing`, once ready(i, v[i]). All are under
+// way together; those that have not come are asked for again.
 template <int N, class At, class Ready>
-DEVICE void await(uint4 (&v)[N], uint32_t missing, int count, At at, Ready ready,
-                  Patience patience) {
-  while (!in_all_lanes(missing == 0)) {
+DEVICE void await(uint4 (&v)[N], uint32_t missing, At at, Ready ready, Patience patience) {
+  bool again = !in_all_lanes(missing == 0);
+  while (again) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (i >= count) break;
-      if (missing >> i & 1) v[i] = load_words(reinterpret_cast<const uint4*>(at(i)));
+      load_words_if(missing >> i & 1, reinterpret_cast<const uint4*>(at(i)), v[i]);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (i >= count) break;
-      missing &= ~(static_cast<uint32_t>(ready(i, v[i])) << i);
-    }
-    if (!in_all_lanes(missing == 0) && !in_all_lanes(patience.lasts())) break;
+    for (int i = 0; i < N; ++i) missing &= ~(static_cast<uint32_t>(ready(i, v[i])) << i);
+    again = !in_all_lanes(missing == 0) && in_all_lanes(patience.lasts());
   }
 }
 

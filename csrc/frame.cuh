@@ -160,10 +160,9 @@ class Generation : Crew<M, Most> {
                                 sums);
     };
     auto logits = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      if (!there) return;
       const float value = sum * norm_scale<Matrix::k>(sums, column, n.eps);
       const int at = column * Matrix::rows + unit * kUnit + row;
-      store_word(n.words.logits + at, tagged(value, tags.of(column)));
+      store_word_if(there, n.words.logits + at, tagged(value, tags.of(column)));
     };
     return product<Matrix>(flow_, kHead, normed, logits);
   }
@@ -196,10 +195,10 @@ class Generation : Crew<M, Most> {
           [](int) {});
     };
     auto projected = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      if (!there) return;
       const int k = unit * kUnit + row;
       const float value = sum + to_float(p_.project_bias[k]);
-      store_word(p_.projected + column * kNarrow + k, tagged(value, project_tags_.of(column)));
+      const uint32_t word = tagged(value, project_tags_.of(column));
+      store_word_if(there, p_.projected + column * kNarrow + k, word);
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
     change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });

@@ -115,7 +115,8 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
 }
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
-// counts one arrival of each lane, opens once the bytes are there.
+// counts one arrival of each lane, opens once the bytes are there. They are not to stay in the
+// second-level cache, where they would drive out what is wanted soon.
 DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
   const int lane = threadIdx.x % 32;
 #if __CUDA_ARCH__ >= 900
@@ -125,8 +126,9 @@ DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) 
                "r"(bytes)
                : "memory");
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(shared)),
+      "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0; "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], once; }" ::"r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&gate))
       : "memory");
 #else
@@ -150,6 +152,15 @@ DEVICE uint4 load_words(const uint4* at) {
                : "memory");
   return v;
 }
+// What ends in `_if` is a branch of its own instruction: one around it would be dear, as above.
+DEVICE void load_words_if(bool wanted, const uint4* at, uint4& v) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, "
+      "[%4]; }"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "l"(at), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
 DEVICE uint32_t load_word(const uint32_t* at) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
@@ -157,6 +168,12 @@ DEVICE uint32_t load_word(const uint32_t* at) {
 }
 DEVICE void store_word(uint32_t* at, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+DEVICE void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u32 [%0], %1; }" ::"l"(at),
+      "r"(word), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 }
 // What another block wrote long ago, in a phase that this one has heard of since.
 DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
@@ -166,6 +183,15 @@ DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
 template <class T>
 DEVICE void store_settled(T* at, T value) {
   __stcg(at, value);
+}
+
+// To shared memory.
+DEVICE void put_if(bool wanted, uint4& at, uint4 v) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.shared.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"r"(
+          shared_address(&at)),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
 }
 
 // A line that somebody will soon want comes to the second-level cache.

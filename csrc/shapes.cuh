@@ -14,7 +14,7 @@ constexpr int kWarps = 8;  // that multiply; one more fetches the weights
 constexpr int kThreads = 32 * kWarps;
 #ifdef MEGAKERNEL_MOVES_REGISTERS  // warps do that by fours; see build_ext.py
 constexpr int kLaunched = kThreads + 128;
-constexpr int kLoads = 8;  // of words that a lane has under way
+constexpr int kLoads = 16;  // of words that a lane has under way
 #else
 constexpr int kLaunched = kThreads + 32;
 constexpr int kLoads = 4;  // more would spill
@@ -46,7 +46,12 @@ struct Matrix {
   static_assert(Rows % kUnit == 0 && K % kTile == 0 && steps % chunks == 0);
 };
 
-constexpr int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int least(int a, int b, int c) { return least(least(a, b), c); }
+
+// Columns of a pass of at most `Most` that a lane brings in together, by so many loads each.
+template <int Most, int Loads>
+constexpr int kAtOnceOf = least(Most, kLoads / Loads);
 
 // One decoder stack; a near one attends to no more than kBlock positions.
 template <int Hidden, int Heads, int KvHeads, int Intermediate, bool Near = false>

@@ -130,7 +130,7 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
   int flying = 0;
   auto land = [&](int most) {
     for (; flying > most; --flying, oldest.advance()) {
-      while (!gate_open(ring.full[oldest.slot], oldest.round)) pause();
+      while (!in_all_lanes(gate_open(ring.full[oldest.slot], oldest.round))) pause();
     }
   };
   bool going = true;
@@ -139,9 +139,9 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
     Segment s = part(i);
 #pragma unroll 1
     for (; s.steps > 0; s.steps -= R::slot, s.at += R::slot * kThreads) {
-      while (going && !gate_open(ring.empty[place.slot], place.round ^ 1)) {
+      while (going && !in_all_lanes(gate_open(ring.empty[place.slot], place.round ^ 1))) {
         pause();
-        going = *static_cast<volatile int*>(&ring.stop) == 0;
+        going = in_all_lanes(*static_cast<volatile int*>(&ring.stop) == 0);
       }
       if (!going) break;
       land(s.under_way - 1);
@@ -169,10 +169,11 @@ class Weights {
     return ring_.of[place_.slot];
   }
 
-  // This warp has read what it needs of the slot.
+  // This warp has made use of the slot. That it had asked for what is there would not be enough:
+  // copies do not wait for loads that are under way.
   DEVICE void done() {
     warp_sync();
-    if (thread() % 32 == 0) gate_arrive(ring_.empty[place_.slot]);
+    if (lane() == 0) gate_arrive(ring_.empty[place_.slot]);
     place_.advance();
   }
 

@@ -220,12 +220,10 @@ struct Sixteen {
 template <class S>
 DEVICE void hand_over(const Params& p, const Network& n, int column, int query_head, int channel,
                       float value, uint32_t tag) {
-  if (!fits_pair(value)) store_word(p.broken + column, 1);
+  store_word_if(!fits_pair(value), p.broken + column, 1);
   const float next = shuffle_xor(value, 1);
-  if (channel % 2 == 0) {
-    const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
-    store_word(n.words.attended + at, tagged_pair(value, next, tag));
-  }
+  const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
+  store_word_if(channel % 2 == 0, n.words.attended + at, tagged_pair(value, next, tag));
 }
 
 // Scores before the softmax of the heads that the host asked for, to their places.
@@ -299,9 +297,8 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   } else {
     const int part = (item.column * S::heads + query_head) * kMaxSpans + item.span;
     store_word(n.words.partial + part * kHeadDim + channel, tagged(mixed, tag));
-    if (channel < 2) {
-      store_word(n.words.statistic + part * 2 + channel, tagged(channel ? total : peak, tag));
-    }
+    const uint32_t word = tagged(channel ? total : peak, tag);
+    store_word_if(channel < 2, n.words.statistic + part * 2 + channel, word);
   }
   if (uniform(column.frame) >= 0) {
     tell_scores<S>(p, layer, item, column.frame, item.span * kSpan, before, fresh, shared);

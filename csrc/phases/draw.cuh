@@ -239,7 +239,7 @@ DEVICE void await_scores(const Params& p, const uint32_t* logits, uint32_t tag, 
 #pragma unroll
   for (int four = 0; four < kFours; ++four) there |= (Scores<Ids>::id(four, 0) < Ids) << four;
   await(
-      v, there, kFours, [&](int four) { return logits + Scores<Ids>::id(four, 0); },
+      v, there, [&](int four) { return logits + Scores<Ids>::id(four, 0); },
       [&](int, uint4 words) { return carries(words, tag); }, Patience(p, kHead, gave_up));
 #pragma unroll
   for (int four = 0; four < kFours; ++four) {

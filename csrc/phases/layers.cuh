@@ -19,10 +19,11 @@ struct alignas(16) Residual {
 template <int Width>
 struct Fours {
   static constexpr int count = (Matrix<kUnit, Width>::steps + 3) / 4;
+  static constexpr bool whole = Width % (4 * kStep) == 0;
 
   DEVICE static int step(int four) { return 4 * four + lane() / 8; }
   DEVICE static int k(int four) { return step(four) * kStep + warp() * kTile + lane() % 8 * 4; }
-  DEVICE static bool there(int four) { return k(four) < Width; }
+  DEVICE static bool there(int four) { return whole || k(four) < Width; }
 };
 
 template <int Hidden, int Most>
@@ -71,6 +72,10 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
+// Columns come a few at a time, of which the last may not be of the pass: to leave them out one by
+// one would take longer than what is done to them.
+constexpr int kFew = 4;
+
 // Brings x in, after x += words, [columns, width], where there are any: use(column, four, x), a few
 // columns together, then after(first column) for these.
 template <int Width, int Hidden, int Most, class Use, class After>
@@ -78,31 +83,29 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
                       int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
                       After after) {
   if (Most == 1) columns = 1;
-  constexpr int kFours = Fours<Width>::count, kAtOnce = Most == 1 ? 1 : kLoads / kFours;
+  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
   constexpr int kMany = kAtOnce * kFours;
-  uint32_t lanes = 0;  // the fours of a column that this lane has
-#pragma unroll
-  for (int four = 0; four < kFours; ++four) lanes |= Fours<Width>::there(four) << four;
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
-    const int count = min(kAtOnce, columns - c) * kFours;
     uint4 v[kMany] = {};
     if (words) {
       uint32_t missing = 0;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) missing |= lanes << i * kFours;
-      missing &= (1u << count) - 1;
+      for (int i = 0; i < kMany; ++i) {
+        const bool wanted = c + i / kFours < columns && Fours<Width>::there(i % kFours);
+        missing |= static_cast<uint32_t>(wanted) << i;
+      }
       await(
-          v, missing, count,
+          v, missing,
           [&](int i) { return words + (c + i / kFours) * Width + Fours<Width>::k(i % kFours); },
           [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
           Patience(p, phase, gave_up));
     }
 #pragma unroll
     for (int i = 0; i < kMany; ++i) {
-      if (i >= count) break;
+      if (i % (kFew * kFours) == 0 && c + i / kFours >= columns) break;
       const int four = i % kFours;
-      if (!(lanes >> four & 1)) continue;
+      if (!Fours<Width>::there(four)) continue;
       float4& place = four_at(x, c + i / kFours, Fours<Width>::k(four));
       const float4 sum = plus(place, untagged(v[i]));
       place = sum;
@@ -132,6 +135,26 @@ struct NormVectors {
   DEVICE float4 get(int which, int four) const { return opened(of[which][four][thread()]); }
 };
 
+// Sums over all lanes, of which lane l gets that of values[l / (32 / N)]: added in the order of
+// `warp_sum`, but for less exchange.
+template <int N>
+DEVICE float warp_sums_apart(const float (&values)[N]) {
+  float kept[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) kept[i] = values[i];
+#pragma unroll
+  for (int mask = 16, left = N / 2; mask > 0; mask /= 2, left /= 2) {
+    const bool upper = lane() & mask;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float given = upper ? kept[i] : kept[i + left];
+      kept[i] = (upper ? kept[i + left] : kept[i]) + shuffle_xor(given, mask);
+    }
+    if (left == 0) kept[0] += shuffle_xor(kept[0], mask);
+  }
+  return kept[0];
+}
+
 // x, after x += words where there are any, by a norm's vector, into place; the norm's number is
 // `norm_scale`.
 template <int Width, int Hidden, int Most>
@@ -139,56 +162,80 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
                                 const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
                                 Phase phase, Fragments<Most>& fragments, Sums<Most>& sums) {
   if (Most == 1) columns = 1;
-  constexpr int kAtOnce = Most == 1 ? 1 : kLoads / Fours<Width>::count;
+  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
+  wait_for_own();
+  uint2 norm[kFours];
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) norm[four] = norms.of[which][four][thread()];
   float squares[kAtOnce] = {};
   add_words<Width>(
       p, x, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
-        wait_for_own();
-        put(fragments, first + i, Fours<Width>::step(four), times(v, norms.get(which, four)));
+        put(fragments, first + i, Fours<Width>::step(four), times(v, opened(norm[four])));
       },
       [&](int first) {
+        const float total = warp_sums_apart(squares);
+        constexpr int kLanes = 32 / kAtOnce;
+        const int column = first + lane() / kLanes;
+        if (lane() % kLanes == 0 && column < columns) sums.squares[column][warp()] = total;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (first + i >= columns) break;
-          const float total = warp_sum(squares[i]);
-          if (lane() == 0) sums.squares[first + i][warp()] = total;
-          squares[i] = 0;
-        }
+        for (int i = 0; i < kAtOnce; ++i) squares[i] = 0;
       });
 }
 
-// Pairs of halves that other blocks made, [columns, width / 2], of the steps from `first` on. A
-// lane brings in eight elements, lane l those of step l / 4 of every eight.
+// How the lanes of a warp share pairs of halves that other blocks made, [columns, width / 2], of so
+// many steps: eight elements each, of eight steps of a column, or of four of two columns. A lane's
+// first eight are at `column` and `step`, the others so many columns and steps further.
+template <int Steps, int Most>
+struct Eights {
+  static constexpr int beside = Most > 1 && Steps % 8 == 4 ? 2 : 1;  // columns
+  static constexpr int rows = 8 / beside;                            // steps
+  static constexpr int each = (Steps + rows - 1) / rows;             // of a column
+  static constexpr int count = kAtOnceOf<Most / beside, each> * each;
+  static constexpr int columns = count / each * beside;
+
+  DEVICE static int column() { return lane() / 16 % beside; }
+  DEVICE static int step() { return lane() / 4 % rows; }
+  DEVICE static constexpr int columns_further(int i) { return i / each * beside; }
+  DEVICE static constexpr int steps_further(int i) { return i % each * rows; }
+};
+
+// The steps from `first` on to where the product takes them.
 template <int Width, int Steps, int Most>
 SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
                              Tags tags, Phase phase, int& gave_up, Fragments<Most>& fragments) {
+  using E = Eights<Steps, Most>;
   if (Most == 1) columns = 1;
-  constexpr int kEights = (Steps + 7) / 8, kAtOnce = Most == 1 ? 1 : kLoads / kEights;
-  constexpr int kMany = kAtOnce * kEights;
-  const int inner = warp() * kTile + lane() % 4 * 8;
-  auto step = [&](int i) { return i % kEights * 8 + lane() / 4; };
-  auto k = [&](int i) { return (first + step(i)) * kStep + inner; };
+  constexpr bool kWhole = Steps % E::rows == 0 && Width % kStep == 0;
+  const int step = E::step(), k = (first + step) * kStep + warp() * kTile + lane() % 4 * 8;
 #pragma unroll 1
-  for (int c = 0; c < columns; c += kAtOnce) {
-    const int count = min(kAtOnce, columns - c) * kEights;
-    uint4 v[kMany] = {};
-    uint32_t missing = 0;
+  for (int c = 0; c < columns; c += E::columns) {
+    const int column = c + E::column();
+    uint4 v[E::count] = {};
+    uint32_t wanted = 0;
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      if (i < count && step(i) < Steps && k(i) < Width) missing |= 1u << i;
+    for (int i = 0; i < E::count; ++i) {
+      const int further = E::steps_further(i);
+      const bool there = kWhole || (step + further < Steps && k + further * kStep < Width);
+      const bool mine = there && column + E::columns_further(i) < columns;
+      wanted |= static_cast<uint32_t>(mine) << i;
     }
-    const uint32_t wanted = missing;
+    const uint32_t* from = words + (column * Width + k) / 2;
     await(
-        v, missing, count, [&](int i) { return words + ((c + i / kEights) * Width + k(i)) / 2; },
-        [&](int i, uint4 pairs) { return carries_pairs(pairs, tags.of(c + i / kEights)); },
+        v, wanted,
+        [&](int i) {
+          return from + (E::columns_further(i) * Width + E::steps_further(i) * kStep) / 2;
+        },
+        [&](int i, uint4 pairs) {
+          return carries_pairs(pairs, tags.of(column + E::columns_further(i)));
+        },
         Patience(p, phase, gave_up));
+    uint4* to = &fragments.of[step][warp()][4 * column + lane() % 4];
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      if (i >= count) break;
-      if (!(wanted >> i & 1)) continue;
-      fragments.of[step(i)][warp()][4 * (c + i / kEights) + lane() % 4] = untagged_pairs(v[i]);
+    for (int i = 0; i < E::count; ++i) {
+      const int further = E::steps_further(i) * kWarps * 4 * Most + 4 * E::columns_further(i);
+      put_if(wanted >> i & 1, to[further], untagged_pairs(v[i]));
     }
   }
 }
@@ -216,10 +263,9 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
                                 kDown, flow.fragments, sums);
     };
     auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      if (!there) return;
       const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
       const int at = column * S::Qkv::rows + unit * kUnit + row;
-      store_word(words.qkv + at, tagged(value, tags.of(column)));
+      store_word_if(there, words.qkv + at, tagged(value, tags.of(column)));
     };
     if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
 
@@ -240,9 +286,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
                                                sums.gave_up, flow.fragments);
     };
     auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      if (!there) return;
       const int at = column * S::hidden + unit * kUnit + row;
-      store_word(words.out + at, tagged(sum * kGrow, tags.of(column)));
+      store_word_if(there, words.out + at, tagged(sum * kGrow, tags.of(column)));
     };
     if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
 
@@ -256,11 +301,11 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const float up = shuffle_xor(own, kUnit / 2);
       const float value = own / (1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
-      if (!there || row >= kUnit / 2) return;
-      if (!fits_pair(value)) store_word(p.broken + column, 1);
-      if (row % 2) return;
+      const bool made = there && row < kUnit / 2;
+      store_word_if(made && !fits_pair(value), p.broken + column, 1);
       const int at = (column * S::intermediate + unit * (kUnit / 2) + row) / 2;
-      store_word(words.middle + at, tagged_pair(value, next, tags.of(column)));
+      const uint32_t pair = tagged_pair(value, next, tags.of(column));
+      store_word_if(made && row % 2 == 0, words.middle + at, pair);
     };
     if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
 
@@ -269,9 +314,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
                                                    sums.gave_up, flow.fragments);
     };
     auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      if (!there) return;
       const int at = column * S::hidden + unit * kUnit + row;
-      store_word(words.down + at, tagged(sum * kGrow, tags.of(column)));
+      store_word_if(there, words.down + at, tagged(sum * kGrow, tags.of(column)));
     };
     // Keys and values of the pass, before anything that a later one hears of.
     if (l + 1 == layers) fence();

@@ -108,7 +108,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
                           words + S::queries + S::keys + head * kHeadDim};
   uint4 raw[4] = {};
   await(
-      raw, 0xF, 4, [&](int i) { return at[i]; },
+      raw, 0xF, [&](int i) { return at[i]; },
       [&](int, uint4 words) { return carries(words, tags.of(c)); }, Patience(p, kQkv, gave_up));
   float4 v[3] = {untagged(raw[0]), untagged(raw[1]), untagged(raw[2])};
   float squares[3] = {square(v[0]), square(v[1]), square(v[2])};

@@ -85,11 +85,11 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
         multiply(low[s % 2], w, {a[s].x, a[s].y});
         multiply(high[s % 2], w, {a[s].z, a[s].w});
       }
-      weights.done();
       float2 total = step > 0 || add ? *sum : float2{0, 0};
       total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
       total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
       if (keeps) *sum = total;
+      weights.done();
     }
   }
   return weights.place();
@@ -115,8 +115,9 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     const int count = min(kMostUnits, units - done);
     auto& sums = flow.sums[flow.turn];
     flow.turn ^= 1;
-    if (done > 0 && lane() < F::most) {
-      sums.squares[lane()][warp()] = flow.sums[flow.turn].squares[lane()][warp()];
+    if (done > 0) {
+      const int column = min(lane(), F::most - 1);
+      sums.squares[column][warp()] = flow.sums[flow.turn].squares[column][warp()];
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {

@@ -306,6 +306,15 @@ inline void store_streaming(uint4* at, uint4 value) { *at = value; }
 inline uint4 load_words(const uint4* at) { return *at; }
 inline uint32_t load_word(const uint32_t* at) { return *at; }
 inline void store_word(uint32_t* at, uint32_t word) { *at = word; }
+inline void load_words_if(bool wanted, const uint4* at, uint4& v) {
+  if (wanted) v = *at;
+}
+inline void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
+  if (wanted) *at = word;
+}
+inline void put_if(bool wanted, uint4& at, uint4 v) {
+  if (wanted) at = v;
+}
 inline uint4 load_settled(const uint4* at) { return *at; }
 inline uint2 load_settled(const uint2* at) { return *at; }
 template <class T>
