@@ -39,14 +39,13 @@ class TextVectors:
         if out.is_cuda:
             self._learn(np.arange(vocab))
 
-    @torch.inference_mode()
     def __call__(self, ids: Sequence[int]) -> Tensor:
         """The vectors [n, hidden] of tokens, on the host."""
         wanted = np.array(ids, np.int64)
         known = self._known[wanted]
         if not known.all():
             self._learn(np.unique(wanted[~known]))
-        return self._rows[torch.from_numpy(wanted)]
+        return self._rows.index_select(0, torch.from_numpy(wanted))
 
     @torch.inference_mode()
     def _learn(self, ids: NDArray[np.int64]) -> None:
