@@ -122,6 +122,7 @@ DEVICE uint32_t await_word(const uint32_t* at, uint32_t tag, int shift, Patience
 // way together; those that have not come are asked for again.
 template <int N, class At, class Ready>
 DEVICE void await(uint4 (&v)[N], uint32_t missing, At at, Ready ready, Patience patience) {
+  static_assert(N <= 32);
   bool again = !in_all_lanes(missing == 0);
   while (again) {
 #pragma unroll

@@ -115,8 +115,8 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
 }
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
-// counts one arrival of each lane, opens once the bytes are there. They are not to stay in the
-// second-level cache, where they would drive out what is wanted soon.
+// counts one arrival of each lane, opens once the bytes are there. From sm_90 on they are not to
+// stay in the second-level cache, where they would drive out what is wanted soon.
 DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
   const int lane = threadIdx.x % 32;
 #if __CUDA_ARCH__ >= 900
@@ -152,7 +152,8 @@ DEVICE uint4 load_words(const uint4* at) {
                : "memory");
   return v;
 }
-// What ends in `_if` is a branch of its own instruction: one around it would be dear, as above.
+// What ends in `_if` is one instruction under a predicate: a branch around it would be dear, see
+// `uniform`. What is not loaded stays what it was.
 DEVICE void load_words_if(bool wanted, const uint4* at, uint4& v) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, "

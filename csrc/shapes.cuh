@@ -68,7 +68,7 @@ struct Stack {
   using GateUp = Matrix<2 * Intermediate, Hidden>;
   using Down = Matrix<Hidden, Intermediate>;
   // Every block must have a part of these two: see exchange.cuh.
-  static constexpr int most_blocks = least(Qkv::units, GateUp::units, GateUp::units);
+  static constexpr int most_blocks = least(Qkv::units, GateUp::units);
   static_assert(Heads == 2 * KvHeads, "an attention item serves a pair of query heads");
 };
 

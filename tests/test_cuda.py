@@ -1,7 +1,8 @@
 """The megakernel: its phases on emulated instructions everywhere, the kernel itself on a GPU."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from megakernel_tts.cuda import Megakernel
 from megakernel_tts.frames import Start
 from megakernel_tts.layers import rms_norm
 from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.random_released import write_released
 from tests.kernels import MODELS, SAMPLINGS, Bench
 from tests.rig import one_frame
 
@@ -213,3 +215,31 @@ def test_a_frame_is_the_same_a_hundred_times(on_gpu: Callable[[str], Loaded]) ->
         seen.add(tuple(frame.tolist()))
         kernel.release(0)
     assert len(seen) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "hidden"), [("0.6B", 1024), ("1.7B", 2048)])
+def test_eight_streams_of_a_released_size_are_what_they_are_alone_a_hundred_times(
+    tmp_path: Path, size: str, hidden: int
+) -> None:
+    """Their ring of weights is short, so that a slot is soon written again."""
+    cuda = torch.device("cuda")
+    write_released(tmp_path, size, cuda)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randn(5 + i, hidden, generator=generator).bfloat16() for i in range(8)]
+    with closing(load_checkpoint(tmp_path, cuda, torch.bfloat16, 8).engine) as engine:
+        kernel = engine.backend
+        assert kernel.name == "megakernel"
+
+        def speak(slots: Sequence[int]) -> list[list[list[int]]]:
+            kernel.prefill([Start(slot, prompts[slot], Sampling(seed=slot)) for slot in slots])
+            for slot in slots:
+                kernel.feed(slot, prompts[slot], True)
+            made = kernel.step(slots, 32)
+            for slot in slots:
+                kernel.release(slot)
+            return [frames.codes.tolist() for frames in made]
+
+        alone = [codes for slot in range(8) for codes in speak([slot])]
+        assert max(map(len, alone)) > 16
+        assert [speak(range(8)) == alone for _ in range(100)] == 100 * [True]

@@ -72,12 +72,9 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
-// Columns come a few at a time, of which the last may not be of the pass: to leave them out one by
-// one would take longer than what is done to them.
-constexpr int kFew = 4;
-
-// Brings x in, after x += words, [columns, width], where there are any: use(column, four, x), a few
-// columns together, then after(first column) for these.
+// Brings x in, after x += words, [columns, width], where there are any: use(first column, i, four,
+// x) for column first + i of a few that are brought in together, then after(first column) for
+// these. Among them may be some that are not of the pass.
 template <int Width, int Hidden, int Most, class Use, class After>
 DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                       int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
@@ -85,6 +82,8 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
   if (Most == 1) columns = 1;
   constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
   constexpr int kMany = kAtOnce * kFours;
+  constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
+  static_assert(Most % kAtOnce == 0);
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
     uint4 v[kMany] = {};
@@ -131,14 +130,13 @@ struct NormVectors {
       copy_own(&of[which][four][thread()], norm + Fours<Width>::k(four));
     }
   }
-
-  DEVICE float4 get(int which, int four) const { return opened(of[which][four][thread()]); }
 };
 
 // Sums over all lanes, of which lane l gets that of values[l / (32 / N)]: added in the order of
 // `warp_sum`, but for less exchange.
 template <int N>
 DEVICE float warp_sums_apart(const float (&values)[N]) {
+  static_assert(32 % N == 0);
   float kept[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) kept[i] = values[i];

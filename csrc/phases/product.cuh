@@ -89,7 +89,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
       total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
       total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
       if (keeps) *sum = total;
-      weights.done();
+      weights.done();  // not sooner: the sum has needed all of the slot
     }
   }
   return weights.place();
@@ -105,7 +105,8 @@ DEVICE void clear_padding(Fragments<Most>& fragments) {
 }
 
 // For each unit of the block, and each of 2^wide columns and row of it, `take(unit, column, row,
-// sum, sums)`. `fetch(first step, sums)` brings the activations. False once anybody has given up.
+// sum, sums, there)`, by all lanes: where it is not `there`, the sum is none. `fetch(first step,
+// sums)` brings the activations. False once anybody has given up.
 template <class Matrix, class F, class Fetch, class Take>
 DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
   const Share share = flow.shares[phase];
