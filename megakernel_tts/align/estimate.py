@@ -74,11 +74,9 @@ class EstimatedTimes:
 
     def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimes.hear`."""
-        samples = samples.ravel()
-        if len(self._rest):
-            samples = np.concatenate([self._rest, samples])
+        samples = np.concatenate([self._rest, samples.ravel()])
         steps = len(samples) // self._step
-        self._rest = samples[steps * self._step :].copy()
+        self._rest = samples[steps * self._step :]
         parts = samples[: steps * self._step].reshape(steps, self._step)
         words: list[Word] = []
         for sounds in np.any(audible(parts), axis=1).tolist():
