@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -29,10 +30,10 @@ class _Shared:
 
     def __init__(self, key: Key) -> None:
         self.users = 0
-        self._loop, model = self._key = key
+        loop, model = self._key = key
         self.table[key] = self
         self._engine: TTS | None = None
-        self.loading = self._loop.run_in_executor(None, _load, model)
+        self.loading = loop.run_in_executor(None, _load, model)
         self.loading.add_done_callback(self._loaded)
 
     @classmethod
@@ -58,10 +59,13 @@ class _Shared:
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """On a thread, since an engine that is closed finishes its frame."""
+        """On a thread, since an engine that is closed finishes its frame.
+
+        Not on one of the event loop's: it has none left if it ends while a model is loaded.
+        """
         if self._engine is not None and not self.users:
             del self.table[self._key]
-            self._loop.run_in_executor(None, self._engine.close)
+            threading.Thread(target=self._engine.close, name="megakernel-tts-close").start()
 
 
 def _load(model: str) -> TTS:

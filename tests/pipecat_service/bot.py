@@ -40,6 +40,7 @@ F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
 Reply = Sequence[str | Frame]
 
+PATIENCE = 60.0  # seconds until a test takes it that nothing comes any more
 _BUFFER = 0.02  # seconds that a loudspeaker holds, and which may be late without a gap
 
 
@@ -111,6 +112,14 @@ class RealTimeOutput(BaseOutputTransport):
     @property
     def pcm(self) -> NDArray[np.int16]:
         return np.concatenate([np.zeros(0, np.int16), *(pcm for _, pcm in self.chunks)])
+
+    @property
+    def late(self) -> float:
+        """Seconds without sound since the first chunk: on a busy machine words run ahead of it."""
+        if not self.chunks:
+            return 0.0
+        played = len(self.pcm) - len(self.chunks[-1][1])
+        return self.chunks[-1][0] - self.chunks[0][0] - played / self.sample_rate
 
 
 class Recorder(FrameProcessor):
@@ -198,7 +207,7 @@ class Bot:
         """The user begins to speak."""
         await self.worker.queue_frame(InterruptionFrame())
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Waits until something holds."""
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110
@@ -207,7 +216,7 @@ class Bot:
     def _count(self, kind: type[Frame]) -> int:
         return sum(isinstance(frame, kind) for frame in self.played)
 
-    async def replies(self, count: int, seconds: float = 10) -> None:
+    async def replies(self, count: int, seconds: float = PATIENCE) -> None:
         """Waits until so many replies have been played to their ends."""
         await self.until(lambda: self._count(LLMFullResponseEndFrame) >= count, seconds)
 
@@ -221,7 +230,7 @@ class Bot:
             await drive(self)
             if end:
                 await self.worker.queue_frame(EndFrame())
-                await asyncio.wait_for(running, 20)
+                await asyncio.wait_for(running, PATIENCE)
         finally:
             await runner.cancel()
             await running
@@ -233,4 +242,4 @@ def hold(bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None]]) -> None:
     async def all_of_them() -> None:
         await asyncio.gather(*(bot.run(drive) for bot in bots))
 
-    asyncio.run(asyncio.wait_for(all_of_them(), 60))
+    asyncio.run(asyncio.wait_for(all_of_them(), 3 * PATIENCE))

@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.pipecat_service.bot import PATIENCE
+
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -64,9 +66,9 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def until(self, script: str, seconds: float) -> Any:
+    async def until(self, script: str) -> Any:
         """Runs an expression until its value is true; gives it."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE):
             while not (value := await self.run(script)):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         return value
@@ -82,7 +84,7 @@ async def chromium(program: str, profile: Path) -> AsyncIterator[Page]:
     assert process.stderr is not None
     try:
         address = None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not (address := re.search(rb"ws://([^/]+)/", await process.stderr.readline())):
                 pass
         async with aiohttp.ClientSession(f"http://{address[1].decode()}") as session:

@@ -12,6 +12,7 @@ from loguru import logger
 
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
+from tests.pipecat_service.bot import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def agent() -> Iterator[str]:
 
 
 async def _answers(address: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(2 * PATIENCE):
         while True:
             try:
                 urllib.request.urlopen(address, timeout=1).close()  # noqa: ASYNC210

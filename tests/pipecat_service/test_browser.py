@@ -105,7 +105,7 @@ async def _opened(page: Page, agent: str) -> None:
     await page.call("Page.enable")
     await page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     await page.call("Page.navigate", url=f"http://{agent}/client/")
-    await page.until(f"Boolean({BUTTON})", 30)
+    await page.until(f"Boolean({BUTTON})")
 
 
 def _microphone() -> str:
@@ -123,10 +123,10 @@ def test_a_browser_joins_over_webrtc_and_hears_a_conversation(agent: str, tmp_pa
         async with chromium(CHROMIUM, tmp_path) as page:
             await _opened(page, agent)
             await page.run(JOIN)
-            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})", 20)
+            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})")
             await asyncio.sleep(4)  # the greeting ends before the caller is heard
             greeting = await page.run(HEARD)
-            await page.until(f"{HEARD}.then((energy) => energy > {greeting + AUDIBLE})", 20)
+            await page.until(f"{HEARD}.then((energy) => energy > {greeting + AUDIBLE})")
 
     asyncio.run(call())
 
@@ -137,10 +137,10 @@ def test_the_prebuilt_page_joins_and_hears_a_conversation(agent: str, tmp_path: 
         async with chromium(CHROMIUM, tmp_path) as page:
             await page.replace(f"*{LIBRARY}", _microphone())
             await _opened(page, agent)
-            await page.until(f"{BUTTON}.dataset.state === 'initialized'", 30)
+            await page.until(f"{BUTTON}.dataset.state === 'initialized'")
             await page.run(f"{BUTTON}.click()")
-            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})", 30)
+            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})")
             for said in (GREETING, QUESTION, ANSWER):
-                await page.until(f"document.body.innerText.includes({said!r})", 30)
+                await page.until(f"document.body.innerText.includes({said!r})")
 
     asyncio.run(call())

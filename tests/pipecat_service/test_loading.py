@@ -17,7 +17,7 @@ from bench.simulation import simulated_tts
 from megakernel_tts import TTS, CheckpointError, Sampling
 from pipecat_service import MegakernelTTSService
 from pipecat_service.loading import _Shared, shared_engine
-from tests.pipecat_service.bot import Bot, hold
+from tests.pipecat_service.bot import PATIENCE, Bot, hold
 
 Settings = MegakernelTTSService.Settings
 
@@ -38,7 +38,7 @@ class Disk:
         self.ready.set()
 
     def load(self, model: str) -> TTS:
-        assert self.ready.wait(10), "nobody else runs while a model is loaded"
+        assert self.ready.wait(PATIENCE), "nobody else runs while a model is loaded"
         if self.broken:
             raise CheckpointError(f"There is no model {model}.")
         self.loaded.append(simulated_tts(slots=4))
@@ -51,7 +51,7 @@ class Disk:
 
     async def settled(self, *expected: bool) -> None:
         """Waits until these engines are open; they are closed on a thread."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while self.open != [*expected]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
@@ -151,7 +151,7 @@ def test_what_is_loaded_for_nobody_is_closed_or_found(disk: Disk, comes_back: bo
     async def give_up() -> None:
         runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(slow)
-        await asyncio.wait_for(runner.run(), 10)
+        await asyncio.wait_for(runner.run(), PATIENCE)
 
     async def calls() -> None:
         disk.ready.clear()
@@ -167,6 +167,21 @@ def test_what_is_loaded_for_nobody_is_closed_or_found(disk: Disk, comes_back: bo
 
     asyncio.run(calls())
     assert len(disk.loaded) == 1
+
+
+def test_what_is_loaded_when_the_event_loop_ends_is_closed(
+    disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leaves() -> None:
+        disk.ready.clear()
+        coming = asyncio.create_task(shared_engine("some-model").__aenter__())
+        await asyncio.sleep(0.02)
+        coming.cancel()
+        threading.Timer(0.1, disk.ready.set).start()
+
+    asyncio.run(leaves())
+    asyncio.run(disk.settled(False))
+    assert not caplog.records
 
 
 def test_a_model_that_cannot_be_loaded_is_a_permanent_error(disk: Disk) -> None:

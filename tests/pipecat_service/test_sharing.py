@@ -35,7 +35,7 @@ def test_one_is_interrupted_while_the_other_speaks_without_a_gap(engine: TTS) ->
     async def drive(bot: Bot) -> None:
         await bot.ask()
         if bot is whole:
-            await bot.replies(1, 15)
+            await bot.replies(1)
             return
         for _ in range(3):
             await bot.until(lambda: bool(bot.output.chunks))

@@ -34,7 +34,7 @@ from pipecat.transcriptions.language import Language
 from bench.simulation import heard_words, simulated_tts
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from pipecat_service import ColdEngineError, MegakernelTTSService
-from tests.pipecat_service.bot import Bot, hold
+from tests.pipecat_service.bot import PATIENCE, Bot, hold
 
 Settings = MegakernelTTSService.Settings
 
@@ -252,7 +252,7 @@ def test_a_cancel_frame_stops_at_once(engine: TTS) -> None:
         await bot.worker.queue_frame(CancelFrame())
         await bot.until(lambda: sessions.sessions == 0, 0.5)
 
-    asyncio.run(asyncio.wait_for(bot.run(drive, end=False), 20))
+    asyncio.run(asyncio.wait_for(bot.run(drive, end=False), PATIENCE))
     assert len(heard_words(bot.output.pcm)) < 5
     assert sessions.free == sessions.backend.slots
 

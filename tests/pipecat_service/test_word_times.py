@@ -49,7 +49,7 @@ def test_barge_in_at_random_instants_leaves_the_words_that_had_begun(planted: TT
 
     async def drive(bot: Bot) -> None:
         await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= bots[bot], 20)
+        await bot.until(lambda: heard_seconds(bot) >= bots[bot])
         await bot.interrupt()
         await asyncio.sleep(0.3)
 
@@ -60,8 +60,9 @@ def test_barge_in_at_random_instants_leaves_the_words_that_had_begun(planted: TT
         said = bot.said[-1].split() if bot.said else []
         assert said == REPLY.split()[: len(said)]
         assert len(said) >= sum(start < heard - NEAR for start in starts), (said, heard, starts)
-        assert len(said) <= sum(start < heard + NEAR for start in starts), (said, heard, starts)
-    assert len({len(bot.said[-1]) if bot.said else 0 for bot in bots}) >= 4
+        latest = heard + bot.output.late + NEAR
+        assert len(said) <= sum(start < latest for start in starts), (said, latest, starts)
+    assert len({len(bot.said[-1]) if bot.said else 0 for bot in bots}) >= 3
 
 
 def test_the_demo_voice_times_its_words_by_attention() -> None:
@@ -74,7 +75,7 @@ def test_the_demo_voice_times_its_words_by_attention() -> None:
 
         async def drive(bot: Bot) -> None:
             await bot.ask()
-            await bot.replies(1, 30)
+            await bot.replies(1)
 
         hold([bot], drive)
         assert bot.said == [text] and not bot.errors
