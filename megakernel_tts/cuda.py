@@ -224,13 +224,13 @@ class Megakernel:
         self._run_prompts([*new.values()])
         for key, part in new.items():
             known[key] = self._prefixes.put(key, self._remembered(part.slot, part.end))
-        there = {part.slot for part in new.values()}
+            self._prefixes.note(part.slot, key)
         for start, count, key in zip(starts, counts, keys, strict=True):
             kept = known[key]
-            if kept is None or start.slot in there:
-                continue
-            for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
-                part.copy_(copy)
+            if kept is not None and not self._prefixes.holds(start.slot, key):
+                for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
+                    part.copy_(copy)
+            self._prefixes.note(start.slot, key)
         return counts
 
     def _run_prompts(self, parts: Sequence[Part]) -> None:
@@ -395,6 +395,7 @@ class Megakernel:
     @torch.inference_mode()
     def resume(self, slot: int, suspended: Suspended[_Slot]) -> None:
         """Puts a stream back; see `Backend.resume`."""
+        self._prefixes.note(slot, b"")
         self._state[slot] = put_back(suspended, self._parts(slot, suspended.state))
 
 

@@ -16,7 +16,11 @@ LIMIT = 64 << 20
 
 
 class PrefixCache:
-    """Copies of a slot's keys and values; the one that was used longest ago leaves first."""
+    """Copies of slots' keys and values; the one that was used longest ago leaves first.
+
+    It also knows which slots need no copy: what a stream adds comes behind its prefix, so that the
+    next one in the same slot may find it in place.
+    """
 
     def __init__(self, limit: int = LIMIT) -> None:
         """Starts empty.
@@ -27,6 +31,7 @@ class PrefixCache:
         self._limit = limit
         self._kept: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
         self._bytes = 0
+        self._in_place: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -62,6 +67,15 @@ class PrefixCache:
         """Forgets everything."""
         self._kept.clear()
         self._bytes = 0
+        self._in_place.clear()
+
+    def holds(self, slot: int, key: bytes) -> bool:
+        """Whether the parts of a key lie in a slot."""
+        return self._in_place.get(slot) == key
+
+    def note(self, slot: int, key: bytes) -> None:
+        """Takes note of what a slot's positions begin with, b"" if with nothing that is kept."""
+        self._in_place[slot] = key
 
 
 def _size(parts: Sequence[Tensor]) -> int:

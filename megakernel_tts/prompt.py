@@ -103,7 +103,6 @@ class Prompter:
         table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.groups)
         return self._embeddings.of_frames(torch.tensor(table, device=self.device)).cpu()
 
-    @torch.inference_mode()
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         """Everything before the text.
 
@@ -121,6 +120,7 @@ class Prompter:
             return self._named(*names)
         return self._prefix(*names)  # a cloned voice is no key: its tensors may change
 
+    @torch.inference_mode()
     def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         config, text = self.config, self.config.text
         control = config.talker.control

@@ -9,7 +9,8 @@ frame) under the stream's seed: neighbours, slot and backend do not enter.
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class Sampling:
 
     def seeded(self) -> "Sampling":
         """The same with a seed drawn, if there is none."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+        return self if self.seed is not None else self._with(seed=secrets.randbits(63))
 
     def in_float32(self) -> "Sampling":
         """The same within what float32 can draw with; backends take it so.
@@ -96,8 +97,7 @@ class Sampling:
         The coldest temperatures are greedy, and penalties end where logits would overflow.
         """
         least, most = _PENALTIES
-        return replace(
-            self,
+        return self._with(
             temperature=_warm(self.temperature),
             predictor_temperature=_warm(self.predictor_temperature),
             top_p=max(self.top_p, _LEAST_TOP_P),
@@ -107,7 +107,13 @@ class Sampling:
 
     def next_seed(self, steps: int = 1) -> "Sampling":
         """The same with a later seed."""
-        return replace(self, seed=((self.seed or 0) + steps) % (1 << 64))
+        return self._with(seed=((self.seed or 0) + steps) % (1 << 64))
+
+    def _with(self, **fields: float) -> "Sampling":
+        """The same but for these, which are known to be allowed: `replace` checks all again."""
+        same = copy(self)
+        vars(same).update(fields)
+        return same
 
 
 @dataclass(frozen=True)

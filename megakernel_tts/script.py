@@ -39,20 +39,24 @@ class Script:
         self._open: tuple[Piece, IncrementalTokenizer] | None = None
         self._before = ""  # the last character of the text so far
 
-    def push(self, text: str) -> None:
-        """Adds text."""
-        for portion, ends in self._splitter.push(text):
+    def push(self, text: str, *, last: bool = False) -> None:
+        """Adds text, perhaps the last."""
+        portions = [*self._splitter.push(text)]
+        for number, (portion, ends) in enumerate(portions, start=1):
             if self._open is None:
                 self._open = Piece(), IncrementalTokenizer(self._tokenizer)
                 self._pieces.append(self._open[0])
             piece, tokenizer = self._open
+            piece.frames += ordinary_frames(portion, self._before)
+            self._before = portion[-1:] or self._before
+            if ends or (last and number == len(portions)):
+                self._end_piece(portion)
+                continue
             piece.ids += tokenizer.push(portion)
             if tokenizer.between_words:
                 piece.whole = len(piece.ids)
-            piece.frames += ordinary_frames(portion, self._before)
-            self._before = portion[-1:] or self._before
-            if ends:
-                self._end_piece()
+        if last:
+            self.end()
 
     def end(self) -> None:
         """Ends the text."""
@@ -65,10 +69,10 @@ class Script:
         self._pieces.clear()
         self._open = None
 
-    def _end_piece(self) -> None:
+    def _end_piece(self, portion: str = "") -> None:
         if self._open is not None:
             piece, tokenizer = self._open
-            piece.ids += tokenizer.end()
+            piece.ids += tokenizer.end(portion)
             piece.whole = len(piece.ids)
             piece.ended = True
             self._open = None

@@ -160,10 +160,7 @@ class IncrementalTokenizer:
 
     def push(self, text: str) -> list[int]:
         """Takes more text; gives the ids that are certain by now."""
-        pending = self._tokenizer.normalize(self._pending + text)
-        if not self._started:
-            pending = pending.lstrip()
-            self._started = bool(pending)
+        pending = self._take(text)
         settled = self._tokenizer.settled(pending)
         self._pending = pending[settled:]
         return self._tokenizer.encode(pending[:settled]) if settled else []
@@ -173,7 +170,15 @@ class IncrementalTokenizer:
         """Whether whitespace is known to follow the ids that were given."""
         return self._pending[:1].isspace()
 
-    def end(self) -> list[int]:
-        """Ends the text; gives the remaining ids."""
-        rest, self._pending = self._pending.rstrip(), ""
+    def end(self, text: str = "") -> list[int]:
+        """Ends the text, perhaps with a last part; gives the remaining ids."""
+        rest, self._pending = self._take(text).rstrip(), ""
         return self._tokenizer.encode(rest) if rest else []
+
+    def _take(self, text: str) -> str:
+        """What is pending, with more text."""
+        pending = self._tokenizer.normalize(self._pending + text)
+        if not self._started:
+            pending = pending.lstrip()
+            self._started = bool(pending)
+        return pending

@@ -315,9 +315,7 @@ class TTS:
         with self._loaded.engine.coming():
             # With its text from the start: the engine need not be woken for every step of it.
             script = Script(self._loaded.tokenizer, Splitter(_name(language)))
-            script.push(portion)
-            if not rest:
-                script.end()
+            script.push(portion, last=not rest)
             manner = voice, language, instruct, known
             session = self._open(script, *manner, sampling, chunks, retries)
         if rest:

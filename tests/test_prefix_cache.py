@@ -248,6 +248,30 @@ def test_a_prefix_is_run_once_however_many_begin_with_it(
     assert torch.equal(b.kernel._keys[:, 3, :, : len(b.prompt)], b.kernel._keys[:, 0, :, :10])
 
 
+def test_what_lies_in_a_slot_already_is_not_copied(any_bench: Callable[..., Bench]) -> None:
+    """A spoiled copy is seen where it is used: in another slot, or after another stream."""
+    b = any_bench("0b6")
+
+    def begin(slot: int) -> Tensor:
+        b.kernel.prefill([Start(slot, b.prompt, SAMPLINGS[0], 0, len(b.prompt) - 1)])
+        b.kernel.feed(slot, b.text, True)
+        return b.kernel._hidden[slot].clone()
+
+    expected = begin(0)
+    (kept,) = b.kernel._prefixes._kept.values()
+    with torch.inference_mode():
+        for part in kept:
+            part.fill_(1.0)
+    b.kernel.release(0)
+    assert torch.equal(begin(0), expected)
+    assert not torch.equal(begin(1), expected)
+    b.kernel.resume(1, b.kernel.suspend(0))
+    b.kernel.release(1)
+    assert not torch.equal(begin(1), expected)
+    b.kernel.forget()
+    assert torch.equal(begin(1), expected)
+
+
 def test_nobody_begins_with_a_prefix_that_was_lost(
     any_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

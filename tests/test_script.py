@@ -3,6 +3,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from megakernel_tts.script import Script
 from megakernel_tts.split import Limits, Splitter
@@ -44,6 +46,21 @@ def test_a_piece_grows_while_its_text_arrives(tokenizer: TextTokenizer) -> None:
     assert not script.done
     script.pop()
     assert script.done
+
+
+@given(st.text(alphabet="ab AB.\u0301 \n12é한", max_size=40), st.integers(0, 40))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_that_is_known_to_end_has_the_same_tokens(
+    tokenizer: TextTokenizer, text: str, cut: int
+) -> None:
+    known, live = (Script(tokenizer, Splitter(limits=Limits(hard=8))) for _ in range(2))
+    known.push(text[:cut])
+    known.push(text[cut:], last=True)
+    for char in text:
+        live.push(char)
+    live.end()
+    assert known.ended
+    assert spoken(known) == spoken(live)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])

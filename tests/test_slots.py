@@ -200,12 +200,13 @@ def _burst(rig: Rig, seeds: range) -> list[Session]:
 
 
 def test_streams_that_come_together_begin_together(load: Callable[..., Loaded]) -> None:
-    """One prefill, and a frame after it every one of them has its first chunk."""
+    """After a frame every one of them has its first chunk; two prompts go ahead of the others."""
     rig = Rig(load(), ScriptedBackend(slots=6))
     _burst(rig, range(1, 6))
-    assert rig.backend.together == [1, 5]
+    assert rig.backend.together == [1, 2, 3]
     begun = rig.backend.events.index("prefill")
-    assert begun <= 2 and rig.backend.starts[1:] == [(seed, 0) for seed in range(1, 6)]
+    assert begun <= 2 and rig.backend.events[begun : begun + 3] == ["prefill", "prefill", "frame"]
+    assert rig.backend.starts[1:] == [(seed, 0) for seed in range(1, 6)]
     rig.engine.close()
 
 
