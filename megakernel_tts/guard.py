@@ -8,6 +8,7 @@ on, if nothing but near silence or repetition has come for seconds, or all words
 
 import unicodedata
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ def ordinary_frames(text: str, before: str = "") -> float:
     return sum(map(_char_frames, text, (before or " ") + text))
 
 
+@lru_cache(maxsize=4096)
 def _char_frames(char: str, before: str) -> float:
     if char.isspace():
         return 0.5

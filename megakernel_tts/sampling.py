@@ -9,7 +9,6 @@ frame) under the stream's seed: neighbours, slot and backend do not enter.
 import secrets
 import sys
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,8 +110,8 @@ class Sampling:
 
     def _with(self, **fields: float) -> "Sampling":
         """The same but for these, which are known to be allowed: `replace` checks all again."""
-        same = copy(self)
-        vars(same).update(fields)
+        same = object.__new__(Sampling)
+        vars(same).update(vars(self), **fields)
         return same
 
 
