@@ -229,8 +229,8 @@ class Stream:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has no slot and could use one."""
-        if self.slot is not None:
+        """Whether it has no slot and could use one, if somebody listens."""
+        if self.slot is not None or self.abandoned:
             return False
         piece, ids, ended = self.text()
         u = self.utterance

@@ -295,6 +295,23 @@ def test_who_comes_while_a_prompt_runs_begins_with_it(
     assert rig.backend.batches[0] == 2
 
 
+def test_who_leaves_while_others_begin_gets_no_prompt(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, left = rig.backend.prefill, list[Session]()
+
+    def meanwhile(starts: Sequence[Start]) -> None:
+        prefill(starts)
+        if not left:
+            left.append(rig.open(seed=2))
+            left[0].cancel()
+
+    monkeypatch.setattr(rig.backend, "prefill", meanwhile)
+    assert drain(rig.open(seed=1))[1].reason == "eos"
+    assert drain(left[0])[1].reason == "cancelled"
+    assert rig.backend.starts == [(1, 0)]
+
+
 def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megakernel_tts.loop._COURTESY", 20.0)
     with rig.engine.coming():
