@@ -73,7 +73,7 @@ def test_a_slow_stage_is_the_one_that_grows(
     """The stopwatch gives a stage its own time, and nobody else's."""
     engine = demo._loaded.engine
     for owner, name, stage in (
-        (demo._loaded.tokenizer, "settled", "tokenise"),
+        (demo._loaded.tokenizer, "encode", "tokenise"),
         (engine.prompter, "start", "prompt"),
         (engine.backend, "prefill", "prefill"),
         (engine.vocoder, "decode", "codec"),
