@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -179,28 +181,34 @@ def test_speech_that_was_cut_is_explained_and_its_drawn_seed_told(
     assert program(*command, "--seed", seed[1]).stdout == drawn.stdout != b""
 
 
-def speaking(output: Path, text: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def speaking(output: Path, text: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process that speaks into a file, once it has written something there."""
     command = [sys.executable, "-m", "megakernel_tts", "say", text, "-o", str(output)]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stderr=pipe)
-    assert process.stdin is not None
-    if text == "-":
-        process.stdin.write(b"Once upon a t\xc3")
-        process.stdin.flush()
-    deadline = time.monotonic() + 60
-    while not output.exists() or output.stat().st_size < 3840:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    return process
+    # Jobs of a script in the background ignore interrupts, and so would their children.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, preexec_fn=heeds) as process:
+        try:
+            assert process.stdin is not None
+            if text == "-":
+                process.stdin.write(b"Once upon a t\xc3")
+                process.stdin.flush()
+            deadline = time.monotonic() + 60
+            while not output.exists() or output.stat().st_size < 3840:
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
 
 
 def test_standard_input_is_spoken_while_it_is_written(tmp_path: Path) -> None:
     """Sound exists before the text ends, and even before its last character is whole."""
     output = tmp_path / "a.wav"
-    process = speaking(output, "-")
-    before = output.stat().st_size
-    _, error = process.communicate(b"\xa4me to you.", timeout=60)
+    with speaking(output, "-") as process:
+        before = output.stat().st_size
+        _, error = process.communicate(b"\xa4me to you.", timeout=60)
     assert process.returncode == 0, error
     assert output.stat().st_size > before
 
@@ -216,7 +224,8 @@ def test_standard_input_that_is_no_utf8_is_refused_at_its_byte(written: bytes, p
 
 def test_broken_utf8_after_sound_stops_the_speech(tmp_path: Path) -> None:
     output = tmp_path / "a.wav"
-    _, error = (process := speaking(output, "-")).communicate(b" you.", timeout=60)
+    with speaking(output, "-") as process:
+        _, error = process.communicate(b" you.", timeout=60)
     assert process.returncode == 2 and b"not UTF-8 text" in error and b"at byte 13" in error
     assert soundfile.info(output).frames >= 1920
 

@@ -77,10 +77,18 @@ inline float2 unpack_f16(uint32_t bits) {
 
 // --- fibers ---
 
+// A place where a number of fibers meet, again and again.
+struct Gathering {
+  int arrived = 0;
+  unsigned generation = 0;
+};
+
 struct Fiber {
   void* stack_pointer;
   void* stack;
   bool done;
+  const Gathering* awaited;  // it sleeps until the generation is another than this
+  unsigned generation;
 };
 
 extern "C" void megakernel_switch(void** from, void* to);
@@ -105,27 +113,26 @@ megakernel_switch:
   ret
 )");
 
-// A place where a number of fibers meet, again and again.
-struct Gathering {
-  int arrived = 0;
-  unsigned generation = 0;
+// What a lane shows its warp of a product: its parts of A and B as floats, and its sums. Rows g and
+// g + 8 of A are in the lanes 4g + t, and so is column g of B.
+struct Shown {
+  float2 parts[6];
+  float sums[4];
 };
 
 struct Machine {
-  int blocks = 0, threads = 0, now = 0;
-  int first_block = 0;
+  int blocks = 0, threads = 0, first_block = 0;
+  int now = 0, block = 0, thread = 0;  // the fiber that runs, its block and its number there
   std::vector<Fiber> fibers;
   std::vector<Gathering> block_meetings, warp_meetings;
-  std::vector<uint32_t> lanes;  // [fibers][8]: what a lane shows its warp
-  std::vector<float2> floats;   // [fibers][6], likewise
+  std::vector<uint32_t> lanes[2];  // [fibers][2]: what a lane shows its warp, in turns
+  std::vector<Shown> shown;        // of every fiber
   void* scheduler = nullptr;
   std::function<void()> body;
 };
 
-inline Machine& machine() {
-  static Machine one;
-  return one;
-}
+inline Machine the_machine;
+inline Machine& machine() { return the_machine; }
 
 inline void yield() {
   Machine& m = machine();
@@ -138,43 +145,54 @@ inline void enter() {
   yield();
 }
 
-inline int thread() { return machine().now % machine().threads; }
-inline int block() { return machine().first_block + machine().now / machine().threads; }
+inline int thread() { return machine().thread; }
+inline int block() { return machine().first_block + machine().block; }
 inline int blocks() { return machine().blocks; }
 inline int warp() { return thread() / 32; }
 inline int lane() { return thread() % 32; }
 
-inline void meet(Gathering& meeting, int count) {
+// The last to come acts for all before they go on.
+template <class Act>
+inline void meet(Gathering& meeting, int count, Act act) {
   const unsigned generation = meeting.generation;
   if (++meeting.arrived == count) {
+    act();
     meeting.arrived = 0;
     ++meeting.generation;
     return;
   }
-  while (meeting.generation == generation) yield();
+  Fiber& me = machine().fibers[machine().now];
+  me.awaited = &meeting, me.generation = generation;
+  yield();
 }
 
 inline Gathering& meeting(int which) {
-  return machine().block_meetings[machine().now / machine().threads * 2 + which];
+  return machine().block_meetings[machine().block * 2 + which];
+}
+inline void meet(Gathering& meeting, int count) {
+  meet(meeting, count, [] {});
 }
 inline void block_sync() { meet(meeting(0), machine().threads - 32); }
 inline void all_sync() { meet(meeting(1), machine().threads); }
 inline void take_registers() {}
 inline void give_registers() {}
-inline void warp_sync() { meet(machine().warp_meetings[machine().now / 32], 32); }
+inline Gathering& warp_meeting() { return machine().warp_meetings[machine().now / 32]; }
+inline void warp_sync() { meet(warp_meeting(), 32); }
 
-inline uint32_t* shown(int index) {
-  return &machine().lanes[(machine().now / 32 * 32 + index) * 8];
+// Shows the warp a value; gives those of all lanes. They stay until the meeting after the next.
+template <class T>
+inline const T* show(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  std::vector<uint32_t>& lanes = machine().lanes[warp_meeting().generation % 2];
+  T* all = reinterpret_cast<T*>(&lanes[machine().now / 32 * 64]);
+  memcpy(all + lane(), &value, sizeof value);
+  warp_sync();
+  return all;
 }
 
 template <class T>
 inline T shuffle_xor(T value, int mask) {
-  memcpy(shown(lane()), &value, sizeof(T));
-  warp_sync();
-  T other;
-  memcpy(&other, shown(lane() ^ mask), sizeof(T));
-  warp_sync();
-  return other;
+  return show(value)[lane() ^ mask];
 }
 
 template <class T>
@@ -198,41 +216,56 @@ inline unsigned warp_max(unsigned value) {
 inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
 inline void fetch_line(const void*) {}
 
-// Rows g and g + 8 of A are in the lanes 4g + t, and so is column g of B.
-inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
-  const uint32_t mine[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
-  memcpy(shown(lane()), mine, sizeof mine);
-  warp_sync();
-  const uint32_t* lanes = shown(0);
-  const int g = thread() % 32 / 4, t = thread() % 4;
-  for (int i = 0; i < 8; ++i) {  // pairs of K
-    const int lane = i % 4, half = i / 4;
-    for (int o = 0; o < 4; ++o) {
-      const uint32_t row = lanes[8 * (4 * g + lane) + o / 2 * 2 + half];
-      const uint32_t column = lanes[8 * (4 * (2 * t + o % 2) + lane) + 4 + half];
-      acc[o] += half_of(row, 0) * half_of(column, 0);
-      acc[o] += half_of(row, 1) * half_of(column, 1);
+// The last lane to come multiplies for all.
+using Row = float __attribute__((vector_size(32)));
+
+template <class Add>
+inline void multiply_shown(Shown* lanes, Add add) {
+  Row b[16];
+  for (int k = 0; k < 8; ++k) {  // pairs of K
+    for (int column = 0; column < 8; ++column) {
+      const float2 pair = lanes[4 * column + k % 4].parts[4 + k / 4];
+      b[2 * k][column] = pair.x, b[2 * k + 1][column] = pair.y;
     }
   }
-  warp_sync();
+  for (int row = 0; row < 16; ++row) {
+    Shown* of_row = lanes + row % 8 * 4;
+    const int half = row / 8 * 2;
+    Row sums;
+    for (int column = 0; column < 8; ++column) {
+      sums[column] = of_row[column / 2].sums[half + column % 2];
+    }
+    for (int k = 0; k < 8; ++k) {
+      const float2 pair = of_row[k % 4].parts[half + k / 4];
+      sums = add(sums, pair, b[2 * k], b[2 * k + 1]);
+    }
+    for (int column = 0; column < 8; ++column) {
+      of_row[column / 2].sums[half + column % 2] = sums[column];
+    }
+  }
 }
 
-// Each lane shows its values as floats: they are read sixteen times.
+template <class Unpack, class Add>
+inline void multiply(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) {
+  Machine& m = machine();
+  Shown& mine = m.shown[m.now];
+  const uint32_t pairs[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
+  for (int i = 0; i < 6; ++i) mine.parts[i] = unpack(pairs[i]);
+  memcpy(mine.sums, acc, sizeof acc);
+  meet(m.warp_meetings[m.now / 32], 32, [&] { multiply_shown(&m.shown[m.now / 32 * 32], add); });
+  memcpy(acc, mine.sums, sizeof acc);
+}
+inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
+  const auto unpack = [](uint32_t pair) { return float2{half_of(pair, 0), half_of(pair, 1)}; };
+  multiply(acc, a, b, unpack, [](Row sums, float2 pair, Row even, Row odd) {
+    sums += pair.x * even;
+    return sums + pair.y * odd;
+  });
+}
 inline void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
-  const uint32_t mine[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
-  float2* floats = &machine().floats[(machine().now / 32 * 32 + lane()) * 6];
-  for (int i = 0; i < 6; ++i) floats[i] = unpack_f16(mine[i]);
-  warp_sync();
-  const float2* all = &machine().floats[machine().now / 32 * 32 * 6];
-  const int g = lane() / 4, t = lane() % 4;
-  for (int o = 0; o < 4; ++o) {
-    for (int k = 0; k < 8; ++k) {
-      const float2 row = all[(4 * g + k % 4) * 6 + o / 2 * 2 + k / 4];
-      const float2 column = all[(4 * (2 * t + o % 2) + k % 4) * 6 + 4 + k / 4];
-      acc[o] += row.x * column.x + row.y * column.y;
-    }
-  }
-  warp_sync();
+  multiply(acc, a, b, unpack_f16, [](Row sums, float2 pair, Row even, Row odd) {
+    return sums + (pair.x * even + pair.y * odd);
+  });
 }
 
 inline uint4 load_constant(const uint4* at) { return *at; }
@@ -257,31 +290,17 @@ inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) 
   gate_arrive(gate);
 }
 
-inline float shuffle_up(float value) {
-  memcpy(shown(lane()), &value, sizeof value);
-  warp_sync();
-  float other;
-  memcpy(&other, shown(max(lane() - 1, 0)), sizeof other);
-  warp_sync();
-  return other;
-}
+inline float shuffle_up(float value) { return show(value)[max(lane() - 1, 0)]; }
 inline bool in_all_lanes(bool value) {
-  *shown(lane()) = value;
-  warp_sync();
-  bool all = true;
-  for (int other = 0; other < 32; ++other) all &= *shown(other) != 0;
-  warp_sync();
-  return all;
+  const int* all = show<int>(value);
+  return std::all_of(all, all + 32, [](int one) { return one != 0; });
 }
 // Here it is checked that it is so: the GPU would go on with the first lane's.
 inline int uniform(int value) {
-  *shown(lane()) = static_cast<uint32_t>(value);
-  warp_sync();
-  if (*shown(0) != static_cast<uint32_t>(value)) {
+  if (show(value)[0] != value) {
     fprintf(stderr, "uniform() was given different values by the lanes of a warp.\n");
     abort();
   }
-  warp_sync();
   return value;
 }
 inline int warp_number() { return warp(); }
@@ -356,8 +375,8 @@ inline void launch(int blocks, int threads, int late, std::function<void()> body
   m.fibers.resize(blocks * threads);
   m.block_meetings.resize(2 * blocks);
   m.warp_meetings.resize(blocks * threads / 32);
-  m.lanes.resize(blocks * threads * 8);
-  m.floats.resize(blocks * threads * 6);
+  for (auto& lanes : m.lanes) lanes.resize(blocks * threads * 2);
+  m.shown.resize(blocks * threads);
   constexpr size_t kStack = 64 << 10;
   static std::vector<void*> stacks;  // of the last launch
   while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStack));
@@ -370,15 +389,19 @@ inline void launch(int blocks, int threads, int late, std::function<void()> body
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     f.stack_pointer = top;
     f.done = false;
+    f.awaited = nullptr;
   }
   for (bool left = true; left;) {
     left = false;
-    for (size_t i = 0; i < m.fibers.size(); ++i) {
-      if (m.fibers[i].done) continue;
+    for (int i = 0; i < blocks * threads; ++i) {
+      Fiber& f = m.fibers[i];
+      if (f.done) continue;
       left = true;
-      if (late > 0 && static_cast<int>(i) < threads) continue;
-      m.now = static_cast<int>(i);
-      megakernel_switch(&m.scheduler, m.fibers[i].stack_pointer);
+      if (late > 0 && i < threads) continue;
+      if (f.awaited && f.awaited->generation == f.generation) continue;
+      f.awaited = nullptr;
+      m.now = i, m.block = i / threads, m.thread = i % threads;
+      megakernel_switch(&m.scheduler, f.stack_pointer);
     }
     --late;
   }
