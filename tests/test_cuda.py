@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from megakernel_tts import Sampling
+from megakernel_tts import Sampling, random_checkpoint
 from megakernel_tts.cuda import Megakernel
 from megakernel_tts.frames import Start
 from megakernel_tts.layers import rms_norm
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_released import write_released
+from tests.emulator import EmulatedOps
 from tests.kernels import MODELS, SAMPLINGS, Bench
 from tests.rig import one_frame
 
@@ -35,7 +37,10 @@ def _codes(frame: Tensor | None) -> list[int] | None:
 
 @sizes
 def test_a_prompt_is_as_exact_as_bfloat16_in_torch(bench: Callable[..., Bench], size: str) -> None:
-    b = bench(size)
+    _check_a_prompt(bench(size))
+
+
+def _check_a_prompt(b: Bench) -> None:
     b.begin(0, 0)
     for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
         reference.prefill([Start(0, prompt, SAMPLINGS[0])])
@@ -63,6 +68,35 @@ def test_streams_are_the_same_in_any_company(bench: Callable[..., Bench], size: 
         b.kernel.resume(slot, suspended)
     rest = _frames(b, [2, 3, 1], 2)
     assert [one + more for one, more in zip(first, rest, strict=True)] == alone
+
+
+WIDE = "Model<Stack<192,4,2,6144>,Stack<128,4,2,3072,kNear>,256>"  # between the projections
+
+
+def test_layers_as_wide_as_the_released_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their activations come in parts of twelve steps, as sm_90a brings them in: sixteen loads."""
+    small = random_checkpoint._stack
+
+    def wide(hidden: int, layers: int) -> dict[str, Any]:
+        return small(hidden, layers) | {"intermediate_size": 6144 if hidden == 192 else 3072}
+
+    monkeypatch.setattr(random_checkpoint, "_stack", wide)
+    random_checkpoint.write_checkpoint(tmp_path / "model", "custom_voice", "1b7", codes=256)
+    loaded = load_checkpoint(tmp_path / "model", torch.device("cpu"), torch.float32, 4)
+    ops = EmulatedOps(WIDE, tmp_path, 3, "-DMEGAKERNEL_MOVES_REGISTERS")
+    with closing(loaded.engine):
+        b = Bench(loaded, ops)
+        _check_a_prompt(b)
+        alone = []
+        for stream in range(2):
+            b.begin(stream, stream)
+            alone += _frames(b, [stream], 1)
+            b.kernel.release(stream)
+        for stream in range(2):
+            b.begin(stream, stream)
+        assert _frames(b, [0, 1], 1) == alone
 
 
 def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:

@@ -45,23 +45,24 @@ class _Params(ctypes.Structure):
 
 
 class EmulatedOps:
-    """What `torch.ops.megakernel_tts` is on a GPU, for one of the models in csrc/shapes.cuh.
+    """What `torch.ops.megakernel_tts` is on a GPU, for a model as in csrc/shapes.cuh.
 
     Attributes:
         late: Turns of the other blocks after which block 0 begins.
     """
 
-    def __init__(self, model: str, folder: Path, blocks: int = 3) -> None:
+    def __init__(self, model: str, folder: Path, blocks: int = 3, *options: str) -> None:
         """Compiles the kernel.
 
         Args:
-            model: Its name in csrc/shapes.cuh.
+            model: Its name in csrc/shapes.cuh, or a type of that kind.
             folder: Where the library goes.
             blocks: Of the emulated grid.
+            options: For the compiler, beside those of every emulator.
         """
         self._blocks, self.late = blocks, 0
-        option = f"-DMEGAKERNEL_MODEL={model}"
-        self._library = compiled("emulate.cc", folder / f"{model}.so", option)
+        options = f"-DMEGAKERNEL_MODEL={model}", *options
+        self._library = compiled("emulate.cc", folder / f"{model}.so", *options)
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
     def models(self) -> int:
