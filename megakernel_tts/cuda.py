@@ -209,7 +209,7 @@ class Megakernel:
             )
 
     def _begin_with_common(self, starts: Sequence[Start]) -> list[int]:
-        """Puts the common positions' keys and values in place: whole passes, run or copied.
+        """Sees to the common positions' keys and values: whole passes, run, copied, or in place.
 
         Returns:
             How many positions of each prompt are there.
@@ -221,15 +221,18 @@ class Megakernel:
         for start, count, key in zip(starts, counts, keys, strict=True):
             if count and known[key] is None and key not in new:
                 new[key] = Part(start.slot, start.prompt, 0, count)
+            if known[key] is None or not self._prefixes.holds(start.slot, key):
+                self._prefixes.spoil(start.slot)
         self._run_prompts([*new.values()])
         for key, part in new.items():
             known[key] = self._prefixes.put(key, self._remembered(part.slot, part.end))
             self._prefixes.note(part.slot, key)
         for start, count, key in zip(starts, counts, keys, strict=True):
             kept = known[key]
-            if kept is not None and not self._prefixes.holds(start.slot, key):
-                for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
-                    part.copy_(copy)
+            if kept is None or self._prefixes.holds(start.slot, key):
+                continue
+            for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
+                part.copy_(copy)
             self._prefixes.note(start.slot, key)
         return counts
 
@@ -395,7 +398,7 @@ class Megakernel:
     @torch.inference_mode()
     def resume(self, slot: int, suspended: Suspended[_Slot]) -> None:
         """Puts a stream back; see `Backend.resume`."""
-        self._prefixes.note(slot, b"")
+        self._prefixes.spoil(slot)
         self._state[slot] = put_back(suspended, self._parts(slot, suspended.state))
 
 

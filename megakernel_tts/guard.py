@@ -31,11 +31,13 @@ def ordinary_frames(text: str, before: str = "") -> float:
         text: Any part of a text.
         before: The character before it; the parts' lengths then add up to that of the whole.
     """
-    return sum(map(_char_frames, text, (before or " ") + text))
+    inside = [char.isalpha() for char in (before or " ") + text]
+    return sum(map(_char_frames, text, inside))
 
 
 @lru_cache(maxsize=4096)
-def _char_frames(char: str, before: str) -> float:
+def _char_frames(char: str, inside: bool) -> float:
+    """Of a character, which may stand inside a word: behind a letter."""
     if char.isspace():
         return 0.5
     category = unicodedata.category(char)
@@ -46,7 +48,7 @@ def _char_frames(char: str, before: str) -> float:
     if unicodedata.east_asian_width(char) in "WF" and category[0] == "L":
         return 3.0  # a syllable
     if category[0] in "LM":
-        return 0.6 if before.isalpha() else _WORD
+        return 0.6 if inside else _WORD
     return 6.0  # a symbol is read by its name
 
 

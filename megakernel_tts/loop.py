@@ -30,7 +30,7 @@ from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Decoding, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
-_AHEAD = 2  # prompts that go first: the device runs them while those of the others are built
+_AHEAD = 16  # of them that go first: the device runs them while the others' prompts are built
 _COURTESY = 5e-4  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
 
@@ -150,17 +150,17 @@ class Loop:
         """Gives slots to those who can use them, suspended ones before new ones.
 
         New ones begin together, so that their prompts share passes and nobody's first chunk waits
-        for another's frame: also those who come while the first prompts run. But whoever speaks
-        already waits meanwhile, with little more than a frame (80 ms) in his reader's hands: so
-        there is a frame for all after a suspended one (it is copied from the host's memory), and
+        for another's frame: also those who come while the first prompts run. If many begin, some go
+        ahead, or else the device would have nothing to do until all prompts are built. But whoever
+        speaks already waits meanwhile, with little more than a frame (80 ms) in his reader's hands:
+        so there is a frame for all after a suspended one (it is copied from the host's memory), and
         after `_PROMPTS` positions (10 ms on an H200, 0.6B) beside what prompts have in common,
-        which is run once. If many begin, the first ones go ahead, or the device had nothing to do
-        until the prompts of all are built.
+        which is run once.
 
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
         """
-        positions, together = 0, _AHEAD
+        positions, most = 0, min(_AHEAD, _PROMPTS)
         while True:
             streams = self._everyone()
             waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)
@@ -168,7 +168,7 @@ class Loop:
                 self._make_room(streams)
             beginning: list[tuple[Stream, Prompt]] = []
             suspended = False
-            while waiting and self.free and len(beginning) < together and not suspended:
+            while waiting and self.free and positions < most and not suspended:
                 stream = waiting.pop(0)
                 suspended = stream.utterance is not None
                 if suspended:
@@ -177,14 +177,13 @@ class Loop:
                     stream.slot = self.free.pop(0)
                     beginning.append((stream, prompt))
                     positions += len(prompt.prefill) - prompt.common
-                    if positions >= _PROMPTS:
-                        break
             self._begin(beginning)
             if suspended or not beginning or not self.free or positions >= _PROMPTS:
                 return bool(waiting and self.free)
             self._deliver()
-            self.arrivals.wait(_COURTESY)  # the device has prompts to run
-            together = self.backend.slots
+            if not waiting:
+                self.arrivals.wait(_COURTESY)  # the device has prompts to run
+            most = _PROMPTS
 
     def _make_room(self, streams: Sequence[Stream]) -> None:
         """Suspends the one that has stalled longest, if any has for too long."""

@@ -18,8 +18,8 @@ LIMIT = 64 << 20
 class PrefixCache:
     """Copies of slots' keys and values; the one that was used longest ago leaves first.
 
-    It also knows which slots need no copy: what a stream adds comes behind its prefix, so that the
-    next one in the same slot may find it in place.
+    It also knows which slots need no copy, if it is told: what a stream adds comes behind its
+    prefix, so that the next one in the same slot may find it in place.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -74,8 +74,12 @@ class PrefixCache:
         return self._in_place.get(slot) == key
 
     def note(self, slot: int, key: bytes) -> None:
-        """Takes note of what a slot's positions begin with, b"" if with nothing that is kept."""
+        """Takes note that the parts of a key lie in a slot."""
         self._in_place[slot] = key
+
+    def spoil(self, slot: int) -> None:
+        """Takes the note back, before anything else is written there."""
+        self._in_place.pop(slot, None)
 
 
 def _size(parts: Sequence[Tensor]) -> int:

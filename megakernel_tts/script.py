@@ -40,7 +40,7 @@ class Script:
         self._before = ""  # the last character of the text so far
 
     def push(self, text: str, *, last: bool = False) -> None:
-        """Adds text, perhaps the last."""
+        """Adds text; of the last it need not be found out what later text could change."""
         portions = [*self._splitter.push(text)]
         for number, (portion, ends) in enumerate(portions, start=1):
             if self._open is None:

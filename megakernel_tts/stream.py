@@ -229,7 +229,7 @@ class Stream:
 
     @property
     def waiting(self) -> bool:
-        """Whether it has no slot and could use one, if somebody listens."""
+        """Whether somebody listens, and it could use a slot but has none."""
         if self.slot is not None or self.abandoned:
             return False
         piece, ids, ended = self.text()

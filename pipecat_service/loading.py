@@ -61,7 +61,8 @@ class _Shared:
     def _close_if_unused(self) -> None:
         """On a thread, since an engine that is closed finishes its frame.
 
-        Not on one of the event loop's: it has none left if it ends while a model is loaded.
+        Not in the event loop's executor, which takes no more work once the loop ends; so the loop
+        may be over before the engine's memory is free. The process waits for it.
         """
         if self._engine is not None and not self.users:
             del self.table[self._key]

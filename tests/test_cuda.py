@@ -70,7 +70,8 @@ def test_streams_are_the_same_in_any_company(bench: Callable[..., Bench], size: 
     assert [one + more for one, more in zip(first, rest, strict=True)] == alone
 
 
-WIDE = "Model<Stack<192,4,2,6144>,Stack<128,4,2,3072,kNear>,256>"  # between the projections
+# Between the projections of their layers as wide as the released 1.7B.
+WIDE = "Model<Stack<192,4,2,6144>,Stack<128,4,2,3072,kNear>,256>"
 
 
 def test_layers_as_wide_as_the_released_ones(

@@ -269,7 +269,28 @@ def test_what_lies_in_a_slot_already_is_not_copied(any_bench: Callable[..., Benc
     b.kernel.release(1)
     assert not torch.equal(begin(1), expected)
     b.kernel.forget()
-    assert torch.equal(begin(1), expected)
+    for slot in (0, 1):
+        assert torch.equal(begin(slot), expected)
+
+
+def test_a_prefix_that_could_not_be_kept_is_not_taken_for_another(
+    any_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = any_bench("0b6")
+
+    def begin(prompt: Tensor) -> Tensor:
+        b.kernel.prefill([Start(0, prompt, SAMPLINGS[0], 0, len(prompt) - 1)])
+        return b.kernel._hidden[0].clone()
+
+    def no_room(*_: object) -> None:
+        raise MemoryError
+
+    expected = begin(b.prompt)
+    with monkeypatch.context() as full:
+        full.setattr(b.kernel._prefixes, "put", no_room)
+        with pytest.raises(MemoryError):
+            begin(b.prompt.flip(0))
+    assert torch.equal(begin(b.prompt), expected)
 
 
 def test_nobody_begins_with_a_prefix_that_was_lost(
@@ -297,8 +318,9 @@ def test_nobody_begins_with_a_prefix_that_was_lost(
     for slot in (1, 2):
         with pytest.raises(FloatingPointError):
             b.kernel.step([slot], 1)
-    begin(3)
-    assert torch.equal(b.kernel._hidden[3], expected)
+    for slot in (3, 1):
+        begin(slot)
+        assert torch.equal(b.kernel._hidden[slot], expected)
 
 
 def test_a_prompt_that_is_all_common_is_refused(load: Callable[..., Loaded]) -> None:

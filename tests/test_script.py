@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megakernel_tts.script import Script
+from megakernel_tts.script import Piece, Script
 from megakernel_tts.split import Limits, Splitter
 from megakernel_tts.text import TextTokenizer
 
@@ -16,13 +16,17 @@ def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
     return TextTokenizer(checkpoint(), 10_000)
 
 
-def spoken(script: Script) -> list[list[int]]:
+def pieces_of(script: Script) -> list[Piece]:
     pieces = []
     while (piece := script.front()) is not None:
         assert piece.ended
-        pieces.append(piece.ids)
+        pieces.append(piece)
         script.pop()
     return pieces
+
+
+def spoken(script: Script) -> list[list[int]]:
+    return [piece.ids for piece in pieces_of(script)]
 
 
 def test_each_piece_has_the_ids_of_its_own_text(tokenizer: TextTokenizer) -> None:
@@ -60,7 +64,9 @@ def test_a_text_that_is_known_to_end_has_the_same_tokens(
         live.push(char)
     live.end()
     assert known.ended
-    assert spoken(known) == spoken(live)
+    for one, other in zip(pieces_of(known), pieces_of(live), strict=True):
+        assert (one.ids, one.whole) == (other.ids, other.whole)
+        assert one.frames == pytest.approx(other.frames)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])

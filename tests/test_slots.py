@@ -199,8 +199,11 @@ def _burst(rig: Rig, seeds: range) -> list[Session]:
     return sessions
 
 
-def test_streams_that_come_together_begin_together(load: Callable[..., Loaded]) -> None:
-    """After a frame every one of them has its first chunk; two prompts go ahead of the others."""
+def test_streams_that_come_together_begin_together(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a frame every one of them has its first chunk, also if some prompts go ahead."""
+    monkeypatch.setattr("megakernel_tts.loop._AHEAD", 2)  # of ten, nine are common
     rig = Rig(load(), ScriptedBackend(slots=6))
     _burst(rig, range(1, 6))
     assert rig.backend.together == [1, 2, 3]

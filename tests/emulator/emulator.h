@@ -115,7 +115,7 @@ megakernel_switch:
 
 // What a lane shows its warp of a product: its parts of A and B as floats, and its sums. Rows g and
 // g + 8 of A are in the lanes 4g + t, and so is column g of B.
-struct Shown {
+struct Factors {
   float2 parts[6];
   float sums[4];
 };
@@ -126,7 +126,7 @@ struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Gathering> block_meetings, warp_meetings;
   std::vector<uint32_t> lanes[2];  // [fibers][2]: what a lane shows its warp, in turns
-  std::vector<Shown> shown;        // of every fiber
+  std::vector<Factors> factors;    // of every fiber
   void* scheduler = nullptr;
   std::function<void()> body;
 };
@@ -179,7 +179,8 @@ inline void give_registers() {}
 inline Gathering& warp_meeting() { return machine().warp_meetings[machine().now / 32]; }
 inline void warp_sync() { meet(warp_meeting(), 32); }
 
-// Shows the warp a value; gives those of all lanes. They stay until the meeting after the next.
+// Shows the warp a value; gives those of all lanes, to be read before the warp meets again. Who is
+// late to read may still do so while others show the next value, which goes to another place.
 template <class T>
 inline const T* show(T value) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -220,7 +221,7 @@ inline void fetch_line(const void*) {}
 using Row = float __attribute__((vector_size(32)));
 
 template <class Add>
-inline void multiply_shown(Shown* lanes, Add add) {
+inline void multiply_all(Factors* lanes, Add add) {
   Row b[16];
   for (int k = 0; k < 8; ++k) {  // pairs of K
     for (int column = 0; column < 8; ++column) {
@@ -229,7 +230,7 @@ inline void multiply_shown(Shown* lanes, Add add) {
     }
   }
   for (int row = 0; row < 16; ++row) {
-    Shown* of_row = lanes + row % 8 * 4;
+    Factors* of_row = lanes + row % 8 * 4;
     const int half = row / 8 * 2;
     Row sums;
     for (int column = 0; column < 8; ++column) {
@@ -237,7 +238,7 @@ inline void multiply_shown(Shown* lanes, Add add) {
     }
     for (int k = 0; k < 8; ++k) {
       const float2 pair = of_row[k % 4].parts[half + k / 4];
-      sums = add(sums, pair, b[2 * k], b[2 * k + 1]);
+      add(sums, pair, b[2 * k], b[2 * k + 1]);
     }
     for (int column = 0; column < 8; ++column) {
       of_row[column / 2].sums[half + column % 2] = sums[column];
@@ -248,23 +249,23 @@ inline void multiply_shown(Shown* lanes, Add add) {
 template <class Unpack, class Add>
 inline void multiply(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) {
   Machine& m = machine();
-  Shown& mine = m.shown[m.now];
+  Factors& mine = m.factors[m.now];
   const uint32_t pairs[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
   for (int i = 0; i < 6; ++i) mine.parts[i] = unpack(pairs[i]);
   memcpy(mine.sums, acc, sizeof acc);
-  meet(m.warp_meetings[m.now / 32], 32, [&] { multiply_shown(&m.shown[m.now / 32 * 32], add); });
+  meet(m.warp_meetings[m.now / 32], 32, [&] { multiply_all(&m.factors[m.now / 32 * 32], add); });
   memcpy(acc, mine.sums, sizeof acc);
 }
 inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
   const auto unpack = [](uint32_t pair) { return float2{half_of(pair, 0), half_of(pair, 1)}; };
-  multiply(acc, a, b, unpack, [](Row sums, float2 pair, Row even, Row odd) {
+  multiply(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
     sums += pair.x * even;
-    return sums + pair.y * odd;
+    sums += pair.y * odd;
   });
 }
 inline void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
-  multiply(acc, a, b, unpack_f16, [](Row sums, float2 pair, Row even, Row odd) {
-    return sums + (pair.x * even + pair.y * odd);
+  multiply(acc, a, b, unpack_f16, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
+    sums += pair.x * even + pair.y * odd;
   });
 }
 
@@ -376,7 +377,7 @@ inline void launch(int blocks, int threads, int late, std::function<void()> body
   m.block_meetings.resize(2 * blocks);
   m.warp_meetings.resize(blocks * threads / 32);
   for (auto& lanes : m.lanes) lanes.resize(blocks * threads * 2);
-  m.shown.resize(blocks * threads);
+  m.factors.resize(blocks * threads);
   constexpr size_t kStack = 64 << 10;
   static std::vector<void*> stacks;  // of the last launch
   while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStack));

@@ -87,6 +87,8 @@ class RealTimeOutput(BaseOutputTransport):
 
     Attributes:
         chunks: What was played, each with the time at which it began.
+        late: Seconds of silence because this process woke too late: words run ahead of the sound
+            by as much. Whoever hands audio over late is not excused by it.
     """
 
     def __init__(self, rate: int) -> None:
@@ -96,6 +98,7 @@ class RealTimeOutput(BaseOutputTransport):
             )
         )
         self.chunks: list[tuple[float, NDArray[np.int16]]] = []
+        self.late = 0.0
         self._free = 0.0  # when the loudspeaker has played all
 
     async def start(self, frame) -> None:
@@ -107,19 +110,12 @@ class RealTimeOutput(BaseOutputTransport):
         self.chunks.append((begin, np.frombuffer(frame.audio, np.int16)))
         self._free = begin + len(frame.audio) / 2 / frame.sample_rate
         await asyncio.sleep(max(0.0, self._free - _BUFFER - time.monotonic()))
+        self.late += max(0.0, time.monotonic() - self._free)
         return True
 
     @property
     def pcm(self) -> NDArray[np.int16]:
         return np.concatenate([np.zeros(0, np.int16), *(pcm for _, pcm in self.chunks)])
-
-    @property
-    def late(self) -> float:
-        """Seconds without sound since the first chunk: on a busy machine words run ahead of it."""
-        if not self.chunks:
-            return 0.0
-        played = len(self.pcm) - len(self.chunks[-1][1])
-        return self.chunks[-1][0] - self.chunks[0][0] - played / self.sample_rate
 
 
 class Recorder(FrameProcessor):

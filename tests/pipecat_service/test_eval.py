@@ -1,6 +1,6 @@
 """Pipecat's own harness holds conversations with the voice agent (`pipecat eval run` does this).
 
-What the harness is told of the agent's speech is compared there; that there is a voice to it, here.
+What the harness is told of the agent's speech is compared there; that it can be heard, here.
 No recogniser listens: on a busy machine speech comes in pieces too short for one.
 """
 
@@ -17,7 +17,7 @@ from tests.pipecat_service.bot import PATIENCE
 
 SCENARIOS = [*EvalScenarioFile.load(Path(__file__).with_name("eval.yaml"))]
 LOUD = 0.03  # of full scale
-SPOKEN = {"conversation": 2.0, "barge_in": 0.3, "text": 0.0}  # seconds that are loud at least
+SPOKEN = {"conversation": 2.0, "barge_in": 0.3}  # seconds that are loud at least
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -27,14 +27,6 @@ def test_the_agent_passes(agent: str, scenario: EvalScriptScenario, tmp_path: Pa
     session = EvalSession.from_scenario(scenario, f"ws://{agent}/ws", params=params)
     result = asyncio.run(asyncio.wait_for(session.run(), 3 * PATIENCE))
     assert result.passed, result.failures
-    loud, least = loud_seconds(recording), SPOKEN[scenario.name.split("/")[1]]
-    assert loud >= least
-    assert bool(loud) == bool(least)
-
-
-def loud_seconds(recording: Path) -> float:
-    """How much of a recording is speech; none if there is none."""
-    if not recording.exists():
-        return 0
-    pcm, rate = soundfile.read(recording)
-    return np.count_nonzero(np.abs(pcm) > LOUD) / rate
+    if least := SPOKEN.get(scenario.name.split("/")[1]):
+        pcm, rate = soundfile.read(recording)
+        assert np.count_nonzero(np.abs(pcm) > LOUD) / rate >= least
