@@ -48,7 +48,7 @@ _SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of Linux's prctl
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds, by default those of an H200 with the 0.6B (bench/results: step-h200.json, codec-h200.json).
+    """Milliseconds, by default those of an H200 with the 0.6B (step- and codec-h200.json).
 
     Attributes:
         frame: Of one stream, and of eight.
