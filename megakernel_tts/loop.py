@@ -160,7 +160,7 @@ class Loop:
         Returns:
             Whether somebody else may get one in the next turn, and should not wait for it long.
         """
-        positions, most = 0, min(_AHEAD, _PROMPTS)
+        positions, most = 0, _AHEAD
         while True:
             streams = self._everyone()
             waiting = sorted((s for s in streams if s.waiting), key=lambda s: s.utterance is None)

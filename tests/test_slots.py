@@ -217,7 +217,8 @@ def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After so many positions of prompts there is a frame for those who speak."""
-    monkeypatch.setattr("megakernel_tts.loop._PROMPTS", 2)  # of ten, nine are common
+    for most in ("_AHEAD", "_PROMPTS"):
+        monkeypatch.setattr(f"megakernel_tts.loop.{most}", 2)  # of ten, nine are common
     rig = Rig(load(), ScriptedBackend(slots=6))
     _burst(rig, range(1, 6))
     assert rig.backend.together == [1, 2, 2, 1]

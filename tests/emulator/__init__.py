@@ -62,8 +62,7 @@ class EmulatedOps:
         """
         self._blocks, self.late = blocks, 0
         options = f"-DMEGAKERNEL_MODEL={model}", *options
-        name = model if model.isidentifier() else "model"
-        self._library = compiled("emulate.cc", folder / f"{name}.so", *options)
+        self._library = compiled("emulate.cc", folder / f"{model}.so", *options)
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
     def models(self) -> int:
