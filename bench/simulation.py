@@ -19,7 +19,7 @@ from megakernel_tts.align.words import split_words
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.config import read_model_config
 from megakernel_tts.engine import Engine
-from megakernel_tts.frames import Frames, Start
+from megakernel_tts.frames import Coming, Frames, Start
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded
 from megakernel_tts.prompt import Layout, Prefix, Prompt, Prompter
@@ -197,6 +197,7 @@ class SimulatedBackend:
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         """A frame each, whatever was asked for."""
         meanwhile()

@@ -12,7 +12,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,8 +150,8 @@ class _KernelOps:
         self._device.run(frames * each)
         self._launched = mailbox[2], self._device.free, 1e-3 * each
 
-    def wait(self, published: Tensor) -> None:
-        """Until the launch is over; who interrupts it gets the frames up to the one at hand."""
+    def doze(self, published: Tensor) -> bool:
+        """Until the last frame; who interrupts it before gets the frames up to the one at hand."""
         stop, end, each = self._launched
         frames = int(published[0])
         for made in range(1, frames):
@@ -159,15 +159,21 @@ class _KernelOps:
             if stop[0]:
                 published[published > 0] = made
                 self._device.take_back((frames - made) * each)
-                return
-        _sleep_until(end)
+                return False
+        return True
+
+    def wait(self) -> None:
+        """Until the launch is over."""
+        _sleep_until(self._launched[1])
 
 
 class TimedKernel(Megakernel):
     """The real backend, whose launches take the device's time."""
 
-    def _wait(self, frames: int) -> None:
-        self._ops.wait(self._mailbox[1])
+    def _wait(self, frames: int, ending: Callable[[], object] = lambda: None) -> None:
+        if self._ops.doze(self._mailbox[1]):
+            ending()
+            self._ops.wait()
 
 
 class _CodecOps:
@@ -186,9 +192,9 @@ class TimedCodec(CudaDecoder):
     def _launch(self, count: int) -> None:
         self.decoded = self.device.run(self.device.times.codec_of(count))
 
-    def _collect(self, parts: Any) -> Any:
+    def _collect(self, parts: Any, counts: Any) -> Any:
         _sleep_until(self.decoded)
-        return super()._collect(parts)
+        return super()._collect(parts, counts)
 
 
 def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:

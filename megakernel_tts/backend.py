@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.config import ModelConfig
-from megakernel_tts.frames import Frames, Start
+from megakernel_tts.frames import Coming, Frames, Start
 from megakernel_tts.suspension import Suspended
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Backend(Protocol):
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         """Makes up to so many frames for each slot, however many it is asked for the same ones.
 
@@ -66,6 +67,10 @@ class Backend(Protocol):
             frames: At most, of each.
             meanwhile: What the caller does beside the device's work; it must not raise. Called
                 once, unless the step fails before.
+            ending: Called at most once, while the last frame is being made, by a backend whose
+                device writes codes where its other work can read them; it must not raise. It is
+                told where they are coming: what it gives the device to do with them is done right
+                behind the step, which tells how many of them are frames.
 
         Raises:
             DeviceError: It is not the fault of any one of the streams.

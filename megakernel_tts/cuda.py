@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from megakernel_tts.config import ModelConfig, StackConfig
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.frames import Frames, Progress, Start
+from megakernel_tts.frames import Coming, Frames, Progress, Start
 from megakernel_tts.packing import Packer
 from megakernel_tts.passes import Part, pack
 from megakernel_tts.prefix_cache import PrefixCache
@@ -280,6 +281,7 @@ class Megakernel:
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         """Some frames for each slot; see `Backend.step`."""
         for slot in slots:
@@ -293,7 +295,7 @@ class Megakernel:
                 self._launch(some, count)
                 if start == 0:
                     meanwhile()
-                self._wait(count)
+                self._wait(count, partial(self._tell, ending, slots, count))
                 made += self._collect(len(some), count)
                 scores += self._scores(some, count)
         except Exception:
@@ -312,17 +314,29 @@ class Megakernel:
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
-    def _wait(self, frames: int) -> None:
-        """Lets others run until the launch is over.
+    def _tell(self, ending: Callable[[Coming], object], slots: Sequence[int], frames: int) -> None:
+        """Where codes are coming, if no other launch of the step writes to the same place."""
+        if len(slots) <= self._columns:
+            ending([*self._table(len(slots), frames)[:, :, 1:]])
+
+    def _table(self, columns: int, frames: int) -> NDArray[np.int32]:
+        """A launch's frames [columns, frames, 1 + groups]: why each is over, and its codes."""
+        return self._frames[: columns * frames * (1 + _GROUPS)].reshape(columns, frames, -1)
+
+    def _wait(self, frames: int, ending: Callable[[], object] = lambda: None) -> None:
+        """Lets others run until the launch is over; calls `ending` while the last frame is made.
 
         Who sleeps until then wakes up half a millisecond late (bench/wait.py). So the host dozes
         while more than a frame is left, and looks for the end of the last one, which may stand
         behind prompts: somebody's first chunk, or the device is idle until it is seen.
         """
         if self._done is None:
+            ending()
             return
         while self._published.max() < frames - 1 and not self._done.query():
             time.sleep(_DOZE)
+        if not self._done.query():
+            ending()
         self._ops.wait(self._done.cuda_event, _LOOK)
 
     def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
@@ -336,7 +350,7 @@ class Megakernel:
                 f"{_PATIENCE / 1e9:g} s at the phase {PHASES[phase]}. Another program may hold the "
                 "GPU; try again."
             )
-        table = self._frames[: columns * frames * (1 + _GROUPS)].reshape(columns, frames, -1)
+        table = self._table(columns, frames)
         made = [
             rows[:count].astype(np.int64)
             for rows, count in zip(table, self._published, strict=False)

@@ -1,12 +1,18 @@
 """What backends have in common: how a stream starts, how far it is, what a step gives for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.sampling import Sampling
+
+# Where the codes of the frames that are being made will be, [frames, groups] of each slot.
+Coming = Sequence[NDArray[np.int32]]
 
 
 @dataclass(frozen=True)

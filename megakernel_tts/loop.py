@@ -2,9 +2,10 @@
 
 A single thread owns the backend and the codec. Each turn hands over the text that has arrived,
 gives slots to streams that can use them, makes frames for every stream that can move until the
-first chunk is due, and begins to decode what is due: that is delivered beside the next frames or
-prompts, for which the device need not wait. Streams join and leave between turns; who cannot wait
-so long (to join, to leave, to go on) ends the turn's frames with the one at hand.
+first chunk is due, and begins to decode what is due: if it can, while the last frames are being
+made, so that the device goes on by itself. That is delivered beside the next frames or prompts.
+Streams join and leave between turns; who cannot wait so long (to join, to leave, to go on) ends the
+turn's frames with the one at hand.
 
 A stream that has stalled, because its text or its reader is late, keeps its slot until another
 could use it; then it is suspended, and goes on later exactly where it stopped.
@@ -23,11 +24,11 @@ from torch import Tensor
 from megakernel_tts.backend import Backend
 from megakernel_tts.bell import Arrivals, Bell
 from megakernel_tts.errors import DeviceError, SynthesisError
-from megakernel_tts.frames import Start
+from megakernel_tts.frames import Coming, Start
 from megakernel_tts.prompt import Prompt, Prompter
 from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
-from megakernel_tts.vocoder import Decoding, Vocoder
+from megakernel_tts.vocoder import Decoding, Settle, Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _AHEAD = 16  # of them that go first: the device runs them while the others' prompts are built
@@ -41,6 +42,14 @@ class _Sounding(NamedTuple):
     speaking: Sequence[tuple[Stream, Utterance]]
     codes: Sequence[Tensor]
     decoding: Decoding
+
+
+class _Expecting(NamedTuple):
+    """Chunks that are being decoded before it is known whether all of their frames are made."""
+
+    speaking: Sequence[tuple[Stream, Utterance]]
+    frames: Sequence[int]
+    settle: Settle
 
 
 class Loop:
@@ -66,6 +75,7 @@ class Loop:
         self.broken: BaseException | None = None
         self.free = list(range(backend.slots))
         self._sounding: _Sounding | None = None
+        self._expecting: _Expecting | None = None
 
     def stop(self) -> None:
         """Ends the loop after the frame at hand; may be called from a finaliser."""
@@ -113,8 +123,10 @@ class Loop:
         streams = self._everyone()
         moving = [s for s in streams if s.movable]
         self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
-        self._deliver()  # unless it was done beside the step
-        self._decode([s for s in streams if s.due])
+        due = [s for s in streams if s.due]
+        if due or not moving:
+            self._deliver()  # else it is done beside the next step
+        self._decode(due)
         ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
         if ended:
             self._deliver()
@@ -286,11 +298,14 @@ class Loop:
             return
         try:
             slots = [self._slot(stream) for stream in moving]
-            made = self.backend.step(slots, frames, partial(self._meanwhile, moving))
+            beside = partial(self._meanwhile, moving), partial(self._expect, moving)
+            made = self.backend.step(slots, frames, *beside)
         except DeviceError as error:
+            self._settle(failed=True)
             for stream in moving:
                 self._fail(stream, error)
         except Exception as error:
+            self._settle(failed=True)
             if (len(moving), frames) == (1, 1):
                 self._fail(moving[0], error)
                 return
@@ -300,12 +315,43 @@ class Loop:
             for (_, u), new in zip(_speaking(moving), made, strict=True):
                 if u.over is None:  # or it ran away in what was delivered meanwhile
                     u.take(new)
+            self._settle()
 
     def _meanwhile(self, moving: Sequence[Stream]) -> None:
         """Beside the device's work: it does not wait for this, and nothing here raises."""
         self._deliver()
         for stream in moving:
             self._guarded(stream, Stream.read_text)
+
+    def _expect(self, moving: Sequence[Stream], coming: Coming) -> None:
+        """Begins to decode the chunks that will be due after this step; nothing here raises."""
+        chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
+        parts = [chunk for chunk in chunks if chunk is not None]
+        try:
+            settle = self.vocoder.expect(parts) if parts else None
+        except Exception:
+            return  # it is decoded later, and fails again
+        if settle is not None:
+            speaking = [*compress(_speaking(moving), (chunk is not None for chunk in chunks))]
+            self._expecting = _Expecting(speaking, [part.frames for part in parts], settle)
+
+    def _settle(self, *, failed: bool = False) -> None:
+        """After the step: what was expected and is due now is being decoded, the rest never was."""
+        expecting, self._expecting = self._expecting, None
+        if expecting is None:
+            return
+        speaking, most, settle = expecting
+        due = [0 if failed or not s.due else len(s.outgoing) for s, _ in speaking]
+        counts = [count if count <= frames else 0 for count, frames in zip(due, most, strict=True)]
+        try:
+            decoding = settle(counts)
+        except Exception:
+            return  # they are still due: decoded again, it fails again, and they are told
+        leaving = [*compress(speaking, counts)]
+        codes = [torch.stack(stream.outgoing) for stream, _ in leaving]
+        for stream, _ in leaving:
+            stream.begin_decoding()
+        self._sounding = _Sounding(leaving, codes, decoding)
 
     def _decode(self, due: Sequence[Stream]) -> None:
         """Begins to decode pending frames; if that fails, each alone, to find the culprit."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.config import ModelConfig
-from megakernel_tts.frames import Frames, Progress, Start
+from megakernel_tts.frames import Coming, Frames, Progress, Start
 from megakernel_tts.layers import linear
 from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
@@ -173,6 +173,7 @@ class Reference:
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         """Some frames for each slot; see `Backend.step`."""
         before = {slot: replace(self._state[slot]) for slot in slots}

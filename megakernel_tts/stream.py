@@ -12,6 +12,7 @@ from torch import Tensor
 from megakernel_tts.align.calibration import Alignment, word_times
 from megakernel_tts.align.timing import WordTimes
 from megakernel_tts.align.words import Transcript, Word
+from megakernel_tts.codec.decoder import Expected
 from megakernel_tts.frames import Frames
 from megakernel_tts.guard import Guard
 from megakernel_tts.prompt import Layout, Prefix
@@ -67,6 +68,11 @@ class Utterance:
     def ready(self) -> bool:
         """Whether the next frame's text is there."""
         return self.over is None and (self.frames <= self.fed or self.closed)
+
+    @property
+    def possible(self) -> int:
+        """Frames that can be made with the text that is there."""
+        return (self.cap if self.closed else min(self.cap, self.fed + 1)) - self.frames
 
     def used_up(self, frame: int) -> bool:
         """Whether the talker had been given all of the text before this frame."""
@@ -199,9 +205,25 @@ class Stream:
         """Frames after which it is to be looked at: a chunk, the end, no text, or no reader."""
         u = self.utterance
         assert u is not None
-        known = u.cap if u.closed else min(u.cap, u.fed + 1)
         room = self.chunks.ahead - self._unread
-        return min(self._wanted - len(u.pending), known - u.frames, room)
+        return min(self._wanted - len(u.pending), u.possible, room)
+
+    def expect(self, coming: NDArray[np.int32]) -> Expected | None:
+        """The chunk that leaves after the frames that are coming, if all are made; None: no chunk.
+
+        Args:
+            coming: Where their codes will be, [frames, groups].
+        """
+        u = self.utterance
+        assert u is not None and self.slot is not None
+        there = len(u.pending) + len(coming)
+        ends = len(coming) >= u.possible
+        if u.over is not None or not (ends or there >= self._wanted):
+            return None
+        frames = there if ends else min(there, self.chunk)
+        known = [torch.empty(0, coming.shape[1], dtype=torch.long)]
+        known += [codes[None] for codes in u.pending[:frames]]
+        return Expected(self.slot, torch.cat(known), coming[: max(frames - len(u.pending), 0)])
 
     @property
     def _wanted(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from megakernel_tts.audio import pcm16
-from megakernel_tts.codec.decoder import Decoder, Part, State
+from megakernel_tts.codec.decoder import Decoder, Expected, Part, State
 
 if TYPE_CHECKING:
     from megakernel_tts.codec import weights as w
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("megakernel_tts")
 
 Decoding = Callable[[], Sequence[NDArray[np.int16] | None]]
+Settle = Callable[[Sequence[int]], Decoding]
 
 
 class Vocoder(Protocol):
@@ -52,6 +53,19 @@ class Vocoder(Protocol):
 
         Raises:
             FloatingPointError: Some were not, and it is not known whose; at once, or when awaited.
+        """
+        ...
+
+    def expect(self, parts: Sequence[Expected]) -> Settle | None:
+        """Begins to decode frames that are still being made, right behind what makes them.
+
+        Args:
+            parts: Every slot at most once.
+
+        Returns:
+            What is told, once it is known, how many frames of each part there are, from the first
+            on; the others never were. It gives what `decode` gives, for the parts that have any.
+            Until then, nothing is called but `open` of other slots. None if it cannot expect them.
         """
         ...
 
@@ -95,6 +109,9 @@ class TorchVocoder:
             samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
         self._states |= after
         return lambda: [samples[slot] for slot, _ in parts]
+
+    def expect(self, parts: Sequence[Expected]) -> Settle | None:
+        """See `Vocoder.expect`; it expects nothing."""
 
 
 def choose_vocoder(

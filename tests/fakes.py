@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from megakernel_tts.frames import Frames, Start
+from megakernel_tts.codec.decoder import Decoder, Expected, Part
+from megakernel_tts.frames import Coming, Frames, Start
 from megakernel_tts.suspension import Suspended
+from megakernel_tts.vocoder import Decoding, Settle, TorchVocoder
 
 
 class ScriptedBackend:
@@ -80,14 +83,18 @@ class ScriptedBackend:
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         meanwhile()
         self.threads.add(threading.get_ident())
         self.asked.append(frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}
         made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
+        coming = {slot: np.full((frames, 16), 9999, np.int32) for slot in slots}
         moving = list(slots)
-        for _ in range(frames):
+        for i in range(frames):
+            if i + 1 == frames:
+                ending([*coming.values()])
             self.gate.wait()
             self.batches.append(len(moving))
             self.events.append("frame")
@@ -96,7 +103,10 @@ class ScriptedBackend:
                 if self.poisoned.get(stream["seed"]) == stream["frames"]:
                     self._streams |= before
                     raise ArithmeticError(f"poisoned seed {stream['seed']}")
-                made[slot].append(self._frame(stream))
+                codes = self._frame(stream)
+                made[slot].append(codes)
+                if codes is not None:
+                    coming[slot][i] = codes
             moving = [slot for slot in moving if made[slot][-1] is not None and self._fed(slot)]
             if self._interrupted or not moving:
                 break
@@ -130,6 +140,37 @@ class ScriptedBackend:
         assert slot not in self._streams, "the slot is taken"
         self.events.append("resume")
         self._streams[slot] = suspended.state
+
+
+class ExpectingVocoder(TorchVocoder):
+    """Decodes codes that are coming, as a device does behind what makes them.
+
+    Attributes:
+        settled: Of every part that was expected: frames, and how many of them there were.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self.settled: list[tuple[int, int]] = []
+        self._expecting = False
+
+    def decode(self, parts: Sequence[Part]) -> Decoding:
+        assert not self._expecting, "it was not settled"
+        return super().decode(parts)
+
+    def expect(self, parts: Sequence[Expected]) -> Settle:
+        assert not self._expecting, "it was not settled"
+        self._expecting = True
+
+        def settle(counts: Sequence[int]) -> Decoding:
+            self._expecting = False
+            self.settled += zip((part.frames for part in parts), counts, strict=True)
+            codes = [torch.cat([p.known, torch.from_numpy(p.coming).long()]) for p in parts]
+            return self.decode(
+                [(p.slot, c[:n]) for p, c, n in zip(parts, codes, counts, strict=True) if n]
+            )
+
+        return settle
 
 
 def _frames(made: list[Tensor | None]) -> Frames:

@@ -21,11 +21,11 @@ from megakernel_tts.backend import Backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Layout
+from megakernel_tts.prompt import Layout, Prompter
 from megakernel_tts.script import Script
 from megakernel_tts.split import Limits, Splitter
 from megakernel_tts.vocoder import Vocoder
-from tests.fakes import ScriptedBackend, codes_of
+from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
 
 TEXT = "hello to the world, this is a test of speech."
 
@@ -41,11 +41,13 @@ class Rig:
         decoder: Decoder | None = None,
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
+        prompter: Prompter | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
         decoder = decoder or loaded.engine.decoder
-        prompter = loaded.engine.prompter
+        vocoder = vocoder or ExpectingVocoder(decoder)
+        prompter = prompter or loaded.engine.prompter
         self.engine = Engine(backend, prompter, decoder, vocoder, alignment, waiting=waiting)
 
     def open(

@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "script": {"guard", "split", "text"},
     "session": LEAVES | {"align.words", "script", "text"},
     "stream": {"frames", "guard", "prompt", "sampling", "script", "session"}
-    | {"align.calibration", "align.timing", "align.words", "suspension"},
+    | {"align.calibration", "align.timing", "align.words", "codec.decoder", "suspension"},
     "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "codec.weights", "config"},
     "bell": set(),
     "loop": LEAVES | {"backend", "bell", "frames", "prompt", "session", "stream", "vocoder"},

@@ -4,6 +4,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -15,36 +16,48 @@ from megakernel_tts.checkpoint import map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.config import CodecConfig
 from megakernel_tts.loader import Loaded
+from megakernel_tts.prompt import Prompter
 from megakernel_tts.random_checkpoint import random_tensor
-from megakernel_tts.vocoder import Decoding, TorchVocoder
+from megakernel_tts.vocoder import Decoding, TorchVocoder, Vocoder
 from tests.codec.test_cuda import low_rate_config, signal_to_noise
 from tests.emulator.codec import EmulatedCodec
-from tests.fakes import ScriptedBackend, codes_of
-from tests.rig import Rig, codes, drain
+from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
+from tests.kernels import Bench
+from tests.rig import Rig, codes, drain, scripted
 
 SLOTS = 2
 
 
-@pytest.fixture(params=["torch", "kernels"])
-def codec_rig(
-    request: pytest.FixtureRequest,
-    load: Callable[..., Loaded],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rig]:
-    """A scripted backend before a codec of few samples."""
+class CodecParts(NamedTuple):
+    codec: tuple[w.Decoder, CodecConfig]
+    ops: EmulatedCodec
+
+
+@pytest.fixture(scope="module")
+def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
+    """A codec of few samples, and its kernels."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    folder = tmp_path_factory.getbasetemp() / "codec"
-    folder.mkdir(exist_ok=True)
+    folder = tmp_path_factory.mktemp("codec")
     config = low_rate_config(folder, codes=256)
     weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
-    decoder = Decoder(weights, config)
-    vocoder = (
-        TorchVocoder(decoder)
-        if request.param == "torch"
-        else CudaDecoder(weights, config, slots=SLOTS, ops=EmulatedCodec(folder))
-    )
+    return CodecParts((weights, config), EmulatedCodec(folder))
+
+
+@pytest.fixture(params=["torch", "expecting", "kernels"])
+def codec_rig(
+    request: pytest.FixtureRequest, load: Callable[..., Loaded], codec_parts: CodecParts
+) -> Iterator[Rig]:
+    """A scripted backend before a codec of few samples."""
+    decoder = Decoder(*codec_parts.codec)
+    vocoder: Vocoder
+    if request.param == "kernels":
+        vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
+        vocoder.expect = lambda parts: None  # emulated, it decodes at once
+    else:
+        vocoder = {"torch": TorchVocoder, "expecting": ExpectingVocoder}[request.param](decoder)
     rig = Rig(load(), ScriptedBackend(slots=SLOTS), decoder=decoder, vocoder=vocoder)
     yield rig
     rig.engine.close()
@@ -103,6 +116,80 @@ def test_a_stream_that_was_suspended_goes_on_where_it_stopped(
     whole = [chunk for chunk in (*chunks, *rest) if isinstance(chunk, AudioChunk)]
     assert len(codes(whole)) == finish.frames
     assert signal_to_noise(pcm(whole), expected(codec_rig, whole)) > 60
+
+
+@pytest.fixture
+def expecting(rig: Rig) -> ExpectingVocoder:
+    assert isinstance(rig.engine.vocoder, ExpectingVocoder)
+    return rig.engine.vocoder
+
+
+def test_chunks_are_expected_while_their_last_frames_are_made(
+    rig: Rig, expecting: ExpectingVocoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = expecting.decode
+    monkeypatch.setattr(expecting, "decode", lambda parts: decoded.append(0) or decode(parts))
+    chunks, finish = drain(rig.open(first=1, largest=4, max_frames=10))
+    assert finish.reason == "length"
+    assert expecting.settled == [(n, n) for n in (1, 2, 4, 3)]
+    assert [len(chunk.codes) for chunk in chunks] == [1, 2, 4, 3]
+    assert len(decoded) == 4, "some were decoded twice"
+
+
+def test_speech_that_ends_before_the_expected_frame(rig: Rig, expecting: ExpectingVocoder) -> None:
+    chunks, finish = drain(rig.open(first=5, largest=5))
+    assert finish.reason == "eos" and finish.frames == rig.frames
+    left = rig.frames % 5
+    assert left, "choose another size: it ends with a chunk"
+    assert expecting.settled[-1] == (5, left)
+    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.frames))
+
+
+def test_a_failed_step_leaves_nothing_expected(rig: Rig, expecting: ExpectingVocoder) -> None:
+    """Its neighbour says the same as alone."""
+    rig.backend.poisoned = {13: 3}  # the last frame of its second step
+    rig.backend.gate.clear()
+    sessions = [rig.open(seed=seed, first=2, largest=2, max_frames=6) for seed in (13, 2)]
+    rig.backend.gate.set()
+    (poisoned, failed), (chunks, finish) = (drain(session) for session in sessions)
+    assert failed.reason == "error" and finish.reason == "length"
+    assert any(frames and not count for frames, count in expecting.settled)
+    np.testing.assert_array_equal(codes(poisoned), scripted(13, 3))
+    np.testing.assert_array_equal(codes(chunks), scripted(2, 6))
+
+
+@pytest.mark.parametrize("when", ["expected", "settled"])
+def test_what_cannot_be_expected_is_decoded_afterwards(
+    rig: Rig, expecting: ExpectingVocoder, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def fail(_: object) -> Any:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(expecting, "expect", fail if when == "expected" else lambda _: fail)
+    chunks, finish = drain(rig.open(first=2, largest=4, max_frames=9))
+    assert finish.reason == "length"
+    np.testing.assert_array_equal(codes(chunks), scripted(1, 9))
+
+
+def test_both_kernels_together(
+    bench: Callable[..., Bench], codec_parts: CodecParts, load: Callable[..., Loaded]
+) -> None:
+    """The codec reads the codes where the other writes them."""
+    made, b = codec_parts, bench("0b6", blocks=2)
+    vocoder = CudaDecoder(*made.codec, slots=4, ops=made.ops)
+    prompter = Prompter(b.half.model.embeddings, b.config, load().tokenizer)
+    decoder = Decoder(*made.codec)
+    rig = Rig(load(), cast(Any, b.kernel), decoder=decoder, vocoder=vocoder, prompter=prompter)
+    expect, seen = vocoder.expect, list[int]()
+    vocoder.expect = lambda parts: seen.extend(len(p.coming) for p in parts) or expect(parts)
+    chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
+    rig.engine.close()
+    assert finish.frames == 7 and seen == [2, 4, 1]
+    alone = CudaDecoder(*made.codec, slots=1, ops=made.ops)
+    alone.open(0)
+    (samples,) = alone.decode([(0, torch.from_numpy(codes(chunks)))])()
+    np.testing.assert_array_equal(pcm(chunks), samples)
 
 
 def test_samples_that_are_not_finite_end_their_stream_alone(

@@ -164,15 +164,19 @@ inline Depthwise depthwise_of(Addresses t, Numbers n, double eps) {
   return p;
 }
 
-// Tensors: the frames, then for every layer its rows and its history. Numbers: the frames, then for
-// every layer those of its rows.
+enum RememberTensors { kRememberFrames, kRememberKept, kRememberLayers };
+
+// Then, for every layer, its rows and its history. Numbers: the frames, then for every layer those
+// of its rows.
 inline Remember remember_of(Addresses t, Numbers n, int layers) {
   Remember p{};
-  p.frames = static_cast<const Frame*>(t[0]);
+  p.frames = static_cast<const Frame*>(t[kRememberFrames]);
+  p.kept = static_cast<const int*>(t[kRememberKept]);
   p.count = static_cast<int>(n[0]);
   p.layers = layers;
   for (int i = 0; i < layers; ++i) {
-    p.rows[i] = rows(t[1 + 2 * i], t[2 + 2 * i], n + 1 + i * kNumRowNumbers);
+    const Addresses layer = t + kRememberLayers + 2 * i;
+    p.rows[i] = rows(layer[0], layer[1], n + 1 + i * kNumRowNumbers);
   }
   return p;
 }

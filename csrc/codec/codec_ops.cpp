@@ -82,8 +82,9 @@ void depthwise(Tensors tensors, Integers numbers, double eps) {
 }
 
 void remember(Tensors tensors, Integers numbers) {
-  const size_t layers = tensors.size() / 2;
-  check_lists("remember", tensors, numbers, 1 + 2 * layers, 1 + kNumRowNumbers * layers);
+  const size_t layers = numbers.size() / kNumRowNumbers;
+  check_lists("remember", tensors, numbers, kRememberLayers + 2 * layers,
+              1 + kNumRowNumbers * layers);
   TORCH_CHECK(layers <= kMostHistories, "There is room for ", kMostHistories, " histories.");
   const auto at = addresses(tensors);
   launch_checked("remember", remember_of(at.data(), numbers.data(), static_cast<int>(layers)),

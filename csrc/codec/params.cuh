@@ -12,6 +12,7 @@ constexpr int kWindow = 72;  // frames that attention sees
 
 // A frame of a call; frames of a stream follow each other. The host writes them.
 struct Frame {
+  const int* coming;  // where its codes are by now, if the host did not know them; else null
   int slot;
   int first;     // of its stream, in the call
   int position;  // in its stream
@@ -74,7 +75,8 @@ struct Product {
   int* broken;  // [frames], on the host: set where a sample is not finite
 };
 
-// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host.
+// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host. Of
+// codes that are coming, some may be of no frame, and beyond the tables.
 struct Embed {
   const Frame* asked;  // on the host
   Frame* frames;
@@ -116,6 +118,7 @@ constexpr int kMostHistories = 32;
 // Every stream's last rows of every layer become its history.
 struct Remember {
   const Frame* frames;
+  const int* kept;  // [frames], on the host: of a stream's first, how many of its frames count
   int count, layers;
   Rows rows[kMostHistories];
 };

@@ -1,4 +1,4 @@
-// After all have read: the last rows of every layer's input become its stream's history.
+// After all have read: the last rows of every layer's input that count become its stream's history.
 #pragma once
 
 #include "product.cuh"
@@ -12,10 +12,9 @@ constexpr int kTogether = 6;  // rows that are moved at once; few histories are 
 DEVICE void remember(const Remember& p) {
   const int first = block() % p.count;
   if (p.frames[first].first != first) return;
-  int last = first + 1;
-  while (last < p.count && p.frames[last].first == first) ++last;
   const Rows& rows = p.rows[block() / p.count];
-  const int width = rows.planes * rows.channels / 8, made = (last - first) * rows.rate;
+  const int width = rows.planes * rows.channels / 8, made = p.kept[first] * rows.rate;
+  if (made == 0) return;
   const uint4* now =
       reinterpret_cast<const uint4*>(rows.now) + static_cast<long long>(first) * rows.rate * width;
   uint4* past = reinterpret_cast<uint4*>(rows.past + p.frames[first].slot * rows.stride);

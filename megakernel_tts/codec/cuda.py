@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.decoder import Part, State
+from megakernel_tts.codec.decoder import Expected, Part, State
 from megakernel_tts.codec.kernels import MOST_FRAMES, Network
 from megakernel_tts.config import CodecConfig
 
@@ -25,6 +25,7 @@ _CAPACITY = 64  # frames of a call
 
 Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
 Chunk = tuple[int, NDArray[np.int64]]
+Samples = list[NDArray[np.int16] | None]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class CudaDecoder:
             torch.cuda.current_stream(self._device).synchronize()
         return SlotState(history, memory, int(state.position))
 
-    def decode(self, parts: Sequence[Part]) -> Callable[[], list[NDArray[np.int16] | None]]:
+    def decode(self, parts: Sequence[Part]) -> Callable[[], Samples]:
         """Begins to decode the next frames of several streams, each as many as it has.
 
         Long chunks go in rounds of at most `MOST_FRAMES` a stream. What torch's current stream is
@@ -164,10 +165,30 @@ class CudaDecoder:
         together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
         if together.size and not 0 <= together.min() <= together.max() < self._codes:
             self._refuse(given)
-        left = [*rounds(given, self.capacity)]
+        left = [[*map(_known, chunks)] for chunks in rounds(given, self.capacity)]
         for first in left[:1]:
-            self._start(first)
-        return partial(self._finish, given, left)
+            self._decode(first)
+        return partial(self._finish, [slot for slot, _ in given], left)
+
+    def expect(
+        self, parts: Sequence[Expected]
+    ) -> Callable[[Sequence[int]], Callable[[], Samples]] | None:
+        """Begins to decode frames behind what makes them; see `Vocoder.expect`.
+
+        Only what is one round: nothing is expected of longer chunks.
+        """
+        frames = [part.frames for part in parts]
+        if max(frames, default=0) > MOST_FRAMES or sum(frames) > self.capacity:
+            return None
+        if self._queue is not None:
+            self._queue.follow()
+        self._start(parts)
+        return partial(self._settle, parts)
+
+    def _settle(self, parts: Sequence[Expected], counts: Sequence[int]) -> Callable[[], Samples]:
+        """So many frames of each part count."""
+        self._remember(parts, counts)
+        return partial(self._collect, parts, counts)
 
     def _refuse(self, given: Sequence[Chunk]) -> None:
         """Names the first slot with a code that there is not."""
@@ -178,17 +199,16 @@ class CudaDecoder:
                     f"{codes.max()} in slot {slot}."
                 )
 
-    def _finish(
-        self, given: Sequence[Chunk], left: Sequence[Sequence[Chunk]]
-    ) -> list[NDArray[np.int16] | None]:
+    def _finish(self, slots: Sequence[int], left: Sequence[Sequence[Expected]]) -> Samples:
         """Waits for the first round, which was started, and goes through the others."""
-        made: dict[int, list[NDArray[np.int16] | None]] = {slot: [] for slot, _ in given}
-        for i, some in enumerate(left):
+        made: dict[int, Samples] = {slot: [] for slot in slots}
+        for i, parts in enumerate(left):
             if i > 0:
-                self._start(some)
-            for (slot, _), samples in zip(some, self._collect(some), strict=True):
-                made[slot].append(samples)
-        return [_joined(made[slot]) for slot, _ in given]
+                self._decode(parts)
+            found = self._collect(parts, [part.frames for part in parts])
+            for part, samples in zip(parts, found, strict=True):
+                made[part.slot].append(samples)
+        return [_joined(made[slot]) for slot in slots]
 
     def graphs(self, count: int) -> Graphs:
         """The graphs of so many frames: to their samples, and what is left to do then."""
@@ -201,40 +221,61 @@ class CudaDecoder:
             )
         return self._graphs[count]
 
+    def _decode(self, parts: Sequence[Expected]) -> None:
+        """A round of frames that are known, all of which count."""
+        self._start(parts)
+        self._remember(parts, [part.frames for part in parts])
+
     def _launch(self, count: int) -> None:
         if self._queue is not None:
-            self._queue.replay(*self.graphs(count))
+            self._queue.decode(self.graphs(count)[0])
             return
         with torch.inference_mode():
             self._network.decode(count)
-            self._network.remember(count)
 
-    def _start(self, parts: Sequence[Chunk]) -> None:
+    def _start(self, parts: Sequence[Expected]) -> None:
         """Tells the kernels who speaks, and starts them."""
-        table, first = self._network.asked.numpy(), 0
-        for slot, codes in parts:
-            rows = table[first : first + len(codes)]
-            position = self._position[slot]
-            rows[:, 0], rows[:, 1] = slot, first
-            rows[:, 2] = np.arange(position, position + len(codes))
-            rows[:, 3:] = codes
-            first += len(codes)
+        table, first = self._network.asked, 0
+        for part in parts:
+            rows, there = table[first : first + part.frames], len(part.known)
+            rows["slot"], rows["first"] = part.slot, first
+            rows["position"] = self._position[part.slot] + np.arange(part.frames)
+            rows["codes"][:there] = part.known
+            rows["coming"][:there] = 0
+            rows["coming"][there:] = _addresses(part.coming)
+            first += part.frames
         self._network.broken.numpy()[:first] = 0
         self._launch(first)
-        for slot, codes in parts:
-            self._position[slot] += len(codes)
 
-    def _collect(self, parts: Sequence[Chunk]) -> list[NDArray[np.int16] | None]:
-        """Waits for what was started, and takes its samples."""
+    def _remember(self, parts: Sequence[Expected], counts: Sequence[int]) -> None:
+        """After what was started: streams go on behind so many frames of each part."""
+        if self._queue is not None:
+            self._queue.remembered.synchronize()  # `kept` is read until then
+        kept, first = self._network.kept.numpy(), 0
+        for part, count in zip(parts, counts, strict=True):
+            if part.frames:
+                kept[first] = count
+            first += part.frames
+        if self._queue is not None:
+            self._queue.remember(self.graphs(first)[1])
+        else:
+            with torch.inference_mode():
+                self._network.remember(first)
+        for part, count in zip(parts, counts, strict=True):
+            self._position[part.slot] += count
+
+    def _collect(self, parts: Sequence[Expected], counts: Sequence[int]) -> Samples:
+        """Waits for what was started, and takes the samples of the parts that count."""
         if self._queue is not None:
             self._queue.decoded.synchronize()
         pcm, broken, first = self._network.pcm.numpy(), self._network.broken.numpy(), 0
-        made: list[NDArray[np.int16] | None] = []
-        for _, codes in parts:
-            end = first + len(codes)
-            fine = not broken[first:end].any()
-            made.append(pcm[first * self.frame : end * self.frame].copy() if fine else None)
-            first = end
+        made: Samples = []
+        for part, count in zip(parts, counts, strict=True):
+            end = first + count
+            if count:
+                fine = not broken[first:end].any()
+                made.append(pcm[first * self.frame : end * self.frame].copy() if fine else None)
+            first += part.frames
         return made
 
 
@@ -243,7 +284,9 @@ class _Queue:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
+        self._made = torch.cuda.Event()
         self.decoded = torch.cuda.Event()
+        self.remembered = torch.cuda.Event()
 
     def behind(self) -> AbstractContextManager[None]:
         """Work that comes after what the codec was given before."""
@@ -266,13 +309,23 @@ class _Queue:
             graph.capture_end()
         return graph
 
-    def replay(self, decode: torch.cuda.CUDAGraph, rest: torch.cuda.CUDAGraph) -> None:
-        """Starts both; the event tells the end of the first, for which the networks wait."""
+    def follow(self) -> None:
+        """What comes next waits for the networks, for all that they were given so far."""
+        self._made.record(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_event(self._made)
+
+    def decode(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Starts it; the networks wait for its end, of which the event tells."""
         with torch.cuda.stream(self._stream):
-            decode.replay()
+            graph.replay()
             self.decoded.record(self._stream)
-            rest.replay()
         torch.cuda.current_stream(self._stream.device).wait_event(self.decoded)
+
+    def remember(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Starts it, for which nobody waits."""
+        with torch.cuda.stream(self._stream):
+            graph.replay()
+            self.remembered.record(self._stream)
 
 
 def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
@@ -287,7 +340,20 @@ def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
         left = [(slot, codes) for slot, codes in rest if len(codes)] + left[len(taken) :]
 
 
-def _joined(parts: Sequence[NDArray[np.int16] | None]) -> NDArray[np.int16] | None:
+def _known(chunk: Chunk) -> Expected:
+    """Frames that are all made."""
+    slot, codes = chunk
+    return Expected(slot, torch.from_numpy(codes), np.empty((0, 0), np.int32))
+
+
+def _addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Where each of them lies."""
+    return np.uint64(rows.ctypes.data) + np.uint64(rows.strides[0]) * np.arange(
+        len(rows), dtype=np.uint64
+    )
+
+
+def _joined(parts: Samples) -> NDArray[np.int16] | None:
     whole = [part for part in parts if part is not None]
     if len(whole) < len(parts):
         return None

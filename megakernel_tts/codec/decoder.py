@@ -8,9 +8,12 @@ and a new one is passed out; nothing is kept here but weights.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
@@ -27,6 +30,25 @@ from megakernel_tts.layers import (
 )
 
 Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups] on the host
+
+
+class Expected(NamedTuple):
+    """A stream's next frames, of which the last are still being made.
+
+    Attributes:
+        slot: Its slot.
+        known: Codes of the first of them [frames, groups], on the host.
+        coming: Where the networks write the others' [frames, groups].
+    """
+
+    slot: int
+    known: Tensor
+    coming: NDArray[np.int32]
+
+    @property
+    def frames(self) -> int:
+        """How many they are, if all are made."""
+        return len(self.known) + len(self.coming)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,8 +21,17 @@ from megakernel_tts.layers import merge_heads
 
 WINDOW = 72  # frames that attention sees; csrc/codec/params.cuh
 MOST_FRAMES = 8  # of a stream in a call
-FRAME_INTS = 19  # slot, its first row, position, 16 codes
 _GROUPS = 16
+FRAME = np.dtype(  # csrc/codec/params.cuh
+    [
+        ("coming", np.uint64),
+        ("slot", np.int32),
+        ("first", np.int32),
+        ("position", np.int32),
+        ("codes", np.int32, _GROUPS),
+    ],
+    align=True,
+)
 _HEADS = (16, 32, 64)  # channels of a head that are compiled
 _PLAIN, _SNAKE, _GELU, _GATE, _TURN, _WAVE = range(6)  # what follows a product
 _BOTH = 2  # planes: what the first rounds off is in the second
@@ -49,7 +59,9 @@ class Network:
     """Weights, buffers and the state of every slot.
 
     Attributes:
-        asked: int32 [capacity, FRAME_INTS], on the host: who speaks in a call.
+        asked: FRAME [capacity], on the host: who speaks in a call.
+        kept: int32 [capacity], on the host: in the row of a stream's first frame, how many of its
+            frames `remember` counts.
         pcm: int16 [capacity * samples a frame], on the host.
         broken: int32 [capacity], on the host: a frame's samples were not finite.
         history: float16 [slots, values]: of every convolution, the rows before the next.
@@ -84,8 +96,10 @@ class Network:
         self._size = 0  # of a slot's history
         self._wide = s.heads * s.head_dim
         self.ring = WINDOW - 1 + MOST_FRAMES
-        self.asked = self._mail(capacity * FRAME_INTS, torch.int32).view(capacity, FRAME_INTS)
-        self._frames = torch.zeros_like(self.asked, device=self._device)
+        asked = self._mail(capacity * FRAME.itemsize // 4, torch.int32).view(capacity, -1)
+        self.asked = asked.numpy().view(FRAME)[:, 0]
+        self._asked, self._frames = asked, torch.zeros_like(asked, device=self._device)
+        self.kept = self._mail(capacity, torch.int32)
         self.pcm = self._mail(capacity * config.frame, torch.int16)
         self.broken = self._mail(capacity, torch.int32)
         self.memory = self._floats(slots, s.layers, 2, self.ring, self._wide)
@@ -109,9 +123,9 @@ class Network:
             layer(count)
 
     def remember(self, count: int) -> None:
-        """After `decode`: every layer's last rows become the history of their streams."""
+        """After `decode`: every layer's last rows that count become their streams' history."""
         numbers = [count]
-        tensors = [self._frames]
+        tensors = [self._frames, self.kept]
         for rows in self._remembered:
             tensors += [rows.now, self._past(rows)]
             numbers += self._numbers(rows)
@@ -245,7 +259,7 @@ class Network:
         tables = codebook_tables(weights).contiguous()
         exponents = torch.arange(0, s.head_dim, 2, device=self._device).float() / s.head_dim
         angles = 1.0 / s.theta**exponents
-        tensors = [self._frames, self.asked, tables, angles, self._turns, out.now]
+        tensors = [self._frames, self._asked, tables, angles, self._turns, out.now]
         numbers = [tables.shape[1], s.head_dim // 2]
 
         def launch(count: int) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.frames import Frames, Start
+from megakernel_tts.frames import Coming, Frames, Start
 from tests.fakes import ScriptedBackend
 
 RATE = 24_000
@@ -57,11 +57,14 @@ class PlantedBackend(ScriptedBackend):
         slots: Sequence[int],
         frames: int,
         meanwhile: Callable[[], object] = lambda: None,
+        ending: Callable[[Coming], object] = lambda coming: None,
     ) -> list[Frames]:
         before = {slot: self._streams[slot]["frames"] for slot in slots}
         return [
             made._replace(scores=self._scores(slot, before[slot], len(made.codes)))
-            for slot, made in zip(slots, super().step(slots, frames, meanwhile), strict=True)
+            for slot, made in zip(
+                slots, super().step(slots, frames, meanwhile, ending), strict=True
+            )
         ]
 
     def _scores(self, slot: int, first: int, count: int) -> Tensor:

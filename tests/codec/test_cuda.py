@@ -17,7 +17,7 @@ from torch import Tensor
 from megakernel_tts.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda import CudaDecoder, rounds
-from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.codec.decoder import Decoder, Expected
 from megakernel_tts.config import CodecConfig, read_codec_config
 from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.random_checkpoint import codec_config, random_tensor
@@ -129,6 +129,60 @@ def test_streams_of_a_call_and_their_chunks_change_no_bit(decoder: CudaDecoder) 
             at[s] = ends[s]
     for s in range(3):
         np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+
+
+def expected(
+    slot: int, codes: Tensor, known: int, frames: int, rng: random.Random
+) -> tuple[Expected, NDArray[np.int32]]:
+    """So many frames, the first ones known; where the others come from, there is anything at first.
+
+    Returns:
+        What is expected, and where its codes come: more than a frame's lie in a row.
+    """
+    junk = [rng.choice([-7, 0, CODES, 2150, 2**31 - 1]) for _ in range((frames - known) * 17)]
+    rows = np.array(junk, np.int32).reshape(frames - known, 17)[:, 1:]
+    return Expected(slot, codes[:known], rows), rows
+
+
+def test_frames_that_were_expected_and_not_made_leave_no_trace(decoder: CudaDecoder) -> None:
+    codes = [some_codes(60, seed) for seed in range(3)]
+    alone = [stream(decoder, 0, c, [60]) for c in codes]
+    for slot in range(3):
+        decoder.open(slot)
+    made: list[list[NDArray[np.int16]]] = [[], [], []]
+    rng, at, fewer = random.Random(0), [0, 0, 0], 0
+    while min(at) < 60:
+        speaking = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 60]
+        parts: list[Expected] = []
+        counts: list[int] = []
+        for s in speaking:
+            left, frames = codes[s][at[s] :], rng.randint(1, 8)
+            known, count = (rng.randint(0, min(frames, len(left))) for _ in range(2))
+            part, rows = expected(s, left, known, frames, rng)
+            rows[: max(count - known, 0)] = left[known : max(count, known)]
+            parts.append(part)
+            counts.append(count)
+            fewer += 0 < count < frames
+        settle = decoder.expect(parts)
+        assert settle is not None
+        heard = [(s, count) for s, count in zip(speaking, counts, strict=True) if count]
+        for (s, count), samples in zip(heard, settle(counts)(), strict=True):
+            assert samples is not None
+            made[s].append(samples)
+            at[s] += count
+    assert fewer > 5
+    for s in range(3):
+        np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+
+
+def test_only_a_round_is_expected(decoder: CudaDecoder) -> None:
+    rng, codes = random.Random(0), some_codes(9, 0)
+    assert decoder.expect([expected(0, codes, 4, 9, rng)[0]]) is None
+    decoder.open(0)
+    settle = decoder.expect([expected(0, codes, 8, 8, rng)[0]])
+    assert settle is not None
+    (samples,) = settle([8])()
+    np.testing.assert_array_equal(samples, stream(decoder, 1, codes[:8], [8]))
 
 
 def test_the_size_of_the_gpu_changes_no_bit(codec: Codec, decoder: CudaDecoder, make: Make) -> None:
@@ -269,6 +323,29 @@ def test_eight_streams_of_the_released_size(large: tuple[Codec, CudaDecoder]) ->
             at[s] = ends[s]
     for s in range(8):
         np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+
+
+@pytest.mark.gpu
+def test_frames_are_expected_behind_what_makes_them(large: tuple[Codec, CudaDecoder]) -> None:
+    """Codes that are written 20 ms later, by work that the GPU was given before."""
+    _, decoder = large
+    codes, rng = some_codes(40, 3, 2048), random.Random(0)
+    alone = stream(decoder, 0, codes, [40])
+    decoder.open(0)
+    mail = torch.zeros(8, 16, dtype=torch.int32, pin_memory=True)
+    made: list[NDArray[np.int16]] = []
+    for at in range(0, 40, 5):
+        count = rng.choice([5, 5, 3])
+        later = codes[at : at + 5].int().cuda()
+        mail.fill_(2150)
+        torch.cuda._sleep(40_000_000)
+        mail[:5].copy_(later, non_blocking=True)
+        settle = decoder.expect([Expected(0, codes[:0], mail.numpy())])
+        assert settle is not None
+        torch.cuda.current_stream().synchronize()
+        (first,) = settle([count])()
+        made += [first, the_samples(decoder, 0, codes[at + count : at + 5])]
+    np.testing.assert_array_equal(np.concatenate(made), alone)
 
 
 @pytest.mark.gpu

@@ -40,7 +40,7 @@ class EmulatedCodec:
         self._library.codec_depthwise(*_arrays(tensors, numbers), c_double(eps))
 
     def codec_remember(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self._library.codec_remember(*_arrays(tensors, numbers), c_int(len(tensors) // 2))
+        self._library.codec_remember(*_arrays(tensors, numbers), c_int((len(tensors) - 2) // 2))
 
 
 def _arrays(
