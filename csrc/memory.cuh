@@ -59,6 +59,9 @@ DEVICE T shuffle_from(T value, int lane) {
 DEVICE int uniform(int value) { return shuffle_from(value, 0); }
 DEVICE int warp_number() { return uniform(warp()); }
 DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
+// A bit each, and how many are below the lowest one.
+DEVICE unsigned lanes_of(bool value) { return __ballot_sync(~0u, value); }
+DEVICE int zeros_below(uint64_t bits) { return __ffsll(bits) - 1; }
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
 DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
 DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
@@ -96,22 +99,28 @@ DEVICE void gate_arrive(Gate& gate) {
       "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
       : "memory");
 }
-DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+DEVICE bool gate_open_by_now(const Gate& gate, uint32_t parity) {
   uint32_t open;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(open)
-      : "r"(shared_address(&gate)), "r"(parity)
-      : "memory");
-#else
   asm volatile(
       "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
       : "=r"(open)
       : "r"(shared_address(&gate)), "r"(parity)
       : "memory");
-#endif
   return open;
+}
+// The same, for who has nothing else to do: it may sleep for a while.
+DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t open;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(open)
+      : "r"(shared_address(&gate)), "r"(parity)
+      : "memory");
+  return open;
+#else
+  return gate_open_by_now(gate, parity);
+#endif
 }
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
@@ -304,7 +313,6 @@ DEVICE float larger_or_nan(float a, float b) {
 DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
   return __funnelshift_l(as_bits(a - b), bits, 1);
 }
-DEVICE int zeros_below(uint64_t bits) { return __ffsll(bits) - 1; }  // the lowest one
 // The upper word of both, moved up by `bits` modulo 32.
 DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
   return __funnelshift_l(low, high, bits);

@@ -111,13 +111,25 @@ struct Ring {
     if (thread() == 0) stop = 0;
   }
 
-  // A place in the ring, and how often one has come around.
+  // A place in the ring, how often one has come around, and how many slots from it on are known to
+  // be full, as it takes long to ask at each.
   struct Place {
     int slot = 0;
     uint32_t round = 0;
+    int full = 0;
 
     DEVICE void advance() {
       if (++slot == Depth) slot = 0, round ^= 1;
+    }
+
+    // Each lane looks at a gate of its own.
+    DEVICE void look(const Ring& ring) {
+      constexpr int kMost = Depth < 32 ? Depth : 32;
+      const int at = slot + min(lane(), kMost - 1);
+      const bool around = at >= Depth;
+      const bool open = gate_open_by_now(ring.full[around ? at - Depth : at], round ^ around);
+      full = zeros_below(~static_cast<uint64_t>(lanes_of(open && lane() < kMost)));
+      warp_sync();  // what a lane has seen to be there, all see
     }
   };
 };
@@ -163,8 +175,11 @@ class Weights {
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
   DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
-    while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
-      if (!in_all_lanes(patience.lasts())) break;
+    if (place_.full == 0) {
+      while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
+        if (!in_all_lanes(patience.lasts())) break;
+      }
+      place_.full = 1;
     }
     return ring_.of[place_.slot];
   }
@@ -175,6 +190,7 @@ class Weights {
     warp_sync();
     if (lane() == 0) gate_arrive(ring_.empty[place_.slot]);
     place_.advance();
+    --place_.full;
   }
 
  private:

@@ -286,6 +286,7 @@ inline void gate_arrive(Gate& gate) {
   if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
 }
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
+inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
   if (thread() % 32 == 0) memcpy(shared, global, bytes);
   gate_arrive(gate);
@@ -295,6 +296,12 @@ inline float shuffle_up(float value) { return show(value)[max(lane() - 1, 0)]; }
 inline bool in_all_lanes(bool value) {
   const int* all = show<int>(value);
   return std::all_of(all, all + 32, [](int one) { return one != 0; });
+}
+inline unsigned lanes_of(bool value) {
+  const int* all = show<int>(value);
+  unsigned bits = 0;
+  for (int l = 0; l < 32; ++l) bits |= static_cast<unsigned>(all[l] != 0) << l;
+  return bits;
 }
 // Here it is checked that it is so: the GPU would go on with the first lane's.
 inline int uniform(int value) {
