@@ -151,7 +151,7 @@ class _KernelOps:
         self._launched = mailbox[2], self._device.free, 1e-3 * each
 
     def doze(self, published: Tensor) -> bool:
-        """Until the last frame; who interrupts it before gets the frames up to the one at hand."""
+        """Until the last frame; false if it was interrupted before, with the frame at hand."""
         stop, end, each = self._launched
         frames = int(published[0])
         for made in range(1, frames):

@@ -116,7 +116,7 @@ struct Ring {
   struct Place {
     int slot = 0;
     uint32_t round = 0;
-    int full = 0;
+    int known_full = 0;
 
     DEVICE void advance() {
       if (++slot == Depth) slot = 0, round ^= 1;
@@ -128,7 +128,7 @@ struct Ring {
       const int at = slot + min(lane(), kMost - 1);
       const bool around = at >= Depth;
       const bool open = gate_open_by_now(ring.full[around ? at - Depth : at], round ^ around);
-      full = zeros_below(~static_cast<uint64_t>(lanes_of(open && lane() < kMost)));
+      known_full = zeros_below(~static_cast<uint64_t>(lanes_of(open && lane() < kMost)));
       warp_sync();  // what a lane has seen to be there, all see
     }
   };
@@ -175,11 +175,11 @@ class Weights {
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
   DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
-    if (place_.full == 0) {
+    if (place_.known_full == 0) {
       while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
         if (!in_all_lanes(patience.lasts())) break;
       }
-      place_.full = 1;
+      place_.known_full = 1;
     }
     return ring_.of[place_.slot];
   }
@@ -190,7 +190,7 @@ class Weights {
     warp_sync();
     if (lane() == 0) gate_arrive(ring_.empty[place_.slot]);
     place_.advance();
-    --place_.full;
+    --place_.known_full;
   }
 
  private:

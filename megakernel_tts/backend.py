@@ -67,10 +67,10 @@ class Backend(Protocol):
             frames: At most, of each.
             meanwhile: What the caller does beside the device's work; it must not raise. Called
                 once, unless the step fails before.
-            ending: Called at most once, while the last frame is being made, by a backend whose
-                device writes codes where its other work can read them; it must not raise. It is
-                told where they are coming: what it gives the device to do with them is done right
-                behind the step, which tells how many of them are frames.
+            ending: Called at most once, after `meanwhile`, when the last frame is being made (or is
+                made), by a backend whose device writes codes where its other work can read them; it
+                must not raise. It is told where they are coming: what it gives the device to do
+                with them is done behind the step, which tells how many of them are frames.
 
         Raises:
             DeviceError: It is not the fault of any one of the streams.

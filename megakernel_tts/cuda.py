@@ -4,6 +4,7 @@ Host state is the authority: each launch is given its streams, and tells the fra
 through pinned memory.
 """
 
+import math
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -133,6 +134,7 @@ class Megakernel:
         self._frames, self._published, self._stop, self._failure = (
             mail.numpy() for mail in self._mailbox
         )
+        self._told = self._mail(self._memory[_SCORES].numel()).view(torch.float32)
         self._done = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
         self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
@@ -311,6 +313,9 @@ class Megakernel:
         self._put(slots, [self._state[slot] for slot in slots])
         self._published[:] = 0
         self._ops.generate(self._model, *self._lists(), frames, self._watched)
+        if self._watched:  # now: what others give the device comes behind, and takes its time
+            told = len(slots) * frames * len(self._watched) * self._keys.shape[3]
+            self._told[:told].copy_(self._memory[_SCORES].flatten()[:told], non_blocking=True)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
@@ -363,12 +368,11 @@ class Megakernel:
         """What the watched heads look at, for each column [frames, heads, positions]."""
         if not self._watched:
             return [None] * len(slots)
-        told = self._memory[_SCORES].flatten()
-        table = told[: len(slots) * frames * told.numel() // (self._columns * _FRAMES)]
-        table = table.view(len(slots), frames, len(self._watched), -1)
+        shape = (len(slots), frames, len(self._watched), self._keys.shape[3])
+        table = self._told[: math.prod(shape)].view(shape)
         return [
             self._state[slot].known(rows, self.positions)
-            for slot, rows in zip(slots, table.cpu(), strict=True)
+            for slot, rows in zip(slots, table, strict=True)
         ]
 
     def _take(self, state: _Slot, made: NDArray[np.int64], scores: Tensor | None) -> Frames:

@@ -11,6 +11,7 @@ A stream that has stalled, because its text or its reader is late, keeps its slo
 could use it; then it is suspended, and goes on later exactly where it stopped.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ from megakernel_tts.prompt import Prompt, Prompter
 from megakernel_tts.session import Finish, FinishReason
 from megakernel_tts.stream import Stream, Utterance
 from megakernel_tts.vocoder import Decoding, Settle, Vocoder
+
+_log = logging.getLogger("megakernel_tts")
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _AHEAD = 16  # of them that go first: the device runs them while the others' prompts are built
@@ -325,18 +328,19 @@ class Loop:
 
     def _expect(self, moving: Sequence[Stream], coming: Coming) -> None:
         """Begins to decode the chunks that will be due after this step; nothing here raises."""
-        chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
-        parts = [chunk for chunk in chunks if chunk is not None]
         try:
-            settle = self.vocoder.expect(parts) if parts else None
+            chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
+            here = [c is not None and c.frames <= self.vocoder.expects for c in chunks]
+            parts = [chunk for chunk in compress(chunks, here) if chunk is not None]
+            if parts:
+                frames = [part.frames for part in parts]
+                speaking = [*compress(_speaking(moving), here)]
+                self._expecting = _Expecting(speaking, frames, self.vocoder.expect(parts))
         except Exception:
-            return  # it is decoded later, and fails again
-        if settle is not None:
-            speaking = [*compress(_speaking(moving), (chunk is not None for chunk in chunks))]
-            self._expecting = _Expecting(speaking, [part.frames for part in parts], settle)
+            _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
 
     def _settle(self, *, failed: bool = False) -> None:
-        """After the step: what was expected and is due now is being decoded, the rest never was."""
+        """After the step: what was expected and is due is being decoded; the rest never was."""
         expecting, self._expecting = self._expecting, None
         if expecting is None:
             return
@@ -348,10 +352,18 @@ class Loop:
         except Exception:
             return  # they are still due: decoded again, it fails again, and they are told
         leaving = [*compress(speaking, counts)]
-        codes = [torch.stack(stream.outgoing) for stream, _ in leaving]
-        for stream, _ in leaving:
+        self._sound(leaving, [torch.stack(stream.outgoing) for stream, _ in leaving], decoding)
+
+    def _sound(
+        self,
+        speaking: Sequence[tuple[Stream, Utterance]],
+        codes: Sequence[Tensor],
+        decoding: Decoding,
+    ) -> None:
+        """What is outgoing is being decoded."""
+        for stream, _ in speaking:
             stream.begin_decoding()
-        self._sounding = _Sounding(leaving, codes, decoding)
+        self._sounding = _Sounding(speaking, codes, decoding)
 
     def _decode(self, due: Sequence[Stream]) -> None:
         """Begins to decode pending frames; if that fails, each alone, to find the culprit."""
@@ -371,9 +383,7 @@ class Loop:
                 u.pending = []  # nothing after a gap is heard
                 self._fail(stream, error)
             return
-        for stream, _ in speaking:
-            stream.begin_decoding()
-        self._sounding = _Sounding(speaking, [codes for _, codes in parts], decoding)
+        self._sound(speaking, [codes for _, codes in parts], decoding)
 
     def _deliver(self) -> None:
         """Hands over what is being decoded, if anything is, to those who still listen."""

@@ -221,9 +221,10 @@ class Stream:
         if u.over is not None or not (ends or there >= self._wanted):
             return None
         frames = there if ends else min(there, self.chunk)
-        known = [torch.empty(0, coming.shape[1], dtype=torch.long)]
-        known += [codes[None] for codes in u.pending[:frames]]
-        return Expected(self.slot, torch.cat(known), coming[: max(frames - len(u.pending), 0)])
+        known = np.empty((0, coming.shape[1]), np.int64)
+        if u.pending:
+            known = torch.stack(u.pending[:frames]).numpy()
+        return Expected(self.slot, known, coming[: frames - len(known)])
 
     @property
     def _wanted(self) -> int:

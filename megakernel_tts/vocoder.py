@@ -25,7 +25,12 @@ class Vocoder(Protocol):
     """The codec's decoder for a fixed number of slots, one stream a slot; one thread calls it.
 
     A method that raises leaves every slot as it was.
+
+    Attributes:
+        expects: The most frames of a part that `expect` takes; 0: it expects nothing.
     """
+
+    expects: int
 
     @property
     def sample_rate(self) -> int:
@@ -56,16 +61,16 @@ class Vocoder(Protocol):
         """
         ...
 
-    def expect(self, parts: Sequence[Expected]) -> Settle | None:
+    def expect(self, parts: Sequence[Expected]) -> Settle:
         """Begins to decode frames that are still being made, right behind what makes them.
 
         Args:
-            parts: Every slot at most once.
+            parts: Every slot at most once, of at most eight slots.
 
         Returns:
             What is told, once it is known, how many frames of each part there are, from the first
             on; the others never were. It gives what `decode` gives, for the parts that have any.
-            Until then, nothing is called but `open` of other slots. None if it cannot expect them.
+            Until that was awaited, nothing is called but `open` of other slots.
         """
         ...
 
@@ -75,6 +80,7 @@ class TorchVocoder:
 
     def __init__(self, decoder: Decoder) -> None:
         """Streams share the decoder's weights."""
+        self.expects = 0
         self._decoder = decoder
         self._states: dict[int, State] = {}
 
@@ -110,8 +116,9 @@ class TorchVocoder:
         self._states |= after
         return lambda: [samples[slot] for slot, _ in parts]
 
-    def expect(self, parts: Sequence[Expected]) -> Settle | None:
-        """See `Vocoder.expect`; it expects nothing."""
+    def expect(self, parts: Sequence[Expected]) -> Settle:
+        """See `Vocoder.expect`."""
+        raise NotImplementedError("Plain torch expects nothing.")
 
 
 def choose_vocoder(

@@ -13,7 +13,7 @@ from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.random_checkpoint import Size, write_checkpoint
 from tests.emulator import EmulatedOps
-from tests.fakes import ScriptedBackend
+from tests.fakes import ExpectingVocoder, ScriptedBackend
 from tests.goldens.cases import Model
 from tests.kernels import MODELS, Bench
 from tests.rig import Rig
@@ -109,3 +109,5 @@ def rig(load: Callable[..., Loaded]) -> Iterator[Rig]:
     yield one
     one.backend.gate.set()
     one.engine.close()
+    assert isinstance(one.engine.vocoder, ExpectingVocoder)
+    assert not one.engine.vocoder.violations

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.codec.decoder import Decoder, Expected, Part
+from megakernel_tts.codec.decoder import Decoder, Expected, Part, State
 from megakernel_tts.frames import Coming, Frames, Start
 from megakernel_tts.suspension import Suspended
 from megakernel_tts.vocoder import Decoding, Settle, TorchVocoder
@@ -147,28 +148,50 @@ class ExpectingVocoder(TorchVocoder):
 
     Attributes:
         settled: Of every part that was expected: frames, and how many of them there were.
+        violations: What was called when it must not be.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
+        self.expects = 1 << 20
         self.settled: list[tuple[int, int]] = []
-        self._expecting = False
+        self.violations: list[str] = []
+        self._busy = False  # until what was begun has been awaited
+
+    def _begin(self, what: str) -> None:
+        if self._busy:
+            self.violations.append(what)
+        self._busy = True
+
+    def _awaited(self, decoding: Decoding) -> Decoding:
+        def wait() -> Sequence[NDArray[np.int16] | None]:
+            self._busy = False
+            return decoding()
+
+        return wait
+
+    def save(self, slot: int) -> State:
+        if self._busy:
+            self.violations.append("save")
+        return super().save(slot)
 
     def decode(self, parts: Sequence[Part]) -> Decoding:
-        assert not self._expecting, "it was not settled"
-        return super().decode(parts)
+        self._begin("decode")
+        try:
+            return self._awaited(super().decode(parts))
+        except Exception:
+            self._busy = False
+            raise
 
     def expect(self, parts: Sequence[Expected]) -> Settle:
-        assert not self._expecting, "it was not settled"
-        self._expecting = True
+        self._begin("expect")
 
         def settle(counts: Sequence[int]) -> Decoding:
-            self._expecting = False
             self.settled += zip((part.frames for part in parts), counts, strict=True)
-            codes = [torch.cat([p.known, torch.from_numpy(p.coming).long()]) for p in parts]
-            return self.decode(
-                [(p.slot, c[:n]) for p, c, n in zip(parts, codes, counts, strict=True) if n]
-            )
+            codes = [torch.from_numpy(np.concatenate([p.known, p.coming])) for p in parts]
+            there = [(p.slot, c[:n]) for p, c, n in zip(parts, codes, counts, strict=True) if n]
+            self._busy = False
+            return self.decode(there)
 
         return settle
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from megakernel_tts import ChunkPolicy, Sampling
 from megakernel_tts.cuda import Megakernel
 from megakernel_tts.engine import Engine
 from megakernel_tts.errors import DeviceError
+from megakernel_tts.frames import Coming
 from megakernel_tts.loader import Loaded
 from megakernel_tts.passes import Part, pack
 from megakernel_tts.prompt import Prompter
@@ -183,8 +185,22 @@ def test_the_host_dozes_until_the_last_frame_and_looks_for_its_end(
     monkeypatch.setattr(kernel, "_done", clock)
     monkeypatch.setattr(kernel, "_ops", clock)
     kernel._published[:] = 0
-    kernel._wait(frames)
-    assert clock.told == ["doze"] * dozes + ["look"]
+    kernel._wait(frames, lambda: clock.told.append("ending"))
+    last = ["ending"] if over_after == frames else []
+    assert clock.told == ["doze"] * dozes + last + ["look"]
+
+
+def test_where_codes_are_coming_is_told_of_a_launch_that_is_alone(
+    bench: Callable[..., Bench],
+) -> None:
+    kernel, told = bench("0b6").kernel, list[Coming]()
+    kernel._tell(told.append, range(COLUMNS + 1), 2)
+    assert not told, "the second launch would write to the same place"
+    kernel._tell(told.append, range(3), 2)
+    (coming,) = told
+    kernel._frames[:] = np.arange(len(kernel._frames))
+    assert [rows[:, 0].tolist() for rows in coming] == [[1, 18], [35, 52], [69, 86]]
+    assert all(rows.shape == (2, 16) for rows in coming)
 
 
 # --- the operators ---

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from megakernel_tts.backend import Backend
-from megakernel_tts.frames import Frames, Start
+from megakernel_tts.frames import Coming, Frames, Start
 from megakernel_tts.reference import Reference
 from tests.kernels import SAMPLINGS, Bench
 
@@ -131,3 +132,23 @@ def test_overhearing_a_speech_gives_what_watching_gave(any_bench: Callable[..., 
     expected = _scores(frames)[:, :, first : first + count]
     assert torch.equal(told.isnan(), expected.isnan()) and not expected[1:, :, 0].isnan().any()
     assert torch.allclose(told.nan_to_num(), expected.nan_to_num(), atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_scores_do_not_wait_for_what_the_device_is_given_behind_the_step(
+    gpu_bench: Callable[..., Bench],
+) -> None:
+    b = gpu_bench()
+    watching, over = b.watching(HEADS), torch.cuda.Event()
+    _begin(b, watching, 1)
+    (expected,) = _heard(watching, [0], [5])
+    watching.release(0)
+    _begin(b, watching, 1)
+
+    def give(_: Coming) -> None:
+        torch.cuda._sleep(2_000_000_000)  # a second
+        over.record()
+
+    (frames,) = watching.step([0], 5, ending=give)
+    assert not over.query()
+    assert _same(_scores(frames), _scores(expected))

@@ -14,12 +14,11 @@ DEVICE void embed(const Embed& p, Frame& shared) {
     reinterpret_cast<int*>(&shared)[thread()] = value;
   }
   all_sync();
-  if (shared.coming != nullptr) {
-    if (thread() < kCodes) {
-      shared.codes[thread()] = min(max(shared.coming[thread()], 0), p.codes - 1);
-    }
-    all_sync();
+  if (thread() < kCodes) {
+    const int* codes = shared.coming == nullptr ? shared.codes : shared.coming;
+    shared.codes[thread()] = min(max(codes[thread()], 0), p.codes - 1);
   }
+  all_sync();
   for (int c = 2 * thread(); c < width; c += 2 * kBlockThreads) {
     float low = 0, high = 0;
 #pragma unroll

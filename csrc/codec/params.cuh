@@ -75,8 +75,8 @@ struct Product {
   int* broken;  // [frames], on the host: set where a sample is not finite
 };
 
-// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host. Of
-// codes that are coming, some may be of no frame, and beyond the tables.
+// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host.
+// Codes that were coming may be of no frame, and beyond the tables: the nearest code is taken.
 struct Embed {
   const Frame* asked;  // on the host
   Frame* frames;

@@ -65,7 +65,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = kWide == 8 || lane() % 4 == 0;
   units = uniform(units), steps = uniform(steps);
-  place.full = uniform(place.full);
+  place.known_full = uniform(place.known_full);
   Weights<R> weights(ring, place);
   const Patience patience(p, phase, sums.gave_up);
 #pragma unroll 1
@@ -124,8 +124,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
       if (done == 0 || Matrix::chunks > 1) {
-        flow.place.look(flow.ring);
-        warp_sync();
+        flow.place.look(flow.ring);  // by all lanes: none still reads the last activations
         fetch(chunk * Matrix::chunk, sums);
         if constexpr (Matrix::k % kStep != 0) clear_padding<Matrix>(flow.fragments);
         warp_sync();

@@ -51,6 +51,7 @@ class CudaDecoder:
 
     Attributes:
         slots: Streams at a time.
+        expects: Frames of a part that can be expected; all slots together have room for as many.
         frame: Samples of a frame.
         sample_rate: In Hz.
     """
@@ -71,6 +72,7 @@ class CudaDecoder:
             ValueError: They are not compiled for these shapes.
         """
         self._device = weights.input.device
+        self.expects = MOST_FRAMES
         self.slots, self.frame, self.sample_rate = slots, config.frame, config.sample_rate
         self._codes = config.decoder.codebook
         self.capacity = min(_CAPACITY, slots * MOST_FRAMES)
@@ -170,16 +172,11 @@ class CudaDecoder:
             self._decode(first)
         return partial(self._finish, [slot for slot, _ in given], left)
 
-    def expect(
-        self, parts: Sequence[Expected]
-    ) -> Callable[[Sequence[int]], Callable[[], Samples]] | None:
+    def expect(self, parts: Sequence[Expected]) -> Callable[[Sequence[int]], Callable[[], Samples]]:
         """Begins to decode frames behind what makes them; see `Vocoder.expect`.
 
-        Only what is one round: nothing is expected of longer chunks.
+        Without a GPU there is nothing to be behind of: the codes must be there already.
         """
-        frames = [part.frames for part in parts]
-        if max(frames, default=0) > MOST_FRAMES or sum(frames) > self.capacity:
-            return None
         if self._queue is not None:
             self._queue.follow()
         self._start(parts)
@@ -253,8 +250,7 @@ class CudaDecoder:
             self._queue.remembered.synchronize()  # `kept` is read until then
         kept, first = self._network.kept.numpy(), 0
         for part, count in zip(parts, counts, strict=True):
-            if part.frames:
-                kept[first] = count
+            kept[first] = count
             first += part.frames
         if self._queue is not None:
             self._queue.remember(self.graphs(first)[1])
@@ -342,8 +338,7 @@ def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
 
 def _known(chunk: Chunk) -> Expected:
     """Frames that are all made."""
-    slot, codes = chunk
-    return Expected(slot, torch.from_numpy(codes), np.empty((0, 0), np.int32))
+    return Expected(*chunk, np.empty((0, 0), np.int32))
 
 
 def _addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:

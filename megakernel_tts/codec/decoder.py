@@ -37,12 +37,12 @@ class Expected(NamedTuple):
 
     Attributes:
         slot: Its slot.
-        known: Codes of the first of them [frames, groups], on the host.
+        known: Codes of the first of them [frames, groups].
         coming: Where the networks write the others' [frames, groups].
     """
 
     slot: int
-    known: Tensor
+    known: NDArray[np.int64]
     coming: NDArray[np.int32]
 
     @property
