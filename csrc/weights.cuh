@@ -111,27 +111,26 @@ struct Ring {
     if (thread() == 0) stop = 0;
   }
 
-  // A place in the ring, how often one has come around, and how many slots from it on are known to
-  // be full, as it takes long to ask at each.
+  // A place in the ring, and how often one has come around.
   struct Place {
     int slot = 0;
     uint32_t round = 0;
-    int known_full = 0;
 
     DEVICE void advance() {
       if (++slot == Depth) slot = 0, round ^= 1;
     }
-
-    // Each lane looks at a gate of its own.
-    DEVICE void look(const Ring& ring) {
-      constexpr int kMost = Depth < 32 ? Depth : 32;
-      const int at = slot + min(lane(), kMost - 1);
-      const bool around = at >= Depth;
-      const bool open = gate_open_by_now(ring.full[around ? at - Depth : at], round ^ around);
-      known_full = zeros_below(~static_cast<uint64_t>(lanes_of(open && lane() < kMost)));
-      warp_sync();  // what a lane has seen to be there, all see
-    }
   };
+
+  // How many slots from a place on are full by now: each lane looks at a gate of its own.
+  DEVICE int count_full(Place place) const {
+    constexpr int kMost = Depth < 32 ? Depth : 32;
+    const int at = place.slot + min(lane(), kMost - 1);
+    const bool around = at >= Depth;
+    const bool open = gate_open_by_now(full[around ? at - Depth : at], place.round ^ around);
+    const unsigned seen = lanes_of(open && lane() < kMost);
+    warp_sync();  // what a lane has seen to be there, all see
+    return zeros_below(~static_cast<uint64_t>(seen));
+  }
 };
 
 // The copying warp's whole work: segments part(i) from `first` on, until there are no more of them
@@ -169,17 +168,19 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
 template <class R>
 class Weights {
  public:
-  DEVICE Weights(R& ring, typename R::Place place) : ring_(ring), place_(place) {}
+  // `full`: slots that are known to be full, of which nothing is asked: that takes long.
+  DEVICE Weights(R& ring, typename R::Place place, int full)
+      : ring_(ring), place_(place), full_(full) {}
 
   DEVICE typename R::Place place() const { return place_; }
 
   // Waits for the next slot; the thread's parts of its steps are [step][thread].
   DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
-    if (place_.known_full == 0) {
+    if (full_ == 0) {
       while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
         if (!in_all_lanes(patience.lasts())) break;
       }
-      place_.known_full = 1;
+      full_ = 1;
     }
     return ring_.of[place_.slot];
   }
@@ -190,12 +191,13 @@ class Weights {
     warp_sync();
     if (lane() == 0) gate_arrive(ring_.empty[place_.slot]);
     place_.advance();
-    --place_.known_full;
+    --full_;
   }
 
  private:
   R& ring_;
   typename R::Place place_;
+  int full_;
 };
 
 }  // namespace megakernel

@@ -54,19 +54,18 @@ struct Flow {
   DEVICE int& gave_up() { return sums[turn].gave_up; }
 };
 
-// The activations' steps times the slots from `place` on, into `sums`, or added to what is there;
-// returns the next place. The matrix instruction's rows are a unit's rows twice, with the lower and
-// the upper half of their tile's K.
+// The activations' steps times the slots from `place` on, of which some are known to be full, into
+// `sums`, or added to what is there; returns the next place. The matrix instruction's rows are a
+// unit's rows twice, with the lower and the upper half of their tile's K.
 template <int Most, class R>
 SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ring,
-                                             typename R::Place place,
+                                             typename R::Place place, int full,
                                              const Fragments<Most>& fragments, Sums<Most>& sums,
                                              int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = kWide == 8 || lane() % 4 == 0;
   units = uniform(units), steps = uniform(steps);
-  place.known_full = uniform(place.known_full);
-  Weights<R> weights(ring, place);
+  Weights<R> weights(ring, place, uniform(full));
   const Patience patience(p, phase, sums.gave_up);
 #pragma unroll 1
   for (int step = 0; step < steps; step += R::slot) {
@@ -123,15 +122,17 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
+      // Now, and not once the words are there.
+      const int full = kCounts ? flow.ring.count_full(flow.place) : 0;
       if (done == 0 || Matrix::chunks > 1) {
-        flow.place.look(flow.ring);  // by all lanes: none still reads the last activations
+        warp_sync();
         fetch(chunk * Matrix::chunk, sums);
         if constexpr (Matrix::k % kStep != 0) clear_padding<Matrix>(flow.fragments);
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
-      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, flow.fragments, sums, count,
-                                  Matrix::chunk, chunk > 0);
+      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, full, flow.fragments, sums,
+                                  count, Matrix::chunk, chunk > 0);
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();

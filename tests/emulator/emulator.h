@@ -288,6 +288,10 @@ inline void gate_arrive(Gate& gate) {
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
 inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
+#ifdef MEGAKERNEL_MOVES_REGISTERS  // there full slots are counted: some come late, to be missed
+  const bool late = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
+  for (int turn = 0; late && turn < 40; ++turn) yield();
+#endif
   if (thread() % 32 == 0) memcpy(shared, global, bytes);
   gate_arrive(gate);
 }
