@@ -11,48 +11,27 @@ A stream that has stalled, because its text or its reader is late, keeps its slo
 could use it; then it is suspended, and goes on later exactly where it stopped.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import compress
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from megakernel_tts.backend import Backend
 from megakernel_tts.bell import Arrivals, Bell
 from megakernel_tts.errors import DeviceError, SynthesisError
-from megakernel_tts.frames import Coming, Start
+from megakernel_tts.frames import Start
 from megakernel_tts.prompt import Prompt, Prompter
 from megakernel_tts.session import Finish, FinishReason
-from megakernel_tts.stream import Stream, Utterance
-from megakernel_tts.vocoder import Decoding, Settle, Vocoder
-
-_log = logging.getLogger("megakernel_tts")
+from megakernel_tts.sounding import Sounding
+from megakernel_tts.stream import Stream, Utterance, speaking
+from megakernel_tts.vocoder import Vocoder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _AHEAD = 16  # of them that go first: the device runs them while the others' prompts are built
 _COURTESY = 5e-4  # seconds beside their prompts that those who begin wait for those who come
 _PATIENCE = 1.0  # seconds that a stalled stream keeps a slot which another could use
-
-
-class _Sounding(NamedTuple):
-    """What is being decoded: who speaks, the codes [frames, groups] of each, their samples."""
-
-    speaking: Sequence[tuple[Stream, Utterance]]
-    codes: Sequence[Tensor]
-    decoding: Decoding
-
-
-class _Expecting(NamedTuple):
-    """Chunks that are being decoded before it is known whether all of their frames are made."""
-
-    speaking: Sequence[tuple[Stream, Utterance]]
-    frames: Sequence[int]
-    settle: Settle
 
 
 class Loop:
@@ -62,6 +41,7 @@ class Loop:
         bell: Wakes it.
         arrivals: Sessions that are being opened; those who begin wait for them a moment.
         streams: Everyone who speaks or waits, in the order in which they get a slot; under `lock`.
+        sounding: What is being decoded, and for whom.
         closed: Set by anyone to end the loop.
         broken: What ended the loop, if it was a bug.
     """
@@ -77,8 +57,7 @@ class Loop:
         self.closed = False
         self.broken: BaseException | None = None
         self.free = list(range(backend.slots))
-        self._sounding: _Sounding | None = None
-        self._expecting: _Expecting | None = None
+        self.sounding = Sounding(vocoder)
 
     def stop(self) -> None:
         """Ends the loop after the frame at hand; may be called from a finaliser."""
@@ -117,7 +96,7 @@ class Loop:
         """One turn; whether anything moved."""
         gone = [stream for stream in self._everyone() if stream.abandoned]
         if gone:
-            self._deliver()  # before anybody takes the slots that are being decoded
+            self.sounding.deliver()  # before anybody takes the slots that are being decoded
         for stream in gone:
             self._guarded(stream, partial(self._finish, reason="cancelled"))
         for stream in self._everyone():
@@ -128,11 +107,11 @@ class Loop:
         self._step(moving, 1 if in_line else min((s.until_due for s in moving), default=0))
         due = [s for s in streams if s.due]
         if due or not moving:
-            self._deliver()  # else it is done beside the next step
-        self._decode(due)
+            self.sounding.deliver()  # else it is done beside the next step
+        self.sounding.decode(due)
         ended = [s for s in streams if s.utterance is not None and s.utterance.over is not None]
         if ended:
-            self._deliver()
+            self.sounding.deliver()
         for stream in ended:
             self._guarded(stream, self._end_piece)
         return bool(moving or ended)
@@ -195,7 +174,7 @@ class Loop:
             self._begin(beginning)
             if suspended or not beginning or not self.free or positions >= _PROMPTS:
                 return bool(waiting and self.free)
-            self._deliver()
+            self.sounding.deliver()
             if not waiting:
                 self.arrivals.wait(_COURTESY)  # the device has prompts to run
             most = _PROMPTS
@@ -204,8 +183,8 @@ class Loop:
         """Suspends the one that has stalled longest, if any has for too long."""
         stalled = [s for s in streams if s.stalled(_PATIENCE)]
         if stalled:
-            self._deliver()
-            longest = min(_speaking(stalled), key=lambda pair: pair[1].moved)
+            self.sounding.deliver()
+            longest = min(speaking(stalled), key=lambda pair: pair[1].moved)
             self._guarded(longest[0], self._suspend)
 
     def _suspend(self, stream: Stream) -> None:
@@ -301,112 +280,30 @@ class Loop:
             return
         try:
             slots = [self._slot(stream) for stream in moving]
-            beside = partial(self._meanwhile, moving), partial(self._expect, moving)
+            beside = partial(self._meanwhile, moving), partial(self.sounding.expect, moving)
             made = self.backend.step(slots, frames, *beside)
         except DeviceError as error:
-            self._settle(failed=True)
+            self.sounding.settle(failed=True)
             for stream in moving:
                 self._fail(stream, error)
         except Exception as error:
-            self._settle(failed=True)
+            self.sounding.settle(failed=True)
             if (len(moving), frames) == (1, 1):
                 self._fail(moving[0], error)
                 return
             for stream in moving:
                 self._step([stream] if stream.movable else [], 1)
         else:
-            for (_, u), new in zip(_speaking(moving), made, strict=True):
+            for (_, u), new in zip(speaking(moving), made, strict=True):
                 if u.over is None:  # or it ran away in what was delivered meanwhile
                     u.take(new)
-            self._settle()
+            self.sounding.settle()
 
     def _meanwhile(self, moving: Sequence[Stream]) -> None:
         """Beside the device's work: it does not wait for this, and nothing here raises."""
-        self._deliver()
+        self.sounding.deliver()
         for stream in moving:
             self._guarded(stream, Stream.read_text)
-
-    def _expect(self, moving: Sequence[Stream], coming: Coming) -> None:
-        """Begins to decode the chunks that will be due after this step; nothing here raises."""
-        try:
-            chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
-            here = [c is not None and c.frames <= self.vocoder.expects for c in chunks]
-            parts = [chunk for chunk in compress(chunks, here) if chunk is not None]
-            if parts:
-                frames = [part.frames for part in parts]
-                speaking = [*compress(_speaking(moving), here)]
-                self._expecting = _Expecting(speaking, frames, self.vocoder.expect(parts))
-        except Exception:
-            _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
-
-    def _settle(self, *, failed: bool = False) -> None:
-        """After the step: what was expected and is due is being decoded; the rest never was."""
-        expecting, self._expecting = self._expecting, None
-        if expecting is None:
-            return
-        speaking, most, settle = expecting
-        due = [0 if failed or not s.due else len(s.outgoing) for s, _ in speaking]
-        counts = [count if count <= frames else 0 for count, frames in zip(due, most, strict=True)]
-        try:
-            decoding = settle(counts)
-        except Exception:
-            return  # they are still due: decoded again, it fails again, and they are told
-        leaving = [*compress(speaking, counts)]
-        self._sound(leaving, [torch.stack(stream.outgoing) for stream, _ in leaving], decoding)
-
-    def _sound(
-        self,
-        speaking: Sequence[tuple[Stream, Utterance]],
-        codes: Sequence[Tensor],
-        decoding: Decoding,
-    ) -> None:
-        """What is outgoing is being decoded."""
-        for stream, _ in speaking:
-            stream.begin_decoding()
-        self._sounding = _Sounding(speaking, codes, decoding)
-
-    def _decode(self, due: Sequence[Stream]) -> None:
-        """Begins to decode pending frames; if that fails, each alone, to find the culprit."""
-        speaking = _speaking(due)
-        if not speaking:
-            return
-        parts = [(self._slot(stream), torch.stack(stream.outgoing)) for stream, _ in speaking]
-        try:
-            decoding = self.vocoder.decode(parts)
-        except Exception as error:
-            if len(speaking) > 1:
-                for stream in due:
-                    self._decode([stream])
-                    self._deliver()
-                return
-            for stream, u in speaking:
-                u.pending = []  # nothing after a gap is heard
-                self._fail(stream, error)
-            return
-        self._sound(speaking, [codes for _, codes in parts], decoding)
-
-    def _deliver(self) -> None:
-        """Hands over what is being decoded, if anything is, to those who still listen."""
-        sounding, self._sounding = self._sounding, None
-        if sounding is None:
-            return
-        speaking, parts, decoding = sounding
-        listening = [stream.utterance is u for stream, u in speaking]
-        try:
-            made = decoding()
-        except Exception as error:
-            for stream, u in compress(speaking, listening):
-                u.pending = []
-                self._fail(stream, error)
-            return
-        rate = self.vocoder.sample_rate
-        everything = zip(speaking, parts, made, strict=True)
-        for (stream, u), codes, samples in compress(everything, listening):
-            if samples is None:
-                u.pending = []
-                self._fail(stream, FloatingPointError("The codec's waveform is not finite."))
-                continue
-            self._guarded(stream, partial(Stream.deliver, codes=codes, samples=samples, rate=rate))
 
     def _end_piece(self, stream: Stream) -> None:
         """Leaves a piece that was spoken, and goes to the end of the line for the next one."""
@@ -442,10 +339,6 @@ class Loop:
             stream.mailbox.put(Finish(reason, stream.frames, _failure(error)))
         stream.utterance = None
         self._release(stream)
-
-
-def _speaking(streams: Sequence[Stream]) -> list[tuple[Stream, Utterance]]:
-    return [(s, s.utterance) for s in streams if s.utterance is not None]
 
 
 def _failure(error: BaseException | None) -> SynthesisError | None:

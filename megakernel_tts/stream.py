@@ -1,6 +1,7 @@
 """What the loop keeps of a session, and of the piece of text that it is speaking."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -361,3 +362,8 @@ class Stream:
         self.draws += u.frames + 1  # the end of the speech was drawn, too
         with self.script.lock:
             self.script.pop()
+
+
+def speaking(streams: Sequence[Stream]) -> list[tuple[Stream, Utterance]]:
+    """Those who speak a piece, and the piece."""
+    return [(s, s.utterance) for s in streams if s.utterance is not None]

@@ -1,7 +1,9 @@
 """Codes -> samples, for the streams in a backend's slots: CUDA kernels, or plain torch."""
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -80,7 +82,7 @@ class TorchVocoder:
 
     def __init__(self, decoder: Decoder) -> None:
         """Streams share the decoder's weights."""
-        self.expects = 0
+        self.expects = sys.maxsize
         self._decoder = decoder
         self._states: dict[int, State] = {}
 
@@ -117,8 +119,13 @@ class TorchVocoder:
         return lambda: [samples[slot] for slot, _ in parts]
 
     def expect(self, parts: Sequence[Expected]) -> Settle:
-        """See `Vocoder.expect`."""
-        raise NotImplementedError("Plain torch expects nothing.")
+        """See `Vocoder.expect`; it decodes once it is told how many frames there are."""
+        return partial(self._settle, parts)
+
+    def _settle(self, parts: Sequence[Expected], counts: Sequence[int]) -> Decoding:
+        codes = [torch.from_numpy(np.concatenate([p.known, p.coming])) for p in parts]
+        counted = zip(parts, codes, counts, strict=True)
+        return self.decode([(p.slot, some[:count]) for p, some, count in counted if count])
 
 
 def choose_vocoder(

@@ -144,7 +144,7 @@ class ScriptedBackend:
 
 
 class ExpectingVocoder(TorchVocoder):
-    """Decodes codes that are coming, as a device does behind what makes them.
+    """Takes note of what is expected of it, and of calls at the wrong time.
 
     Attributes:
         settled: Of every part that was expected: frames, and how many of them there were.
@@ -153,7 +153,6 @@ class ExpectingVocoder(TorchVocoder):
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
-        self.expects = 1 << 20
         self.settled: list[tuple[int, int]] = []
         self.violations: list[str] = []
         self._busy = False  # until what was begun has been awaited
@@ -185,15 +184,14 @@ class ExpectingVocoder(TorchVocoder):
 
     def expect(self, parts: Sequence[Expected]) -> Settle:
         self._begin("expect")
+        settle = super().expect(parts)
 
-        def settle(counts: Sequence[int]) -> Decoding:
+        def settled(counts: Sequence[int]) -> Decoding:
             self.settled += zip((part.frames for part in parts), counts, strict=True)
-            codes = [torch.from_numpy(np.concatenate([p.known, p.coming])) for p in parts]
-            there = [(p.slot, c[:n]) for p, c, n in zip(parts, codes, counts, strict=True) if n]
             self._busy = False
-            return self.decode(there)
+            return settle(counts)
 
-        return settle
+        return settled
 
 
 def _frames(made: list[Tensor | None]) -> Frames:

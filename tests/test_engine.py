@@ -97,7 +97,7 @@ def test_a_broken_engine_tells_everyone(rig: Rig, monkeypatch: pytest.MonkeyPatc
     session = rig.open()
     time.sleep(0.05)
     monkeypatch.setattr(
-        rig.engine._loop, "_decode", lambda due: (_ for _ in ()).throw(SystemError("bug"))
+        rig.engine._loop.sounding, "decode", lambda due: (_ for _ in ()).throw(SystemError("bug"))
     )
     rig.backend.gate.set()
     _, finish = drain(session)

@@ -77,7 +77,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"align.calibration", "align.timing", "align.words", "codec.decoder", "suspension"},
     "vocoder": {"audio", "codec", "codec.cuda", "codec.decoder", "codec.weights", "config"},
     "bell": set(),
-    "loop": LEAVES | {"backend", "bell", "frames", "prompt", "session", "stream", "vocoder"},
+    "sounding": {"frames", "stream", "vocoder"},
+    "loop": LEAVES
+    | {"backend", "bell", "frames", "prompt", "session", "sounding", "stream", "vocoder"},
     "engine": LEAVES
     | {
         "align.calibration",

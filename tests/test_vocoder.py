@@ -46,18 +46,17 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
     return CodecParts((weights, config), EmulatedCodec(folder))
 
 
-@pytest.fixture(params=["torch", "expecting", "kernels"])
+@pytest.fixture(params=["torch", "late", "kernels"])
 def codec_rig(
     request: pytest.FixtureRequest, load: Callable[..., Loaded], codec_parts: CodecParts
 ) -> Iterator[Rig]:
     """A scripted backend before a codec of few samples."""
     decoder = Decoder(*codec_parts.codec)
-    vocoder: Vocoder
+    vocoder: Vocoder = TorchVocoder(decoder)
     if request.param == "kernels":
         vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
-        vocoder.expects = 0  # emulated, it reads codes at once
-    else:
-        vocoder = {"torch": TorchVocoder, "expecting": ExpectingVocoder}[request.param](decoder)
+    if request.param != "torch":  # emulated, kernels read codes at once
+        vocoder.expects = 0
     rig = Rig(load(), ScriptedBackend(slots=SLOTS), decoder=decoder, vocoder=vocoder)
     yield rig
     rig.engine.close()
