@@ -85,6 +85,13 @@ using Gate = uint64_t;
 DEVICE uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
+// The same, of which the compiler does not know where it comes from: so it keeps the address, and
+// does not make it again and again.
+template <class T>
+DEVICE T& kept(T& shared) {
+  const size_t at = uniform(shared_address(&shared));
+  return *static_cast<T*>(__cvta_shared_to_generic(at));
+}
 DEVICE void gate_init(Gate& gate, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&gate)), "r"(count));
 }
@@ -97,6 +104,13 @@ DEVICE void gates_ready() {
 DEVICE void gate_arrive(Gate& gate) {
   asm volatile(
       "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
+      : "memory");
+}
+DEVICE void gate_arrive_if(bool wanted, Gate& gate) {
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 state; setp.ne.u32 p, %1, 0; "
+      "@p mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate)),
+      "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
 DEVICE bool gate_open_by_now(const Gate& gate, uint32_t parity) {

@@ -20,65 +20,92 @@ struct RingGates {
   Gate full[kSlots], empty[kSlots];
 };
 
-DEVICE void await(const Gate& gate, unsigned opening) {
-  while (!in_all_lanes(gate_open(gate, opening & 1))) pause();
+// What is waited for: a gate that opens for the last time so often.
+struct Wait {
+  const Gate& gate;
+  unsigned opening;
+
+  DEVICE bool over() const { return gate_open(gate, opening & 1); }
+};
+
+DEVICE void await(const Wait& a) {
+  while (!in_all_lanes(a.over())) pause();
+}
+// Both are asked at once.
+DEVICE void await(const Wait& a, const Wait& b, const Wait& c) {
+  while (!in_all_lanes(a.over() & b.over() & c.over())) pause();
 }
 
 // The upper end. In global memory a sum says itself that it is there: it is not kMissing.
+template <bool kAlone>
 struct Inlet {
   Ring& ring;
   RingGates& gates;
   const uint32_t* edge;  // null within a block
   int tiles;             // that come
-  uint32_t ahead = kMissing;
+  uint2 ahead = {kMissing, kMissing};
 
-  // Waits for a tile; tiles are taken in order, by all lanes.
-  DEVICE const float* take(int tile) {
-    float* values = ring.values[slot(tile)];
-    if (edge == nullptr) {
-      await(gates.full[slot(tile)], opening(tile));
-      return values;
-    }
-    const uint32_t* from = edge + kTile * tile + lane();
-    uint32_t word = ahead;
-    while (!in_all_lanes(word != kMissing)) {
-      pause();
-      word = load_word(from);
-    }
-    values[lane()] = as_float(word);
-    ahead = tile + 1 < tiles ? load_word(from + kTile) : kMissing;
-    warp_sync();
-    return values;
+  DEVICE bool is_within() const { return kAlone || edge == nullptr; }
+  DEVICE bool has(int tile) const { return tile < tiles; }
+  DEVICE const float* values(int tile) const { return ring.values[slot(tile)]; }
+
+  // What a tile's coming is to be waited for by; `otherwise` if by nothing. Tiles are taken in
+  // order, by all lanes.
+  DEVICE Wait coming(int tile, const Wait& otherwise) {
+    if (!has(tile)) return otherwise;
+    if (is_within()) return {gates.full[slot(tile)], opening(tile)};
+    bring(tile);
+    return otherwise;
   }
   DEVICE void give_back(int tile) {
-    if (edge == nullptr && lane() == 0) gate_arrive(gates.empty[slot(tile)]);
+    gate_arrive_if(has(tile) && is_within() && lane() == 0, gates.empty[slot(tile)]);
   }
+
+ private:
+  DEVICE void bring(int tile) {
+    float* values = ring.values[slot(tile)];
+    const uint32_t* from = edge + kTile * tile + lane();
+    uint2 words = ahead;
+    while (!in_all_lanes(words.x != kMissing && words.y != kMissing)) {
+      pause();
+      words = load(from);
+    }
+    values[lane()] = as_float(words.x), values[lane() + 32] = as_float(words.y);
+    ahead = has(tile + 1) ? load(from + kTile) : uint2{kMissing, kMissing};
+    warp_sync();
+  }
+  static_assert(kTile == 64);
+  DEVICE static uint2 load(const uint32_t* from) { return {load_word(from), load_word(from + 32)}; }
 };
 
 // The lower end.
+template <bool kAlone>
 struct Outlet {
   Ring& ring;
   RingGates& gates;
   uint32_t* edge;  // null within a block
   int tiles;       // that are wanted
 
-  // Waits until there is room for a tile.
-  DEVICE void reserve(int tile) {
-    if (edge == nullptr && kSlots <= tile && tile < tiles) {
-      await(gates.empty[slot(tile)], opening(tile) - 1);
-    }
+  DEVICE bool is_within() const { return kAlone || edge == nullptr; }
+  DEVICE bool wants(int tile) const {
+    return static_cast<unsigned>(tile) < static_cast<unsigned>(tiles);
+  }
+  DEVICE float* values(int tile) const { return ring.values[slot(tile)]; }
+  // What room for a tile is to be waited for by.
+  DEVICE Wait room(int tile, const Wait& otherwise) {
+    if (!is_within() || tile < kSlots || !wants(tile)) return otherwise;
+    return {gates.empty[slot(tile)], opening(tile) - 1};
   }
   // Whether this lane puts a tile's sums into the ring.
-  DEVICE bool puts(int tile) const { return lane() == 31 && 0 <= tile && tile < tiles; }
+  DEVICE bool puts(int tile) const { return lane() == 31 && wants(tile); }
   // A tile is whole.
   DEVICE void send(int tile) {
-    if (tile < 0 || tile >= tiles) return;
-    if (edge == nullptr) {
-      if (lane() == 31) gate_arrive(gates.full[slot(tile)]);
-      return;
-    }
+    if (is_within()) return gate_arrive_if(puts(tile), gates.full[slot(tile)]);
+    if (!wants(tile)) return;
     warp_sync();
-    store_word(edge + kTile * tile + lane(), as_bits(ring.values[slot(tile)][lane()]));
+    for (int i = lane(); i < kTile; i += 32) {
+      store_word(edge + kTile * tile + i, as_bits(values(tile)[i]));
+    }
   }
 };
 

@@ -9,12 +9,12 @@
 namespace megakernel::align {
 namespace {
 
-template <class E, bool kAligned>
+template <class E, bool kAligned, bool kAlone>
 __global__ void __launch_bounds__(64 * kMostWarps, kMostBlocks)
     search_kernel(const __grid_constant__ Search p) {
   extern __shared__ __align__(16) unsigned char room[];
   __shared__ Shared shared;
-  search<E, kAligned>(p, shared, room);
+  search<E, kAligned, kAlone>(p, shared, room);
 }
 
 __global__ void __launch_bounds__(32 * kMaskWarps) mask_kernel(const __grid_constant__ Mask p) {
@@ -35,14 +35,16 @@ int attribute(cudaDeviceAttr which) {
   return value;
 }
 
-size_t tile_bytes(Type type) {
-  return type == Type::kFloat ? sizeof(Tile<float>) : sizeof(Tile<bf16>);
+size_t stage_bytes(Type type) {
+  return type == Type::kFloat ? sizeof(Stage<float>) : sizeof(Stage<bf16>);
 }
 
-template <class E>
-cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream) {
-  const auto kernel = aligned ? search_kernel<E, true> : search_kernel<E, false>;
-  const size_t room = std::max(p.warps * p.stages * tile_bytes(type), sizeof(Way));
+template <class E, bool kAligned>
+cudaError_t start(const Search& p, Type type, cudaStream_t stream) {
+  const auto kernel =
+      is_alone(p) ? search_kernel<E, kAligned, true> : search_kernel<E, kAligned, false>;
+  const size_t stages = p.warps * p.stages * stage_bytes(type);
+  const size_t room = is_alone(p) ? sizeof(Way) + stages : std::max(stages, sizeof(Way));
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(room));
   if (error != cudaSuccess) return error;
@@ -50,18 +52,24 @@ cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream)
   return cudaGetLastError();
 }
 
+template <class E>
+cudaError_t start(const Search& p, Type type, bool aligned, cudaStream_t stream) {
+  return aligned ? start<E, true>(p, type, stream) : start<E, false>(p, type, stream);
+}
+
 }  // namespace
 
 // Up to kMostBlocks share a multiprocessor and its memory; where there are fewer, each has more.
 cudaError_t cut(Search& p, Type type) {
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const int fixed = static_cast<int>(sizeof(Shared)), tile = static_cast<int>(tile_bytes(type));
   cut_work(p, kMostWarps);
+  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const int fixed = static_cast<int>(sizeof(Shared) + (is_alone(p) ? sizeof(Way) : 0));
+  const int stage = static_cast<int>(stage_bytes(type));
   const int processors = attribute(cudaDevAttrMultiProcessorCount);
   const int blocks = std::min((p.items * p.chain + processors - 1) / processors, kMostBlocks);
   const int share = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / blocks -
                     attribute(cudaDevAttrReservedSharedMemoryPerBlock);
-  const int stages = (std::min(most, share) - fixed) / (p.warps * tile);
+  const int stages = (std::min(most, share) - fixed) / (p.warps * stage);
   p.stages = std::clamp(stages, 2, kMostStages);
   return cudaGetLastError();
 }

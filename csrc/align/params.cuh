@@ -10,14 +10,17 @@ namespace megakernel::align {
 constexpr int kRows = 2;                   // of a lane
 constexpr int kStrip = 32 * kRows;         // rows of a warp
 constexpr int kStep = 4;                   // columns of a lane at a time
-constexpr int kTile = 32;                  // columns of a warp at a time: a word of directions
-constexpr int kSteps = kTile / kStep;      // of a tile
+constexpr int kWord = 32;                  // columns of a word of directions
+constexpr int kSteps = kWord / kStep;      // of a word
+constexpr int kWords = 2;                  // that a warp goes through at a time: a tile
+constexpr int kTile = kWords * kWord;      // columns of a tile
 constexpr int kLag = 32 * kStep / kTile;   // tiles that the last lane ends after the first
 constexpr int kSlots = 4;                  // tiles on the way from a warp to the next
 constexpr int kMostWarps = 2;              // of a block that sum up, beside as many that copy
 constexpr int kMostBlocks = 4;             // of a multiprocessor
-constexpr int kMostStages = 6;             // tiles of scores in shared memory
-constexpr int kWindow = 32;                // tiles of directions that are traced at a time
+constexpr int kMostStages = 6;             // words of scores in shared memory
+constexpr int kWindow = 32;                // words of directions that are traced at a time
+constexpr int kBefore = 2;                 // empty words before the first one of a strip
 constexpr int kRowsAtOnce = 4;             // that are traced together
 constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
 
@@ -38,13 +41,13 @@ struct Search {
   int strips, tiles;  // that rows and columns make
   int warps;          // of a block that have a strip each, and as many that copy
   int chain;          // blocks of an item
-  int stages;         // tiles of scores that a strip has room for
+  int stages;         // words of scores that a strip has room for
   // The workspace. All but the directions begins as kMissing.
   unsigned* ticket;  // blocks that began
   unsigned* done;    // [items] blocks that ended
   uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  // [items, strips, tiles, kStrip]: a bit a cell, set if reached from the row above; a strip's
-  // tiles are counted from its first row's diagonal on.
+  // [items, strips, words of the tiles, kStrip]: a bit a cell, set if reached from the row above; a
+  // strip's words are counted from its first row's diagonal on. None where a block has an item.
   uint32_t* direction;
 };
 
@@ -68,6 +71,11 @@ struct Path {
   uint64_t one;  // its bits
 };
 
+// Whether a block has an item, and in shared memory all directions that lead through it.
+inline bool is_alone(const Search& p) {
+  return p.chain == 1 && kWords * p.tiles <= kWindow - kBefore;
+}
+
 // A strip a warp; an item's blocks follow each other.
 inline void cut_work(Search& p, int most_warps) {
   p.strips = (p.rows + kStrip - 1) / kStrip;
@@ -85,7 +93,8 @@ struct Workspace {
 inline Workspace lay_out(Search& p, uint32_t* begin) {
   const int64_t counters = (1 + p.items + 3) / 4 * 4;
   const int64_t edges = static_cast<int64_t>(p.items) * (p.chain - 1) * p.tiles * kTile;
-  const int64_t directions = static_cast<int64_t>(p.items) * p.strips * p.tiles * kStrip;
+  const int64_t strips = is_alone(p) ? 0 : static_cast<int64_t>(p.items) * p.strips;
+  const int64_t directions = strips * kWords * p.tiles * kStrip;
   p.ticket = begin;
   p.done = begin + 1;
   p.edges = begin + counters;

@@ -15,16 +15,17 @@
 
 namespace megakernel::align {
 
-// Scores of a strip, a tile of columns: a lane's are moved by a step to the left of those of the
+// Scores of a strip, a word of columns: a lane's are moved by a step to the left of those of the
 // lane before, since it needs them later.
 template <class E>
-struct alignas(16) Tile {
-  E cells[kStrip][kTile];
+struct alignas(16) Stage {
+  E cells[kStrip][kWord];
 };
 
 // Scores on the way from the warp that copies a strip's to the one that sums them up.
 struct StageGates {
   Gate full[kMostStages], empty[kMostStages];
+  Gate begun;  // opens once, when the first tile is summed up
 };
 
 struct Shared {
@@ -35,14 +36,15 @@ struct Shared {
   unsigned number;
 };
 
-// Before anybody uses it. One thread makes the gates: at different addresses threads would have to
-// wait for each other, and for longer.
-DEVICE void prepare(Shared& shared, int warps) {
-  if (thread() < kTile) shared.nothing[thread()] = -INFINITY;
+// Before anybody uses it, by the block's first warp. One thread makes the gates: at different
+// addresses threads would have to wait for each other, and for longer.
+DEVICE void prepare(const Search& p, Shared& shared) {
+  for (int i = thread(); i < kTile; i += 32) shared.nothing[i] = -INFINITY;
   if (thread() > 0) return;
 #pragma unroll 1
-  for (int w = 0; w < warps; ++w) {
-    for (int stage = 0; stage < kMostStages; ++stage) {
+  for (int w = 0; w < p.warps; ++w) {
+    gate_init(shared.stages[w].begun, 1);
+    for (int stage = 0; stage < p.stages; ++stage) {
       gate_init(shared.stages[w].full[stage], 32);
       gate_init(shared.stages[w].empty[stage], 32);
     }
@@ -56,9 +58,9 @@ DEVICE void prepare(Shared& shared, int warps) {
 
 // A lane's scores of a step, turned so that the lanes of a warp find them in different banks.
 template <class E>
-DEVICE E* cells(Tile<E>& tile, int lane, int row, int step) {
-  constexpr int kBankRows = 128 / sizeof(tile.cells[0]);  // rows that fill the banks
-  return tile.cells[32 * row + lane] + kStep * (step ^ lane / kBankRows % kSteps);
+DEVICE E* cells(Stage<E>& stage, int lane, int row, int step) {
+  constexpr int kBankRows = 128 / sizeof(stage.cells[0]);  // rows that fill the banks
+  return stage.cells[32 * row + lane] + kStep * (step ^ lane / kBankRows % kSteps);
 }
 
 DEVICE void unpack(const float* cells, float (&scores)[kStep]) {
@@ -83,27 +85,27 @@ struct Scores {
   int64_t stride;
   int step = lane() % kSteps, owner = lane() / kSteps;  // where this lane begins
 
-  // Asks for a tile. Unaligned rows begin on any four bytes. Of columns and rows that the item has
-  // not, whatever lies there is copied: no path goes through them.
+  // Asks for a word of columns. Unaligned rows begin on any four bytes. Of columns and rows that
+  // the item has not, whatever lies there is copied: no path goes through them.
   template <bool kAligned>
-  DEVICE void copy(Tile<E>& tile, int index) const {
-    const E* last = first + (kStrip - 1) * stride + kTile * (index + 1);
+  DEVICE void copy(Stage<E>& stage, int word) const {
+    const E* last = first + (kStrip - 1) * stride + kWord * (word + 1);
     const bool whole = stride >= kStep / kRows && last <= end;  // or a lane would look before first
-    whole ? copy_cells<kAligned, true>(tile, index) : copy_cells<kAligned, false>(tile, index);
+    whole ? copy_cells<kAligned, true>(stage, word) : copy_cells<kAligned, false>(stage, word);
   }
 
-  // Nothing outside the memory of all scores, unless all of the tile is inside.
+  // Nothing outside the memory of all scores, unless all of the word is inside.
   template <bool kAligned, bool kWhole>
-  DEVICE void copy_cells(Tile<E>& tile, int index) const {
+  DEVICE void copy_cells(Stage<E>& stage, int word) const {
     constexpr int kPiece = kAligned ? kStep * sizeof(E) : 4;
     constexpr int kMany = kPiece / sizeof(E);  // cells
 #pragma unroll kWhole ? kRows : 1
     for (int row = 0; row < kRows; ++row) {
       const E* from =
-          first + (kRows * owner + row) * stride + kTile * index + kStep * (step - owner);
+          first + (kRows * owner + row) * stride + kWord * word + kStep * (step - owner);
 #pragma unroll kWhole ? 32 / kAtOnce : 1
       for (int more = 0; more < 32; more += kAtOnce) {
-        E* to = cells(tile, owner + more, row, step);
+        E* to = cells(stage, owner + more, row, step);
 #pragma unroll
         for (int c = 0; c < kStep; c += kMany) {
           const bool inside = kWhole || (first <= from && from + c < end);
@@ -148,10 +150,10 @@ struct Feed {
   float scores[kRows][kStep], entering[kStep];
 
   template <class E>
-  DEVICE void read(Tile<E>& tile, const float* edge, int step) {
+  DEVICE void read(Stage<E>& stage, const float* edge, int step) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) unpack(cells(tile, lane(), r, step), scores[r]);
-    unpack(edge + kStep * step, entering);
+    for (int r = 0; r < kRows; ++r) unpack(cells(stage, lane(), r, step), scores[r]);
+    unpack(edge, entering);
   }
 };
 
@@ -162,16 +164,24 @@ struct Rooms {
   bool wanted[2];
 };
 
-// A tile of columns, as Sums::advance.
+// A word of directions for each of a lane's rows.
+struct Moves {
+  uint32_t of[kRows];
+};
+
+// A tile of columns, whose scores are in these stages, as Sums::advance.
 template <bool kNumbers, class E>
-DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& rooms) {
+DEVICE void advance(Sums& sums, Stage<E>* const (&stages)[kWords], const float* edge,
+                    const Rooms& rooms, Moves (&moves)[kWords]) {
+  constexpr int kAll = kWords * kSteps;
   Feed feed;
-  feed.read(tile, edge, 0);
+  feed.read(*stages[0], edge, 0);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kAll; ++step) {
     const Feed now = feed;
+    const int next = step + 1;
     // Before anything is stored, which reading would wait for.
-    if (step + 1 < kSteps) feed.read(tile, edge, step + 1);
+    if (next < kAll) feed.read(*stages[next / kSteps], edge + kStep * next, next % kSteps);
     float above[kStep];
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
@@ -179,10 +189,14 @@ DEVICE void advance(Sums& sums, Tile<E>& tile, const float* edge, const Rooms& r
       if (lane() == 0) above[c] = now.entering[c];
     }
     sums.advance<kNumbers>(above, now.scores);
-    const int which = (step + 1) / kSteps;
+    const int which = next / kAll;
     if (rooms.wanted[which]) {
-      *reinterpret_cast<float4*>(rooms.of[which] + (step + 1) % kSteps * kStep) = {
+      *reinterpret_cast<float4*>(rooms.of[which] + next % kAll * kStep) = {
           sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
+    }
+    if (next % kSteps == 0) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) moves[step / kSteps].of[r] = sums.moved[r];
     }
   }
 }
@@ -193,23 +207,39 @@ DEVICE int tiles_of(const Lattice& of, int strip) {
   return (end - kStrip * strip + kTile - 1) / kTile;
 }
 
-// A warp copies a strip's scores. As many tiles as there is room for it copies before it knows how
-// many are wanted.
-template <class E, bool kAligned>
-DEVICE void supply(const Search& p, int item, int strip, StageGates& gates, Tile<E>* stages) {
+// The scores of a strip.
+template <class E>
+DEVICE Scores<E> scores_of(const Search& p, int item, int strip) {
   const E* begin = static_cast<const E*>(p.scores) + item * p.item_stride;
   const int64_t cells =
       (p.items - 1 - item) * p.item_stride + (p.rows - 1) * p.row_stride + p.columns;
-  const Scores<E> scores = {begin + kStrip * strip * (p.row_stride + 1), begin + cells,
-                            p.row_stride};
+  return {begin + kStrip * strip * (p.row_stride + 1), begin + cells, p.row_stride};
+}
+
+// A warp copies a strip's scores, of which it asks for the first tile's before anybody may use a
+// gate. As many words as there is room for it copies before it knows how many are wanted.
+template <bool kAligned, bool kAlone, class E>
+DEVICE void supply(const Search& p, int item, int strip, Shared& shared, Stage<E>* stages) {
+  const Scores<E> scores = scores_of<E>(p, item, strip);
+  const int place = strip % p.warps;
+  StageGates& gates = shared.stages[place];
   int stage = 0, all = p.stages;
-  for (int round = 0, tile = 0; tile < all; ++tile) {
-    if (round > 0) await(gates.empty[stage], round - 1);
-    scores.template copy<kAligned>(stages[stage], tile);
-    arrive_with_copies(gates.full[stage]);
+  for (int round = 0, word = 0; word < all; ++word) {
+    if (round > 0) await({gates.empty[stage], static_cast<unsigned>(round - 1)});
+    scores.template copy<kAligned>(stages[stage], word);
+    if (word == kWords - 1) {
+      all_sync();
+      for (int w = 0; w < kWords; ++w) arrive_with_copies(gates.full[w]);
+      // The strip above is not to wait for its first scores behind these.
+      if (kAlone && place > 0 && strip < lattice(p, item).strips) {
+        await({shared.stages[place - 1].begun, 0});
+      }
+    } else if (word >= kWords) {
+      arrive_with_copies(gates.full[stage]);
+    }
     if (++stage == p.stages) {
       const Lattice of = lattice(p, item);
-      if (strip < of.strips) all = tiles_of(of, strip) + kLag;
+      if (strip < of.strips) all = kWords * (tiles_of(of, strip) + kLag);
       stage = 0, ++round;
     }
   }
@@ -217,8 +247,9 @@ DEVICE void supply(const Search& p, int item, int strip, StageGates& gates, Tile
 }
 
 // A warp goes through a strip.
-template <class E>
-DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Tile<E>* stages) {
+template <bool kAlone, class E>
+DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Stage<E>* stages,
+                  Window& window) {
   const int place = strip % p.warps, me = lane();
   const int tiles = tiles_of(of, strip), all = tiles + kLag;
   const bool first = strip == 0, last = strip == of.strips - 1;
@@ -227,55 +258,65 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
         static_cast<int64_t>(of.item) * (p.chain - 1) + strip / p.warps - 1 + below;
     return p.edges + which * p.tiles * kTile;
   };
-  Inlet inlet = {shared.rings[place], shared.gates[place], place == 0 ? edge(0) : nullptr,
-                 first ? 0 : tiles_of(of, strip - 1)};
-  Outlet outlet = {shared.rings[place + 1], shared.gates[place + 1],
-                   place == p.warps - 1 ? edge(1) : nullptr, last ? 0 : tiles};
+  Inlet<kAlone> inlet = {shared.rings[place], shared.gates[place], place == 0 ? edge(0) : nullptr,
+                         first ? 0 : tiles_of(of, strip - 1)};
+  Outlet<kAlone> outlet = {shared.rings[place + 1], shared.gates[place + 1],
+                           place == p.warps - 1 ? edge(1) : nullptr, last ? 0 : tiles};
+  StageGates& gates = shared.stages[place];
   Sums sums;
   sums.before = first && me == 0 ? 0.0f : -INFINITY;
-  // A lane's words are moved by its columns' delay, so that those of a tile's columns are together.
-  const int delay = kStep * me, late = delay / kTile + 1;
-  uint32_t* direction = directions(p, of.item, strip) + kRows * me;
+  // A lane's words are moved by its columns' delay, so that those of a word's columns are together.
+  const int delay = kStep * me, all_words = kWords * tiles * kStrip;
+  uint32_t* words = (kAlone ? window.words[kBefore] : directions(p, of.item, strip)) + kRows * me;
+  int at = -(delay / kWord + 1) * kStrip;
   uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
   for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
-    const float* taken = inlet.take(tile);
-    if (me == 0) sums.before = taken[kTile - 1];
+    await(inlet.coming(tile, {gates.full[0], 0}));
+    if (me == 0) sums.before = inlet.values(tile)[kTile - 1];
     inlet.give_back(tile);
   }
-  StageGates& gates = shared.stages[place];
   int stage = 0, round = 0;
   for (int tile = 0; tile < all; ++tile) {
-    const int above_tile = tile + kAhead;
-    const bool fed = above_tile < inlet.tiles;  // which are not more than this strip's and kAhead
-    const float* taken = fed ? inlet.take(above_tile) : shared.nothing;
-    const float* edge_sums = me == 0 ? taken : shared.nothing;  // only the first lane looks there
-    outlet.reserve(tile - kLag + 1);
-    const Rooms rooms = {
-        {outlet.ring.values[slot(tile - kLag)], outlet.ring.values[slot(tile - kLag + 1)]},
-        {outlet.puts(tile - kLag), outlet.puts(tile - kLag + 1)}};
-    await(gates.full[stage], round);
+    int places[kWords];
+    unsigned uses = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      places[w] = stage, uses = round;
+      if (++stage == p.stages) stage = 0, ++round;
+    }
+    Stage<E>* const scores[kWords] = {stages + places[0], stages + places[1]};
+    const int above = tile + kAhead, below = tile - kLag;
+    const Wait full = {gates.full[places[kWords - 1]], uses};  // those before were asked for before
+    await(full, inlet.coming(above, full), outlet.room(below + 1, full));
+    // Only the first lane looks at the strip above.
+    const float* edge = me == 0 && inlet.has(above) ? inlet.values(above) : shared.nothing;
+    const Rooms rooms = {{outlet.values(below), outlet.values(below + 1)},
+                         {outlet.puts(below), outlet.puts(below + 1)}};
     const Sums start = sums;
-    advance<true>(sums, stages[stage], edge_sums, rooms);
+    Moves moves[kWords];
+    advance<true>(sums, scores, edge, rooms, moves);
     if (!in_all_lanes(sums.are_numbers())) {
       sums = start;
-      advance<false>(sums, stages[stage], edge_sums, rooms);
+      advance<false>(sums, scores, edge, rooms, moves);
     }
-    gate_arrive(gates.empty[stage]);
-    if (fed) inlet.give_back(above_tile);
-    outlet.send(tile - kLag);
-    if (late <= tile && tile < tiles + late) {
-      uint32_t words[kRows];
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) gate_arrive(gates.empty[places[w]]);
+    gate_arrive_if(tile == 0 && me == 0, gates.begun);
+    inlet.give_back(above);
+    outlet.send(below);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w, at += kStrip) {
+      uint32_t out[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        words[r] = move_up(before[r], sums.moved[r], delay % kTile);
+        out[r] = move_up(before[r], moves[w].of[r], delay % kWord);
+        before[r] = moves[w].of[r];
       }
-      *reinterpret_cast<uint2*>(direction) = {words[0], words[1]};
-      direction += kStrip;
+      if (static_cast<unsigned>(at) < static_cast<unsigned>(all_words)) {
+        *reinterpret_cast<uint2*>(words + at) = {out[0], out[1]};
+      }
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) before[r] = sums.moved[r];
-    if (++stage == p.stages) stage = 0, ++round;
   }
 }
 
@@ -288,9 +329,10 @@ DEVICE int number_of_block(const Search& p, Shared& shared) {
 }
 
 // Whether all other blocks of the item have ended; their directions are seen then.
+template <bool kAlone>
 DEVICE bool is_last(const Search& p, int item, Shared& shared) {
   all_sync();
-  if (p.chain == 1) return true;
+  if (kAlone || p.chain == 1) return true;
   if (thread() == 0) {
     fence();
     shared.number = count_up(p.done + item) + 1;
@@ -301,23 +343,31 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
 }
 
 // A block: a strip two warps, of which the second copies; the item's last one to end traces the way
-// back.
-template <class E, bool kAligned>
-DEVICE void search(const Search& p, Shared& shared, void* room) {
+// back. `kAlone`: a block has all of an item.
+template <class E, bool kAligned, bool kAlone>
+DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room) {
   launch_next();
+  Shared& shared = kept(all_shared);
+  unsigned char* room = &kept(*all_room);
   const int me = warp_number();
-  const int number = number_of_block(p, shared), item = number / p.chain;
-  prepare(shared, p.warps);
-  all_sync();
+  const int number = kAlone ? block() : number_of_block(p, shared), item = number / p.chain;
   const int place = me % p.warps, strip = number % p.chain * p.warps + place;
-  Tile<E>* stages = static_cast<Tile<E>*>(room) + place * p.stages;
-  if (me >= p.warps) supply<E, kAligned>(p, item, strip, shared.stages[place], stages);
+  Way& way = *reinterpret_cast<Way*>(room);
+  Stage<E>* stages =
+      reinterpret_cast<Stage<E>*>(room + (kAlone ? sizeof(Way) : 0)) + place * p.stages;
+  const bool supplies = me >= p.warps;
+  if (supplies) supply<kAligned, kAlone>(p, item, strip, shared, stages);
+  if (me == 0) prepare(p, shared);
+  if (!supplies && kAlone) clear_before(way.windows[place]);
+  if (!supplies) all_sync();
   const Lattice of = lattice(p, item);
-  if (me < p.warps && strip < of.strips) sweep<E>(p, of, strip, shared, stages);
-  if (!is_last(p, item, shared)) return;
+  if (!supplies && strip < of.strips) {
+    sweep<kAlone>(p, of, strip, shared, stages, way.windows[place]);
+  }
+  if (!is_last<kAlone>(p, item, shared)) return;
   int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
   for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
-  trace(p, of, me, *static_cast<Way*>(room), durations);
+  trace<kAlone>(p, of, me, way, durations);
 }
 
 }  // namespace megakernel::align

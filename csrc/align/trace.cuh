@@ -35,32 +35,34 @@ DEVICE Lattice lattice(const Search& p, int item) {
   return {item, rows, columns, (rows + kStrip - 1) / kStrip};
 }
 
-// A strip's directions: words of a tile's columns, the first one the highest bit, row after row.
+// A strip's directions in global memory: words of columns, the first one the highest bit, row after
+// row.
 DEVICE uint32_t* directions(const Search& p, int item, int strip) {
-  return p.direction + (static_cast<int64_t>(item) * p.strips + strip) * p.tiles * kStrip;
+  const int64_t words = static_cast<int64_t>(kWords) * p.tiles * kStrip;
+  return p.direction + (static_cast<int64_t>(item) * p.strips + strip) * words;
 }
 
-// Some tiles of them. What stands before the first one is read, but not heeded.
+// Some of them. What stands before the first one is read, but not heeded.
 struct alignas(16) Window {
   uint32_t before[kRowsAtOnce];
-  uint32_t tiles[kWindow][kStrip];
+  uint32_t words[kWindow][kStrip];
 };
 
-// Columns of a tile and, as the upper half, of the one before: later ones are lower bits.
+// Columns of a word and, as the upper half, of the one before: later ones are lower bits.
 using View = uint64_t;
-DEVICE View view(uint32_t tile, uint32_t before) { return static_cast<View>(before) << 32 | tile; }
+DEVICE View view(uint32_t word, uint32_t before) { return static_cast<View>(before) << 32 | word; }
 DEVICE View up_to(int column) { return ~View{0} << (~column & 31); }
 DEVICE bool any(View columns) { return static_cast<uint32_t>(columns | columns >> 32) != 0; }
 // Those before the last of these columns; none where there are none.
 DEVICE View before_last(View ones) { return ~(ones ^ (ones - 1)); }
 
-// Where rows begin: of the columns of a tile and the one before that a row may have, those at which
+// Where rows begin: of the columns of a word and the one before that a row may have, those at which
 // it is reached from the row above. It begins at the last of them.
 struct Marks {
   alignas(16) View ones[kStrip];
-  alignas(16) int tiles[kStrip];
+  alignas(16) int words[kStrip];
 
-  DEVICE int column(int row) const { return kTile * tiles[row] + 31 - zeros_below(ones[row]); }
+  DEVICE int column(int row) const { return kWord * words[row] + 31 - zeros_below(ones[row]); }
 };
 
 // What the way back needs of shared memory: for one strip and the next.
@@ -69,16 +71,21 @@ struct Way {
   Marks marks[2];
 };
 
-// The first tile of a window that ends with this one: two before the strip's first are empty.
-DEVICE int window_begin(int last) { return max(-2, last - kWindow + 1); }
+// The first word of a window that ends with this one: those before the strip's first are empty.
+DEVICE int window_begin(int last) { return max(-kBefore, last - kWindow + 1); }
 
-// A warp asks for a strip's directions up to a tile.
+// A warp empties what is before a strip's first word, in a window that begins there.
+DEVICE void clear_before(Window& window) {
+  for (int i = lane(); i < kBefore * kStrip; i += 32) window.words[0][i] = 0;
+}
+
+// A warp asks for a strip's directions up to a word.
 DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
   const int first = window_begin(last), words = (last - first + 1) * kStrip;
 #pragma unroll 1
   for (int i = 4 * lane(); i < words; i += 4 * 32) {
     const int at = first * kStrip + i;
-    copy_or_zero<16>(window.tiles[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
+    copy_or_zero<16>(window.words[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
   }
 }
 
@@ -86,45 +93,45 @@ DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
 // are counted from the strip's first.
 class Tracer {
  public:
-  // From the last column of this row on; the window ends with `last_tile`.
-  DEVICE Tracer(Window& window, const uint32_t* directions, int last_tile, int row, int column)
+  // From the last column of this row on; the window ends with `last_word`.
+  DEVICE Tracer(Window& window, const uint32_t* directions, int last_word, int row, int column)
       : window_(window),
         directions_(directions),
-        first_(window_begin(last_tile)),
+        first_(window_begin(last_word)),
         row_(row),
-        tile_(column / kTile),
+        word_(column / kWord),
         open_(up_to(column)) {}
 
   // Marks where the rows begin.
   DEVICE void follow(Marks& marks) {
     while (row_ >= 0) {
-      if (tile_ < floor()) bring();
+      if (word_ < floor()) bring();
       if (row_ % kRowsAtOnce == kRowsAtOnce - 1) glide(marks);
-      if (row_ >= 0 && tile_ >= floor()) step(marks);
+      if (row_ >= 0 && word_ >= floor()) step(marks);
     }
   }
 
  private:
-  // Goes up some rows at a time, as long as all of them begin in a tile or the one before. Their
+  // Goes up some rows at a time, as long as all of them begin in a word or the one before. Their
   // words are asked for before it is known in which of these; there is one branch for all, since
   // its wait is longer than what is to be done for a row.
   DEVICE void glide(Marks& marks) {
     static_assert(kRowsAtOnce == 4);
-    uint4 words = rows(row_, tile_), before = rows(row_, tile_ - 1);
+    uint4 words = rows(row_, word_), before = rows(row_, word_ - 1);
     while (true) {
-      const uint4 next = rows(row_ - kRowsAtOnce, tile_);
-      const uint4 next_before = rows(row_ - kRowsAtOnce, tile_ - 1);
-      const uint4 next_two_before = rows(row_ - kRowsAtOnce, tile_ - 2);
+      const uint4 next = rows(row_ - kRowsAtOnce, word_);
+      const uint4 next_before = rows(row_ - kRowsAtOnce, word_ - 1);
+      const uint4 next_two_before = rows(row_ - kRowsAtOnce, word_ - 2);
       const View last = view(words.w, before.w) & open_;
       const View third = view(words.z, before.z) & before_last(last);
       const View second = view(words.y, before.y) & before_last(third);
       const View first = view(words.x, before.x) & before_last(second);
       const bool all = any(first);  // if one has none, those above it have none either
-      const bool more = all & (row_ >= 2 * kRowsAtOnce - 1) & (tile_ > floor());
+      const bool more = all & (row_ >= 2 * kRowsAtOnce - 1) & (word_ > floor());
       const int top = row_ - kRowsAtOnce + 1;
       Pair* ones = reinterpret_cast<Pair*>(marks.ones + top);
       ones[0] = {first, second}, ones[1] = {third, last};
-      *reinterpret_cast<Four*>(marks.tiles + top) = {tile_, tile_, tile_, tile_};
+      *reinterpret_cast<Four*>(marks.words + top) = {word_, word_, word_, word_};
       if (!in_all_lanes(more)) {
         if (all) go_on(row_ - kRowsAtOnce, first);
         return;
@@ -135,50 +142,50 @@ class Tracer {
     }
   }
 
-  // Goes up a row, or two tiles back if it does not begin in these.
+  // Goes up a row, or two words back if it does not begin in these.
   DEVICE void step(Marks& marks) {
-    const uint32_t* at = window_.tiles[tile_ - first_] + row_;
+    const uint32_t* at = window_.words[word_ - first_] + row_;
     const View ones = view(at[0], at[-kStrip]) & open_;
     if (any(ones)) {
-      marks.ones[row_] = ones, marks.tiles[row_] = tile_;
+      marks.ones[row_] = ones, marks.words[row_] = word_;
       go_on(row_ - 1, ones);
-    } else if (kTile * (tile_ - 1) > row_) {
-      open_ = ~View{0}, tile_ -= 2;
+    } else if (kWord * (word_ - 1) > row_) {
+      open_ = ~View{0}, word_ -= 2;
     } else {
       // On the diagonal a row is always reached from above, though no direction may say so where
       // all sums are minus infinity.
       warp_sync();
 #pragma unroll 1
       for (int row = lane(); row <= row_; row += 32) {
-        marks.ones[row] = up_to(row), marks.tiles[row] = row / kTile;
+        marks.ones[row] = up_to(row), marks.words[row] = row / kWord;
       }
       row_ = -1;
     }
   }
 
-  // To a row that is above one that begins at the last of these; whether that is a tile back, since
+  // To a row that is above one that begins at the last of these; whether that is a word back, since
   // nothing is left of this one.
   DEVICE bool go_on(int row, View ones) {
     const View open = before_last(ones);
     const bool moves = static_cast<uint32_t>(open) == 0;
-    row_ = row, open_ = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open, tile_ -= moves;
+    row_ = row, open_ = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open, word_ -= moves;
     return moves;
   }
 
-  // The first tile from which on the window has all that is looked at.
-  DEVICE int floor() const { return first_ + 2; }
+  // The first word from which on the window has all that is looked at.
+  DEVICE int floor() const { return first_ + kBefore; }
 
   DEVICE void bring() {
     warp_sync();
-    copy_window(window_, directions_, tile_);
+    copy_window(window_, directions_, word_);
     wait_for_own();
     warp_sync();
-    first_ = window_begin(tile_);
+    first_ = window_begin(word_);
   }
 
   // Words of as many rows, of which this is the last.
-  DEVICE uint4 rows(int last, int tile) const {
-    const uint32_t* at = window_.tiles[tile - first_] + last - kRowsAtOnce + 1;
+  DEVICE uint4 rows(int last, int word) const {
+    const uint32_t* at = window_.words[word - first_] + last - kRowsAtOnce + 1;
     return load_early(reinterpret_cast<const uint4*>(at));
   }
 
@@ -191,9 +198,9 @@ class Tracer {
 
   Window& window_;
   const uint32_t* directions_;
-  int first_;  // the window's first tile
+  int first_;  // the window's first word
   int row_;    // whose beginning is looked for
-  int tile_;
+  int word_;
   View open_;  // columns that it may have
 };
 
@@ -206,17 +213,20 @@ DEVICE void tell(const Marks& marks, int rows, int end, int* durations) {
 }
 
 // By all threads of the block, each with its warp's number: while the first warp follows a strip,
-// the second one copies the next strip's directions and tells the last one's durations.
+// the second one copies the next strip's directions and tells the last one's durations. `kAlone`:
+// they are there already.
+template <bool kAlone>
 DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int* durations) {
   const auto rows_of = [&](int strip) { return min(kStrip, of.rows - kStrip * strip); };
-  const auto last_tile = [&](int strip, int limit) { return (limit - kStrip * strip - 1) / kTile; };
+  const auto last_word = [&](int strip, int limit) { return (limit - kStrip * strip - 1) / kWord; };
   const auto copy = [&](int strip, int limit) {
-    copy_window(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit));
+    if (kAlone || strip < 0) return;
+    copy_window(way.windows[strip % 2], directions(p, of.item, strip), last_word(strip, limit));
   };
   // Of the item's columns, the first after a strip's last row, and after the strip below it; and
   // the first that the strip cannot have.
   int end = of.columns, end_below = 0, limit = of.columns;
-  if (number == 1 && of.strips > 0) copy(of.strips - 1, limit);
+  if (number == 1) copy(of.strips - 1, limit);
   wait_for_own();
   all_sync();
 #pragma unroll 1
@@ -225,12 +235,12 @@ DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int*
     const bool follows = strip >= 0;
     const int next_limit = follows ? end - rows_of(strip) : 0;  // each row has a column
     if (number == 0 && follows) {
-      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_tile(strip, limit),
+      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_word(strip, limit),
                     rows_of(strip) - 1, end - 1 - top);
       tracer.follow(way.marks[strip % 2]);
     }
     if (number == 1) {
-      if (strip > 0) copy(strip - 1, next_limit);
+      copy(strip - 1, next_limit);
       if (below < of.strips) {
         const int first = kStrip * below;
         tell(way.marks[below % 2], rows_of(below), end_below - first, durations + first);

@@ -7,14 +7,25 @@
 using namespace megakernel;
 using namespace megakernel::align;
 
-template <class E, bool kAligned>
+template <class E, bool kAligned, bool kAlone>
 static void run(const Search& p, int late) {
   const int blocks = p.items * p.chain;
   std::vector<Shared> shared(blocks);
-  const size_t room = std::max(p.warps * p.stages * sizeof(Tile<E>), sizeof(Way));
+  const size_t room = p.warps * p.stages * sizeof(Stage<E>) + sizeof(Way);
   std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16));
-  launch(blocks, 64 * p.warps, late,
-         [&] { search<E, kAligned>(p, shared[block()], rooms[block()].data()); });
+  launch(blocks, 64 * p.warps, late, [&] {
+    auto* begin = reinterpret_cast<unsigned char*>(rooms[block()].data());
+    search<E, kAligned, kAlone>(p, shared[block()], begin);
+  });
+}
+
+template <class E>
+static void run(const Search& p, bool aligned, int late) {
+  if (is_alone(p)) {
+    aligned ? run<E, true, true>(p, late) : run<E, false, true>(p, late);
+  } else {
+    aligned ? run<E, true, false>(p, late) : run<E, false, false>(p, late);
+  }
 }
 
 // Scores of 0: float, 1: bfloat16, 2: half precision.
@@ -22,9 +33,9 @@ extern "C" void align_search(Search* p, int type, int aligned, int warps, int la
   cut_work(*p, warps);
   std::vector<uint32_t> workspace(lay_out(*p, nullptr).words, kMissing);
   lay_out(*p, workspace.data());
-  if (type == 0) aligned ? run<float, true>(*p, late) : run<float, false>(*p, late);
-  if (type == 1) aligned ? run<bf16, true>(*p, late) : run<bf16, false>(*p, late);
-  if (type == 2) aligned ? run<f16, true>(*p, late) : run<f16, false>(*p, late);
+  if (type == 0) run<float>(*p, aligned, late);
+  if (type == 1) run<bf16>(*p, aligned, late);
+  if (type == 2) run<f16>(*p, aligned, late);
 }
 
 extern "C" void align_lengths(const Mask* p) {

@@ -285,6 +285,13 @@ inline void gates_ready() {}
 inline void gate_arrive(Gate& gate) {
   if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
 }
+inline void gate_arrive_if(bool wanted, Gate& gate) {
+  if (wanted) gate_arrive(gate);
+}
+template <class T>
+T& kept(T& shared) {
+  return shared;
+}
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
 inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
