@@ -69,7 +69,7 @@ class EmulatedOps:
         return 1
 
     def shape(self, _: int) -> list[int]:
-        return [self._library.shape(i) for i in range(12)]
+        return [self._library.shape(i) for i in range(13)]
 
     def workspace_words(self, _: int) -> int:
         return COLUMNS * self._library.workspace_words()
