@@ -106,12 +106,13 @@ int64_t workspace_words(int64_t model) {
   return lay_out(p, entry(model).shape, nullptr);
 }
 
-// Where in the workspace a launch leaves the talker's logits [columns, vocab], as words that give
-// their two lowest bits to a tag.
-int64_t logits_at(int64_t model) {
+// Where in the workspace a launch leaves the talker's logits [columns, vocab], and the predictor's
+// last ones [columns, codes], as words that give their two lowest bits to a tag.
+std::vector<int64_t> logits_at(int64_t model) {
   Params p;
   lay_out(p, entry(model).shape, nullptr);
-  return p.talker.words.logits - static_cast<uint32_t*>(nullptr);
+  uint32_t* const begin = nullptr;
+  return {p.talker.words.logits - begin, p.predictor.words.logits - begin};
 }
 
 Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, const Tensor& keys,
@@ -316,7 +317,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("models() -> int", &megakernel::models);
   m.def("shape(int model) -> int[]", &megakernel::shape);
   m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
-  m.def("logits_at(int model) -> int", &megakernel::logits_at);
+  m.def("logits_at(int model) -> int[]", &megakernel::logits_at);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(
