@@ -57,12 +57,14 @@ def obstacle(device: "torch.device") -> str | None:
     return None
 
 
-def load(device: "torch.device", *, profile: bool = False) -> None:
+def load(device: "torch.device", *, profile: bool = False, precise: bool = False) -> None:
     """Builds the kernel for a GPU if need be, and registers its operators.
 
     Args:
         device: The GPU.
         profile: With a stopwatch for every phase, for a process that only measures.
+        precise: With activations, keys and values that are nearly float32, for a process that
+            compares codes with plain torch's.
 
     Raises:
         RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
@@ -78,7 +80,7 @@ def load(device: "torch.device", *, profile: bool = False) -> None:
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
     major, minor = torch.cuda.get_device_capability(device)
     architecture = f"{major}{minor}{'a' if major == 9 else ''}"
-    extra = ["-DMEGAKERNEL_PROFILE"] if profile else []
+    extra = ["-DMEGAKERNEL_PROFILE"] * profile + ["-DMEGAKERNEL_PRECISE"] * precise
     name = f"megakernel_tts_{_digest(torch.__version__, architecture, *extra)}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     if not (folder / f"{name}.so").exists():
@@ -86,7 +88,7 @@ def load(device: "torch.device", *, profile: bool = False) -> None:
     cpp_extension.load(
         name,
         [str(CSRC / source) for source in (*KERNELS, *OPERATORS)],
-        extra_cflags=["-O2", "-std=c++20", *_macros(architecture)],
+        extra_cflags=["-O2", "-std=c++20", *extra, *_macros(architecture)],
         extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
     )

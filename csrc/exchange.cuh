@@ -58,6 +58,19 @@ DEVICE uint4 untagged_pairs(uint4 v) {
 }
 DEVICE bool fits_pair(float value) { return fabsf(value) < kGrow; }
 
+// A value in halves: the nearest one, then, in the precise build, that of what it has left.
+template <class Act>
+DEVICE void each_half(Act act) {
+  act(0);
+  if constexpr (kHalves > 1) act(1);
+}
+DEVICE float rest(float value, int half) {
+  return half == 0 ? value : value - to_float(to_bf16(value));
+}
+// Words from the first halves of all columns to the second ones.
+template <int Width>
+constexpr int kBehind = kColumns * Width / 2;
+
 enum Phase : int { kQkv, kAttend, kCombine, kOut, kGateUp, kDown, kHead, kDraw, kProject, kPhases };
 
 // Every now and then of a wait: since when it lasts, or 0 once it was in vain.

@@ -81,9 +81,9 @@ Words words(const int (&s)[4], int64_t vocab, Cutter& cut) {
   w.qkv = cut.take(static_cast<int64_t>(s[1] + 2 * s[2]) * kHeadDim);
   w.partial = cut.take(static_cast<int64_t>(s[1]) * kMaxSpans * kHeadDim);
   w.statistic = cut.take(s[1] * kMaxSpans * 2);
-  w.attended = cut.take(s[1] * kHeadDim / 2);
+  w.attended = cut.take(kHalves * s[1] * kHeadDim / 2);
   w.out = cut.take(s[0]);
-  w.middle = cut.take(s[3] / 2);
+  w.middle = cut.take(kHalves * s[3] / 2);
   w.down = cut.take(s[0]);
   w.logits = cut.take(vocab);
   return w;
@@ -106,20 +106,21 @@ int64_t workspace_words(int64_t model) {
   return lay_out(p, entry(model).shape, nullptr);
 }
 
-// Where in the workspace a launch leaves the talker's logits [columns, vocab], as words that give
-// their two lowest bits to a tag.
-int64_t logits_at(int64_t model) {
+// Where in the workspace a launch leaves the talker's logits [columns, vocab], and the predictor's
+// last ones [columns, codes], as words that give their two lowest bits to a tag.
+std::vector<int64_t> logits_at(int64_t model) {
   Params p;
   lay_out(p, entry(model).shape, nullptr);
-  return p.talker.words.logits - static_cast<uint32_t*>(nullptr);
+  uint32_t* const begin = nullptr;
+  return {p.talker.words.logits - begin, p.predictor.words.logits - begin};
 }
 
 Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, const Tensor& keys,
                 const Tensor& values, const Tensor& turns, double eps) {
-  TORCH_CHECK(keys.dim() == 5 && keys.size(3) % kBlock == 0 && keys.numel() == values.numel(),
-              "keys must be [layers, slots, kv heads, positions, 128], values as many, and the "
-              "positions a multiple of ",
-              kBlock, ".");
+  TORCH_CHECK(keys.dim() == 5 && keys.size(3) % kBlock == 0 && keys.size(4) == kKept &&
+                  keys.numel() == values.numel(),
+              "keys must be [layers, slots, kv heads, positions, ", kKept,
+              "], values as many, and the positions a multiple of ", kBlock, ".");
   TORCH_CHECK(turns.size(0) >= keys.size(3), "turns must cover ", keys.size(3), " positions.");
   return {packed(stack, "stack"),
           half(norms, "norms"),
@@ -301,7 +302,7 @@ std::vector<int64_t> shape(int64_t model) {
   const Shape s = entry(model).shape;
   std::vector<int64_t> out(s.talker, s.talker + 4);
   out.insert(out.end(), s.predictor, s.predictor + 4);
-  for (int number : {s.codes, s.slot, kMostUnits, kColumns}) out.push_back(number);
+  for (int number : {s.codes, s.slot, kMostUnits, kColumns, kKept}) out.push_back(number);
   return out;
 }
 
@@ -316,7 +317,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("models() -> int", &megakernel::models);
   m.def("shape(int model) -> int[]", &megakernel::shape);
   m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
-  m.def("logits_at(int model) -> int", &megakernel::logits_at);
+  m.def("logits_at(int model) -> int[]", &megakernel::logits_at);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(

@@ -11,9 +11,9 @@ struct Words {
   uint32_t* qkv;        // [columns, rows of qkv]
   uint32_t* partial;    // [columns, heads, spans, head dim]: sums of values by their weights
   uint32_t* statistic;  // [columns, heads, spans, 2]: the highest score, the sum of weights
-  uint32_t* attended;   // [columns, queries / 2], pairs of halves
+  uint32_t* attended;   // [halves, columns, queries / 2], pairs of halves
   uint32_t* out;        // [columns, hidden]: what attention adds to the residual
-  uint32_t* middle;     // [columns, intermediate / 2], pairs of halves
+  uint32_t* middle;     // [halves, columns, intermediate / 2], pairs of halves
   uint32_t* down;       // [columns, hidden]: what the feed-forward network adds
   uint32_t* logits;     // [columns, rows of the head]
 };
@@ -24,7 +24,7 @@ struct Network {
   const bf16* norms;     // of each layer: input, post attention, query, key
   int num_layers;
   const bf16* norm;  // the last
-  bf16* keys;        // [layers, slots, kv heads, positions, head dim]
+  bf16* keys;        // [layers, slots, kv heads, positions, kKept]
   bf16* values;      // as many; of the talker by sixteen positions, see attend.cuh; else as keys
   int slots, positions;
   const float2* turns;  // [positions, head dim / 2]: cosine and sine

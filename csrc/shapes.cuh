@@ -21,7 +21,14 @@ constexpr int kLaunched = kThreads + 32;
 constexpr int kLoads = 4;  // more would spill
 constexpr bool kCounts = false;
 #endif
-constexpr int kColumns = kSmall ? 4 : 8;    // streams, or positions of one prompt, in one launch
+#ifdef MEGAKERNEL_PRECISE
+constexpr int kHalves = 2;  // whose sum, nearly float32, is an activation; see build_ext.py
+#else
+constexpr int kHalves = 1;
+#endif
+// Streams, or positions of one prompt, in one launch; each takes a column of the matrix instruction
+// for every half.
+constexpr int kColumns = (kSmall ? 4 : 8) / kHalves;
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame
 constexpr int kControl = 1024;              // ids of code 0 beyond the codes
@@ -34,6 +41,7 @@ constexpr int kBlock = 16;                  // positions that a warp attends to 
 constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
 constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
 constexpr int kMostWatched = 8;             // heads whose scores may be asked for
+constexpr int kKept = kHalves * kHeadDim;   // numbers of a key or a value in a slot
 constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
 
 // A matrix as the kernel walks through it: units of rows, steps of K.

@@ -21,7 +21,7 @@ struct Shared {
       M::Talker::hidden > M::Predictor::hidden ? M::Talker::hidden : M::Predictor::hidden;
   struct Fixed {
     union {
-      Fragments<Most> fragments;
+      Fragments<Most> fragments[kHalves];
       Attention<Most> attention;
     };
     Nearby nearby[Most == 1 ? kWarps : 1];  // see near.cuh

@@ -85,7 +85,7 @@ class Megakernel:
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
-        *_, slot, units, columns = self._ops.shape(self._model)
+        *_, slot, units, columns, self._key_width = self._ops.shape(self._model)
         packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
         pack = packer.pack
         self._columns = columns
@@ -164,11 +164,11 @@ class Megakernel:
         return compiled.index(wanted)
 
     def _cache(self, c: StackConfig, slots: int, positions: int) -> tuple[Tensor, Tensor]:
-        """Keys [layers, slots, kv heads, positions, 128]; values by blocks of 16 positions."""
+        """Keys [layers, slots, kv heads, positions, width]; values by blocks of 16 positions."""
         blocks = -(-positions // _BLOCK)
-        shape = (c.layers, slots, c.kv_heads, blocks * _BLOCK, _HEAD)
+        shape = (c.layers, slots, c.kv_heads, blocks * _BLOCK, self._key_width)
         keys = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
-        return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * _HEAD)
+        return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * self._key_width)
 
     def _addresses(self, tensors: Sequence[Tensor]) -> Tensor:
         """[n], where tensors lie that the kernel finds through a table."""

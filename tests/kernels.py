@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from megakernel_tts import Sampling
 from megakernel_tts.checkpoint import map_leaves
@@ -62,3 +63,16 @@ class Bench:
         """Streams have prompts of different lengths."""
         self.kernel.prefill([Start(slot, self.prompt[stream:].contiguous(), SAMPLINGS[stream])])
         self.kernel.feed(slot, self.text, True)
+
+
+def next_frame(kernel: Megakernel) -> tuple[list[int], Tensor, Tensor]:
+    """The next codes of slot 0, and the logits that the first and the last were drawn from."""
+    kernel._launch([0], 1)
+    kernel._wait(1)
+    [[(_, *codes)]] = kernel._collect(1, 1)
+    state, talker = kernel._state[0], kernel._config.talker
+    state.codes = [int(code) for code in codes]
+    state.frames += 1
+    places = zip(kernel._ops.logits_at(kernel._model), (talker.vocab, talker.codes), strict=True)
+    first, last = (kernel._memory[8][at : at + count] & ~3 for at, count in places)
+    return state.codes, first.view(torch.float32), last.view(torch.float32)

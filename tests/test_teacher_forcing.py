@@ -17,24 +17,19 @@ from megakernel_tts.cuda import Megakernel
 from megakernel_tts.frames import Start
 from megakernel_tts.reference import Reference
 from megakernel_tts.weights import Model
-from tests.kernels import Bench
+from tests.kernels import Bench, next_frame
 
 _GREEDY = Sampling.greedy(seed=0)
 
 
 def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
     """Logits [frames + 1, vocab] after a prompt and after each of the frames [n, groups]."""
-    at, vocab = kernel._ops.logits_at(kernel._model), kernel._config.talker.vocab
     kernel.prefill([Start(0, prompt, _GREEDY)])
     kernel.feed(0, prompt[:0], True)
     state, logits = kernel._state[0], list[Tensor]()
     for frame in [state.codes, *codes.tolist()]:
         state.codes = frame  # whatever it has drawn
-        kernel._launch([0], 1)
-        kernel._wait(1)
-        assert len(kernel._collect(1, 1)[0]) == 1
-        logits.append((kernel._memory[8][at : at + vocab] & ~3).view(torch.float32).clone())
-        state.frames += 1
+        logits.append(next_frame(kernel)[1])
     kernel.release(0)
     return torch.stack(logits)
 

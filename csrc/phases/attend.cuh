@@ -6,8 +6,8 @@
 // Positions of earlier passes are attended to in blocks of sixteen, one a warp, by matrix
 // instructions whose rows are the two heads. Keys lie in a slot as rows of channels; values as
 // blocks [head dim][16], the positions of a channel in the order 2t, 2t + 1, 2t + 8, 2t + 9 for
-// t = 0 .. 3, so that what a lane loads is its operand. Positions of this launch come from the
-// words of their columns.
+// t = 0 .. 3, so that what a lane loads is its operand. Second halves lie behind a position's key
+// and behind a block's values. Positions of this launch come from the words of their columns.
 #pragma once
 
 #include "product.cuh"
@@ -28,7 +28,7 @@ template <int Most>
 struct alignas(16) Attention {
   float query[2][kHeadDim];
   float new_key[Most][kHeadDim], new_value[Most][kHeadDim];
-  uint32_t query_pairs[2][kHeadDim / 2];
+  uint32_t query_pairs[kHalves][2][kHeadDim / 2];
   float mix[kWarps][2][kHeadDim];
   float score[2][kSpan];  // of earlier positions
   float new_score[Most][2];
@@ -56,17 +56,46 @@ DEVICE float4 opened(uint2 pairs) {
   return {low_half(pairs.x), high_half(pairs.x), low_half(pairs.y), high_half(pairs.y)};
 }
 DEVICE float4 load_halves(const bf16* at) { return opened(load_pairs(at)); }
-DEVICE uint2 closed(float4 v) { return {pack(v.x, v.y), pack(v.z, v.w)}; }
 
 DEVICE float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 DEVICE float4 times(float4 a, float4 b) { return {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w}; }
 DEVICE float4 times(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
 DEVICE float square(float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; }
 
+DEVICE float4 rest(float4 v, int half) {
+  return {rest(v.x, half), rest(v.y, half), rest(v.z, half), rest(v.w, half)};
+}
+
+// Four neighbouring elements in halves.
+struct Halves {
+  uint2 of[kHalves];
+};
+DEVICE Halves closed(float4 v) {
+  Halves halves;
+  each_half([&](int half) {
+    const float4 left = rest(v, half);
+    halves.of[half] = {pack(left.x, left.y), pack(left.z, left.w)};
+  });
+  return halves;
+}
+DEVICE float4 opened(const Halves& halves) {
+  const float4 first = opened(halves.of[0]);
+  return kHalves == 1 ? first : plus(first, opened(halves.of[kHalves - 1]));
+}
+
+// As operand A, of which row g + 8 has the second halves of row g; and the sum of both products.
+DEVICE uint4 rows_of(const Halves& halves) {
+  const uint2 first = halves.of[0], second = kHalves > 1 ? halves.of[kHalves - 1] : uint2{0, 0};
+  return {first.x, second.x, first.y, second.y};
+}
+DEVICE float row_sum(const float (&acc)[4], int i) {
+  return kHalves > 1 ? acc[i] + acc[i + 2] : acc[i];
+}
+
 // Where a position's value of channel 0 lies within its slot.
 DEVICE int value_place(int position) {
   const int p = position % kBlock;
-  return position / kBlock * kBlock * kHeadDim + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
+  return position / kBlock * kBlock * kKept + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
 }
 
 // A lane's part of a position's turn.
@@ -115,21 +144,27 @@ DEVICE void take_in(const Params& p, const Network& n, const bf16* norms, const 
                                   Patience(p, kQkv, gave_up));
     float4 v = untagged(raw);
     if (!is_value) v = turn.normed(v, warp_sum(square(v)), norm, n.eps);
-    const uint2 pairs = closed(v);
-    v = opened(pairs);
+    const Halves halves = closed(v);
+    v = opened(halves);
     float* to = fresh < 0  ? shared.query[i]
                 : is_value ? shared.new_value[fresh]
                            : shared.new_key[fresh];
     reinterpret_cast<float4*>(to)[lane()] = v;
-    if (fresh < 0) reinterpret_cast<uint2*>(shared.query_pairs[i])[lane()] = pairs;
-    if (fresh < 0 || c != item.column || !column.append) continue;
-    if (is_value) {
-      bf16* at = n.values + slot + value_place(column.position) + 4 * lane() * kBlock;
-      store_settled(at, to_bf16(v.x)), store_settled(at + kBlock, to_bf16(v.y));
-      store_settled(at + 2 * kBlock, to_bf16(v.z)), store_settled(at + 3 * kBlock, to_bf16(v.w));
-    } else {
-      bf16* at = n.keys + slot + static_cast<size_t>(column.position) * kHeadDim;
-      store_settled(reinterpret_cast<uint2*>(at) + lane(), pairs);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const uint2 pairs = halves.of[half];
+      if (fresh < 0) reinterpret_cast<uint2*>(shared.query_pairs[half][i])[lane()] = pairs;
+      if (fresh < 0 || c != item.column || !column.append) continue;
+      if (is_value) {
+        const float4 v = opened(pairs);
+        bf16* at = n.values + slot + value_place(column.position) +
+                   (half * kHeadDim + 4 * lane()) * kBlock;
+        store_settled(at, to_bf16(v.x)), store_settled(at + kBlock, to_bf16(v.y));
+        store_settled(at + 2 * kBlock, to_bf16(v.z)), store_settled(at + 3 * kBlock, to_bf16(v.w));
+      } else {
+        bf16* at = n.keys + slot + static_cast<size_t>(column.position) * kKept + half * kHeadDim;
+        store_settled(reinterpret_cast<uint2*>(at) + lane(), pairs);
+      }
     }
   }
 }
@@ -149,28 +184,28 @@ DEVICE float2 exponentials(float (&s)[4]) {
 
 // A warp's sixteen positions from `begin` on, of which those below `end` are there.
 struct Sixteen {
-  uint4 keys[2][4];
-  uint2 values[16];
+  uint4 keys[kHalves][2][4];
+  uint2 values[kHalves][16];
 
   DEVICE void load_keys(const bf16* slot, int begin, int end) {
-    const bf16* from = slot + (begin + lane() / 4) * kHeadDim + lane() % 4 * 8;
+    const bf16* from = slot + (begin + lane() / 4) * kKept + lane() % 4 * 8;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const bool there = begin + 8 * tile + lane() / 4 < end;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const bf16* at = from + 8 * tile * kHeadDim + 32 * j;
-        keys[tile][j] =
+      for (int j = 0; j < 4 * kHalves; ++j) {
+        const bf16* at = from + 8 * tile * kKept + 32 * j;
+        keys[j / 4][tile][j % 4] =
             there ? load_settled(reinterpret_cast<const uint4*>(at)) : uint4{0, 0, 0, 0};
       }
     }
   }
 
   DEVICE void load_values(const bf16* slot, int begin) {
-    const bf16* from = slot + begin * kHeadDim + lane() / 4 * kBlock + lane() % 4 * 4;
+    const bf16* from = slot + begin * kKept + lane() / 4 * kBlock + lane() % 4 * 4;
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      values[n] = load_settled(reinterpret_cast<const uint2*>(from + 8 * n * kBlock));
+    for (int n = 0; n < 16 * kHalves; ++n) {
+      values[n / 16][n % 16] = load_settled(reinterpret_cast<const uint2*>(from + 8 * n * kBlock));
     }
   }
 
@@ -180,19 +215,28 @@ struct Sixteen {
     float score[2][4] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint4* at = reinterpret_cast<const uint4*>(shared.query_pairs[g % 2]) + 4 * j + t;
-      const uint4 q = g < 2 ? *at : uint4{0, 0, 0, 0};
+      Halves first, second;
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        multiply(score[tile], {q.x, 0, q.y, 0}, {keys[tile][j].x, keys[tile][j].y});
-        multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile][j].z, keys[tile][j].w});
+      for (int half = 0; half < kHalves; ++half) {
+        const uint32_t* pairs = shared.query_pairs[half][g % 2];
+        const uint4* at = reinterpret_cast<const uint4*>(pairs) + 4 * j + t;
+        const uint4 q = g < 2 ? *at : uint4{0, 0, 0, 0};
+        first.of[half] = {q.x, q.y}, second.of[half] = {q.z, q.w};
       }
+      each_half([&](int half) {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          const uint4 k = keys[half][tile][j];
+          multiply(score[tile], rows_of(first), {k.x, k.y});
+          multiply(score[tile], rows_of(second), {k.z, k.w});
+        }
+      });
     }
     float s[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int position = begin + 8 * (i / 2) + 2 * t + i % 2;
-      s[i] = position < end ? score[i / 2][i % 2] * kScale : -INFINITY;
+      s[i] = position < end ? row_sum(score[i / 2], i % 2) * kScale : -INFINITY;
     }
     if (g < 2) {
       float2* to = reinterpret_cast<float2*>(&shared.score[g][warp() * kBlock]) + t;
@@ -200,7 +244,7 @@ struct Sixteen {
     }
     const auto [peak, sum] = exponentials(s);
     if (g < 2 && t == 0) shared.peak[warp()][g] = peak, shared.sum[warp()][g] = sum;
-    const uint2 shares = {pack(s[0], s[1]), pack(s[2], s[3])};
+    const uint4 shares = rows_of(closed({s[0], s[1], s[2], s[3]}));
     // What is left there from another stream may be anything.
     const int left = end - begin - 2 * t;
     const uint32_t low = left >= 2 ? ~0u : left == 1 ? 0xFFFFu : 0u;
@@ -208,22 +252,28 @@ struct Sixteen {
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
       float mix[4] = {};
-      multiply(mix, {shares.x, 0, shares.y, 0}, {values[n].x & low, values[n].y & high});
+      each_half([&](int half) {
+        multiply(mix, shares, {values[half][n].x & low, values[half][n].y & high});
+      });
       if (g < 2) {
-        *reinterpret_cast<float2*>(&shared.mix[warp()][g][8 * n + 2 * t]) = {mix[0], mix[1]};
+        float2* to = reinterpret_cast<float2*>(&shared.mix[warp()][g][8 * n + 2 * t]);
+        *to = {row_sum(mix, 0), row_sum(mix, 1)};
       }
     }
   }
 };
 
-// A pair of halves of what attention gives; neighbouring threads have neighbouring channels.
+// What attention gives; neighbouring threads have neighbouring channels.
 template <class S>
 DEVICE void hand_over(const Params& p, const Network& n, int column, int query_head, int channel,
                       float value, uint32_t tag) {
   store_word_if(!fits_pair(value), p.broken + column, 1);
   const float next = shuffle_xor(value, 1);
   const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
-  store_word_if(channel % 2 == 0, n.words.attended + at, tagged_pair(value, next, tag));
+  each_half([&](int half) {
+    store_word_if(channel % 2 == 0, n.words.attended + at + half * kBehind<S::queries>,
+                  tagged_pair(rest(value, half), rest(next, half), tag));
+  });
 }
 
 // Scores before the softmax of the heads that the host asked for, to their places.
@@ -249,7 +299,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const Column column = columns[item.column];
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + item.head) *
-      n.positions * kHeadDim;
+      n.positions * kKept;
   const int before = uniform(columns[column.first].position), number = warp_number();
   const bool last = item.span == item.spans - 1;
   const int fresh = last ? uniform(item.column - column.first + 1) : 0;

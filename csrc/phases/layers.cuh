@@ -59,9 +59,12 @@ DEVICE void change_x(Residual<Hidden, Most>& x, int columns, Change change) {
 
 // Puts four activations where the product takes them.
 template <int Most>
-DEVICE void put(Fragments<Most>& fragments, int column, int step, float4 v) {
-  uint4& place = fragments.of[step][warp()][4 * column + lane() % 8 / 2];
-  reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v);
+DEVICE void put(Fragments<Most> (&fragments)[kHalves], int column, int step, float4 v) {
+  const Halves halves = closed(v);
+  each_half([&](int half) {
+    uint4& place = fragments[half].of[step][warp()][4 * column + lane() % 8 / 2];
+    reinterpret_cast<uint2*>(&place)[lane() % 2] = halves.of[half];
+  });
 }
 
 template <int Width, int Most>
@@ -158,7 +161,8 @@ DEVICE float warp_sums_apart(const float (&values)[N]) {
 template <int Width, int Hidden, int Most>
 SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                                 const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
-                                Phase phase, Fragments<Most>& fragments, Sums<Most>& sums) {
+                                Phase phase, Fragments<Most> (&fragments)[kHalves],
+                                Sums<Most>& sums) {
   if (Most == 1) columns = 1;
   constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
   wait_for_own();
@@ -280,8 +284,11 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       if constexpr (kHere)
         attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
       else
-        fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, first, count, tags, kAttend,
-                                               sums.gave_up, flow.fragments);
+        each_half([&](int half) {
+          fetch_pairs<S::queries, S::Out::chunk>(p, words.attended + half * kBehind<S::queries>,
+                                                 first, count, tags, kAttend, sums.gave_up,
+                                                 flow.fragments[half]);
+        });
     };
     auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       const int at = column * S::hidden + unit * kUnit + row;
@@ -302,14 +309,20 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const bool made = there && row < kUnit / 2;
       store_word_if(made && !fits_pair(value), p.broken + column, 1);
       const int at = (column * S::intermediate + unit * (kUnit / 2) + row) / 2;
-      const uint32_t pair = tagged_pair(value, next, tags.of(column));
-      store_word_if(made && row % 2 == 0, words.middle + at, pair);
+      each_half([&](int half) {
+        const uint32_t pair = tagged_pair(rest(value, half), rest(next, half), tags.of(column));
+        store_word_if(made && row % 2 == 0, words.middle + at + half * kBehind<S::intermediate>,
+                      pair);
+      });
     };
     if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
 
     auto middle = [&](int first, auto& sums) {
-      fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, first, count, tags, kGateUp,
-                                                   sums.gave_up, flow.fragments);
+      each_half([&](int half) {
+        fetch_pairs<S::intermediate, S::Down::chunk>(
+            p, words.middle + half * kBehind<S::intermediate>, first, count, tags, kGateUp,
+            sums.gave_up, flow.fragments[half]);
+      });
     };
     auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       const int at = column * S::hidden + unit * kUnit + row;

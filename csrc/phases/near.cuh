@@ -12,8 +12,8 @@ namespace megakernel {
 
 // A warp's workplace.
 struct alignas(16) Nearby {
-  uint32_t query[2][kHeadDim / 2], key[kHeadDim / 2];  // pairs of halves
-  float share[2][kBlock];                              // of each position
+  uint32_t query[kHalves][2][kHeadDim / 2], key[kHalves][kHeadDim / 2];  // pairs of halves
+  float share[2][kBlock];                                                // of each position
 };
 
 // Two queries and a key of a position: their squares' sums, as those of one.
@@ -33,8 +33,8 @@ DEVICE void add_times(float4& a, float4 b, float c) {
 
 // What a warp knows before its queries are there.
 struct Remembered {
-  uint4 keys[2][4];          // as the matrix instruction takes them
-  uint2 values[kBlock - 1];  // a lane's four channels
+  uint4 keys[kHalves][2][4];  // as the matrix instruction takes them
+  Halves values[kBlock - 1];  // a lane's four channels
   uint2 query_norm, key_norm;
   Turn turn;
 
@@ -45,16 +45,19 @@ struct Remembered {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const int p = 8 * tile + lane() / 4;
-      const uint4* from = reinterpret_cast<const uint4*>(n.keys + slot + p * kHeadDim) + lane() % 4;
+      const uint4* from = reinterpret_cast<const uint4*>(n.keys + slot + p * kKept) + lane() % 4;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        keys[tile][j] = p < position ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
+      for (int j = 0; j < 4 * kHalves; ++j) {
+        keys[j / 4][tile][j % 4] = p < position ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
     const uint2* from = reinterpret_cast<const uint2*>(n.values + slot) + lane();
 #pragma unroll
     for (int p = 0; p < kBlock - 1; ++p) {
-      values[p] = p < position ? load_settled(from + p * (kHeadDim / 4)) : uint2{0, 0};
+      each_half([&](int half) {
+        values[p].of[half] =
+            p < position ? load_settled(from + (p * kHalves + half) * (kHeadDim / 4)) : uint2{0, 0};
+      });
     }
   }
 };
@@ -65,20 +68,27 @@ DEVICE float2 share_out(const Remembered& old, int position, Nearby& shared) {
   float score[3][4] = {};                    // eight positions, eight more, this one
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const uint4 q = reinterpret_cast<const uint4*>(shared.query[g % 2])[4 * j + t];
-    const uint4 own = reinterpret_cast<const uint4*>(shared.key)[4 * j + t];
-    const uint4 keys[] = {old.keys[0][j], old.keys[1][j], own};
+    Halves first, second;
 #pragma unroll
-    for (int tile = 0; tile < 3; ++tile) {
-      multiply(score[tile], {q.x, 0, q.y, 0}, {keys[tile].x, keys[tile].y});
-      multiply(score[tile], {q.z, 0, q.w, 0}, {keys[tile].z, keys[tile].w});
+    for (int half = 0; half < kHalves; ++half) {
+      const uint4 q = reinterpret_cast<const uint4*>(shared.query[half][g % 2])[4 * j + t];
+      first.of[half] = {q.x, q.y}, second.of[half] = {q.z, q.w};
     }
+    each_half([&](int half) {
+      const uint4 own = reinterpret_cast<const uint4*>(shared.key[half])[4 * j + t];
+      const uint4 keys[] = {old.keys[half][0][j], old.keys[half][1][j], own};
+#pragma unroll
+      for (int tile = 0; tile < 3; ++tile) {
+        multiply(score[tile], rows_of(first), {keys[tile].x, keys[tile].y});
+        multiply(score[tile], rows_of(second), {keys[tile].z, keys[tile].w});
+      }
+    });
   }
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int p = 8 * (i / 2) + 2 * t + i % 2;
-    s[i] = p == position ? score[2][0] : score[i / 2][i % 2];
+    s[i] = p == position ? row_sum(score[2], 0) : row_sum(score[i / 2], i % 2);
     s[i] = p <= position ? s[i] * kScale : -INFINITY;
   }
   const float sum = exponentials(s).y;
@@ -100,7 +110,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   const int position = uniform(columns[c].position);
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
-      n.positions * kHeadDim;
+      n.positions * kKept;
   const Remembered old(n, norms, slot, position);
   const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
   const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim,
@@ -117,15 +127,16 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   for (int i = 0; i < 3; ++i) {
     v[i] = old.turn.normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm, n.eps);
   }
-  const uint2 key = closed(v[2]), value = closed(untagged(raw[3]));
-  reinterpret_cast<uint2*>(shared.query[0])[lane()] = closed(v[0]);
-  reinterpret_cast<uint2*>(shared.query[1])[lane()] = closed(v[1]);
-  reinterpret_cast<uint2*>(shared.key)[lane()] = key;
-  if (keeps) {
-    const size_t row = slot + position * kHeadDim;
-    store_settled(reinterpret_cast<uint2*>(n.keys + row) + lane(), key);
-    store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value);
-  }
+  const Halves key = closed(v[2]), value = closed(untagged(raw[3]));
+  each_half([&](int half) {
+    reinterpret_cast<uint2*>(shared.query[half][0])[lane()] = closed(v[0]).of[half];
+    reinterpret_cast<uint2*>(shared.query[half][1])[lane()] = closed(v[1]).of[half];
+    reinterpret_cast<uint2*>(shared.key[half])[lane()] = key.of[half];
+    if (!keeps) return;
+    const size_t row = slot + position * kKept + half * kHeadDim;
+    store_settled(reinterpret_cast<uint2*>(n.keys + row) + lane(), key.of[half]);
+    store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value.of[half]);
+  });
   warp_sync();
   const float2 sums = share_out(old, position, shared);
 
@@ -159,8 +170,12 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[0],
                    flow.gave_up(), [&](int j, float4 v) {
                      const int at = (c * S::heads + 2 * head + j) * kHeadDim + 4 * lane();
-                     store_word(n.words.attended + at / 2, tagged_pair(v.x, v.y, tag));
-                     store_word(n.words.attended + at / 2 + 1, tagged_pair(v.z, v.w, tag));
+                     each_half([&](int half) {
+                       const float4 left = rest(v, half);
+                       const int to = at / 2 + half * kBehind<S::queries>;
+                       store_word(n.words.attended + to, tagged_pair(left.x, left.y, tag));
+                       store_word(n.words.attended + to + 1, tagged_pair(left.z, left.w, tag));
+                     });
                    });
   }
   flow.watch.lap(kAttend, kSum);
@@ -177,9 +192,12 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
                    flow.nearby[head], gave_up, [&](int j, float4 v) {
                      const int k = j * kHeadDim + 4 * lane();
-                     uint4& place = flow.fragments.of[head][k / kTile][k % kTile / 8];
-                     reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(v.x, v.y, 0),
-                                                                     tagged_pair(v.z, v.w, 0)};
+                     each_half([&](int half) {
+                       const float4 left = rest(v, half);
+                       uint4& place = flow.fragments[half].of[head][k / kTile][k % kTile / 8];
+                       reinterpret_cast<uint2*>(&place)[lane() % 2] = {
+                           tagged_pair(left.x, left.y, 0), tagged_pair(left.z, left.w, 0)};
+                     });
                    });
   }
   flow.watch.lap(kAttend, kSum);

@@ -21,7 +21,8 @@ struct alignas(16) Sums {
   int gave_up;
 };
 
-// Activations of a column for a step: lane 4 column + t of a warp has elements 8t to 8t + 7.
+// Activations of a column for a step: lane 4 column + t of a warp has elements 8t to 8t + 7. Second
+// halves are columns of their own, behind the others.
 template <int Most>
 struct alignas(16) Fragments {
   uint4 of[kMostSteps][kWarps][4 * Most];
@@ -37,7 +38,7 @@ struct Flow {
   static constexpr int most = Most;
   const Params& p;
   Sums<Most> (&sums)[2];
-  Fragments<Most>& fragments;
+  Fragments<Most> (&fragments)[kHalves];
   Attention<Most>& attention;  // where the fragments are
   Nearby* nearby;              // of each warp that attends
   R& ring;
@@ -60,10 +61,11 @@ struct Flow {
 template <int Most, class R>
 SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ring,
                                              typename R::Place place, int full,
-                                             const Fragments<Most>& fragments, Sums<Most>& sums,
-                                             int units, int steps, bool add) {
+                                             const Fragments<Most> (&fragments)[kHalves],
+                                             Sums<Most>& sums, int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = kWide == 8 || lane() % 4 == 0;
+  const auto& mine = fragments[lane() / (4 * Most) % kHalves].of;
   units = uniform(units), steps = uniform(steps);
   Weights<R> weights(ring, place, uniform(full));
   const Patience patience(p, phase, sums.gave_up);
@@ -72,7 +74,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
     uint4 a[R::slot];
 #pragma unroll
     for (int s = 0; s < R::slot; ++s) {
-      a[s] = fragments.of[step + s][warp()][lane() % (4 * Most)];
+      a[s] = mine[step + s][warp()][lane() % (4 * Most)];
     }
     float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane() * kWide / 8;
 #pragma unroll 1
@@ -97,11 +99,12 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
 
 // Small models do not fill the last step.
 template <class Matrix, int Most>
-DEVICE void clear_padding(Fragments<Most>& fragments) {
+DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
   static_assert(Matrix::chunks == 1);
   constexpr int kLast = Matrix::steps - 1;
   if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * Most) return;
-  fragments.of[kLast][warp()][lane()] = {0, 0, 0, 0};
+#pragma unroll
+  for (auto& half : fragments) half.of[kLast][warp()][lane()] = {0, 0, 0, 0};
 }
 
 // For each unit of the block, and each of 2^wide columns and row of it, `take(unit, column, row,
@@ -148,7 +151,9 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
       const float* at = &sums.of[u][0][row * kWide + column];
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += at[w * kUnit * kWide];
+      for (int i = 0; i < kHalves * kWarps; ++i) {
+        sum += at[i / kWarps * F::most + i % kWarps * kUnit * kWide];
+      }
       take(share.first + done + u, column, row, sum, sums, i < items && column < columns);
     }
     flow.watch.lap(phase, kSum);

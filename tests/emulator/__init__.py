@@ -69,14 +69,15 @@ class EmulatedOps:
         return 1
 
     def shape(self, _: int) -> list[int]:
-        return [self._library.shape(i) for i in range(12)]
+        return [self._library.shape(i) for i in range(13)]
 
     def workspace_words(self, _: int) -> int:
         return COLUMNS * self._library.workspace_words()
 
-    def logits_at(self, _: int) -> int:
-        shape = self.shape(0)
-        return _Cutter(0).network(shape[:4], shape[8] + CONTROL)[_WORDS.index("logits")] // 4
+    def logits_at(self, _: int) -> list[int]:
+        shape, cut = self.shape(0), _Cutter(0)
+        networks = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
+        return [words[_WORDS.index("logits")] // 4 for words in networks]
 
     def blocks(self, _: int) -> int:
         return self._blocks

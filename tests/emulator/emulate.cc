@@ -26,7 +26,7 @@ extern "C" int params_bytes() { return sizeof(Params); }
 // The numbers of the model's `Shape`, one after another.
 extern "C" int shape(int i) {
   const Shape s = shape_of<M>();
-  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns};
+  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns, kKept};
   return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : rest[i - 8];
 }
 
