@@ -173,7 +173,7 @@ class Generation : Crew<M, Most> {
     each_column(columns(), [&](int c) { return Column{c, pass, c, true, -1}; });
     if (pass > 0) {
       const int group = pass - 1;
-      change_x<Talker::hidden, 4>(s_.x, columns(), [&](int c, int k, float4) {
+      change_x<Talker::hidden, kSeveral>(s_.x, columns(), [&](int c, int k, float4) {
         return load_halves(embedding(group, standings_()[c].codes[group]) + k);
       });
     }
@@ -201,7 +201,7 @@ class Generation : Crew<M, Most> {
       store_word_if(there, p_.projected + column * kNarrow + k, word);
     };
     if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
-    change_x<kNarrow, 4>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
+    change_x<kNarrow, kSeveral>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
     add_words<kNarrow>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});

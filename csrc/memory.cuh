@@ -137,6 +137,13 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
 #endif
 }
 
+// Where copies go. If a cluster's is named, sm_120 makes them calls, and moves no registers.
+#if __CUDA_ARCH__ >= 1000
+#define MEGAKERNEL_OWN "shared::cta"
+#else
+#define MEGAKERNEL_OWN "shared::cluster"
+#endif
+
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there. From sm_90 on they are not to
 // stay in the second-level cache, where they would drive out what is wanted soon.
@@ -150,7 +157,8 @@ DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) 
                : "memory");
   asm volatile(
       "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0; "
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "cp.async.bulk." MEGAKERNEL_OWN
+      ".global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], once; }" ::"r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&gate))
       : "memory");

@@ -28,7 +28,7 @@ class Prompts : Crew<M, kColumns> {
         const Place& at = pass.places[c];
         return Column{at.slot, at.position, at.first, true, -1};
       });
-      change_x<Talker::hidden, 4>(s_.x, columns, [&](int c, int k, float4) {
+      change_x<Talker::hidden, kSeveral>(s_.x, columns, [&](int c, int k, float4) {
         return load_halves(rows + static_cast<size_t>(c) * Talker::hidden + k);
       });
       rows += static_cast<size_t>(columns) * Talker::hidden;

@@ -14,13 +14,12 @@ constexpr int kWarps = 8;  // that multiply; one more fetches the weights
 constexpr int kThreads = 32 * kWarps;
 #ifdef MEGAKERNEL_MOVES_REGISTERS  // warps do that by fours; see build_ext.py
 constexpr int kLaunched = kThreads + 128;
-constexpr int kLoads = 16;      // of words that a lane has under way
-constexpr bool kCounts = true;  // full slots of weights before a product
+constexpr bool kRoomy = true;  // those who multiply have 232 registers
 #else
 constexpr int kLaunched = kThreads + 32;
-constexpr int kLoads = 4;  // more would spill
-constexpr bool kCounts = false;
+constexpr bool kRoomy = false;  // 168
 #endif
+constexpr int kLoads = 16;  // of words that a lane has under way
 #ifdef MEGAKERNEL_PRECISE
 constexpr int kHalves = 2;  // whose sum, nearly float32, is an activation; see build_ext.py
 #else

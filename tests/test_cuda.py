@@ -77,7 +77,7 @@ WIDE = "Model<Stack<192,4,2,6144>,Stack<128,4,2,3072,kNear>,256>"
 def test_layers_as_wide_as_the_released_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their activations come in parts of twelve steps, as sm_90a brings them in: sixteen loads."""
+    """Their activations come in parts of twelve steps; there are registers to spare."""
     small = random_checkpoint._stack
 
     def wide(hidden: int, layers: int) -> dict[str, Any]:

@@ -31,6 +31,13 @@ DEVICE float4& four_at(Residual<Hidden, Most>& x, int column, int k) {
   return *reinterpret_cast<float4*>(&x.of[column][k]);
 }
 
+// Fours of x that a lane makes at a time: more would spill, but for sm_90.
+#if __CUDA_ARCH__ == 900
+constexpr int kSeveral = 4;
+#else
+constexpr int kSeveral = 2;
+#endif
+
 // x of every column, where change(column, k, x) gives four elements; `AtOnce` times four are made
 // before any is put down.
 template <int Width, int AtOnce, int Hidden, int Most, class Change>

@@ -51,7 +51,11 @@ struct Remembered {
         keys[j / 4][tile][j % 4] = p < position ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
-    const uint2* from = reinterpret_cast<const uint2*>(n.values + slot) + lane();
+    if (kRoomy) load_values(n.values + slot, position);
+  }
+
+  DEVICE void load_values(const bf16* slot, int position) {
+    const uint2* from = reinterpret_cast<const uint2*>(slot) + lane();
 #pragma unroll
     for (int p = 0; p < kBlock - 1; ++p) {
       each_half([&](int half) {
@@ -63,7 +67,7 @@ struct Remembered {
 };
 
 // Shares of every position for both heads, where the warp keeps them; returns their sums.
-DEVICE float2 share_out(const Remembered& old, int position, Nearby& shared) {
+DEVICE float2 share_out(Remembered& old, const bf16* values, int position, Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
   float score[3][4] = {};                    // eight positions, eight more, this one
 #pragma unroll
@@ -84,6 +88,7 @@ DEVICE float2 share_out(const Remembered& old, int position, Nearby& shared) {
       }
     });
   }
+  if (!kRoomy) old.load_values(values, position);  // now that the keys are used
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -111,7 +116,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
       n.positions * kKept;
-  const Remembered old(n, norms, slot, position);
+  Remembered old(n, norms, slot, position);
   const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
   const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim,
                           words + S::queries + head * kHeadDim,
@@ -138,7 +143,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
     store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value.of[half]);
   });
   warp_sync();
-  const float2 sums = share_out(old, position, shared);
+  const float2 sums = share_out(old, n.values + slot, position, shared);
 
   float4 mix[2] = {};
 #pragma unroll

@@ -126,7 +126,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
       // Now, and not once the words are there.
-      const int full = kCounts ? flow.ring.count_full(flow.place) : 0;
+      const int full = kRoomy ? flow.ring.count_full(flow.place) : 0;
       if (done == 0 || Matrix::chunks > 1) {
         warp_sync();
         fetch(chunk * Matrix::chunk, sums);
