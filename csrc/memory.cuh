@@ -26,8 +26,8 @@ DEVICE int blocks() { return gridDim.x; }
 DEVICE int warp() { return thread() / 32; }
 DEVICE int lane() { return thread() % 32; }
 
-// All threads of the block, before its ways part.
-DEVICE void all_sync() { __syncthreads(); }
+// All threads of the block; its warps may come from different places of the code.
+DEVICE void all_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 // All threads that multiply have arrived; what they wrote to shared memory is seen.
 DEVICE void block_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 DEVICE void warp_sync() { __syncwarp(); }

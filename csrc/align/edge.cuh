@@ -28,12 +28,10 @@ struct Wait {
   DEVICE bool over() const { return gate_open(gate, opening & 1); }
 };
 
-DEVICE void await(const Wait& a) {
-  while (!in_all_lanes(a.over())) pause();
-}
-// Both are asked at once.
-DEVICE void await(const Wait& a, const Wait& b, const Wait& c) {
-  while (!in_all_lanes(a.over() & b.over() & c.over())) pause();
+// All are asked at once.
+template <class... Waits>
+DEVICE void await(const Waits&... waits) {
+  while (!in_all_lanes((waits.over() & ...))) pause();
 }
 
 // The upper end. In global memory a sum says itself that it is there: it is not kMissing.

@@ -47,7 +47,7 @@ struct Search {
   unsigned* done;    // [items] blocks that ended
   uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
   // [items, strips, words of the tiles, kStrip]: a bit a cell, set if reached from the row above; a
-  // strip's words are counted from its first row's diagonal on. None where a block has an item.
+  // strip's words are counted from its first row's diagonal on. None where a block is alone.
   uint32_t* direction;
 };
 
@@ -71,7 +71,7 @@ struct Path {
   uint64_t one;  // its bits
 };
 
-// Whether a block has an item, and in shared memory all directions that lead through it.
+// Whether a block has an item alone, and all of its directions in shared memory.
 inline bool is_alone(const Search& p) {
   return p.chain == 1 && kWords * p.tiles <= kWindow - kBefore;
 }

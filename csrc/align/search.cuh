@@ -224,15 +224,16 @@ DEVICE void supply(const Search& p, int item, int strip, Shared& shared, Stage<E
   const int place = strip % p.warps;
   StageGates& gates = shared.stages[place];
   int stage = 0, all = p.stages;
-  for (int round = 0, word = 0; word < all; ++word) {
-    if (round > 0) await({gates.empty[stage], static_cast<unsigned>(round - 1)});
+  unsigned round = 0;
+  for (int word = 0; word < all; ++word) {
+    if (round > 0) await(Wait{gates.empty[stage], round - 1});
     scores.template copy<kAligned>(stages[stage], word);
     if (word == kWords - 1) {
       all_sync();
       for (int w = 0; w < kWords; ++w) arrive_with_copies(gates.full[w]);
       // The strip above is not to wait for its first scores behind these.
       if (kAlone && place > 0 && strip < lattice(p, item).strips) {
-        await({shared.stages[place - 1].begun, 0});
+        await(Wait{shared.stages[place - 1].begun, 0});
       }
     } else if (word >= kWords) {
       arrive_with_copies(gates.full[stage]);
@@ -272,23 +273,25 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   uint32_t before[kRows] = {};
   constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
   for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
-    await(inlet.coming(tile, {gates.full[0], 0}));
+    await(inlet.coming(tile, Wait{gates.full[0], 0}));
     if (me == 0) sums.before = inlet.values(tile)[kTile - 1];
     inlet.give_back(tile);
   }
-  int stage = 0, round = 0;
+  int stage = 0;
+  unsigned round = 0;
   for (int tile = 0; tile < all; ++tile) {
     int places[kWords];
-    unsigned uses = 0;
+    unsigned rounds[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) {
-      places[w] = stage, uses = round;
+      places[w] = stage, rounds[w] = round;
       if (++stage == p.stages) stage = 0, ++round;
     }
+    static_assert(kWords == 2);
     Stage<E>* const scores[kWords] = {stages + places[0], stages + places[1]};
+    const Wait one{gates.full[places[0]], rounds[0]}, other{gates.full[places[1]], rounds[1]};
     const int above = tile + kAhead, below = tile - kLag;
-    const Wait full = {gates.full[places[kWords - 1]], uses};  // those before were asked for before
-    await(full, inlet.coming(above, full), outlet.room(below + 1, full));
+    await(one, other, inlet.coming(above, other), outlet.room(below + 1, other));
     // Only the first lane looks at the strip above.
     const float* edge = me == 0 && inlet.has(above) ? inlet.values(above) : shared.nothing;
     const Rooms rooms = {{outlet.values(below), outlet.values(below + 1)},
@@ -343,7 +346,7 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
 }
 
 // A block: a strip two warps, of which the second copies; the item's last one to end traces the way
-// back. `kAlone`: a block has all of an item.
+// back. `kAlone`: an item's only block, which has its directions in shared memory.
 template <class E, bool kAligned, bool kAlone>
 DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room) {
   launch_next();

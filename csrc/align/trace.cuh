@@ -76,7 +76,9 @@ DEVICE int window_begin(int last) { return max(-kBefore, last - kWindow + 1); }
 
 // A warp empties what is before a strip's first word, in a window that begins there.
 DEVICE void clear_before(Window& window) {
-  for (int i = lane(); i < kBefore * kStrip; i += 32) window.words[0][i] = 0;
+  for (int word = 0; word < kBefore; ++word) {
+    for (int row = lane(); row < kStrip; row += 32) window.words[word][row] = 0;
+  }
 }
 
 // A warp asks for a strip's directions up to a word.

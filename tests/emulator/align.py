@@ -72,7 +72,7 @@ class EmulatedAlign:
             frame_lengths: Likewise.
             aligned: Whether a row is copied in four cells at a time.
             warps: That sum up, of a block: 2 at most.
-            stages: Tiles of scores that a warp has room for.
+            stages: Words of scores that a warp has room for.
             late: Turns of the other blocks after which the first begins.
         """
         items, rows, columns = scores.shape

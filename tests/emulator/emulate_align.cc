@@ -11,8 +11,10 @@ template <class E, bool kAligned, bool kAlone>
 static void run(const Search& p, int late) {
   const int blocks = p.items * p.chain;
   std::vector<Shared> shared(blocks);
-  const size_t room = p.warps * p.stages * sizeof(Stage<E>) + sizeof(Way);
-  std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16));
+  const size_t stages = p.warps * p.stages * sizeof(Stage<E>);
+  const size_t room = kAlone ? sizeof(Way) + stages : std::max(stages, sizeof(Way));
+  const uint4 garbage = {~0u, ~0u, ~0u, ~0u};
+  std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16, garbage));
   launch(blocks, 64 * p.warps, late, [&] {
     auto* begin = reinterpret_cast<unsigned char*>(rooms[block()].data());
     search<E, kAligned, kAlone>(p, shared[block()], begin);
