@@ -98,6 +98,17 @@ def test_emulated_scores_that_are_no_numbers(emulated: EmulatedAlign) -> None:
         assert torch.equal(emulated.durations(scores, aligned=True), mas(scores))
 
 
+def test_emulated_first_columns_where_nothing_leads_away_from_the_diagonal(
+    emulated: EmulatedAlign,
+) -> None:
+    """No row begins before the first column, whatever lay in memory before."""
+    scores = torch.full((3, 70, 540), -torch.inf)
+    text, frames = torch.tensor([4, 4, 70]), torch.tensor([533, 4, 540])
+    found = emulated.durations(scores, text, frames)
+    assert torch.equal(found, mas(scores, text, frames))
+    assert found[:2, :4].tolist() == [[1, 1, 1, 530], [1, 1, 1, 1]]
+
+
 def test_emulated_few_tiles_with_what_is_no_number(emulated: EmulatedAlign) -> None:
     """Tiles of finite scores and others take turns."""
     for seed in range(8):
