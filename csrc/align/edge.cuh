@@ -20,7 +20,7 @@ struct RingGates {
   Gate full[kSlots], empty[kSlots];
 };
 
-// What is waited for: a gate that opens for the last time so often.
+// What is waited for: one of a gate's openings, counted from 0.
 struct Wait {
   const Gate& gate;
   unsigned opening;

@@ -313,8 +313,10 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   take_in<S>(p, n, norms, tags, columns, item, slot, last, shared, gave_up);
   if (kRoomy && number < old) mine.load_values(n.values + slot, begin);
   block_sync();
-  if (!kRoomy && number < old) mine.load_keys(n.keys + slot, begin, before);
-  if (!kRoomy && number < old) mine.load_values(n.values + slot, begin);
+  if (!kRoomy && number < old) {
+    mine.load_keys(n.keys + slot, begin, before);
+    mine.load_values(n.values + slot, begin);
+  }
   if (number < old) mine.attend(begin, before, shared);
   const int i = kWarps - 1 - number;  // the last warps take the new positions
   if (i < fresh) {

@@ -54,6 +54,7 @@ struct Remembered {
     if (kRoomy) load_values(n.values + slot, position);
   }
 
+  // Where registers are few, once the keys are used.
   DEVICE void load_values(const bf16* slot, int position) {
     const uint2* from = reinterpret_cast<const uint2*>(slot) + lane();
 #pragma unroll
