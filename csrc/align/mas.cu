@@ -12,7 +12,7 @@ namespace {
 template <class E, bool kAligned, bool kAlone>
 __global__ void __launch_bounds__(64 * kMostWarps, kMostBlocks)
     search_kernel(const __grid_constant__ Search p) {
-  extern __shared__ __align__(16) unsigned char room[];
+  extern __shared__ __align__(kLine) unsigned char room[];
   __shared__ Shared shared;
   search<E, kAligned, kAlone>(p, shared, room);
 }
@@ -70,7 +70,7 @@ cudaError_t cut(Search& p, Type type) {
   const int share = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / blocks -
                     attribute(cudaDevAttrReservedSharedMemoryPerBlock);
   const int stages = (std::min(most, share) - fixed) / (p.warps * stage);
-  p.stages = std::clamp(stages, 2, kMostStages);
+  p.stages = std::clamp(stages, 1, kMostStages);
   return cudaGetLastError();
 }
 

@@ -18,11 +18,12 @@ constexpr int kLag = 32 * kStep / kTile;   // tiles that the last lane ends afte
 constexpr int kSlots = 4;                  // tiles on the way from a warp to the next
 constexpr int kMostWarps = 2;              // of a block that sum up, beside as many that copy
 constexpr int kMostBlocks = 4;             // of a multiprocessor
-constexpr int kMostStages = 6;             // words of scores in shared memory
+constexpr int kMostStages = 3;             // tiles of scores in shared memory
 constexpr int kWindow = 32;                // words of directions that are traced at a time
 constexpr int kBefore = 2;                 // empty words before the first one of a strip
 constexpr int kRowsAtOnce = 4;             // that are traced together
 constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
+constexpr int kLine = 128;  // bytes that are copied together, if they begin on as many
 
 // How many rows or columns each item has: int32 or int64 on the device, or all of them.
 struct Lengths {
@@ -41,7 +42,7 @@ struct Search {
   int strips, tiles;  // that rows and columns make
   int warps;          // of a block that have a strip each, and as many that copy
   int chain;          // blocks of an item
-  int stages;         // words of scores that a strip has room for
+  int stages;         // tiles of scores that a strip has room for
   // The workspace. All but the directions begins as kMissing.
   unsigned* ticket;  // blocks that began
   unsigned* done;    // [items] blocks that ended

@@ -15,11 +15,11 @@
 
 namespace megakernel::align {
 
-// Scores of a strip, a word of columns: a lane's are moved by a step to the left of those of the
+// Scores of a strip, a tile of columns: a lane's are moved by a step to the left of those of the
 // lane before, since it needs them later.
 template <class E>
-struct alignas(16) Stage {
-  E cells[kStrip][kWord];
+struct alignas(kLine) Stage {
+  E cells[kWords][kStrip][kWord];
 };
 
 // Scores on the way from the warp that copies a strip's to the one that sums them up.
@@ -36,31 +36,31 @@ struct Shared {
   unsigned number;
 };
 
-// Before anybody uses it, by the block's first warp. One thread makes the gates: at different
-// addresses threads would have to wait for each other, and for longer.
-DEVICE void prepare(const Search& p, Shared& shared) {
-  for (int i = thread(); i < kTile; i += 32) shared.nothing[i] = -INFINITY;
-  if (thread() > 0) return;
-#pragma unroll 1
-  for (int w = 0; w < p.warps; ++w) {
-    gate_init(shared.stages[w].begun, 1);
-    for (int stage = 0; stage < p.stages; ++stage) {
-      gate_init(shared.stages[w].full[stage], 32);
-      gate_init(shared.stages[w].empty[stage], 32);
-    }
-    for (int slot = 0; slot < kSlots; ++slot) {
-      gate_init(shared.gates[w].full[slot], 1);
-      gate_init(shared.gates[w].empty[slot], 1);
-    }
+// Before anybody uses them, a warp that sums up makes the gates of its strip and to it. One thread
+// does so: at different addresses threads would have to wait for each other, and for longer.
+DEVICE void prepare(const Search& p, int place, Shared& shared) {
+  for (int i = thread(); i < kTile; i += 32 * p.warps) shared.nothing[i] = -INFINITY;
+  if (lane() > 0) return;
+  StageGates& stages = shared.stages[place];
+  RingGates& ring = shared.gates[place];
+  gate_init(stages.begun, 1);
+  for (int stage = 0; stage < p.stages; ++stage) {
+    gate_init(stages.full[stage], 32);
+    gate_init(stages.empty[stage], 32);
+  }
+  for (int slot = 0; slot < kSlots; ++slot) {
+    gate_init(ring.full[slot], 1);
+    gate_init(ring.empty[slot], 1);
   }
   gates_ready();
 }
 
-// A lane's scores of a step, turned so that the lanes of a warp find them in different banks.
+// A lane's scores of a word's step, turned so that the lanes of a warp find them in different
+// banks.
 template <class E>
-DEVICE E* cells(Stage<E>& stage, int lane, int row, int step) {
-  constexpr int kBankRows = 128 / sizeof(stage.cells[0]);  // rows that fill the banks
-  return stage.cells[32 * row + lane] + kStep * (step ^ lane / kBankRows % kSteps);
+DEVICE E* cells(Stage<E>& stage, int word, int lane, int row, int step) {
+  constexpr int kBankRows = 128 / (kWord * sizeof(E));  // rows that fill the banks
+  return stage.cells[word][32 * row + lane] + kStep * (step ^ lane / kBankRows % kSteps);
 }
 
 DEVICE void unpack(const float* cells, float (&scores)[kStep]) {
@@ -85,18 +85,23 @@ struct Scores {
   int64_t stride;
   int step = lane() % kSteps, owner = lane() / kSteps;  // where this lane begins
 
-  // Asks for a word of columns. Unaligned rows begin on any four bytes. Of columns and rows that
-  // the item has not, whatever lies there is copied: no path goes through them.
+  // Asks for a tile. Unaligned rows begin on any four bytes. Of columns and rows that the item has
+  // not, whatever lies there is copied: no path goes through them.
   template <bool kAligned>
-  DEVICE void copy(Stage<E>& stage, int word) const {
-    const E* last = first + (kStrip - 1) * stride + kWord * (word + 1);
-    const bool whole = stride >= kStep / kRows && last <= end;  // or a lane would look before first
-    whole ? copy_cells<kAligned, true>(stage, word) : copy_cells<kAligned, false>(stage, word);
+  DEVICE void copy(Stage<E>& stage, int tile) const {
+#pragma unroll 1
+    for (int w = 0; w < kWords; ++w) {
+      const int word = kWords * tile + w;
+      const E* last = first + (kStrip - 1) * stride + kWord * (word + 1);
+      const bool whole = stride >= kStep / kRows && last <= end;  // or one would look before first
+      whole ? copy_word<kAligned, true>(stage, w, word)
+            : copy_word<kAligned, false>(stage, w, word);
+    }
   }
 
   // Nothing outside the memory of all scores, unless all of the word is inside.
   template <bool kAligned, bool kWhole>
-  DEVICE void copy_cells(Stage<E>& stage, int word) const {
+  DEVICE void copy_word(Stage<E>& stage, int to_word, int word) const {
     constexpr int kPiece = kAligned ? kStep * sizeof(E) : 4;
     constexpr int kMany = kPiece / sizeof(E);  // cells
 #pragma unroll kWhole ? kRows : 1
@@ -105,7 +110,7 @@ struct Scores {
           first + (kRows * owner + row) * stride + kWord * word + kStep * (step - owner);
 #pragma unroll kWhole ? 32 / kAtOnce : 1
       for (int more = 0; more < 32; more += kAtOnce) {
-        E* to = cells(stage, owner + more, row, step);
+        E* to = cells(stage, to_word, owner + more, row, step);
 #pragma unroll
         for (int c = 0; c < kStep; c += kMany) {
           const bool inside = kWhole || (first <= from && from + c < end);
@@ -121,17 +126,21 @@ struct Scores {
 // One lane's rows.
 struct Sums {
   float row[kRows] = {-INFINITY, -INFINITY};
-  float below[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // the last row's last step
+  float above[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // the row above's next step
   float before;                // what the row above was a column ago
   uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
+  // A step; `entering` is above the first lane's rows. Returns the sums of the lane's last row.
   // What is no number counts as minus infinity. With `kNumbers` it is taken for granted that there
   // is none: a sum that is none stays so to its row's end, and so tells.
   template <bool kNumbers>
-  DEVICE void advance(const float (&above)[kStep], const float (&scores)[kRows][kStep]) {
+  DEVICE float4 advance(const float (&entering)[kStep], const float (&scores)[kRows][kStep]) {
+    float below[kStep], now[kStep];
+#pragma unroll
+    for (int c = 0; c < kStep; ++c) now[c] = lane() == 0 ? entering[c] : above[c];
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
-      const float from[kRows] = {c == 0 ? before : above[c - 1], row[0]};
+      const float from[kRows] = {c == 0 ? before : now[c - 1], row[0]};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         moved[r] = push_less(moved[r], row[r], from[r]);
@@ -139,8 +148,10 @@ struct Sums {
                           : larger(larger(row[r], from[r]) + scores[r][c], -INFINITY);
       }
       below[c] = row[kRows - 1];
+      above[c] = shuffle_up(below[c]);  // at once, as it takes a while
     }
-    before = above[kStep - 1];
+    before = now[kStep - 1];
+    return {below[0], below[1], below[2], below[3]};
   }
   DEVICE bool are_numbers() const { return row[0] == row[0] && row[1] == row[1]; }
 };
@@ -152,8 +163,10 @@ struct Feed {
   template <class E>
   DEVICE void read(Stage<E>& stage, const float* edge, int step) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) unpack(cells(stage, lane(), r, step), scores[r]);
-    unpack(edge, entering);
+    for (int r = 0; r < kRows; ++r) {
+      unpack(cells(stage, step / kSteps, lane(), r, step % kSteps), scores[r]);
+    }
+    unpack(edge + kStep * step, entering);
   }
 };
 
@@ -169,30 +182,24 @@ struct Moves {
   uint32_t of[kRows];
 };
 
-// A tile of columns, whose scores are in these stages, as Sums::advance.
+// A tile of columns, whose scores are in this stage, as Sums::advance.
 template <bool kNumbers, class E>
-DEVICE void advance(Sums& sums, Stage<E>* const (&stages)[kWords], const float* edge,
-                    const Rooms& rooms, Moves (&moves)[kWords]) {
-  constexpr int kAll = kWords * kSteps;
-  Feed feed;
-  feed.read(*stages[0], edge, 0);
+DEVICE void advance(Sums& sums, Stage<E>& stage, const float* edge, const Rooms& rooms,
+                    Moves (&moves)[kWords]) {
+  constexpr int kAll = kWords * kSteps, kAhead = 2;
+  Feed feeds[kAhead];
+#pragma unroll
+  for (int step = 0; step < kAhead; ++step) feeds[step].read(stage, edge, step);
 #pragma unroll
   for (int step = 0; step < kAll; ++step) {
-    const Feed now = feed;
+    const Feed now = feeds[step % kAhead];
     const int next = step + 1;
     // Before anything is stored, which reading would wait for.
-    if (next < kAll) feed.read(*stages[next / kSteps], edge + kStep * next, next % kSteps);
-    float above[kStep];
-#pragma unroll
-    for (int c = 0; c < kStep; ++c) {
-      above[c] = shuffle_up(sums.below[c]);
-      if (lane() == 0) above[c] = now.entering[c];
-    }
-    sums.advance<kNumbers>(above, now.scores);
+    if (step + kAhead < kAll) feeds[step % kAhead].read(stage, edge, step + kAhead);
+    const float4 below = sums.advance<kNumbers>(now.entering, now.scores);
     const int which = next / kAll;
     if (rooms.wanted[which]) {
-      *reinterpret_cast<float4*>(rooms.of[which] + next % kAll * kStep) = {
-          sums.below[0], sums.below[1], sums.below[2], sums.below[3]};
+      *reinterpret_cast<float4*>(rooms.of[which] + next % kAll * kStep) = below;
     }
     if (next % kSteps == 0) {
 #pragma unroll
@@ -216,31 +223,31 @@ DEVICE Scores<E> scores_of(const Search& p, int item, int strip) {
   return {begin + kStrip * strip * (p.row_stride + 1), begin + cells, p.row_stride};
 }
 
-// A warp copies a strip's scores, of which it asks for the first tile's before anybody may use a
-// gate. As many words as there is room for it copies before it knows how many are wanted.
+// A warp copies a strip's scores. It asks for the first ones before anybody may use a gate, unless
+// the strip above would wait for its first ones behind these. As many tiles as there is room for it
+// copies before it knows how many are wanted.
 template <bool kAligned, bool kAlone, class E>
-DEVICE void supply(const Search& p, int item, int strip, Shared& shared, Stage<E>* stages) {
+DEVICE void supply(const Search& p, int item, const Extent& extent, int strip, Shared& shared,
+                   Stage<E>* stages) {
   const Scores<E> scores = scores_of<E>(p, item, strip);
   const int place = strip % p.warps;
   StageGates& gates = shared.stages[place];
+  const bool at_once = !kAlone || place == 0;
+  if (!at_once) {
+    all_sync();
+    if (strip >= lattice(p, item, extent).strips) return;
+    await(Wait{shared.stages[place - 1].begun, 0});
+  }
   int stage = 0, all = p.stages;
   unsigned round = 0;
-  for (int word = 0; word < all; ++word) {
+  for (int tile = 0; tile < all; ++tile) {
     if (round > 0) await(Wait{gates.empty[stage], round - 1});
-    scores.template copy<kAligned>(stages[stage], word);
-    if (word == kWords - 1) {
-      all_sync();
-      for (int w = 0; w < kWords; ++w) arrive_with_copies(gates.full[w]);
-      // The strip above is not to wait for its first scores behind these.
-      if (kAlone && place > 0 && strip < lattice(p, item).strips) {
-        await(Wait{shared.stages[place - 1].begun, 0});
-      }
-    } else if (word >= kWords) {
-      arrive_with_copies(gates.full[stage]);
-    }
+    scores.template copy<kAligned>(stages[stage], tile);
+    if (at_once && tile == 0) all_sync();
+    arrive_with_copies(gates.full[stage]);
     if (++stage == p.stages) {
-      const Lattice of = lattice(p, item);
-      if (strip < of.strips) all = kWords * (tiles_of(of, strip) + kLag);
+      const Lattice of = lattice(p, item, extent);
+      if (strip < of.strips) all = tiles_of(of, strip) + kLag;
       stage = 0, ++round;
     }
   }
@@ -280,31 +287,22 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   int stage = 0;
   unsigned round = 0;
   for (int tile = 0; tile < all; ++tile) {
-    int places[kWords];
-    unsigned rounds[kWords];
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      places[w] = stage, rounds[w] = round;
-      if (++stage == p.stages) stage = 0, ++round;
-    }
-    static_assert(kWords == 2);
-    Stage<E>* const scores[kWords] = {stages + places[0], stages + places[1]};
-    const Wait one{gates.full[places[0]], rounds[0]}, other{gates.full[places[1]], rounds[1]};
+    const Wait scored{gates.full[stage], round};
     const int above = tile + kAhead, below = tile - kLag;
-    await(one, other, inlet.coming(above, other), outlet.room(below + 1, other));
+    await(scored, inlet.coming(above, scored), outlet.room(below + 1, scored));
     // Only the first lane looks at the strip above.
     const float* edge = me == 0 && inlet.has(above) ? inlet.values(above) : shared.nothing;
     const Rooms rooms = {{outlet.values(below), outlet.values(below + 1)},
                          {outlet.puts(below), outlet.puts(below + 1)}};
     const Sums start = sums;
     Moves moves[kWords];
-    advance<true>(sums, scores, edge, rooms, moves);
+    advance<true>(sums, stages[stage], edge, rooms, moves);
     if (!in_all_lanes(sums.are_numbers())) {
       sums = start;
-      advance<false>(sums, scores, edge, rooms, moves);
+      advance<false>(sums, stages[stage], edge, rooms, moves);
     }
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) gate_arrive(gates.empty[places[w]]);
+    gate_arrive(gates.empty[stage]);
+    if (++stage == p.stages) stage = 0, ++round;
     gate_arrive_if(tile == 0 && me == 0, gates.begun);
     inlet.give_back(above);
     outlet.send(below);
@@ -359,18 +357,23 @@ DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room)
   Stage<E>* stages =
       reinterpret_cast<Stage<E>*>(room + (kAlone ? sizeof(Way) : 0)) + place * p.stages;
   const bool supplies = me >= p.warps;
-  if (supplies) supply<kAligned, kAlone>(p, item, strip, shared, stages);
-  if (me == 0) prepare(p, shared);
+  const Extent extent(p, item);  // asked for before anything is waited for
+  if (supplies) supply<kAligned, kAlone>(p, item, extent, strip, shared, stages);
+  if (!supplies) prepare(p, place, shared);
   if (!supplies && kAlone) clear_before(way.windows[place]);
   if (!supplies) all_sync();
-  const Lattice of = lattice(p, item);
+  const Lattice of = lattice(p, item, extent);
   if (!supplies && strip < of.strips) {
     sweep<kAlone>(p, of, strip, shared, stages, way.windows[place]);
   }
   if (!is_last<kAlone>(p, item, shared)) return;
   int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
   for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
-  trace<kAlone>(p, of, me, way, durations);
+  if constexpr (kAlone) {
+    trace_alone(of, me, way, durations);
+  } else {
+    trace(p, of, me, way, durations);
+  }
 }
 
 }  // namespace megakernel::align

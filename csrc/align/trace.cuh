@@ -28,9 +28,15 @@ struct Length {
   }
 };
 
-DEVICE Lattice lattice(const Search& p, int item) {
-  const Length text(p.text, item), frames(p.frames, item);
-  const int rows = text.within(p.rows), columns = frames.within(p.columns);
+// How long an item is: asked for, but not waited for.
+struct Extent {
+  Length text, frames;
+
+  DEVICE Extent(const Search& p, int item) : text(p.text, item), frames(p.frames, item) {}
+};
+
+DEVICE Lattice lattice(const Search& p, int item, const Extent& extent) {
+  const int rows = extent.text.within(p.rows), columns = extent.frames.within(p.columns);
   if (rows < 1 || rows > columns) return {item, 0, 0, 0};
   return {item, rows, columns, (rows + kStrip - 1) / kStrip};
 }
@@ -65,8 +71,8 @@ struct Marks {
   DEVICE int column(int row) const { return kWord * words[row] + 31 - zeros_below(ones[row]); }
 };
 
-// What the way back needs of shared memory: for one strip and the next.
-struct Way {
+// What the way back needs of shared memory: for one strip and the next. Scores may follow it.
+struct alignas(kLine) Way {
   Window windows[2];
   Marks marks[2];
 };
@@ -92,7 +98,8 @@ DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
 }
 
 // Follows the way back through a strip, with one warp whose lanes all do the same. Rows and columns
-// are counted from the strip's first.
+// are counted from the strip's first. `kWhole`: the window has all of the strip's directions.
+template <bool kWhole>
 class Tracer {
  public:
   // From the last column of this row on; the window ends with `last_word`.
@@ -107,17 +114,16 @@ class Tracer {
   // Marks where the rows begin.
   DEVICE void follow(Marks& marks) {
     while (row_ >= 0) {
-      if (word_ < floor()) bring();
-      if (row_ % kRowsAtOnce == kRowsAtOnce - 1) glide(marks);
-      if (row_ >= 0 && word_ >= floor()) step(marks);
+      if (!is_there(word_)) bring();
+      if (row_ % kRowsAtOnce < kRowsAtOnce - 1 || !glide(marks)) step(marks);
     }
   }
 
  private:
-  // Goes up some rows at a time, as long as all of them begin in a word or the one before. Their
-  // words are asked for before it is known in which of these; there is one branch for all, since
-  // its wait is longer than what is to be done for a row.
-  DEVICE void glide(Marks& marks) {
+  // Goes up some rows at a time, as long as all of them begin in a word or the one before, and says
+  // whether that was so to the end. Their words are asked for before it is known in which of these;
+  // there is one branch for all, since its wait is longer than what is to be done for a row.
+  DEVICE bool glide(Marks& marks) {
     static_assert(kRowsAtOnce == 4);
     uint4 words = rows(row_, word_), before = rows(row_, word_ - 1);
     while (true) {
@@ -129,14 +135,15 @@ class Tracer {
       const View second = view(words.y, before.y) & before_last(third);
       const View first = view(words.x, before.x) & before_last(second);
       const bool all = any(first);  // if one has none, those above it have none either
-      const bool more = all & (row_ >= 2 * kRowsAtOnce - 1) & (word_ > floor());
+      const bool may = row_ >= 2 * kRowsAtOnce - 1 && is_there(word_ - 1);
+      const bool more = any(may ? first : 0);
       const int top = row_ - kRowsAtOnce + 1;
       Pair* ones = reinterpret_cast<Pair*>(marks.ones + top);
       ones[0] = {first, second}, ones[1] = {third, last};
       *reinterpret_cast<Four*>(marks.words + top) = {word_, word_, word_, word_};
-      if (!in_all_lanes(more)) {
+      if (!more) {
         if (all) go_on(row_ - kRowsAtOnce, first);
-        return;
+        return all;
       }
       const bool moved = go_on(row_ - kRowsAtOnce, first);
       words = moved ? next_before : next;
@@ -169,13 +176,14 @@ class Tracer {
   // nothing is left of this one.
   DEVICE bool go_on(int row, View ones) {
     const View open = before_last(ones);
-    const bool moves = static_cast<uint32_t>(open) == 0;
+    const bool moves = static_cast<uint32_t>(ones) << 1 == 0;
     row_ = row, open_ = moves ? view(static_cast<uint32_t>(open >> 32), ~0u) : open, word_ -= moves;
     return moves;
   }
 
-  // The first word from which on the window has all that is looked at.
-  DEVICE int floor() const { return first_ + kBefore; }
+  // Whether the window has all that is looked at from a word on. No path leads out of a whole
+  // strip.
+  DEVICE bool is_there(int word) const { return kWhole || word >= first_ + kBefore; }
 
   DEVICE void bring() {
     warp_sync();
@@ -206,23 +214,48 @@ class Tracer {
   View open_;  // columns that it may have
 };
 
+// Rows of a strip.
+DEVICE int rows_of(const Lattice& of, int strip) { return min(kStrip, of.rows - kStrip * strip); }
+
+// The word with the last column that a strip can have, if the strip below, or the end, leaves it so
+// many of the item's columns.
+DEVICE int last_word(int strip, int limit) { return (limit - kStrip * strip - 1) / kWord; }
+
 // A row's duration is from where it begins to where the next one does. `end`: the last row's.
-DEVICE void tell(const Marks& marks, int rows, int end, int* durations) {
+// Every `step`th row from the first on.
+DEVICE void tell(const Marks& marks, int rows, int end, int* durations, int first, int step) {
 #pragma unroll 1
-  for (int row = lane(); row < rows; row += 32) {
+  for (int row = first; row < rows; row += step) {
     durations[row] = (row + 1 < rows ? marks.column(row + 1) : end) - marks.column(row);
   }
 }
 
+// By all threads of an item's only block, which has the directions of its one or two strips.
+DEVICE void trace_alone(const Lattice& of, int number, Way& way, int* durations) {
+  if (number == 0) {
+    int end = of.columns;  // of the item's, the first after a strip's last row
+#pragma unroll 1
+    for (int strip = of.strips - 1; strip >= 0; --strip) {
+      const int top = kStrip * strip;
+      Tracer<true> tracer(way.windows[strip], nullptr, last_word(strip, end),
+                          rows_of(of, strip) - 1, end - 1 - top);
+      tracer.follow(way.marks[strip]);
+      end = top + way.marks[strip].column(0);
+    }
+  }
+  all_sync();
+  const int strip = thread() / kStrip, top = kStrip * strip;
+  if (strip >= of.strips) return;
+  const bool last = strip == of.strips - 1;
+  const int end = last ? of.columns - top : kStrip + way.marks[strip + 1].column(0);
+  tell(way.marks[strip], rows_of(of, strip), end, durations + top, thread() % kStrip, kStrip);
+}
+
 // By all threads of the block, each with its warp's number: while the first warp follows a strip,
-// the second one copies the next strip's directions and tells the last one's durations. `kAlone`:
-// they are there already.
-template <bool kAlone>
+// the second one copies the next strip's directions and tells the last one's durations.
 DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int* durations) {
-  const auto rows_of = [&](int strip) { return min(kStrip, of.rows - kStrip * strip); };
-  const auto last_word = [&](int strip, int limit) { return (limit - kStrip * strip - 1) / kWord; };
   const auto copy = [&](int strip, int limit) {
-    if (kAlone || strip < 0) return;
+    if (strip < 0) return;
     copy_window(way.windows[strip % 2], directions(p, of.item, strip), last_word(strip, limit));
   };
   // Of the item's columns, the first after a strip's last row, and after the strip below it; and
@@ -235,17 +268,18 @@ DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int*
   for (int strip = of.strips - 1; strip >= -1; --strip) {
     const int top = kStrip * strip, below = strip + 1;
     const bool follows = strip >= 0;
-    const int next_limit = follows ? end - rows_of(strip) : 0;  // each row has a column
+    const int next_limit = follows ? end - rows_of(of, strip) : 0;  // each row has a column
     if (number == 0 && follows) {
-      Tracer tracer(way.windows[strip % 2], directions(p, of.item, strip), last_word(strip, limit),
-                    rows_of(strip) - 1, end - 1 - top);
+      Tracer<false> tracer(way.windows[strip % 2], directions(p, of.item, strip),
+                           last_word(strip, limit), rows_of(of, strip) - 1, end - 1 - top);
       tracer.follow(way.marks[strip % 2]);
     }
     if (number == 1) {
       copy(strip - 1, next_limit);
       if (below < of.strips) {
         const int first = kStrip * below;
-        tell(way.marks[below % 2], rows_of(below), end_below - first, durations + first);
+        tell(way.marks[below % 2], rows_of(of, below), end_below - first, durations + first, lane(),
+             32);
       }
       wait_for_own();
     }

@@ -61,7 +61,7 @@ class EmulatedAlign:
         *,
         aligned: bool = False,
         warps: int = 2,
-        stages: int = 2,
+        stages: int = 1,
         late: int = 0,
     ) -> Tensor:
         """int32 [B, T] of scores [B, T, S], of which the frames lie side by side.
@@ -72,7 +72,7 @@ class EmulatedAlign:
             frame_lengths: Likewise.
             aligned: Whether a row is copied in four cells at a time.
             warps: That sum up, of a block: 2 at most.
-            stages: Words of scores that a warp has room for.
+            stages: Tiles of scores that a strip has room for.
             late: Turns of the other blocks after which the first begins.
         """
         items, rows, columns = scores.shape

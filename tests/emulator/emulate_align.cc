@@ -13,8 +13,12 @@ static void run(const Search& p, int late) {
   std::vector<Shared> shared(blocks);
   const size_t stages = p.warps * p.stages * sizeof(Stage<E>);
   const size_t room = kAlone ? sizeof(Way) + stages : std::max(stages, sizeof(Way));
-  const uint4 garbage = {~0u, ~0u, ~0u, ~0u};
-  std::vector<std::vector<uint4>> rooms(blocks, std::vector<uint4>(room / 16, garbage));
+  struct alignas(kLine) Line {
+    unsigned char of[kLine];
+  };
+  Line garbage;
+  std::fill_n(garbage.of, kLine, 0xFF);
+  std::vector<std::vector<Line>> rooms(blocks, std::vector<Line>(room / kLine, garbage));
   launch(blocks, 64 * p.warps, late, [&] {
     auto* begin = reinterpret_cast<unsigned char*>(rooms[block()].data());
     search<E, kAligned, kAlone>(p, shared[block()], begin);
