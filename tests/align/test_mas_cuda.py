@@ -74,7 +74,7 @@ def test_emulated_durations_are_the_cpus(
             batch.frames,
             aligned=aligned,
             warps=rng.randint(1, 2),
-            stages=rng.randint(1, 3),
+            stages=rng.randint(1, 4),
             late=rng.choice([0, 50]),
         )
         assert torch.equal(found, expected(same)), seed
