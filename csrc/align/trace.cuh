@@ -240,6 +240,7 @@ DEVICE void trace_alone(const Lattice& of, int number, Way& way, int* durations)
       Tracer<true> tracer(way.windows[strip], nullptr, last_word(strip, end),
                           rows_of(of, strip) - 1, end - 1 - top);
       tracer.follow(way.marks[strip]);
+      warp_sync();
       end = top + way.marks[strip].column(0);
     }
   }
