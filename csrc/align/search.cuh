@@ -4,10 +4,10 @@
 //   sum[i, j] = max(sum[i, j - 1], sum[i - 1, j - 1]) + score[i, j]
 //
 // A lane has two rows and their sums in registers. Lanes go a step of four columns after each
-// other, so that a lane gets the row above its own by a shuffle when it needs it; warps, each with
-// a strip of rows, follow each other likewise. Another warp copies the strip's scores meanwhile. Of
-// a cell only its direction is kept, one bit. Only columns from which the end can still be reached
-// are looked at.
+// other, and pass the sums of their last row on to the next lane, by a shuffle, as soon as they
+// have them; warps, each with a strip of rows, follow each other likewise. Another warp copies the
+// strip's scores meanwhile. Of a cell only its direction is kept, one bit. Only columns from which
+// the end can still be reached are looked at.
 #pragma once
 
 #include "edge.cuh"
@@ -28,7 +28,7 @@ struct StageGates {
   Gate begun;  // opens once, when the first tile is summed up
 };
 
-struct Shared {
+struct alignas(kLine) Shared {
   Ring rings[kMostWarps + 1];
   RingGates gates[kMostWarps + 1];
   StageGates stages[kMostWarps];
@@ -36,8 +36,9 @@ struct Shared {
   unsigned number;
 };
 
-// Before anybody uses them, a warp that sums up makes the gates of its strip and to it. One thread
-// does so: at different addresses threads would have to wait for each other, and for longer.
+// Before anybody uses them, a warp that sums up makes the gates of its strip's scores and of the
+// ring that leads to it; all such warps fill `nothing`. One thread of a warp makes the gates: at
+// different addresses threads would have to wait for each other, and for longer.
 DEVICE void prepare(const Search& p, int place, Shared& shared) {
   for (int i = thread(); i < kTile; i += 32 * p.warps) shared.nothing[i] = -INFINITY;
   if (lane() > 0) return;
@@ -93,7 +94,8 @@ struct Scores {
     for (int w = 0; w < kWords; ++w) {
       const int word = kWords * tile + w;
       const E* last = first + (kStrip - 1) * stride + kWord * (word + 1);
-      const bool whole = stride >= kStep / kRows && last <= end;  // or one would look before first
+      // Where rows are shorter, a lane's, moved to the left, begin before the first cell.
+      const bool whole = stride >= kStep / kRows && last <= end;
       whole ? copy_word<kAligned, true>(stage, w, word)
             : copy_word<kAligned, false>(stage, w, word);
     }
@@ -126,7 +128,8 @@ struct Scores {
 // One lane's rows.
 struct Sums {
   float row[kRows] = {-INFINITY, -INFINITY};
-  float above[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // the row above's next step
+  // The row above's next step, but for the first lane.
+  float above[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float before;                // what the row above was a column ago
   uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
 
@@ -186,7 +189,8 @@ struct Moves {
 template <bool kNumbers, class E>
 DEVICE void advance(Sums& sums, Stage<E>& stage, const float* edge, const Rooms& rooms,
                     Moves (&moves)[kWords]) {
-  constexpr int kAll = kWords * kSteps, kAhead = 2;
+  constexpr int kAll = kWords * kSteps;
+  constexpr int kAhead = 2;  // steps whose scores are on their way
   Feed feeds[kAhead];
 #pragma unroll
   for (int step = 0; step < kAhead; ++step) feeds[step].read(stage, edge, step);
@@ -223,9 +227,9 @@ DEVICE Scores<E> scores_of(const Search& p, int item, int strip) {
   return {begin + kStrip * strip * (p.row_stride + 1), begin + cells, p.row_stride};
 }
 
-// A warp copies a strip's scores. It asks for the first ones before anybody may use a gate, unless
-// the strip above would wait for its first ones behind these. As many tiles as there is room for it
-// copies before it knows how many are wanted.
+// A warp copies a strip's scores: as many tiles as there is room for, then as many as are wanted.
+// It asks for the first ones before anybody may use a gate or knows the item's lengths, unless
+// those of the strip above would come later for it.
 template <bool kAligned, bool kAlone, class E>
 DEVICE void supply(const Search& p, int item, const Extent& extent, int strip, Shared& shared,
                    Stage<E>* stages) {
@@ -278,8 +282,8 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   uint32_t* words = (kAlone ? window.words[kBefore] : directions(p, of.item, strip)) + kRows * me;
   int at = -(delay / kWord + 1) * kStrip;
   uint32_t before[kRows] = {};
-  constexpr int kAhead = kStrip / kTile;  // tiles of the strip above before this one's first
-  for (int tile = 0; tile < min(kAhead, inlet.tiles); ++tile) {
+  constexpr int kEarlier = kStrip / kTile;  // tiles of the strip above before this one's first
+  for (int tile = 0; tile < min(kEarlier, inlet.tiles); ++tile) {
     await(inlet.coming(tile, Wait{gates.full[0], 0}));
     if (me == 0) sums.before = inlet.values(tile)[kTile - 1];
     inlet.give_back(tile);
@@ -288,7 +292,7 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
   unsigned round = 0;
   for (int tile = 0; tile < all; ++tile) {
     const Wait scored{gates.full[stage], round};
-    const int above = tile + kAhead, below = tile - kLag;
+    const int above = tile + kEarlier, below = tile - kLag;
     await(scored, inlet.coming(above, scored), outlet.room(below + 1, scored));
     // Only the first lane looks at the strip above.
     const float* edge = me == 0 && inlet.has(above) ? inlet.values(above) : shared.nothing;
@@ -357,7 +361,7 @@ DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room)
   Stage<E>* stages =
       reinterpret_cast<Stage<E>*>(room + (kAlone ? sizeof(Way) : 0)) + place * p.stages;
   const bool supplies = me >= p.warps;
-  const Extent extent(p, item);  // asked for before anything is waited for
+  const Extent extent(p, item);  // asked for before there are gates
   if (supplies) supply<kAligned, kAlone>(p, item, extent, strip, shared, stages);
   if (!supplies) prepare(p, place, shared);
   if (!supplies && kAlone) clear_before(way.windows[place]);

@@ -102,7 +102,7 @@ DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
 template <bool kWhole>
 class Tracer {
  public:
-  // From the last column of this row on; the window ends with `last_word`.
+  // From the last column of this row on; the window has no word after `last_word`.
   DEVICE Tracer(Window& window, const uint32_t* directions, int last_word, int row, int column)
       : window_(window),
         directions_(directions),
@@ -181,8 +181,7 @@ class Tracer {
     return moves;
   }
 
-  // Whether the window has all that is looked at from a word on. No path leads out of a whole
-  // strip.
+  // Whether the window has all that is looked at from a word on; a whole strip's always has.
   DEVICE bool is_there(int word) const { return kWhole || word >= first_ + kBefore; }
 
   DEVICE void bring() {
@@ -244,6 +243,7 @@ DEVICE void trace_alone(const Lattice& of, int number, Way& way, int* durations)
       end = top + way.marks[strip].column(0);
     }
   }
+  static_assert(kStrip == 2 * 32, "two warps a strip: a thread a row");
   all_sync();
   const int strip = thread() / kStrip, top = kStrip * strip;
   if (strip >= of.strips) return;
