@@ -67,9 +67,30 @@ DEVICE void each_half(Act act) {
 DEVICE float rest(float value, int half) {
   return half == 0 ? value : value - to_float(to_bf16(value));
 }
-// Words from the first halves of all columns to the second ones.
-template <int Width>
-constexpr int kBehind = kColumns * Width / 2;
+
+// Where words lie that all blocks wait for. They ask for them again and again, for those of one line
+// of the cache one after another, also while somebody writes there. So those of one stream lie
+// apart: eight neighbours, which a block makes or two, are the first of so many places.
+template <int Count, int Most, int Places>
+struct Board {
+  static constexpr int kTogether = 8;
+  static constexpr int places = Most == 1 ? Places : 1;
+  static_assert(Count % kTogether == 0 && places <= kPlaces);
+
+  DEVICE static int at(int column, int word) {
+    return further(column, word - word % kTogether) + word % kTogether;
+  }
+  // From a word to one so many columns further, and so many words, which are whole eights.
+  DEVICE static constexpr int further(int columns, int words) {
+    return columns * Count + words * places;
+  }
+};
+
+// Of a float each, and of pairs of halves.
+template <int Width, int Most>
+using FloatBoard = Board<Width, Most, 2>;
+template <int Width, int Most>
+using PairBoard = Board<kHalves * Width / 2, Most, 4>;
 
 enum Phase : int { kQkv, kAttend, kCombine, kOut, kGateUp, kDown, kHead, kDraw, kProject, kPhases };
 

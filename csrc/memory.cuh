@@ -217,13 +217,27 @@ DEVICE void store_settled(T* at, T value) {
   __stcg(at, value);
 }
 
-// To shared memory.
+// To and from shared memory.
 DEVICE void put_if(bool wanted, uint4& at, uint4 v) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.shared.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"r"(
           shared_address(&at)),
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<uint32_t>(wanted))
       : "memory");
+}
+DEVICE void get_if(bool wanted, const uint4& at, uint4& v) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+      : "r"(shared_address(&at)), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
+
+// Nearly 1 / value, without the branch that an exact division has.
+DEVICE float inverse(float value) {
+  float v;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(value));
+  return v;
 }
 
 // A line that somebody will soon want comes to the second-level cache.

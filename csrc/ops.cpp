@@ -64,13 +64,14 @@ const uint4* packed(const Tensor& t, const char* name) {
 
 int64_t widest(const Shape& s, int which) { return std::max(s.talker[which], s.predictor[which]); }
 
-// Takes the workspace apart: each buffer begins on a line of its own.
+// Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
+// each of kPlaces columns or copies.
 struct Cutter {
   uint32_t* next;
 
   uint32_t* take(int64_t count) {
     uint32_t* at = next;
-    next += (kColumns * count + 31) / 32 * 32;
+    next += (kPlaces * count + kLine - 1) / kLine * kLine;
     return at;
   }
 };
@@ -95,7 +96,7 @@ int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
   p.talker.words = words(s.talker, s.codes + kControl, cut);
   p.predictor.words = words(s.predictor, s.codes, cut);
   p.projected = cut.take(s.predictor[0]);
-  p.drawn = cut.take(1);
+  p.drawn = cut.take(s.most_blocks * kLine / kPlaces);
   p.broken = cut.take(1);
   p.given_up = cut.take(1);
   return cut.next - begin;

@@ -8,13 +8,13 @@ namespace megakernel {
 
 // Words through which blocks talk about a network: see exchange.cuh. All of them begin as ones.
 struct Words {
-  uint32_t* qkv;        // [columns, rows of qkv]
+  uint32_t* qkv;        // [columns, rows of qkv]; of a near stack see near.cuh
   uint32_t* partial;    // [columns, heads, spans, head dim]: sums of values by their weights
   uint32_t* statistic;  // [columns, heads, spans, 2]: the highest score, the sum of weights
-  uint32_t* attended;   // [halves, columns, queries / 2], pairs of halves
-  uint32_t* out;        // [columns, hidden]: what attention adds to the residual
-  uint32_t* middle;     // [halves, columns, intermediate / 2], pairs of halves
-  uint32_t* down;       // [columns, hidden]: what the feed-forward network adds
+  uint32_t* attended;   // board, [columns, halves, queries / 2], pairs of halves
+  uint32_t* out;        // board, [columns, hidden]: what attention adds to the residual
+  uint32_t* middle;     // board, [columns, halves, intermediate / 2], pairs of halves
+  uint32_t* down;       // board, [columns, hidden]: what the feed-forward network adds
   uint32_t* logits;     // [columns, rows of the head]
 };
 
@@ -111,8 +111,8 @@ struct Params {
   unsigned* failure;     // pinned [3]: 1 once a wait ran out, block, phase
   uint64_t patience;     // nanoseconds that a wait may last; 0: hardly a look
 
-  uint32_t* projected;  // [columns, predictor hidden], words as well
-  uint32_t* drawn;      // [columns]: a code, and whether its stream goes on
+  uint32_t* projected;  // board, [columns, predictor hidden]
+  uint32_t* drawn;      // [blocks, kLine], of columns: a code, and whether its stream goes on
   uint32_t* broken;     // [columns]: 1 once an activation was not finite
   uint32_t* given_up;   // 1 once a block has waited too long
   uint64_t* times;      // [blocks, phases, 3], the profiling build's alone: see stopwatch.cuh

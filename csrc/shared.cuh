@@ -31,6 +31,7 @@ struct Shared {
     Draw draw;
     Stream streams[Most];
     int made[Most];  // frames of this launch
+    int over;        // why the stream that was drawn for last is over
     Standing standings[kWarps][Most];
     Column columns[kWarps][Most];
     Share talker_shares[kPhases], predictor_shares[kPhases];

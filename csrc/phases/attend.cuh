@@ -264,14 +264,15 @@ struct Sixteen {
 };
 
 // What attention gives; neighbouring threads have neighbouring channels.
-template <class S>
+template <class S, int Most>
 DEVICE void hand_over(const Params& p, const Network& n, int column, int query_head, int channel,
                       float value, uint32_t tag) {
   store_word_if(!fits_pair(value), p.broken + column, 1);
   const float next = shuffle_xor(value, 1);
-  const int at = (column * S::queries + query_head * kHeadDim + channel) / 2;
+  const int word = (query_head * kHeadDim + channel) / 2;
   each_half([&](int half) {
-    store_word_if(channel % 2 == 0, n.words.attended + at + half * kBehind<S::queries>,
+    const int at = PairBoard<S::queries, Most>::at(column, half * (S::queries / 2) + word);
+    store_word_if(channel % 2 == 0, n.words.attended + at,
                   tagged_pair(rest(value, half), rest(next, half), tag));
   });
 }
@@ -347,7 +348,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const uint32_t tag = tags.of(item.column);
   const int query_head = 2 * item.head + j;
   if (item.spans == 1) {
-    hand_over<S>(p, n, item.column, query_head, channel, mixed / total, tag);
+    hand_over<S, Most>(p, n, item.column, query_head, channel, mixed / total, tag);
   } else {
     const int part = (item.column * S::heads + query_head) * kMaxSpans + item.span;
     store_word(n.words.partial + part * kHeadDim + channel, tagged(mixed, tag));
@@ -361,7 +362,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
 }
 
 // The spans of a column and a pair of heads.
-template <class S>
+template <class S, int Most>
 DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& gave_up, Item item) {
   const int query_head = 2 * item.head + thread() / kHeadDim, channel = thread() % kHeadDim;
   const uint32_t tag = tags.of(item.column);
@@ -399,7 +400,7 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
       peak = higher;
     }
   }
-  hand_over<S>(p, n, item.column, query_head, channel, mixed / total, tag);
+  hand_over<S, Most>(p, n, item.column, query_head, channel, mixed / total, tag);
 }
 
 // The items of this block, in turn.
@@ -431,7 +432,7 @@ DEVICE void attend(F& flow, const Network& n, int layer, const bf16* norms, cons
   if (!parted) return;
   each_item<S>(columns, count, [&](Item item) {
     if (item.span > 0 || item.spans == 1) return;
-    combine<S>(flow.p, n, flow.tags, flow.gave_up(), item);
+    combine<S, F::most>(flow.p, n, flow.tags, flow.gave_up(), item);
     flow.watch.lap(kCombine, kSum);
   });
 }

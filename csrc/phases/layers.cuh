@@ -82,7 +82,7 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
-// Brings x in, after x += words, [columns, width], where there are any: use(first column, i, four,
+// Brings x in, after x += words, a board, where there are any: use(first column, i, four,
 // x) for column first + i of a few that are brought in together, then after(first column) for
 // these. Among them may be some that are not of the pass.
 template <int Width, int Hidden, int Most, class Use, class After>
@@ -94,10 +94,12 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
   constexpr int kMany = kAtOnce * kFours;
   constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
   static_assert(Most % kAtOnce == 0);
+  using Words = FloatBoard<Width, Most>;
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
     uint4 v[kMany] = {};
     if (words) {
+      const uint32_t* from = words + Words::at(c, Fours<Width>::k(0));
       uint32_t missing = 0;
 #pragma unroll
       for (int i = 0; i < kMany; ++i) {
@@ -106,7 +108,7 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
       }
       await(
           v, missing,
-          [&](int i) { return words + (c + i / kFours) * Width + Fours<Width>::k(i % kFours); },
+          [&](int i) { return from + Words::further(i / kFours, i % kFours * 4 * kStep); },
           [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
           Patience(p, phase, gave_up));
     }
@@ -193,8 +195,7 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
       });
 }
 
-// How the lanes of a warp share pairs of halves that other blocks made, [columns, width / 2], of so
-// many steps: eight elements each, of eight steps of a column, or of four of two columns. A lane's
+// How the lanes of a warp share pairs of halves that other blocks made, of so many steps: eight elements each, of eight steps of a column, or of four of two columns. A lane's
 // first eight are at `column` and `step`, the others so many columns and steps further.
 template <int Steps, int Most>
 struct Eights {
@@ -212,9 +213,11 @@ struct Eights {
 
 // The steps from `first` on to where the product takes them.
 template <int Width, int Steps, int Most>
-SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, int columns,
-                             Tags tags, Phase phase, int& gave_up, Fragments<Most>& fragments) {
+SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, int first,
+                             int columns, Tags tags, Phase phase, int& gave_up,
+                             Fragments<Most>& fragments) {
   using E = Eights<Steps, Most>;
+  using Words = PairBoard<Width, Most>;
   if (Most == 1) columns = 1;
   constexpr bool kWhole = Steps % E::rows == 0 && Width % kStep == 0;
   const int step = E::step(), k = (first + step) * kStep + warp() * kTile + lane() % 4 * 8;
@@ -230,11 +233,11 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int first, 
       const bool mine = there && column + E::columns_further(i) < columns;
       wanted |= static_cast<uint32_t>(mine) << i;
     }
-    const uint32_t* from = words + (column * Width + k) / 2;
+    const uint32_t* from = words + Words::at(column, (half * Width + k) / 2);
     await(
         v, wanted,
         [&](int i) {
-          return from + (E::columns_further(i) * Width + E::steps_further(i) * kStep) / 2;
+          return from + Words::further(E::columns_further(i), E::steps_further(i) * (kStep / 2));
         },
         [&](int i, uint4 pairs) {
           return carries_pairs(pairs, tags.of(column + E::columns_further(i)));
@@ -273,7 +276,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     };
     auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
-      const int at = column * S::Qkv::rows + unit * kUnit + row;
+      const int at = column * S::Qkv::rows + qkv_word<S>(unit * kUnit + row);
       store_word_if(there, words.qkv + at, tagged(value, tags.of(column)));
     };
     if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
@@ -292,13 +295,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
         attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
       else
         each_half([&](int half) {
-          fetch_pairs<S::queries, S::Out::chunk>(p, words.attended + half * kBehind<S::queries>,
-                                                 first, count, tags, kAttend, sums.gave_up,
-                                                 flow.fragments[half]);
+          fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, half, first, count, tags,
+                                                 kAttend, sums.gave_up, flow.fragments[half]);
         });
     };
     auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      const int at = column * S::hidden + unit * kUnit + row;
+      const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
       store_word_if(there, words.out + at, tagged(sum * kGrow, tags.of(column)));
     };
     if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
@@ -311,28 +313,28 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float own = sum * norm_scale<S::hidden>(sums, column, n.eps);
       const float up = shuffle_xor(own, kUnit / 2);
-      const float value = own / (1 + expf(-own)) * up;
+      const float value = own * inverse(1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
       const bool made = there && row < kUnit / 2;
       store_word_if(made && !fits_pair(value), p.broken + column, 1);
-      const int at = (column * S::intermediate + unit * (kUnit / 2) + row) / 2;
+      const int word = (unit * (kUnit / 2) + row) / 2;
       each_half([&](int half) {
-        const uint32_t pair = tagged_pair(rest(value, half), rest(next, half), tags.of(column));
-        store_word_if(made && row % 2 == 0, words.middle + at + half * kBehind<S::intermediate>,
-                      pair);
+        using Words = PairBoard<S::intermediate, F::most>;
+        const int at = Words::at(column, half * (S::intermediate / 2) + word);
+        store_word_if(made && row % 2 == 0, words.middle + at,
+                      tagged_pair(rest(value, half), rest(next, half), tags.of(column)));
       });
     };
     if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::chunk>(
-            p, words.middle + half * kBehind<S::intermediate>, first, count, tags, kGateUp,
-            sums.gave_up, flow.fragments[half]);
+        fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, half, first, count, tags,
+                                                     kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
     auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      const int at = column * S::hidden + unit * kUnit + row;
+      const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
       store_word_if(there, words.down + at, tagged(sum * kGrow, tags.of(column)));
     };
     // Keys and values of the pass, before anything that a later one hears of.

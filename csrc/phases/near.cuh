@@ -3,7 +3,9 @@
 // does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the blocks
 // share the items. The results are the same bits.
 //
-// Keys and values lie in a slot as rows of channels. A column is alone in its slot.
+// Keys and values lie in a slot as rows of channels, keys as `qkv_word` puts them: lane l has channels
+// 2l, 2l + 1, 2l + 64 and 2l + 65 of queries and keys, those that turn with each other. A column is
+// alone in its slot.
 #pragma once
 
 #include "attend.cuh"
@@ -13,7 +15,7 @@ namespace megakernel {
 // A warp's workplace.
 struct alignas(16) Nearby {
   uint32_t query[kHalves][2][kHeadDim / 2], key[kHalves][kHeadDim / 2];  // pairs of halves
-  float share[2][kBlock];                                                // of each position
+  float share[kBlock][2];                                                // of each position
 };
 
 // Two queries and a key of a position: their squares' sums, as those of one.
@@ -23,6 +25,15 @@ DEVICE void warp_sums(float (&values)[3]) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) values[i] += shuffle_xor(values[i], mask);
   }
+}
+
+// The word of a row of queries, keys and values.
+template <class S>
+DEVICE int qkv_word(int row) {
+  if (!S::near || row >= S::queries + S::keys) return row;
+  constexpr int kTurn = kHeadDim / 2;
+  const int channel = row % kHeadDim;
+  return row - channel + channel % kTurn / 2 * 4 + channel / kTurn * 2 + channel % 2;
 }
 
 // a += b c, each rounded once.
@@ -36,12 +47,12 @@ struct Remembered {
   uint4 keys[kHalves][2][4];  // as the matrix instruction takes them
   Halves values[kBlock - 1];  // a lane's four channels
   uint2 query_norm, key_norm;
-  Turn turn;
+  float4 turn;  // cosine, sine; cosine, sine
 
   DEVICE Remembered(const Network& n, const bf16* norms, size_t slot, int position)
-      : query_norm(load_pairs(norms + 4 * lane())),
-        key_norm(load_pairs(norms + kHeadDim + 4 * lane())),
-        turn(n, position) {
+      : query_norm(load_norm(norms)),
+        key_norm(load_norm(norms + kHeadDim)),
+        turn(reinterpret_cast<const float4*>(n.turns + position * (kHeadDim / 2))[lane()]) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const int p = 8 * tile + lane() / 4;
@@ -52,6 +63,18 @@ struct Remembered {
       }
     }
     if (kRoomy) load_values(n.values + slot, position);
+  }
+
+  DEVICE static uint2 load_norm(const bf16* norm) {
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(norm) + lane();
+    return {pairs[0], pairs[kHeadDim / 4]};
+  }
+
+  // A head's norm, of these squares, then the turn.
+  DEVICE float4 normed(float4 v, float squares, uint2 norm, float eps) const {
+    v = times(times(v, rsqrtf(squares / kHeadDim + eps)), opened(norm));
+    return {v.x * turn.x - v.z * turn.y, v.y * turn.z - v.w * turn.w, v.z * turn.x + v.x * turn.y,
+            v.w * turn.z + v.y * turn.w};
   }
 
   // Where registers are few, once the keys are used.
@@ -70,37 +93,42 @@ struct Remembered {
 // Shares of every position for both heads, where the warp keeps them; returns their sums.
 DEVICE float2 share_out(Remembered& old, const bf16* values, int position, Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
-  float score[3][4] = {};                    // eight positions, eight more, this one
+  Halves first[4], second[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    Halves first, second;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const uint4 q = reinterpret_cast<const uint4*>(shared.query[half][g % 2])[4 * j + t];
-      first.of[half] = {q.x, q.y}, second.of[half] = {q.z, q.w};
+      first[j].of[half] = {q.x, q.y}, second[j].of[half] = {q.z, q.w};
     }
-    each_half([&](int half) {
-      const uint4 own = reinterpret_cast<const uint4*>(shared.key[half])[4 * j + t];
-      const uint4 keys[] = {old.keys[half][0][j], old.keys[half][1][j], own};
+  }
+  float score[2][2][4] = {};
 #pragma unroll
-      for (int tile = 0; tile < 3; ++tile) {
-        multiply(score[tile], rows_of(first), {keys[tile].x, keys[tile].y});
-        multiply(score[tile], rows_of(second), {keys[tile].z, keys[tile].w});
-      }
-    });
+  for (int tile = 0; tile < 2; ++tile) {
+    if (8 * tile > position) break;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      each_half([&](int half) {
+        uint4& k = old.keys[half][tile][j];
+        const uint4* own = reinterpret_cast<const uint4*>(shared.key[half]) + 4 * j + t;
+        get_if(8 * tile + g == position, *own, k);
+        multiply(score[tile][0], rows_of(first[j]), {k.x, k.y});
+        multiply(score[tile][1], rows_of(second[j]), {k.z, k.w});
+      });
+    }
   }
   if (!kRoomy) old.load_values(values, position);  // now that the keys are used
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int p = 8 * (i / 2) + 2 * t + i % 2;
-    s[i] = p == position ? row_sum(score[2], 0) : row_sum(score[i / 2], i % 2);
+    s[i] = row_sum(score[i / 2][0], i % 2) + row_sum(score[i / 2][1], i % 2);
     s[i] = p <= position ? s[i] * kScale : -INFINITY;
   }
   const float sum = exponentials(s).y;
   if (g < 2) {
-    float2* to = reinterpret_cast<float2*>(shared.share[g]) + t;
-    to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) shared.share[8 * (i / 2) + 2 * t + i % 2][g] = s[i];
   }
   warp_sync();
   return {shuffle_from(sum, 0), shuffle_from(sum, 4)};
@@ -131,7 +159,7 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   warp_sums(squares);
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    v[i] = old.turn.normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm, n.eps);
+    v[i] = old.normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm, n.eps);
   }
   const Halves key = closed(v[2]), value = closed(untagged(raw[3]));
   each_half([&](int half) {
@@ -151,17 +179,17 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   for (int i = 0; i < kBlock - 1; ++i) {
     if (i >= position) break;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) add_times(mix[j], opened(old.values[i]), shared.share[j][i]);
+    for (int j = 0; j < 2; ++j) add_times(mix[j], opened(old.values[i]), shared.share[i][j]);
   }
 #pragma unroll
-  for (int j = 0; j < 2; ++j) add_times(mix[j], opened(value), shared.share[j][position]);
+  for (int j = 0; j < 2; ++j) add_times(mix[j], opened(value), shared.share[position][j]);
   // A mean of values that fit does, too.
   const float4 own = opened(value);
   const bool fits = fits_pair(2 * own.x) && fits_pair(2 * own.y) && fits_pair(2 * own.z) &&
                     fits_pair(2 * own.w) && isfinite(sums.x) && isfinite(sums.y);
-  if (!fits) store_word(p.broken + c, 1);
-  use(0, times(mix[0], 1 / sums.x));
-  use(1, times(mix[1], 1 / sums.y));
+  store_word_if(!fits, p.broken + c, 1);
+  use(0, times(mix[0], inverse(sums.x)));
+  use(1, times(mix[1], inverse(sums.y)));
 }
 
 // With many columns: the blocks share the items, whose results all of them wait for.
@@ -175,12 +203,14 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
     const uint32_t tag = flow.tags.of(c);
     attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[0],
                    flow.gave_up(), [&](int j, float4 v) {
-                     const int at = (c * S::heads + 2 * head + j) * kHeadDim + 4 * lane();
+                     const int word = ((2 * head + j) * kHeadDim + 4 * lane()) / 2;
                      each_half([&](int half) {
                        const float4 left = rest(v, half);
-                       const int to = at / 2 + half * kBehind<S::queries>;
-                       store_word(n.words.attended + to, tagged_pair(left.x, left.y, tag));
-                       store_word(n.words.attended + to + 1, tagged_pair(left.z, left.w, tag));
+                       uint32_t* to = n.words.attended +
+                                      PairBoard<S::queries, F::most>::at(
+                                          c, half * (S::queries / 2) + word);
+                       store_word(to, tagged_pair(left.x, left.y, tag));
+                       store_word(to + 1, tagged_pair(left.z, left.w, tag));
                      });
                    });
   }

@@ -353,6 +353,9 @@ inline void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
 inline void put_if(bool wanted, uint4& at, uint4 v) {
   if (wanted) at = v;
 }
+inline void get_if(bool wanted, const uint4& at, uint4& v) {
+  if (wanted) v = at;
+}
 inline uint4 load_settled(const uint4* at) { return *at; }
 inline uint2 load_settled(const uint2* at) { return *at; }
 template <class T>
@@ -370,6 +373,7 @@ inline uint64_t nanoseconds() {
 inline uint64_t cycles() { return 0; }
 inline void pause() { yield(); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float inverse(float x) { return 1.0f / x; }
 inline float as_float(uint32_t bits) {
   float out;
   memcpy(&out, &bits, 4);
