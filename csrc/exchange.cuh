@@ -70,7 +70,8 @@ DEVICE float rest(float value, int half) {
 
 // Where words lie that all blocks wait for. They ask for them again and again, for those of one line
 // of the cache one after another, also while somebody writes there. So those of one stream lie
-// apart: eight neighbours, which a block makes or two, are the first of so many places.
+// apart: eight neighbours, which a block makes or two, are the first of so many places, of which
+// those of a second column are the next.
 template <int Count, int Most, int Places>
 struct Board {
   static constexpr int kTogether = 8;
@@ -82,7 +83,7 @@ struct Board {
   }
   // From a word to one so many columns further, and so many words, which are whole eights.
   DEVICE static constexpr int further(int columns, int words) {
-    return columns * Count + words * places;
+    return columns * (places > 1 ? kTogether : Count) + words * places;
   }
 };
 

@@ -33,12 +33,12 @@ class Generation : Crew<M, Most> {
   }
 
  private:
-  // The talker's pass, then the predictor's, a position each: the first, of the talker's hidden
-  // state, makes no logits, pass i those of codebook i.
+  // The talker's pass, then the predictor's, a position each: position 0, the talker's hidden state,
+  // makes no logits, position i those of codebook i. With one stream, 0 and 1 go together.
   DEVICE bool make_frame(int frame) {
     begin_pass(columns());
 #pragma unroll 1
-    for (int pass = kTalk; pass < kGroups; ++pass) {
+    for (int pass = kTalk; pass < kGroups; pass += pass == kTalk ? kFirstPass<Most> : 1) {
       flow_.shares = pass == kTalk ? s_.talker_shares : s_.predictor_shares;
       if (pass == kGroups - 1) look_for_stop();
       if (pass == kTalk)
@@ -58,17 +58,26 @@ class Generation : Crew<M, Most> {
 
   static constexpr int kTalk = -1;
 
+  // Whether a pass is of two positions of one stream.
+  DEVICE static bool of_two(int pass) { return kFirstPass<Most> == 2 && pass == 1; }
+
   DEVICE bool run_stack(int pass) {
-    flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
-    const bool fine =
-        pass == kTalk
-            ? run_layers<Talker>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns())
-            : run_layers<Predictor>(flow_, s_.x, s_.norms, s_.predictor, columns_(), columns());
-    if (pass == kTalk)
-      talker_tags_ = flow_.tags;
-    else
-      predictor_tags_ = flow_.tags;
+    Tags& tags = pass == kTalk ? talker_tags_ : predictor_tags_;
+    flow_.tags = tags;
+    const bool fine = pass == kTalk  ? run<Talker, Most>(s_.talker, columns())
+                      : of_two(pass) ? run<Predictor, kRoom<Most>>(s_.predictor, 2)
+                                     : run<Predictor, Most>(s_.predictor, columns());
+    tags = flow_.tags;
+    if (of_two(pass)) {
+      change_x<Predictor::hidden, 1>(s_.x, 1,
+                                     [&](int, int k, float4) { return four_at(s_.x, 1, k); });
+    }
     return fine;
+  }
+
+  template <class S, int N>
+  DEVICE bool run(const Network& n, int columns) {
+    return run_layers<S, N>(flow_, s_.x, s_.norms, n, columns_(), columns);
   }
 
   // --- what a warp knows ---
@@ -156,7 +165,7 @@ class Generation : Crew<M, Most> {
     wait_for_own();
     s_.norms.template ask<Matrix::k>(0, n.norm);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<Matrix::k>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
+      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
                                 sums);
     };
     auto logits = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
@@ -164,30 +173,37 @@ class Generation : Crew<M, Most> {
       const int at = column * Matrix::rows + unit * kUnit + row;
       store_word_if(there, n.words.logits + at, tagged(value, tags.of(column)));
     };
-    return product<Matrix>(flow_, kHead, normed, logits);
+    return product<Matrix, Most>(flow_, kHead, normed, logits);
   }
 
   // --- the code predictor ---
 
   DEVICE bool begin_predicting(int pass) {
-    each_column(columns(), [&](int c) { return Column{c, pass, c, true, -1}; });
-    if (pass > 0) {
+    const bool two = of_two(pass);
+    each_column(two ? 2 : columns(), [&](int c) {
+      return two ? Column{0, c, 0, true, -1} : Column{c, pass, c, true, -1};
+    });
+    if (two) {
+      change_x<Talker::hidden, kSeveral>(s_.x, 2, [&](int c, int k, float4 x) {
+        return c == 0 ? x : load_halves(embedding(0, standings_()[0].codes[0]) + k);
+      });
+    } else if (pass > 0) {
       const int group = pass - 1;
       change_x<Talker::hidden, kSeveral>(s_.x, columns(), [&](int c, int k, float4) {
         return load_halves(embedding(group, standings_()[c].codes[group]) + k);
       });
     }
-    if constexpr (M::projected) return project();
+    if constexpr (M::projected) return two ? project<kRoom<Most>>(2) : project<Most>(columns());
     return true;
   }
 
   // The talker's width to the predictor's.
-  DEVICE bool project() {
-    const int columns = this->columns();
+  template <int N>
+  DEVICE bool project(int columns) {
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
     project_tags_.advance(columns);
     auto plain = [&](int, auto& sums) {
-      add_words<kWide>(
+      add_words<kWide, N>(
           p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
           [&](int first, int i, int four, float4 v) {
             put(s_.fragments, first + i, Fours<kWide>::step(four), v);
@@ -200,9 +216,9 @@ class Generation : Crew<M, Most> {
       const uint32_t word = tagged(value, project_tags_.of(column));
       store_word_if(there, p_.projected + FloatBoard<kNarrow, Most>::at(column, k), word);
     };
-    if (!product<typename M::Project>(flow_, kProject, plain, projected)) return false;
+    if (!product<typename M::Project, N>(flow_, kProject, plain, projected)) return false;
     change_x<kNarrow, kSeveral>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
-    add_words<kNarrow>(
+    add_words<kNarrow, N>(
         p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
         [](int, int, int, float4) {}, [](int) {});
     return true;
@@ -322,8 +338,9 @@ DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
       talks |= !stream.fresh && stream.frames < stream.max_frames &&
                (stream.frames <= stream.fed || stream.ended);
     }
-    fetch_weights(s.ring, !talks, kFrameParts * p.max_frames,
-                  [&](int i) { return frame_segment<M>(p, i % kFrameParts); });
+    constexpr int kParts = kFrameParts<Most>;
+    fetch_weights(s.ring, !talks, kParts * p.max_frames,
+                  [&](int i) { return frame_segment<M, Most>(p, i % kParts); });
   }
 }
 

@@ -57,6 +57,11 @@ struct Matrix {
   static_assert(Rows % kUnit == 0 && K % kTile == 0 && steps % chunks == 0);
 };
 
+// Columns that a kernel of so many streams has room for: the predictor of one stream begins with two
+// positions in one pass.
+template <int Most>
+constexpr int kRoom = Most == 1 ? 2 : Most;
+
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int least(int a, int b, int c) { return least(least(a, b), c); }
 

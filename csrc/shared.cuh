@@ -33,7 +33,7 @@ struct Shared {
     int made[Most];  // frames of this launch
     int over;        // why the stream that was drawn for last is over
     Standing standings[kWarps][Most];
-    Column columns[kWarps][Most];
+    Column columns[kWarps][kRoom<Most>];
     Share talker_shares[kPhases], predictor_shares[kPhases];
     Network talker, predictor;  // here, so that no register keeps what is seldom wanted
     Times times;

@@ -77,19 +77,22 @@ DEVICE Segment predictor_segment(const Network& n) {
   return s;
 }
 
-constexpr int kFrameParts = 2 + 2 * kGroups;
+// Positions of the predictor's first pass: of one stream, both that need no code of the pass before.
+template <int Most>
+constexpr int kFirstPass = Most == 1 ? 2 : 1;
+// The parts of a frame: talker, head, then the predictor once a pass, each time with a head.
+template <int Most>
+constexpr int kFrameParts = 2 + 2 * (kGroups + 1 - kFirstPass<Most>);
 
-// The parts of a frame: talker, head, then the predictor once a position, each time but the first
-// with a head.
-template <class M>
+template <class M, int Most>
 DEVICE Segment frame_segment(const Params& p, int part) {
   constexpr size_t kHead =
       static_cast<size_t>(M::PredictorHead::units) * M::PredictorHead::steps * kThreads;
   if (part == 0) return stack_segment<typename M::Talker>(p.talker);
   if (part == 1) return head_segment<typename M::TalkerHead>(p.talker_head);
   if (part % 2 == 0) return predictor_segment<M>(p.predictor);
-  const int head = part / 2 - 2;
-  if (head < 0) return {nullptr, 0, 1};
+  const int head = part / 2 - 3 + kFirstPass<Most>;
+  if (head < 0) return {nullptr, 0, 1};  // position 0 alone has none
   return head_segment<typename M::PredictorHead>(p.predictor_heads + head * kHead);
 }
 

@@ -11,7 +11,7 @@ namespace megakernel {
 // The residual, [columns, width].
 template <int Hidden, int Most>
 struct alignas(16) Residual {
-  float of[Most][Hidden];
+  float of[kRoom<Most>][Hidden];
 };
 
 // A lane brings in elements by fours, lane l those of step l / 8 of every four; how many fours
@@ -82,18 +82,18 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
-// Brings x in, after x += words, a board, where there are any: use(first column, i, four,
+// Brings x in, of at most N columns, after x += words, a board, where there are any: use(first column, i, four,
 // x) for column first + i of a few that are brought in together, then after(first column) for
 // these. Among them may be some that are not of the pass.
-template <int Width, int Hidden, int Most, class Use, class After>
+template <int Width, int N, int Hidden, int Most, class Use, class After>
 DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                       int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
                       After after) {
-  if (Most == 1) columns = 1;
-  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
+  if (Most == 1) columns = N;
+  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<N, kFours>;
   constexpr int kMany = kAtOnce * kFours;
   constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
-  static_assert(Most % kAtOnce == 0);
+  static_assert(N % kAtOnce == 0);
   using Words = FloatBoard<Width, Most>;
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
@@ -167,19 +167,19 @@ DEVICE float warp_sums_apart(const float (&values)[N]) {
 
 // x, after x += words where there are any, by a norm's vector, into place; the norm's number is
 // `norm_scale`.
-template <int Width, int Hidden, int Most>
+template <int Width, int N, int Hidden, int Most>
 SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                                 const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
                                 Phase phase, Fragments<Most> (&fragments)[kHalves],
                                 Sums<Most>& sums) {
-  if (Most == 1) columns = 1;
-  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<Most, kFours>;
+  if (Most == 1) columns = N;
+  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<N, kFours>;
   wait_for_own();
   uint2 norm[kFours];
 #pragma unroll
   for (int four = 0; four < kFours; ++four) norm[four] = norms.of[which][four][thread()];
   float squares[kAtOnce] = {};
-  add_words<Width>(
+  add_words<Width, N>(
       p, x, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
@@ -195,14 +195,15 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
       });
 }
 
-// How the lanes of a warp share pairs of halves that other blocks made, of so many steps: eight elements each, of eight steps of a column, or of four of two columns. A lane's
+// How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at most
+// N columns: eight elements each, of eight steps of a column, or of four of two columns. A lane's
 // first eight are at `column` and `step`, the others so many columns and steps further.
-template <int Steps, int Most>
+template <int Steps, int N>
 struct Eights {
-  static constexpr int beside = Most > 1 && Steps % 8 == 4 ? 2 : 1;  // columns
+  static constexpr int beside = N > 1 && Steps % 8 == 4 ? 2 : 1;  // columns
   static constexpr int rows = 8 / beside;                            // steps
   static constexpr int each = (Steps + rows - 1) / rows;             // of a column
-  static constexpr int count = kAtOnceOf<Most / beside, each> * each;
+  static constexpr int count = kAtOnceOf<N / beside, each> * each;
   static constexpr int columns = count / each * beside;
 
   DEVICE static int column() { return lane() / 16 % beside; }
@@ -212,13 +213,13 @@ struct Eights {
 };
 
 // The steps from `first` on to where the product takes them.
-template <int Width, int Steps, int Most>
+template <int Width, int Steps, int N, int Most>
 SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, int first,
                              int columns, Tags tags, Phase phase, int& gave_up,
                              Fragments<Most>& fragments) {
-  using E = Eights<Steps, Most>;
+  using E = Eights<Steps, N>;
   using Words = PairBoard<Width, Most>;
-  if (Most == 1) columns = 1;
+  if (Most == 1) columns = N;
   constexpr bool kWhole = Steps % E::rows == 0 && Width % kStep == 0;
   const int step = E::step(), k = (first + step) * kStep + warp() * kTile + lane() % 4 * 8;
 #pragma unroll 1
@@ -246,14 +247,15 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
     uint4* to = &fragments.of[step][warp()][4 * column + lane() % 4];
 #pragma unroll
     for (int i = 0; i < E::count; ++i) {
-      const int further = E::steps_further(i) * kWarps * 4 * Most + 4 * E::columns_further(i);
+      const int further =
+          E::steps_further(i) * kWarps * 4 * kRoom<Most> + 4 * E::columns_further(i);
       put_if(wanted >> i & 1, to[further], untagged_pairs(v[i]));
     }
   }
 }
 
-// The layers on x; false once anybody has given up.
-template <class S, class F, int Hidden>
+// The layers on x, of at most N columns; false once anybody has given up.
+template <class S, int N, class F, int Hidden>
 DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden>& vectors,
                        const Network& n, const Column* columns, int count) {
   const Params& p = flow.p;
@@ -271,7 +273,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
 
     vectors.template ask<S::hidden>(kPost, norms + S::hidden);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<S::hidden>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
+      fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
                                 kDown, flow.fragments, sums);
     };
     auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
@@ -279,7 +281,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const int at = column * S::Qkv::rows + qkv_word<S>(unit * kUnit + row);
       store_word_if(there, words.qkv + at, tagged(value, tags.of(column)));
     };
-    if (!product<typename S::Qkv>(flow, kQkv, normed, qkv)) return false;
+    if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
 
     if (l + 1 < layers) {
       wait_for_own();
@@ -292,10 +294,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
 
     auto attended = [&](int first, auto& sums) {
       if constexpr (kHere)
-        attend_here<S>(flow, n, l, head_norms, columns, sums.gave_up);
+        attend_here<S, N>(flow, n, l, head_norms, columns, sums.gave_up);
       else
         each_half([&](int half) {
-          fetch_pairs<S::queries, S::Out::chunk>(p, words.attended, half, first, count, tags,
+          fetch_pairs<S::queries, S::Out::chunk, N>(p, words.attended, half, first, count, tags,
                                                  kAttend, sums.gave_up, flow.fragments[half]);
         });
     };
@@ -303,10 +305,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
       store_word_if(there, words.out + at, tagged(sum * kGrow, tags.of(column)));
     };
-    if (!product<typename S::Out>(flow, kOut, attended, out)) return false;
+    if (!product<typename S::Out, N>(flow, kOut, attended, out)) return false;
 
     auto normed_again = [&](int, auto& sums) {
-      fetch_residual<S::hidden>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
+      fetch_residual<S::hidden, N>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
                                 sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
@@ -316,7 +318,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       const float value = own * inverse(1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
       const bool made = there && row < kUnit / 2;
-      store_word_if(made && !fits_pair(value), p.broken + column, 1);
+      store_word_if(made && !fits_pair(value), p.broken + (F::most > 1 ? column : 0), 1);
       const int word = (unit * (kUnit / 2) + row) / 2;
       each_half([&](int half) {
         using Words = PairBoard<S::intermediate, F::most>;
@@ -325,11 +327,11 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
                       tagged_pair(rest(value, half), rest(next, half), tags.of(column)));
       });
     };
-    if (!product<typename S::GateUp>(flow, kGateUp, normed_again, gated)) return false;
+    if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::chunk>(p, words.middle, half, first, count, tags,
+        fetch_pairs<S::intermediate, S::Down::chunk, N>(p, words.middle, half, first, count, tags,
                                                      kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
@@ -339,9 +341,9 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     };
     // Keys and values of the pass, before anything that a later one hears of.
     if (l + 1 == layers) fence();
-    if (!product<typename S::Down>(flow, kDown, middle, down)) return false;
+    if (!product<typename S::Down, N>(flow, kDown, middle, down)) return false;
   }
-  add_words<S::hidden>(
+  add_words<S::hidden, N>(
       p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
       [](int) {});
   return true;

@@ -18,12 +18,13 @@ struct alignas(16) Nearby {
   float share[kBlock][2];                                                // of each position
 };
 
-// Two queries and a key of a position: their squares' sums, as those of one.
-DEVICE void warp_sums(float (&values)[3]) {
+// Queries and keys: their squares' sums, as those of one.
+template <int N>
+DEVICE void warp_sums(float (&values)[N]) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) {
 #pragma unroll
-    for (int i = 0; i < 3; ++i) values[i] += shuffle_xor(values[i], mask);
+    for (int i = 0; i < N; ++i) values[i] += shuffle_xor(values[i], mask);
   }
 }
 
@@ -42,14 +43,14 @@ DEVICE void add_times(float4& a, float4 b, float c) {
   a.z = fmaf(b.z, c, a.z), a.w = fmaf(b.w, c, a.w);
 }
 
-// What a warp knows before its queries are there.
+// What a warp knows before its queries are there: of the positions below `known`.
 struct Remembered {
   uint4 keys[kHalves][2][4];  // as the matrix instruction takes them
   Halves values[kBlock - 1];  // a lane's four channels
   uint2 query_norm, key_norm;
   float4 turn;  // cosine, sine; cosine, sine
 
-  DEVICE Remembered(const Network& n, const bf16* norms, size_t slot, int position)
+  DEVICE Remembered(const Network& n, const bf16* norms, size_t slot, int position, int known)
       : query_norm(load_norm(norms)),
         key_norm(load_norm(norms + kHeadDim)),
         turn(reinterpret_cast<const float4*>(n.turns + position * (kHeadDim / 2))[lane()]) {
@@ -59,10 +60,10 @@ struct Remembered {
       const uint4* from = reinterpret_cast<const uint4*>(n.keys + slot + p * kKept) + lane() % 4;
 #pragma unroll
       for (int j = 0; j < 4 * kHalves; ++j) {
-        keys[j / 4][tile][j % 4] = p < position ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
+        keys[j / 4][tile][j % 4] = p < known ? load_settled(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
-    if (kRoomy) load_values(n.values + slot, position);
+    if (kRoomy) load_values(n.values + slot, known);
   }
 
   DEVICE static uint2 load_norm(const bf16* norm) {
@@ -70,28 +71,43 @@ struct Remembered {
     return {pairs[0], pairs[kHeadDim / 4]};
   }
 
-  // A head's norm, of these squares, then the turn.
-  DEVICE float4 normed(float4 v, float squares, uint2 norm, float eps) const {
+  // A head's norm, of these squares, then a position's turn.
+  DEVICE static float4 normed(float4 v, float squares, uint2 norm, float4 turn, float eps) {
     v = times(times(v, rsqrtf(squares / kHeadDim + eps)), opened(norm));
     return {v.x * turn.x - v.z * turn.y, v.y * turn.z - v.w * turn.w, v.z * turn.x + v.x * turn.y,
             v.w * turn.z + v.y * turn.w};
   }
 
+  // The key of position 0, which is of the same pass.
+  DEVICE void take_first(const Halves& key, Nearby& shared) {
+    each_half([&](int half) {
+      reinterpret_cast<uint2*>(shared.key[half])[lane()] = key.of[half];
+      warp_sync();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint4* from = reinterpret_cast<const uint4*>(shared.key[half]) + 4 * j + lane() % 4;
+        get_if(lane() / 4 == 0, *from, keys[half][0][j]);
+      }
+      warp_sync();
+    });
+  }
+
   // Where registers are few, once the keys are used.
-  DEVICE void load_values(const bf16* slot, int position) {
+  DEVICE void load_values(const bf16* slot, int known) {
     const uint2* from = reinterpret_cast<const uint2*>(slot) + lane();
 #pragma unroll
     for (int p = 0; p < kBlock - 1; ++p) {
       each_half([&](int half) {
         values[p].of[half] =
-            p < position ? load_settled(from + (p * kHalves + half) * (kHeadDim / 4)) : uint2{0, 0};
+            p < known ? load_settled(from + (p * kHalves + half) * (kHeadDim / 4)) : uint2{0, 0};
       });
     }
   }
 };
 
 // Shares of every position for both heads, where the warp keeps them; returns their sums.
-DEVICE float2 share_out(Remembered& old, const bf16* values, int position, Nearby& shared) {
+DEVICE float2 share_out(Remembered& old, const bf16* values, int position, int known,
+                        Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
   Halves first[4], second[4];
 #pragma unroll
@@ -117,7 +133,7 @@ DEVICE float2 share_out(Remembered& old, const bf16* values, int position, Nearb
       });
     }
   }
-  if (!kRoomy) old.load_values(values, position);  // now that the keys are used
+  if (!kRoomy) old.load_values(values, known);  // now that the keys are used
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -134,9 +150,26 @@ DEVICE float2 share_out(Remembered& old, const bf16* values, int position, Nearb
   return {shuffle_from(sum, 0), shuffle_from(sum, 4)};
 }
 
-// One column and pair of heads, by all lanes of a warp: use(head of the two, mean of the values),
-// four channels a lane.
-template <class S, class Use>
+// A column's key and value, to their slot.
+DEVICE void keep(const Network& n, size_t slot, int position, const Halves& key,
+                 const Halves& value) {
+  each_half([&](int half) {
+    const size_t row = slot + position * kKept + half * kHeadDim;
+    store_settled(reinterpret_cast<uint2*>(n.keys + row) + lane(), key.of[half]);
+    store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value.of[half]);
+  });
+}
+
+// A mean of values that fit does, too.
+DEVICE bool fits(const Halves& value) {
+  const float4 v = opened(value);
+  return fits_pair(2 * v.x) && fits_pair(2 * v.y) && fits_pair(2 * v.z) && fits_pair(2 * v.w);
+}
+
+// One column and pair of heads, by all lanes of a warp: use(column, head of the two, mean of the
+// values), four channels a lane. With `Both`, it is column 1 at position 1, and column 0 at position
+// 0, which sees itself alone, goes along.
+template <class S, bool Both, class Use>
 DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Tags& tags, const Column* columns, int c, int head, bool keeps,
                         Nearby& shared, int& gave_up, Use use) {
@@ -145,34 +178,51 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
       n.positions * kKept;
-  Remembered old(n, norms, slot, position);
+  const int known = Both ? 0 : position;
+  Remembered old(n, norms, slot, position, known);
+  const float4 first_turn = reinterpret_cast<const float4*>(n.turns)[lane()];
+  Halves first;
   const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
-  const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim,
-                          words + S::queries + head * kHeadDim,
-                          words + S::queries + S::keys + head * kHeadDim};
-  uint4 raw[4] = {};
+  const uint32_t* keys = words + S::queries + head * kHeadDim;
+  constexpr int kBefore = S::Qkv::rows;  // words between columns
+  const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim, keys,
+                          keys + S::keys, keys - kBefore, keys + S::keys - kBefore};
+  constexpr int kVectors = Both ? 6 : 4;
+  uint4 raw[kVectors] = {};
   await(
-      raw, 0xF, [&](int i) { return at[i]; },
-      [&](int, uint4 words) { return carries(words, tags.of(c)); }, Patience(p, kQkv, gave_up));
-  float4 v[3] = {untagged(raw[0]), untagged(raw[1]), untagged(raw[2])};
-  float squares[3] = {square(v[0]), square(v[1]), square(v[2])};
+      raw, (1u << kVectors) - 1, [&](int i) { return at[i]; },
+      [&](int i, uint4 words) { return carries(words, tags.of(c - i / 4)); },
+      Patience(p, kQkv, gave_up));
+  constexpr int kNormed = Both ? 4 : 3;  // two queries, the key, the key before
+  float4 v[kNormed];
+  float squares[kNormed];
+#pragma unroll
+  for (int i = 0; i < kNormed; ++i) v[i] = untagged(raw[i + i / 3]), squares[i] = square(v[i]);
   warp_sums(squares);
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    v[i] = old.normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm, n.eps);
+  for (int i = 0; i < kNormed; ++i) {
+    v[i] = Remembered::normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm,
+                              i < 3 ? old.turn : first_turn, n.eps);
+  }
+  if constexpr (Both) {
+    const Halves key = closed(v[3]), value = closed(untagged(raw[5]));
+    if (keeps) keep(n, slot, 0, key, value);
+    old.take_first(key, shared);
+    first = value;
+    store_word_if(!fits(value), p.broken, 1);
+    use(0, 0, opened(value));
+    use(0, 1, opened(value));
   }
   const Halves key = closed(v[2]), value = closed(untagged(raw[3]));
   each_half([&](int half) {
     reinterpret_cast<uint2*>(shared.query[half][0])[lane()] = closed(v[0]).of[half];
     reinterpret_cast<uint2*>(shared.query[half][1])[lane()] = closed(v[1]).of[half];
     reinterpret_cast<uint2*>(shared.key[half])[lane()] = key.of[half];
-    if (!keeps) return;
-    const size_t row = slot + position * kKept + half * kHeadDim;
-    store_settled(reinterpret_cast<uint2*>(n.keys + row) + lane(), key.of[half]);
-    store_settled(reinterpret_cast<uint2*>(n.values + row) + lane(), value.of[half]);
   });
+  if (keeps) keep(n, slot, position, key, value);
   warp_sync();
-  const float2 sums = share_out(old, n.values + slot, position, shared);
+  const float2 sums = share_out(old, n.values + slot, position, known, shared);
+  if (Both) old.values[0] = first;
 
   float4 mix[2] = {};
 #pragma unroll
@@ -183,13 +233,10 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   }
 #pragma unroll
   for (int j = 0; j < 2; ++j) add_times(mix[j], opened(value), shared.share[position][j]);
-  // A mean of values that fit does, too.
-  const float4 own = opened(value);
-  const bool fits = fits_pair(2 * own.x) && fits_pair(2 * own.y) && fits_pair(2 * own.z) &&
-                    fits_pair(2 * own.w) && isfinite(sums.x) && isfinite(sums.y);
-  store_word_if(!fits, p.broken + c, 1);
-  use(0, times(mix[0], inverse(sums.x)));
-  use(1, times(mix[1], inverse(sums.y)));
+  const bool fine = fits(value) && isfinite(sums.x) && isfinite(sums.y);
+  store_word_if(!fine, p.broken + columns[c].slot, 1);
+  use(c, 0, times(mix[0], inverse(sums.x)));
+  use(c, 1, times(mix[1], inverse(sums.y)));
 }
 
 // With many columns: the blocks share the items, whose results all of them wait for.
@@ -201,40 +248,42 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
   for (int item = block(); item < count * S::kv_heads; item += blocks()) {
     const int c = item / S::kv_heads, head = item % S::kv_heads;
     const uint32_t tag = flow.tags.of(c);
-    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, c, head, true, flow.nearby[0],
-                   flow.gave_up(), [&](int j, float4 v) {
-                     const int word = ((2 * head + j) * kHeadDim + 4 * lane()) / 2;
-                     each_half([&](int half) {
-                       const float4 left = rest(v, half);
-                       uint32_t* to = n.words.attended +
-                                      PairBoard<S::queries, F::most>::at(
-                                          c, half * (S::queries / 2) + word);
-                       store_word(to, tagged_pair(left.x, left.y, tag));
-                       store_word(to + 1, tagged_pair(left.z, left.w, tag));
-                     });
-                   });
+    auto hand_over = [&](int, int j, float4 v) {
+      const int word = ((2 * head + j) * kHeadDim + 4 * lane()) / 2;
+      each_half([&](int half) {
+        const float4 left = rest(v, half);
+        using Words = PairBoard<S::queries, F::most>;
+        uint32_t* to = n.words.attended + Words::at(c, half * (S::queries / 2) + word);
+        store_word(to, tagged_pair(left.x, left.y, tag));
+        store_word(to + 1, tagged_pair(left.z, left.w, tag));
+      });
+    };
+    attend_near<S, false>(flow.p, n, layer, norms, flow.tags, columns, c, head, true,
+                          flow.nearby[0], flow.gave_up(), hand_over);
   }
   flow.watch.lap(kAttend, kSum);
 }
 
-// Every block for itself: attention of the only column goes where the product takes it, a step a
+// Every block for itself: attention of the only stream goes where the product takes it, a step a
 // pair of heads.
-template <class S, class F>
+template <class S, int N, class F>
 DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int& gave_up) {
   // All heads at once, and each head's keys are kept by a block that has a part of the product.
   static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
   if (const int head = warp_number(); head < S::kv_heads) {
-    attend_near<S>(flow.p, n, layer, norms, flow.tags, columns, 0, head, head % blocks() == block(),
-                   flow.nearby[head], gave_up, [&](int j, float4 v) {
-                     const int k = j * kHeadDim + 4 * lane();
-                     each_half([&](int half) {
-                       const float4 left = rest(v, half);
-                       uint4& place = flow.fragments[half].of[head][k / kTile][k % kTile / 8];
-                       reinterpret_cast<uint2*>(&place)[lane() % 2] = {
-                           tagged_pair(left.x, left.y, 0), tagged_pair(left.z, left.w, 0)};
-                     });
-                   });
+    auto put = [&](int column, int j, float4 v) {
+      const int k = j * kHeadDim + 4 * lane();
+      each_half([&](int half) {
+        const float4 left = rest(v, half);
+        auto& step = flow.fragments[half].of[head];
+        uint4& place = step[k / kTile][4 * column + k % kTile / 8];
+        reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(left.x, left.y, 0),
+                                                        tagged_pair(left.z, left.w, 0)};
+      });
+    };
+    attend_near<S, N == 2>(flow.p, n, layer, norms, flow.tags, columns, N - 1, head,
+                           head % blocks() == block(), flow.nearby[head], gave_up, put);
   }
   flow.watch.lap(kAttend, kSum);
   block_sync();

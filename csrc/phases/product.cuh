@@ -15,9 +15,9 @@ namespace megakernel {
 // that one meeting of the block is enough: who is fast fills the other set.
 template <int Most>
 struct alignas(16) Sums {
-  static constexpr int wide = Most == 1 ? 2 : 8;  // columns that there is room for
+  static constexpr int wide = least(8, kHalves * kRoom<Most>);  // columns, for each half
   float of[kMostUnits][kWarps][kUnit * wide];
-  float squares[Most][kWarps];  // of the activations, where a norm wants them
+  float squares[kRoom<Most>][kWarps];  // of the activations, where a norm wants them
   int gave_up;
 };
 
@@ -25,14 +25,14 @@ struct alignas(16) Sums {
 // halves are columns of their own, behind the others.
 template <int Most>
 struct alignas(16) Fragments {
-  uint4 of[kMostSteps][kWarps][4 * Most];
+  uint4 of[kMostSteps][kWarps][4 * kRoom<Most>];
 };
 
 template <int Most>
 struct Attention;  // see attend.cuh
 struct Nearby;     // see near.cuh
 
-// Everything that a thread carries from phase to phase; a pass has at most `Most` columns.
+// Everything that a thread carries from phase to phase, of at most `Most` streams.
 template <class R, int Most>
 struct Flow {
   static constexpr int most = Most;
@@ -46,11 +46,18 @@ struct Flow {
   const Share* shares;           // of the network's matrices, by phase
   typename R::Place place;       // in the ring
   Tags tags;                     // of what a layer makes
-  int passing = 0, widened = 0;  // columns of the pass: at most 2^widened
+  int passing = 0, widened = 0;  // columns of a pass of several streams: at most 2^widened
   int turn = 0;                  // which of `sums` comes next
 
-  DEVICE int columns() const { return Most == 1 ? 1 : passing; }
-  DEVICE int wide() const { return Most == 1 ? 0 : widened; }
+  // Of a pass of at most N columns; of one stream it has as many.
+  template <int N>
+  DEVICE int columns() const {
+    return Most == 1 ? N : passing;
+  }
+  template <int N>
+  DEVICE int wide() const {
+    return Most == 1 ? N - 1 : widened;
+  }
 
   DEVICE int& gave_up() { return sums[turn].gave_up; }
 };
@@ -64,8 +71,10 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
                                              const Fragments<Most> (&fragments)[kHalves],
                                              Sums<Most>& sums, int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
-  const bool keeps = kWide == 8 || lane() % 4 == 0;
-  const auto& mine = fragments[lane() / (4 * Most) % kHalves].of;
+  const int pair = lane() % 4;  // of columns
+  const bool keeps = pair < kWide / 2;
+  constexpr int kLanes = 4 * kRoom<Most>;  // that have fragments of their own
+  const auto& mine = fragments[lane() / kLanes % kHalves].of;
   units = uniform(units), steps = uniform(steps);
   Weights<R> weights(ring, place, uniform(full));
   const Patience patience(p, phase, sums.gave_up);
@@ -74,9 +83,9 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
     uint4 a[R::slot];
 #pragma unroll
     for (int s = 0; s < R::slot; ++s) {
-      a[s] = mine[step + s][warp()][lane() % (4 * Most)];
+      a[s] = mine[step + s][warp()][lane() % kLanes];
     }
-    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane() * kWide / 8;
+    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane() / 4 * (kWide / 2) + pair;
 #pragma unroll 1
     for (int u = 0; u < units; ++u, sum += kWarps * kUnit * kWide / 2) {
       float low[2][4] = {}, high[2][4] = {};
@@ -102,15 +111,15 @@ template <class Matrix, int Most>
 DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
   static_assert(Matrix::chunks == 1);
   constexpr int kLast = Matrix::steps - 1;
-  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * Most) return;
+  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * kRoom<Most>) return;
 #pragma unroll
   for (auto& half : fragments) half.of[kLast][warp()][lane()] = {0, 0, 0, 0};
 }
 
-// For each unit of the block, and each of 2^wide columns and row of it, `take(unit, column, row,
-// sum, sums, there)`, by all lanes: where it is not `there`, the sum is none. `fetch(first step,
-// sums)` brings the activations. False once anybody has given up.
-template <class Matrix, class F, class Fetch, class Take>
+// For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(unit,
+// column, row, sum, sums, there)`, by all lanes: where it is not `there`, the sum is none.
+// `fetch(first step, sums)` brings the activations. False once anybody has given up.
+template <class Matrix, int N, class F, class Fetch, class Take>
 DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
   const Share share = flow.shares[phase];
   const int units = uniform(share.count);
@@ -120,7 +129,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     auto& sums = flow.sums[flow.turn];
     flow.turn ^= 1;
     if (done > 0) {
-      const int column = min(lane(), F::most - 1);
+      const int column = min(lane(), kRoom<F::most> - 1);
       sums.squares[column][warp()] = flow.sums[flow.turn].squares[column][warp()];
     }
 #pragma unroll 1
@@ -140,7 +149,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     flow.watch.lap(phase, kMultiply);
     block_sync();
     if (!in_all_lanes(sums.gave_up == 0)) return false;
-    const int wide = flow.wide(), columns = flow.columns();
+    const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
     const int items = count * kUnit << wide;
 #pragma unroll 1
     for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
@@ -152,7 +161,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kHalves * kWarps; ++i) {
-        sum += at[i / kWarps * F::most + i % kWarps * kUnit * kWide];
+        sum += at[i / kWarps * kRoom<F::most> + i % kWarps * kUnit * kWide];
       }
       take(share.first + done + u, column, row, sum, sums, i < items && column < columns);
     }
