@@ -33,8 +33,8 @@ class Generation : Crew<M, Most> {
   }
 
  private:
-  // The talker's pass, then the predictor's, a position each: position 0, the talker's hidden state,
-  // makes no logits, position i those of codebook i. With one stream, 0 and 1 go together.
+  // The talker's pass, then the predictor's, a position each: position 0, the talker's hidden
+  // state, makes no logits, position i those of codebook i. With one stream, 0 and 1 go together.
   DEVICE bool make_frame(int frame) {
     begin_pass(columns());
 #pragma unroll 1
@@ -77,7 +77,7 @@ class Generation : Crew<M, Most> {
 
   template <class S, int N>
   DEVICE bool run(const Network& n, int columns) {
-    return run_layers<S, N>(flow_, s_.x, s_.norms, n, columns_(), columns);
+    return run_layers<S, N>(flow_, s_.x, s_.norm, n, columns_(), columns);
   }
 
   // --- what a warp knows ---
@@ -163,10 +163,10 @@ class Generation : Crew<M, Most> {
     const int columns = this->columns();
     tags.advance(columns);
     wait_for_own();
-    s_.norms.template ask<Matrix::k>(0, n.norm);
+    s_.norm.template ask<Matrix::k>(n.norm);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norms, 0, columns, tags, kHead, s_.fragments,
-                                sums);
+      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norm, columns, tags, kHead,
+                                      s_.fragments, sums);
     };
     auto logits = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float value = sum * norm_scale<Matrix::k>(sums, column, n.eps);

@@ -226,11 +226,10 @@ DEVICE void put_if(bool wanted, uint4& at, uint4 v) {
       : "memory");
 }
 DEVICE void get_if(bool wanted, const uint4& at, uint4& v) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "r"(shared_address(&at)), "r"(static_cast<uint32_t>(wanted))
-      : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "r"(shared_address(&at)), "r"(static_cast<uint32_t>(wanted))
+               : "memory");
 }
 
 // Nearly 1 / value, without the branch that an exact division has.

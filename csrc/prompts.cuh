@@ -32,7 +32,7 @@ class Prompts : Crew<M, kColumns> {
         return load_halves(rows + static_cast<size_t>(c) * Talker::hidden + k);
       });
       rows += static_cast<size_t>(columns) * Talker::hidden;
-      fine = run_layers<Talker, kColumns>(flow_, s_.x, s_.norms, s_.talker, columns_(), columns);
+      fine = run_layers<Talker, kColumns>(flow_, s_.x, s_.norm, s_.talker, columns_(), columns);
       if (fine) {
         keep_ends(pass, [&](int c, int k) { return four_at(s_.x, c, k); });
       }

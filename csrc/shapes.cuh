@@ -57,8 +57,8 @@ struct Matrix {
   static_assert(Rows % kUnit == 0 && K % kTile == 0 && steps % chunks == 0);
 };
 
-// Columns that a kernel of so many streams has room for: the predictor of one stream begins with two
-// positions in one pass.
+// Columns that a kernel of so many streams has room for: the predictor of one stream begins with
+// two positions in one pass.
 template <int Most>
 constexpr int kRoom = Most == 1 ? 2 : Most;
 

@@ -26,7 +26,7 @@ struct Shared {
     };
     Nearby nearby[Most == 1 ? kWarps : 1];  // see near.cuh
     Residual<kHidden, Most> x;
-    NormVectors<kHidden> norms;
+    NormVector<kHidden> norm;
     Sums<Most> sums[2];
     Draw draw;
     Stream streams[Most];

@@ -77,7 +77,8 @@ DEVICE Segment predictor_segment(const Network& n) {
   return s;
 }
 
-// Positions of the predictor's first pass: of one stream, both that need no code of the pass before.
+// Positions of the predictor's first pass: of one stream, both that need no code of the pass
+// before.
 template <int Most>
 constexpr int kFirstPass = Most == 1 ? 2 : 1;
 // The parts of a frame: talker, head, then the predictor once a pass, each time with a head.

@@ -82,9 +82,9 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
-// Brings x in, of at most N columns, after x += words, a board, where there are any: use(first column, i, four,
-// x) for column first + i of a few that are brought in together, then after(first column) for
-// these. Among them may be some that are not of the pass.
+// Brings x in, of at most N columns, after x += words, a board, where there are any: use(first
+// column, i, four, x) for column first + i of a few that are brought in together, then after(first
+// column) for these. Among them may be some that are not of the pass.
 template <int Width, int N, int Hidden, int Most, class Use, class After>
 DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
                       int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
@@ -127,19 +127,19 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
   warp_sync();
 }
 
-// Vectors of norms, each lane its own elements, asked for well before they are wanted: a register
-// that waits for memory would be waited for at the next branch.
+// The vector of the next norm, each lane its own elements, asked for well before it is wanted, once
+// the last one was taken: a register that waits for memory would be waited for at the next branch.
 template <int Hidden>
-struct NormVectors {
+struct NormVector {
   static constexpr int kFours = Fours<Hidden>::count;
-  uint2 of[2][kFours][kThreads];
+  uint2 of[kFours][kThreads];
 
   template <int Width>
-  DEVICE void ask(int which, const bf16* norm) {
+  DEVICE void ask(const bf16* norm) {
 #pragma unroll
     for (int four = 0; four < Fours<Width>::count; ++four) {
       if (!Fours<Width>::there(four)) continue;
-      copy_own(&of[which][four][thread()], norm + Fours<Width>::k(four));
+      copy_own(&of[four][thread()], norm + Fours<Width>::k(four));
     }
   }
 };
@@ -169,7 +169,7 @@ DEVICE float warp_sums_apart(const float (&values)[N]) {
 // `norm_scale`.
 template <int Width, int N, int Hidden, int Most>
 SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
-                                const NormVectors<Hidden>& norms, int which, int columns, Tags tags,
+                                const NormVector<Hidden>& vector, int columns, Tags tags,
                                 Phase phase, Fragments<Most> (&fragments)[kHalves],
                                 Sums<Most>& sums) {
   if (Most == 1) columns = N;
@@ -177,7 +177,7 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
   wait_for_own();
   uint2 norm[kFours];
 #pragma unroll
-  for (int four = 0; four < kFours; ++four) norm[four] = norms.of[which][four][thread()];
+  for (int four = 0; four < kFours; ++four) norm[four] = vector.of[four][thread()];
   float squares[kAtOnce] = {};
   add_words<Width, N>(
       p, x, words, columns, tags, phase, sums.gave_up,
@@ -195,14 +195,14 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
       });
 }
 
-// How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at most
-// N columns: eight elements each, of eight steps of a column, or of four of two columns. A lane's
-// first eight are at `column` and `step`, the others so many columns and steps further.
+// How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at
+// most N columns: eight elements each, of eight steps of a column, or of four of two columns. A
+// lane's first eight are at `column` and `step`, the others so many columns and steps further.
 template <int Steps, int N>
 struct Eights {
   static constexpr int beside = N > 1 && Steps % 8 == 4 ? 2 : 1;  // columns
-  static constexpr int rows = 8 / beside;                            // steps
-  static constexpr int each = (Steps + rows - 1) / rows;             // of a column
+  static constexpr int rows = 8 / beside;                         // steps
+  static constexpr int each = (Steps + rows - 1) / rows;          // of a column
   static constexpr int count = kAtOnceOf<N / beside, each> * each;
   static constexpr int columns = count / each * beside;
 
@@ -256,14 +256,13 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
 
 // The layers on x, of at most N columns; false once anybody has given up.
 template <class S, int N, class F, int Hidden>
-DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden>& vectors,
+DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>& vector,
                        const Network& n, const Column* columns, int count) {
   const Params& p = flow.p;
   const Words& words = n.words;
   const int layers = uniform(n.num_layers);
-  constexpr int kInput = 0, kPost = 1;
   wait_for_own();  // a block without units of a product has asked, but not waited
-  vectors.template ask<S::hidden>(kInput, n.norms);
+  vector.template ask<S::hidden>(n.norms);
 #pragma unroll 1
   for (int l = 0; l < layers; ++l) {
     const bf16* norms = n.norms + l * (2 * S::hidden + 2 * kHeadDim);
@@ -271,10 +270,9 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     flow.tags.advance(count);
     const Tags& tags = flow.tags;
 
-    vectors.template ask<S::hidden>(kPost, norms + S::hidden);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vectors, kInput, count, before,
-                                kDown, flow.fragments, sums);
+      fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vector, count, before, kDown,
+                                   flow.fragments, sums);
     };
     auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
@@ -283,10 +281,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     };
     if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
 
-    if (l + 1 < layers) {
-      wait_for_own();
-      vectors.template ask<S::hidden>(kInput, norms + 2 * S::hidden + 2 * kHeadDim);
-    }
+    vector.template ask<S::hidden>(norms + S::hidden);
     const bf16* head_norms = norms + 2 * S::hidden;
     constexpr bool kHere = S::near && F::most == 1;  // attention is part of the product
     if constexpr (!S::near) attend<S>(flow, n, l, head_norms, columns, count);
@@ -298,7 +293,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       else
         each_half([&](int half) {
           fetch_pairs<S::queries, S::Out::chunk, N>(p, words.attended, half, first, count, tags,
-                                                 kAttend, sums.gave_up, flow.fragments[half]);
+                                                    kAttend, sums.gave_up, flow.fragments[half]);
         });
     };
     auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
@@ -308,8 +303,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
     if (!product<typename S::Out, N>(flow, kOut, attended, out)) return false;
 
     auto normed_again = [&](int, auto& sums) {
-      fetch_residual<S::hidden, N>(p, x, words.out, vectors, kPost, count, tags, kOut, flow.fragments,
-                                sums);
+      fetch_residual<S::hidden, N>(p, x, words.out, vector, count, tags, kOut, flow.fragments,
+                                   sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
     auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
@@ -328,11 +323,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVectors<Hidden
       });
     };
     if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
+    if (l + 1 < layers) vector.template ask<S::hidden>(norms + 2 * S::hidden + 2 * kHeadDim);
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::chunk, N>(p, words.middle, half, first, count, tags,
-                                                     kGateUp, sums.gave_up, flow.fragments[half]);
+        fetch_pairs<S::intermediate, S::Down::chunk, N>(
+            p, words.middle, half, first, count, tags, kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
     auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {

@@ -3,9 +3,9 @@
 // does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the blocks
 // share the items. The results are the same bits.
 //
-// Keys and values lie in a slot as rows of channels, keys as `qkv_word` puts them: lane l has channels
-// 2l, 2l + 1, 2l + 64 and 2l + 65 of queries and keys, those that turn with each other. A column is
-// alone in its slot.
+// Keys and values lie in a slot as rows of channels, keys as `qkv_word` puts them: lane l has
+// channels 2l, 2l + 1, 2l + 64 and 2l + 65 of queries and keys, those that turn with each other. A
+// column is alone in its slot.
 #pragma once
 
 #include "attend.cuh"
@@ -14,9 +14,20 @@ namespace megakernel {
 
 // A warp's workplace.
 struct alignas(16) Nearby {
-  uint32_t query[kHalves][2][kHeadDim / 2], key[kHalves][kHeadDim / 2];  // pairs of halves
-  float share[kBlock][2];                                                // of each position
+  uint32_t key[kHalves][kHeadDim / 2];  // pairs of halves
+  float share[kBlock][2];               // of each position
 };
+
+// Its two queries lie where the product takes what attention gives, in the last steps, which that
+// does not fill: the i-th eight elements of a head.
+constexpr int kQuerySteps = 4;
+template <int Most>
+DEVICE uint4& query_at(Fragments<Most>& fragments, int head, int i) {
+  constexpr int kTogether = 8;
+  static_assert(kTogether <= 4 * kRoom<Most> && kQuerySteps * kTogether * 8 == 2 * kHeadDim);
+  const int step = kMostSteps - kQuerySteps + 2 * head + i / kTogether;
+  return fragments.of[step][warp()][i % kTogether];
+}
 
 // Queries and keys: their squares' sums, as those of one.
 template <int N>
@@ -106,15 +117,16 @@ struct Remembered {
 };
 
 // Shares of every position for both heads, where the warp keeps them; returns their sums.
+template <int Most>
 DEVICE float2 share_out(Remembered& old, const bf16* values, int position, int known,
-                        Nearby& shared) {
+                        Fragments<Most> (&queries)[kHalves], Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
   Halves first[4], second[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const uint4 q = reinterpret_cast<const uint4*>(shared.query[half][g % 2])[4 * j + t];
+      const uint4 q = query_at(queries[half], g % 2, 4 * j + t);
       first[j].of[half] = {q.x, q.y}, second[j].of[half] = {q.z, q.w};
     }
   }
@@ -167,12 +179,15 @@ DEVICE bool fits(const Halves& value) {
 }
 
 // One column and pair of heads, by all lanes of a warp: use(column, head of the two, mean of the
-// values), four channels a lane. With `Both`, it is column 1 at position 1, and column 0 at position
-// 0, which sees itself alone, goes along.
-template <class S, bool Both, class Use>
-DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16* norms,
-                        const Tags& tags, const Column* columns, int c, int head, bool keeps,
-                        Nearby& shared, int& gave_up, Use use) {
+// values), four channels a lane. With `Both`, it is column 1 at position 1, and column 0 at
+// position 0, which sees itself alone, goes along.
+template <class S, bool Both, class F, class Use>
+DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
+                        const Column* columns, int c, int head, bool keeps, Nearby& shared,
+                        int& gave_up, Use use) {
+  const Params& p = flow.p;
+  const Tags& tags = flow.tags;
+  auto& queries = flow.fragments;
   static_assert(kGroups <= kBlock);
   const int position = uniform(columns[c].position);
   const size_t slot =
@@ -185,8 +200,12 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
   const uint32_t* keys = words + S::queries + head * kHeadDim;
   constexpr int kBefore = S::Qkv::rows;  // words between columns
-  const uint32_t* at[] = {words + 2 * head * kHeadDim, words + (2 * head + 1) * kHeadDim, keys,
-                          keys + S::keys, keys - kBefore, keys + S::keys - kBefore};
+  const uint32_t* at[] = {words + 2 * head * kHeadDim,
+                          words + (2 * head + 1) * kHeadDim,
+                          keys,
+                          keys + S::keys,
+                          keys - kBefore,
+                          keys + S::keys - kBefore};
   constexpr int kVectors = Both ? 6 : 4;
   uint4 raw[kVectors] = {};
   await(
@@ -215,13 +234,16 @@ DEVICE void attend_near(const Params& p, const Network& n, int layer, const bf16
   }
   const Halves key = closed(v[2]), value = closed(untagged(raw[3]));
   each_half([&](int half) {
-    reinterpret_cast<uint2*>(shared.query[half][0])[lane()] = closed(v[0]).of[half];
-    reinterpret_cast<uint2*>(shared.query[half][1])[lane()] = closed(v[1]).of[half];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      uint4& place = query_at(queries[half], j, lane() / 2);
+      reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v[j]).of[half];
+    }
     reinterpret_cast<uint2*>(shared.key[half])[lane()] = key.of[half];
   });
   if (keeps) keep(n, slot, position, key, value);
   warp_sync();
-  const float2 sums = share_out(old, n.values + slot, position, known, shared);
+  const float2 sums = share_out(old, n.values + slot, position, known, queries, shared);
   if (Both) old.values[0] = first;
 
   float4 mix[2] = {};
@@ -258,8 +280,8 @@ DEVICE void attend_apart(F& flow, const Network& n, int layer, const bf16* norms
         store_word(to + 1, tagged_pair(left.z, left.w, tag));
       });
     };
-    attend_near<S, false>(flow.p, n, layer, norms, flow.tags, columns, c, head, true,
-                          flow.nearby[0], flow.gave_up(), hand_over);
+    attend_near<S, false>(flow, n, layer, norms, columns, c, head, true, flow.nearby[0],
+                          flow.gave_up(), hand_over);
   }
   flow.watch.lap(kAttend, kSum);
 }
@@ -271,6 +293,7 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int& gave_up) {
   // All heads at once, and each head's keys are kept by a block that has a part of the product.
   static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
+  static_assert(S::Out::steps + kQuerySteps <= kMostSteps);
   if (const int head = warp_number(); head < S::kv_heads) {
     auto put = [&](int column, int j, float4 v) {
       const int k = j * kHeadDim + 4 * lane();
@@ -282,8 +305,8 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                                                         tagged_pair(left.z, left.w, 0)};
       });
     };
-    attend_near<S, N == 2>(flow.p, n, layer, norms, flow.tags, columns, N - 1, head,
-                           head % blocks() == block(), flow.nearby[head], gave_up, put);
+    attend_near<S, N == 2>(flow, n, layer, norms, columns, N - 1, head, head % blocks() == block(),
+                           flow.nearby[head], gave_up, put);
   }
   flow.watch.lap(kAttend, kSum);
   block_sync();

@@ -15,7 +15,7 @@ namespace megakernel {
 // that one meeting of the block is enough: who is fast fills the other set.
 template <int Most>
 struct alignas(16) Sums {
-  static constexpr int wide = least(8, kHalves * kRoom<Most>);  // columns, for each half
+  static constexpr int wide = least(8, kHalves* kRoom<Most>);  // columns, for each half
   float of[kMostUnits][kWarps][kUnit * wide];
   float squares[kRoom<Most>][kWarps];  // of the activations, where a norm wants them
   int gave_up;
