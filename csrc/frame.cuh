@@ -62,12 +62,14 @@ class Generation : Crew<M, Most> {
   DEVICE static bool of_two(int pass) { return kFirstPass<Most> == 2 && pass == 1; }
 
   DEVICE bool run_stack(int pass) {
-    Tags& tags = pass == kTalk ? talker_tags_ : predictor_tags_;
-    flow_.tags = tags;
+    flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
     const bool fine = pass == kTalk  ? run<Talker, Most>(s_.talker, columns())
                       : of_two(pass) ? run<Predictor, kRoom<Most>>(s_.predictor, 2)
                                      : run<Predictor, Most>(s_.predictor, columns());
-    tags = flow_.tags;
+    if (pass == kTalk)  // a reference to either would keep all of this in memory
+      talker_tags_ = flow_.tags;
+    else
+      predictor_tags_ = flow_.tags;
     if (of_two(pass)) {
       change_x<Predictor::hidden, 1>(s_.x, 1,
                                      [&](int, int k, float4) { return four_at(s_.x, 1, k); });

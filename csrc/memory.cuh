@@ -144,28 +144,40 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
 #define MEGAKERNEL_OWN "shared::cluster"
 #endif
 
-// From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
-// counts one arrival of each lane, opens once the bytes are there. From sm_90 on they are not to
-// stay in the second-level cache, where they would drive out what is wanted soon.
-DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate) {
-  const int lane = threadIdx.x % 32;
+// How what is read once goes through the second-level cache, where it would drive out what is
+// wanted soon.
+DEVICE uint64_t read_once() {
+  uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
-  if (lane > 0) return gate_arrive(gate);
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+
+// From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
+// counts one arrival of each lane, opens once the bytes are there. It is told of them beforehand.
+DEVICE void expect_copy(Gate& gate, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x % 32 > 0) return gate_arrive(gate);
   asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
                    shared_address(&gate)),
                "r"(bytes)
                : "memory");
+#endif
+}
+DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
   asm volatile(
-      "{ .reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0; "
-      "cp.async.bulk." MEGAKERNEL_OWN
-      ".global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], once; }" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(&gate))
+      "{ .reg .pred one; elect.sync _|one, 0xFFFFFFFF; "
+      "@one cp.async.bulk." MEGAKERNEL_OWN
+      ".global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4; }" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&gate)), "l"(policy)
       : "memory");
 #else
   const uint32_t to = shared_address(shared);
   const char* from = static_cast<const char*>(global);
-  for (int at = 16 * lane; at < bytes; at += 16 * 32) {
+  for (int at = 16 * (threadIdx.x % 32); at < bytes; at += 16 * 32) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at)
                  : "memory");
   }

@@ -149,6 +149,7 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
     }
   };
   bool going = true;
+  const uint64_t once = read_once();
 #pragma unroll 1
   for (int i = first; i < parts && going; ++i) {
     Segment s = part(i);
@@ -159,8 +160,9 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
         going = in_all_lanes(*static_cast<volatile int*>(&ring.stop) == 0);
       }
       if (!going) break;
-      land(s.under_way - 1);
-      copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot]);
+      expect_copy(ring.full[place.slot], R::bytes);
+      land(s.under_way - 1);  // from here to the copy every cycle counts
+      copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot], once);
       place.advance();
       ++flying;
     }

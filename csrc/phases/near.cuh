@@ -121,27 +121,24 @@ template <int Most>
 DEVICE float2 share_out(Remembered& old, const bf16* values, int position, int known,
                         Fragments<Most> (&queries)[kHalves], Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
-  Halves first[4], second[4];
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const uint4 q = query_at(queries[half], g % 2, 4 * j + t);
-      first[j].of[half] = {q.x, q.y}, second[j].of[half] = {q.z, q.w};
-    }
-  }
-  float score[2][2][4] = {};
+  float score[2][2][4] = {};                 // of eight positions, of eight more
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     if (8 * tile > position) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
+      Halves first, second;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const uint4 q = query_at(queries[half], g % 2, 4 * j + t);
+        first.of[half] = {q.x, q.y}, second.of[half] = {q.z, q.w};
+      }
       each_half([&](int half) {
         uint4& k = old.keys[half][tile][j];
         const uint4* own = reinterpret_cast<const uint4*>(shared.key[half]) + 4 * j + t;
         get_if(8 * tile + g == position, *own, k);
-        multiply(score[tile][0], rows_of(first[j]), {k.x, k.y});
-        multiply(score[tile][1], rows_of(second[j]), {k.z, k.w});
+        multiply(score[tile][0], rows_of(first), {k.x, k.y});
+        multiply(score[tile][1], rows_of(second), {k.z, k.w});
       });
     }
   }
@@ -196,20 +193,18 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
   const int known = Both ? 0 : position;
   Remembered old(n, norms, slot, position, known);
   const float4 first_turn = reinterpret_cast<const float4*>(n.turns)[lane()];
-  Halves first;
+  [[maybe_unused]] Halves first;
   const uint32_t* words = n.words.qkv + c * S::Qkv::rows + 4 * lane();
-  const uint32_t* keys = words + S::queries + head * kHeadDim;
+  const uint32_t* query_words = words + 2 * head * kHeadDim;
+  const uint32_t* key_words = words + S::queries + head * kHeadDim;
   constexpr int kBefore = S::Qkv::rows;  // words between columns
-  const uint32_t* at[] = {words + 2 * head * kHeadDim,
-                          words + (2 * head + 1) * kHeadDim,
-                          keys,
-                          keys + S::keys,
-                          keys - kBefore,
-                          keys + S::keys - kBefore};
+  auto at = [&](int i) {                 // two queries, key and value, those of the column before
+    return i < 2 ? query_words + i * kHeadDim : key_words + i % 2 * S::keys - (i < 4 ? 0 : kBefore);
+  };
   constexpr int kVectors = Both ? 6 : 4;
   uint4 raw[kVectors] = {};
   await(
-      raw, (1u << kVectors) - 1, [&](int i) { return at[i]; },
+      raw, (1u << kVectors) - 1, at,
       [&](int i, uint4 words) { return carries(words, tags.of(c - i / 4)); },
       Patience(p, kQkv, gave_up));
   constexpr int kNormed = Both ? 4 : 3;  // two queries, the key, the key before
@@ -244,7 +239,7 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
   if (keeps) keep(n, slot, position, key, value);
   warp_sync();
   const float2 sums = share_out(old, n.values + slot, position, known, queries, shared);
-  if (Both) old.values[0] = first;
+  if constexpr (Both) old.values[0] = first;
 
   float4 mix[2] = {};
 #pragma unroll

@@ -71,8 +71,8 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
                                              const Fragments<Most> (&fragments)[kHalves],
                                              Sums<Most>& sums, int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
-  const int pair = lane() % 4;  // of columns
-  const bool keeps = pair < kWide / 2;
+  const bool keeps = lane() % 4 < kWide / 2;
+  const int pair = min(lane() % 4, kWide / 2 - 1);  // of columns, and of sums that are there
   constexpr int kLanes = 4 * kRoom<Most>;  // that have fragments of their own
   const auto& mine = fragments[lane() / kLanes % kHalves].of;
   units = uniform(units), steps = uniform(steps);
