@@ -153,7 +153,8 @@ class Generation : Crew<M, Most> {
     start_from_prompts();
     if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_)) return false;
     const auto& sums = s_.sums[flow_.turn ^ 1];
-    change_x<Talker::hidden, 2>(s_.x, columns(), [&](int c, int k, float4 x) {
+    constexpr int kAtOnce = kSeveral < 2 ? kSeveral : 2;
+    change_x<Talker::hidden, kAtOnce>(s_.x, columns(), [&](int c, int k, float4 x) {
       const float scale = norm_scale<Talker::hidden>(sums, c, p_.talker.eps);
       return times(times(x, scale), load_halves(p_.talker.norm + k));
     });

@@ -34,6 +34,8 @@ DEVICE float4& four_at(Residual<Hidden, Most>& x, int column, int k) {
 // Fours of x that a lane makes at a time: more would spill, but for sm_90.
 #if __CUDA_ARCH__ == 900
 constexpr int kSeveral = 4;
+#elif __CUDA_ARCH__ >= 1000
+constexpr int kSeveral = 1;
 #else
 constexpr int kSeveral = 2;
 #endif

@@ -73,7 +73,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = lane() % 4 < kWide / 2;
   const int pair = min(lane() % 4, kWide / 2 - 1);  // of columns, and of sums that are there
-  constexpr int kLanes = 4 * kRoom<Most>;  // that have fragments of their own
+  constexpr int kLanes = 4 * kRoom<Most>;           // that have fragments of their own
   const auto& mine = fragments[lane() / kLanes % kHalves].of;
   units = uniform(units), steps = uniform(steps);
   Weights<R> weights(ring, place, uniform(full));
