@@ -5,7 +5,7 @@
 
 namespace megakernel {
 
-// `Most` columns are compiled for: where it is one, nothing is asked of columns at all.
+// `Most` streams are compiled for: where it is one, the number of columns is a constant.
 template <class M, int Most>
 class Crew {
  protected:

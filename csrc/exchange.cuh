@@ -68,10 +68,10 @@ DEVICE float rest(float value, int half) {
   return half == 0 ? value : value - to_float(to_bf16(value));
 }
 
-// Where words lie that all blocks wait for. They ask for them again and again, for those of one
-// line of the cache one after another, also while somebody writes there. So those of one stream lie
-// apart: eight neighbours, which a block makes or two, are the first of so many places, of which
-// those of a second column are the next.
+// Where words of the residual and of activations lie, for which all blocks wait. They ask for them
+// again and again, for those of one line of the cache one after another, also while somebody writes
+// there. So those of one stream lie apart: eight neighbours, which a block makes or two, are the
+// first of so many places, of which those of a second column are the next.
 template <int Count, int Most, int Places>
 struct Board {
   static constexpr int kTogether = 8;

@@ -246,7 +246,7 @@ class Generation : Crew<M, Most> {
       flow_.watch.lap(kDraw, kSum);
       const bool last = goes && codebook == kGroups - 1;
       if (last) find_out(c);
-      const bool on = last && s_.over == kRunning && has_text(s_.streams[c]);
+      const bool on = last && s_.on;
       const uint32_t word = static_cast<uint32_t>(code) | static_cast<uint32_t>(on) << 12;
       // To each block by itself: it would be one place, for which all warps of all of them ask.
       for (int b = thread(); b < blocks(); b += kThreads) {
@@ -301,9 +301,12 @@ class Generation : Crew<M, Most> {
     return s.frames + 1 >= s.max_frames ? kLength : kRunning;
   }
 
-  // Whether and why a stream is over, for all threads of the block.
+  // Whether a stream goes on, and if it is over, why, for all threads of the block.
   DEVICE void find_out(int c) {
-    if (thread() == 0) s_.over = why_over(c);
+    if (thread() == 0) {
+      s_.over = why_over(c);
+      s_.on = s_.over == kRunning && has_text(s_.streams[c]);
+    }
     block_sync();
   }
 

@@ -65,7 +65,7 @@ const uint4* packed(const Tensor& t, const char* name) {
 int64_t widest(const Shape& s, int which) { return std::max(s.talker[which], s.predictor[which]); }
 
 // Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
-// each of kPlaces columns or copies.
+// each of kPlaces columns, or places of a board.
 struct Cutter {
   uint32_t* next;
 

@@ -28,7 +28,8 @@ constexpr int kHalves = 1;
 // Streams, or positions of one prompt, in one launch; each takes a column of the matrix instruction
 // for every half.
 constexpr int kColumns = (kSmall ? 4 : 8) / kHalves;
-constexpr int kPlaces = 8;                  // for columns, or between words, see exchange.cuh
+constexpr int kPlaces = 8;  // for columns, or between words: see Board
+static_assert(kColumns <= kPlaces);
 constexpr int kLine = 32;                   // words that lie in one line of the cache
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame

@@ -14,7 +14,7 @@ struct Standing {
   uint16_t codes[kGroups];  // of the last frame
 };
 
-// Of at most so many columns: the fewer, the more room for weights.
+// Of at most so many streams: the fewer, the more room for weights.
 template <class M, int Most>
 struct Shared {
   static constexpr int kHidden =
@@ -31,7 +31,8 @@ struct Shared {
     Draw draw;
     Stream streams[Most];
     int made[Most];  // frames of this launch
-    int over;        // why the stream that was drawn for last is over
+    int over;        // why the stream that was drawn for last is over,
+    int on;          // and whether it goes on in this launch
     Standing standings[kWarps][Most];
     Column columns[kWarps][kRoom<Most>];
     Share talker_shares[kPhases], predictor_shares[kPhases];

@@ -81,7 +81,7 @@ DEVICE Segment predictor_segment(const Network& n) {
 // before.
 template <int Most>
 constexpr int kFirstPass = Most == 1 ? 2 : 1;
-// The parts of a frame: talker, head, then the predictor once a pass, each time with a head.
+// The parts of a frame: talker, head, then the predictor once a pass, with a head where it has one.
 template <int Most>
 constexpr int kFrameParts = 2 + 2 * (kGroups + 1 - kFirstPass<Most>);
 

@@ -149,6 +149,21 @@ def test_any_steps_on_a_gpu_give_the_same_codes(gpu_bench: Callable[..., Bench])
         check(b.kernel, speakers, plays=20, most=most)
 
 
+def test_a_launch_ends_where_its_text_does(any_bench: Callable[..., Bench]) -> None:
+    """All blocks know how many frames there are, and the next launch goes on from there."""
+    b = any_bench("0b6")
+    b.begin(0, 0)
+    whole = b.kernel.step([0], 3)[0].codes
+    b.kernel.release(0)
+    b.kernel.prefill([Start(0, b.prompt, SAMPLINGS[0])])
+    b.kernel.feed(0, b.text[:1], False)
+    (before,) = b.kernel.step([0], 4)
+    assert (len(before.codes), before.ended) == (2, False)
+    b.kernel.feed(0, b.text[1:2], False)
+    (after,) = b.kernel.step([0], 4)
+    assert torch.equal(torch.cat([before.codes, after.codes]), whole)
+
+
 def test_an_interruption_ends_a_launch_under_way(any_bench: Callable[..., Bench]) -> None:
     """Within a frame of the flag, whatever was asked for; and it leaves no trace."""
     b = any_bench("0b6")

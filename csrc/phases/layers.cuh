@@ -31,7 +31,7 @@ DEVICE float4& four_at(Residual<Hidden, Most>& x, int column, int k) {
   return *reinterpret_cast<float4*>(&x.of[column][k]);
 }
 
-// Fours of x that a lane makes at a time: more would spill, but for sm_90.
+// Fours of x that a lane makes at a time: more would spill.
 #if __CUDA_ARCH__ == 900
 constexpr int kSeveral = 4;
 #elif __CUDA_ARCH__ >= 1000

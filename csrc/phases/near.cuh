@@ -1,11 +1,11 @@
 // Attention of the code predictor: it looks at the frame's own positions alone, at most sixteen, so
-// that one warp does all of it for a column and a pair of query heads. With one column every block
+// that one warp does all of it for a column and a pair of query heads. With one stream every block
 // does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the blocks
 // share the items. The results are the same bits.
 //
 // Keys and values lie in a slot as rows of channels, keys as `qkv_word` puts them: lane l has
 // channels 2l, 2l + 1, 2l + 64 and 2l + 65 of queries and keys, those that turn with each other. A
-// column is alone in its slot.
+// stream is alone in its slot; its positions 0 and 1 may be two columns of one pass.
 #pragma once
 
 #include "attend.cuh"

@@ -15,7 +15,8 @@ namespace megakernel {
 // that one meeting of the block is enough: who is fast fills the other set.
 template <int Most>
 struct alignas(16) Sums {
-  static constexpr int wide = least(8, kHalves* kRoom<Most>);  // columns, for each half
+  static constexpr int wide = kRoom<Most> * kHalves;  // columns, of all halves
+  static_assert(wide <= 8);
   float of[kMostUnits][kWarps][kUnit * wide];
   float squares[kRoom<Most>][kWarps];  // of the activations, where a norm wants them
   int gave_up;
@@ -72,7 +73,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
                                              Sums<Most>& sums, int units, int steps, bool add) {
   constexpr int kWide = Sums<Most>::wide;
   const bool keeps = lane() % 4 < kWide / 2;
-  const int pair = min(lane() % 4, kWide / 2 - 1);  // of columns, and of sums that are there
+  const int pair = min(lane() % 4, kWide / 2 - 1);  // of columns; others read the last, for nothing
   constexpr int kLanes = 4 * kRoom<Most>;           // that have fragments of their own
   const auto& mine = fragments[lane() / kLanes % kHalves].of;
   units = uniform(units), steps = uniform(steps);
