@@ -244,19 +244,17 @@ class Generation : Crew<M, Most> {
       // Everybody asks for its embedding next.
       if (thread() * 64 < Talker::hidden) fetch_line(embedding(codebook, code) + thread() * 64);
       flow_.watch.lap(kDraw, kSum);
-      const bool last = goes && codebook == kGroups - 1;
-      if (last) find_out(c);
-      const bool on = last && s_.on;
-      const uint32_t word = static_cast<uint32_t>(code) | static_cast<uint32_t>(on) << 12;
-      // To each block by itself: it would be one place, for which all warps of all of them ask.
-      for (int b = thread(); b < blocks(); b += kThreads) {
-        store_word(p_.drawn + b * kLine + c, word | tag << 30);
+      if (thread() == 0) {
+        const int over = goes && codebook == kGroups - 1 ? why_over(c) : kRunning;
+        const bool on = goes && over == kRunning && has_text(s_.streams[c]);
+        const uint32_t word = static_cast<uint32_t>(code) | static_cast<uint32_t>(on) << 12;
+        store_word(p_.drawn + c, word | tag << 30);
+        if (goes && codebook == kGroups - 1) send(c, over, code);
       }
-      if (last) send(c, code);
     }
     const int column = min(thread() % 32, columns() - 1);  // each lane's
     const Patience patience(p_, kDraw, flow_.gave_up());
-    const uint32_t word = await_word(p_.drawn + block() * kLine + column, tag, 30, patience);
+    const uint32_t word = await_word(p_.drawn + column, tag, 30, patience);
     each_stream([&](int, Standing& mine) {
       mine.codes[codebook] = word >> 30 == tag ? word & 0xFFF : 0;
       if (codebook == kGroups - 1) {
@@ -301,19 +299,9 @@ class Generation : Crew<M, Most> {
     return s.frames + 1 >= s.max_frames ? kLength : kRunning;
   }
 
-  // Whether a stream goes on, and if it is over, why, for all threads of the block.
-  DEVICE void find_out(int c) {
-    if (thread() == 0) {
-      s_.over = why_over(c);
-      s_.on = s_.over == kRunning && has_text(s_.streams[c]);
-    }
-    block_sync();
-  }
-
-  DEVICE void send(int c, int last) {
-    if (thread() != 0) return;
+  DEVICE void send(int c, int over, int last) {
     Published& frame = p_.frames[c * p_.max_frames + s_.made[c]];
-    frame.over = s_.over;
+    frame.over = over;
     for (int g = 0; g < kGroups; ++g) frame.codes[g] = standings_()[c].codes[g];
     frame.codes[kGroups - 1] = last;
     publish(p_.published + c, ++s_.made[c]);

@@ -155,14 +155,15 @@ DEVICE uint64_t read_once() {
 }
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
-// counts one arrival of each lane, opens once the bytes are there. It is told of them beforehand.
+// counts one arrival of each lane, opens once the bytes are there. One lane tells it of them
+// beforehand; the others arrive after the copy, or racecheck would not see that the gate orders it.
 DEVICE void expect_copy(Gate& gate, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  if (threadIdx.x % 32 > 0) return gate_arrive(gate);
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(
-                   shared_address(&gate)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 state; setp.eq.u32 p, %2, 0; "
+      "@p mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(shared_address(&gate)),
+      "r"(bytes), "r"(threadIdx.x % 32)
+      : "memory");
 #endif
 }
 DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate, uint64_t policy) {
@@ -174,6 +175,7 @@ DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate, 
           shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&gate)), "l"(policy)
       : "memory");
+  gate_arrive_if(threadIdx.x % 32 > 0, gate);
 #else
   const uint32_t to = shared_address(shared);
   const char* from = static_cast<const char*>(global);

@@ -71,7 +71,7 @@ struct Cutter {
 
   uint32_t* take(int64_t count) {
     uint32_t* at = next;
-    next += (kPlaces * count + kLine - 1) / kLine * kLine;
+    next += (kPlaces * count + 31) / 32 * 32;
     return at;
   }
 };
@@ -96,7 +96,7 @@ int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
   p.talker.words = words(s.talker, s.codes + kControl, cut);
   p.predictor.words = words(s.predictor, s.codes, cut);
   p.projected = cut.take(s.predictor[0]);
-  p.drawn = cut.take(s.most_blocks * kLine / kPlaces);
+  p.drawn = cut.take(1);
   p.broken = cut.take(1);
   p.given_up = cut.take(1);
   return cut.next - begin;

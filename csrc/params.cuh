@@ -112,7 +112,7 @@ struct Params {
   uint64_t patience;     // nanoseconds that a wait may last; 0: hardly a look
 
   uint32_t* projected;  // board, [columns, predictor hidden]
-  uint32_t* drawn;      // [blocks, kLine], of columns: a code, and whether its stream goes on
+  uint32_t* drawn;      // [columns]: a code, and whether its stream goes on
   uint32_t* broken;     // [columns]: 1 once an activation was not finite
   uint32_t* given_up;   // 1 once a block has waited too long
   uint64_t* times;      // [blocks, phases, 3], the profiling build's alone: see stopwatch.cuh

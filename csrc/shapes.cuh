@@ -30,7 +30,6 @@ constexpr int kHalves = 1;
 constexpr int kColumns = (kSmall ? 4 : 8) / kHalves;
 constexpr int kPlaces = 8;  // for columns, or between words: see Board
 static_assert(kColumns <= kPlaces);
-constexpr int kLine = 32;                   // words that lie in one line of the cache
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame
 constexpr int kControl = 1024;              // ids of code 0 beyond the codes

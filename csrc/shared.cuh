@@ -31,8 +31,6 @@ struct Shared {
     Draw draw;
     Stream streams[Most];
     int made[Most];  // frames of this launch
-    int over;        // why the stream that was drawn for last is over,
-    int on;          // and whether it goes on in this launch
     Standing standings[kWarps][Most];
     Column columns[kWarps][kRoom<Most>];
     Share talker_shares[kPhases], predictor_shares[kPhases];
