@@ -57,6 +57,7 @@ struct Flow {
   }
   template <int N>
   DEVICE int wide() const {
+    static_assert(Most > 1 || N <= 2);
     return Most == 1 ? N - 1 : widened;
   }
 
