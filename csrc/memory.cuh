@@ -156,7 +156,7 @@ DEVICE uint64_t read_once() {
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there. One lane tells it of them
-// beforehand; the others arrive after the copy, or racecheck would not see that the gate orders it.
+// beforehand; the others arrive after the copy, by which racecheck seems to know who waits for it.
 DEVICE void expect_copy(Gate& gate, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
