@@ -74,7 +74,7 @@ def frame_bytes(model: Model, config: ModelConfig) -> int:
     def size(part: object) -> int:
         return sum(t.numel() * t.element_size() for t in leaves(part))
 
-    passes = config.talker.groups
+    passes = config.talker.groups - 1  # positions 0 and 1 share one
     project = size(model.predictor.project) if model.predictor.project else 0
     return (
         size(model.talker.stack)
