@@ -333,8 +333,8 @@ DEVICE void generate_frames(const Params& p, Shared<M, Most>& s) {
                (stream.frames <= stream.fed || stream.ended);
     }
     constexpr int kParts = kFrameParts<Most>;
-    fetch_weights(s.ring, !talks, kParts * p.max_frames,
-                  [&](int i) { return frame_segment<M, Most>(p, i % kParts); });
+    fetch_weights<Most == 1>(s.ring, !talks, kParts * p.max_frames,
+                             [&](int i) { return frame_segment<M, Most>(p, i % kParts); });
   }
 }
 

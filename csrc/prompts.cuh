@@ -91,8 +91,8 @@ DEVICE void run_prompts(const Params& p, Shared<M, kColumns>& s) {
     take_registers();
     Prompts<M>(p, s).run();
   } else if (copies()) {
-    fetch_weights(s.ring, 0, p.num_passes,
-                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+    fetch_weights<false>(s.ring, 0, p.num_passes,
+                         [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }
 

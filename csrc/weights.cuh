@@ -102,6 +102,7 @@ template <int Slot, int Depth>
 struct Ring {
   static constexpr int slot = Slot;
   static constexpr int bytes = Slot * kThreads * 16;
+  static constexpr int few = Depth > 2 ? 2 : 1;  // full ones, or on their way
   uint4 of[Depth][Slot][kThreads];
   Gate full[Depth], empty[Depth];
   int stop;  // whether those who multiply have left
@@ -125,6 +126,14 @@ struct Ring {
     }
   };
 
+  // Whether so few slots before a place are in use that somebody may soon wait for the next one.
+  DEVICE bool runs_dry(Place place) const {
+    const int at = place.slot + Depth - 1 - few;
+    const bool around = at >= Depth;  // filled in this round, else in the one before
+    const Gate& gate = empty[around ? at - Depth : at];
+    return in_all_lanes(gate_open_by_now(gate, place.round ^ 1 ^ around));
+  }
+
   // How many slots from a place on are full by now: each lane looks at a gate of its own.
   DEVICE int count_full(Place place) const {
     constexpr int kMost = Depth < 32 ? Depth : 32;
@@ -138,8 +147,8 @@ struct Ring {
 };
 
 // The copying warp's whole work: segments part(i) from `first` on, until there are no more of them
-// or the others have left.
-template <class R, class Part>
+// or the others have left. One that `hurries` has two slots under way while the ring runs dry.
+template <bool Hurries, class R, class Part>
 DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
   typename R::Place place, oldest;  // of those on their way
   int flying = 0;
@@ -161,7 +170,8 @@ DEVICE void fetch_weights(R& ring, int first, int parts, Part part) {
       }
       if (!going) break;
       expect_copy(ring.full[place.slot], R::bytes);
-      land(s.under_way - 1);  // from here to the copy every cycle counts
+      const bool hurries = Hurries && ring.runs_dry(place);
+      land((hurries ? 2 : s.under_way) - 1);  // from here to the copy every cycle counts
       copy_async(ring.of[place.slot], s.at, R::bytes, ring.full[place.slot], once);
       place.advance();
       ++flying;

@@ -293,14 +293,19 @@ DEVICE void tell_scores(const Params& p, int layer, Item item, int frame, int be
   }
 }
 
+// Where an item's slot begins among keys and values.
+template <class S>
+DEVICE size_t slot_of(const Network& n, int layer, const Column* columns, Item item) {
+  const size_t slot = static_cast<size_t>(layer) * n.slots + columns[item.column].slot;
+  return (slot * S::kv_heads + item.head) * n.positions * kKept;
+}
+
 template <class S, int Most>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Column* columns, const Tags& tags, Attention<Most>& shared,
                         int& gave_up, Item item) {
   const Column column = columns[item.column];
-  const size_t slot =
-      ((static_cast<size_t>(layer) * n.slots + column.slot) * S::kv_heads + item.head) *
-      n.positions * kKept;
+  const size_t slot = slot_of<S>(n, layer, columns, item);
   const int before = uniform(columns[column.first].position), number = warp_number();
   const bool last = item.span == item.spans - 1;
   const int fresh = last ? uniform(item.column - column.first + 1) : 0;
@@ -332,13 +337,21 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   block_sync();
 
   const int j = thread() / kHeadDim, channel = thread() % kHeadDim;
+  float peaks[kWarps], sums[kWarps], mixes[kWarps];  // all asked for at once
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float top = shared.peak[w][j], sum = shared.sum[w][j], mix = shared.mix[w][j][channel];
+    peaks[w] = w < old ? top : -INFINITY, sums[w] = w < old ? sum : 0, mixes[w] = w < old ? mix : 0;
+  }
   float peak = -INFINITY, total = 0, mixed = 0;
-  for (int w = 0; w < old; ++w) peak = fmaxf(peak, shared.peak[w][j]);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) peak = fmaxf(peak, peaks[w]);
   for (int i = 0; i < fresh; ++i) peak = fmaxf(peak, shared.new_score[i][j]);
-  for (int w = 0; w < old; ++w) {
-    const float fade = expf(shared.peak[w][j] - peak);
-    total += shared.sum[w][j] * fade;
-    mixed += shared.mix[w][j][channel] * fade;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float fade = expf(peaks[w] - peak);
+    total += sums[w] * fade;
+    mixed += mixes[w] * fade;
   }
   for (int i = 0; i < fresh; ++i) {
     const float share = expf(shared.new_score[i][j] - peak);
@@ -417,6 +430,22 @@ DEVICE void each_item(const Column* columns, int count, Act act) {
     }
     item -= items;
   }
+}
+
+// What earlier passes left for this block's items comes to the second-level cache, while others
+// still make queries.
+template <class S>
+DEVICE void fetch_remembered(const Network& n, int layer, const Column* columns, int count) {
+  constexpr int kLine = 128 / sizeof(bf16);
+  each_item<S>(columns, count, [&](Item item) {
+    const int begin = item.span * kSpan;
+    const int positions = min(kSpan, columns[columns[item.column].first].position - begin);
+    const size_t first = slot_of<S>(n, layer, columns, item) + begin * kKept;
+    for (int i = thread() * kLine; i < positions * kKept; i += kThreads * kLine) {
+      fetch_line(n.keys + first + i);
+      fetch_line(n.values + first + i);
+    }
+  });
 }
 
 template <class S, class F>

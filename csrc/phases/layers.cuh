@@ -272,6 +272,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
     flow.tags.advance(count);
     const Tags& tags = flow.tags;
 
+    if constexpr (!S::near && F::most == 1) fetch_remembered<S>(n, l, columns, count);
     auto normed = [&](int, auto& sums) {
       fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vector, count, before, kDown,
                                    flow.fragments, sums);

@@ -98,7 +98,7 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ri
         multiply(low[s % 2], w, {a[s].x, a[s].y});
         multiply(high[s % 2], w, {a[s].z, a[s].w});
       }
-      float2 total = step > 0 || add ? *sum : float2{0, 0};
+      float2 total = (step > 0 || add) && keeps ? *sum : float2{0, 0};
       total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
       total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
       if (keeps) *sum = total;
