@@ -110,7 +110,7 @@ struct Ring {
   DEVICE void init() {
     for (int i = thread(); i < Depth; i += kThreads) {
       gate_init(full[i], 32);
-      gate_init(empty[i], kWarps);
+      gate_init(empty[i], kThreads);
     }
     gates_ready();
     if (thread() == 0) stop = 0;
@@ -201,11 +201,10 @@ class Weights {
     return ring_.of[place_.slot];
   }
 
-  // This warp has made use of the slot. That it had asked for what is there would not be enough:
+  // This thread has made use of the slot. That it had asked for what is there would not be enough:
   // copies do not wait for loads that are under way.
   DEVICE void done() {
-    warp_sync();
-    if (lane() == 0) gate_arrive(ring_.empty[place_.slot]);
+    gate_arrive(ring_.empty[place_.slot]);
     place_.advance();
     --full_;
   }
