@@ -38,7 +38,6 @@ from megakernel_tts.text import TextTokenizer
 from megakernel_tts.weights import model_specs
 
 _COLUMNS = 8
-_STREAMS = 7  # place in the list of memory, as in csrc/ops.cpp
 _POSITIONS = 256
 _FRAMES = 50  # of each speech
 _TEXT = "Hello, it is good."  # nine tokens, as the benchmark's text has with a released vocabulary
@@ -141,7 +140,8 @@ class _KernelOps:
         self, model: int, weights: Any, memory: Any, mailbox: Sequence[Tensor], *rest: Any
     ) -> None:
         """Takes the time of the frames, which it writes at once."""
-        frames, streams = rest[-2], len(memory[_STREAMS])
+        *_, rows, frames, _ = rest
+        streams = len(rows)
         codes = torch.randint(0, self._codes, (streams, frames, 1 + self._groups))
         codes[:, :, 0] = 0
         mailbox[0][: codes.numel()] = codes.flatten()

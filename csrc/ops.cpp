@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "params.cuh"
@@ -39,7 +40,6 @@ enum Memory {
   kText,
   kHidden,
   kSeen,
-  kStreams,
   kWorkspace,
   kScores,
   kTimes,
@@ -162,12 +162,6 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   p.hidden = pointer<float>(m[kHidden], at::kFloat, "hidden");
   p.seen = pointer<uint8_t>(m[kSeen], at::kByte, "seen");
   p.eos = static_cast<int>(eos);
-  p.streams = reinterpret_cast<const Stream*>(pointer<uint8_t>(m[kStreams], at::kByte, "streams"));
-  p.columns = static_cast<int>(m[kStreams].size(0));
-  TORCH_CHECK(m[kStreams].dim() == 2 && m[kStreams].size(1) == sizeof(Stream),
-              "streams must be [columns, ", sizeof(Stream), "] bytes.");
-  TORCH_CHECK(1 <= p.columns && p.columns <= kColumns, "One launch takes 1 to ", kColumns,
-              " streams, found ", p.columns, ".");
   p.frames = reinterpret_cast<Published*>(pointer<int>(mail[kFrames], at::kInt, "frames"));
   p.published = reinterpret_cast<unsigned*>(pointer<int>(mail[kPublished], at::kInt, "published"));
   p.stop = reinterpret_cast<unsigned*>(pointer<int>(mail[kStop], at::kInt, "stop"));
@@ -179,6 +173,22 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   TORCH_CHECK(patience >= 0, "The patience is ", patience, " ns; it must not be negative.");
   p.patience = static_cast<uint64_t>(patience);
   return p;
+}
+
+// Who speaks, told by the host. They travel with the launch's own arguments: a copy to the GPU
+// would take its time before each launch.
+void take_streams(Params& p, const Tensor& streams) {
+  TORCH_CHECK(streams.is_cpu() && streams.dim() == 2 && streams.size(1) == sizeof(Stream),
+              "The streams must be [columns, ", sizeof(Stream), "] bytes on the host, found ",
+              streams.sizes(), " on ", streams.device(), ".");
+  TORCH_CHECK(1 <= streams.size(0) && streams.size(0) <= kColumns, "One launch takes 1 to ",
+              kColumns, " streams, found ", streams.size(0), ".");
+  p.columns = static_cast<int>(streams.size(0));
+  std::memcpy(p.streams, pointer<uint8_t>(streams, at::kByte, "streams"), streams.nbytes());
+  for (int c = 0; c < p.columns; ++c) {
+    TORCH_CHECK(0 <= p.streams[c].slot && p.streams[c].slot < p.talker.slots, "There is no slot ",
+                p.streams[c].slot, " among ", p.talker.slots, ".");
+  }
 }
 
 // Which heads are watched, each as layer * heads + head, and where their scores go.
@@ -201,7 +211,7 @@ Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor
   return w;
 }
 
-// Whether the passes, on the host, name places that there are, and a column for every row.
+// Whether the passes name places that there are, and a column for every row.
 void check_passes(const Tensor& passes, const Network& talker, int64_t rows) {
   constexpr int64_t kInts = sizeof(Pass) / sizeof(int);
   TORCH_CHECK(passes.is_cpu() && passes.dim() == 2 && passes.size(1) == kInts,
@@ -251,10 +261,11 @@ void launch(const Kernel& kernel, const Entry& e, Params& p, const Tensor& works
 }
 
 void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
-              int64_t eos, double eps, int64_t patience, int64_t max_frames,
+              int64_t eos, double eps, int64_t patience, const Tensor& streams, int64_t max_frames,
               at::IntArrayRef watched) {
   const c10::cuda::CUDAGuard guard(memory[0].device());
   Params p = params(model, weights, memory, mailbox, eos, eps, patience);
+  take_streams(p, streams);
   p.max_frames = static_cast<int>(max_frames);
   const int64_t room = mailbox[kFrames].numel() * 4 / sizeof(Published);
   TORCH_CHECK(0 < max_frames && max_frames * p.columns <= room, "The mailbox has room for ", room,
@@ -270,13 +281,19 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   const c10::cuda::CUDAGuard guard(memory[0].device());
   Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   const Entry e = entry(model);
-  TORCH_CHECK(prompt.dim() == 2 && prompt.size(1) == e.shape.talker[0],
-              "The prompt must be [columns, ", e.shape.talker[0], "], found ", prompt.sizes());
-  p.prompt = half(prompt, "prompt");
+  TORCH_CHECK(prompt.is_cpu() && prompt.dim() == 2 && prompt.size(1) == e.shape.talker[0],
+              "The prompt must be [columns, ", e.shape.talker[0], "] on the host, found ",
+              prompt.sizes(), " on ", prompt.device(), ".");
   check_passes(passes, p.talker, prompt.size(0));
-  // From pinned memory, or the host would wait for the copy.
-  const Tensor there = passes.pin_memory().to(prompt.device(), /*non_blocking=*/true);
-  p.passes = reinterpret_cast<const Pass*>(there.data_ptr());
+  // One copy of both; from pinned memory, or the host would wait for it.
+  const auto bytes = at::TensorOptions().dtype(at::kByte).pinned_memory(true);
+  const Tensor sent = at::empty({static_cast<int64_t>(prompt.nbytes() + passes.nbytes())}, bytes);
+  uint8_t* const to = sent.mutable_data_ptr<uint8_t>();
+  std::memcpy(to, half(prompt, "prompt"), prompt.nbytes());
+  std::memcpy(to + prompt.nbytes(), passes.const_data_ptr(), passes.nbytes());
+  const Tensor there = sent.to(memory[0].device(), /*non_blocking=*/true);
+  p.prompt = reinterpret_cast<const bf16*>(there.const_data_ptr());
+  p.passes = reinterpret_cast<const Pass*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
   p.num_passes = static_cast<int>(passes.size(0));
   launch(e.prefill, e, p, memory[kWorkspace]);
 }
@@ -323,7 +340,7 @@ TORCH_LIBRARY(megakernel_tts, m) {
   m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(
       "generate(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
-      "float eps, int patience, int max_frames, int[] watched) -> ()");
+      "float eps, int patience, Tensor streams, int max_frames, int[] watched) -> ()");
   m.def(
       "prefill(int model, Tensor[] weights, Tensor(a!)[] memory, Tensor(b!)[] mailbox, int eos, "
       "float eps, int patience, Tensor prompt, Tensor passes) -> ()");
@@ -338,7 +355,7 @@ TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
 TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
   using at::TensorList;
   m.impl("generate", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
-                        int64_t, at::IntArrayRef) {});
+                        const at::Tensor&, int64_t, at::IntArrayRef) {});
   m.impl("prefill", [](int64_t, TensorList, TensorList, TensorList, int64_t, double, int64_t,
                        const at::Tensor&, const at::Tensor&) {});
 }

@@ -95,15 +95,15 @@ struct Params {
   const bf16* pad;                      // [talker hidden]
   const bf16* text;                     // [slots, positions, talker hidden]
   const bf16* prompt;                   // [columns of all passes, talker hidden]; prefill alone
-  const Pass* passes;                   // [num_passes]
+  const Pass* passes;                   // [num_passes]; prefill alone
   int num_passes;
   float* hidden;  // [slots, talker hidden], of the prompts' ends
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn
   int eos;
   Watch watch;
 
-  const Stream* streams;  // [columns]
-  int columns;
+  Stream streams[kPlaces];
+  int columns;           // of these, which there are
   int max_frames;        // of this launch
   Published* frames;     // pinned [columns, max_frames]
   unsigned* published;   // pinned [columns]: how many there are
@@ -117,5 +117,6 @@ struct Params {
   uint32_t* given_up;   // 1 once a block has waited too long
   uint64_t* times;      // [blocks, phases, 3], the profiling build's alone: see stopwatch.cuh
 };
+static_assert(sizeof(Params) <= 4096, "which is what the arguments of any launch may take");
 
 }  // namespace megakernel

@@ -32,7 +32,7 @@ _HEAD = 128
 _BLOCK = 16  # positions whose values lie together
 _STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
 _EOS, _BROKEN = 1, 4
-_SEEN, _STREAMS, _SCORES = 6, 7, 9  # places in the list of memory, as in csrc/ops.cpp
+_SEEN, _SCORES = 6, 8  # places in the list of memory, as in csrc/ops.cpp
 _FRAMES = 32  # of a stream, at most, that one launch makes
 _PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
 _DOZE = 5e-4  # seconds between two glances at a launch that has more than a frame to make
@@ -123,7 +123,6 @@ class Megakernel:
             self._text,
             self._hidden,
             self._seen,
-            torch.zeros(1, _STREAM.size, dtype=torch.uint8, device=device),
             torch.zeros(words, dtype=torch.int32, device=device),
             torch.zeros(columns, _FRAMES, len(self._watched), self._keys.shape[3], device=device),
             torch.zeros(packer.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
@@ -243,7 +242,7 @@ class Megakernel:
         """Has the kernel run parts of prompts; the host waits for nothing."""
         if parts:
             rows, passes = pack(parts, self._columns)
-            self._ops.prefill(self._model, *self._lists(), self._upload(rows), passes)
+            self._ops.prefill(self._model, *self._lists(), rows, passes)
 
     def _upload(self, host: Tensor) -> Tensor:
         """A copy on the device; from pinned memory, or the host would wait for it."""
@@ -310,9 +309,9 @@ class Megakernel:
 
     def _launch(self, slots: Sequence[int], frames: int) -> None:
         """Has the kernel make frames; the host waits for nothing."""
-        self._put(slots, [self._state[slot] for slot in slots])
         self._published[:] = 0
-        self._ops.generate(self._model, *self._lists(), frames, self._watched)
+        streams = self._streams(slots)
+        self._ops.generate(self._model, *self._lists(), streams, frames, self._watched)
         if self._watched:  # now: what others give the device comes behind, and takes its time
             told = len(slots) * frames * len(self._watched) * self._keys.shape[3]
             self._told[:told].copy_(self._memory[_SCORES].flatten()[:told], non_blocking=True)
@@ -387,11 +386,10 @@ class Megakernel:
         control, stack = self._config.talker.control, self._config.talker.stack
         return self._weights, self._memory, self._mailbox, control.eos, stack.eps, _PATIENCE
 
-    def _put(self, slots: Sequence[int], states: Sequence[_Slot]) -> None:
-        """Tells the kernel who speaks."""
-        rows = b"".join(_row(i, s, self.positions) for i, s in zip(slots, states, strict=True))
-        table = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
-        self._memory[_STREAMS] = self._upload(table)
+    def _streams(self, slots: Sequence[int]) -> Tensor:
+        """Who speaks, as the kernel is told: [streams, bytes of a `Stream` of csrc/params.cuh]."""
+        rows = b"".join(_row(slot, self._state[slot], self.positions) for slot in slots)
+        return torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
 
     def _remembered(self, slot: int, end: int) -> list[Tensor]:
         """Keys and values of the positions before `end`, and what else is in their last block."""

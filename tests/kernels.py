@@ -74,5 +74,5 @@ def next_frame(kernel: Megakernel) -> tuple[list[int], Tensor, Tensor]:
     state.codes = [int(code) for code in codes]
     state.frames += 1
     places = zip(kernel._ops.logits_at(kernel._model), (talker.vocab, talker.codes), strict=True)
-    first, last = (kernel._memory[8][at : at + count] & ~3 for at, count in places)
+    first, last = (kernel._memory[7][at : at + count] & ~3 for at, count in places)
     return state.codes, first.view(torch.float32), last.view(torch.float32)

@@ -209,21 +209,18 @@ def test_where_codes_are_coming_is_told_of_a_launch_that_is_alone(
 def _arguments(b: Bench) -> tuple[Any, ...]:
     """What a launch of one frame is given; the mailbox is no pinned one, for copies are not."""
     b.begin(0, 0)
-    kernel = b.kernel
-    kernel._put([0], [kernel._state[0]])
-    lists: Any = kernel._lists()
+    lists: Any = b.kernel._lists()
     weights, memory, mailbox, *rest = lists
     mailbox = [mail.to(b.pad.device) for mail in mailbox]
-    return kernel._model, weights, memory, mailbox, *rest
+    return b.kernel._model, weights, memory, mailbox, *rest
 
 
 def _check_operators(b: Bench, operators: Any) -> None:
     rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
-    prefill = (rows.to(b.pad.device), passes)
-    last: dict[str, tuple[Any, ...]] = {"generate": (1, []), "prefill": prefill}
-    for name, arguments in last.items():
-        operator = getattr(operators, name).default
-        found = torch.library.opcheck(operator, (*_arguments(b), *arguments))
+    for name in ("generate", "prefill"):
+        arguments = _arguments(b)
+        last = (b.kernel._streams([0]), 1, []) if name == "generate" else (rows, passes)
+        found = torch.library.opcheck(getattr(operators, name).default, (*arguments, *last))
         assert set(found.values()) == {"SUCCESS"}, found
 
 
@@ -251,9 +248,9 @@ def test_the_operators_are_what_torch_expects(gpu_bench: Callable[..., Bench]) -
 
 def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ...]:
     """Arguments of which one is replaced; in a list, by what is made of it."""
-    arguments = [*_arguments(b), 1, []]
+    arguments = [*_arguments(b), b.kernel._streams([0]), 1, []]
     if which is None:
-        arguments[place] = value
+        arguments[place] = value(arguments[place]) if callable(value) else value
     else:
         arguments[place] = list(arguments[place])
         arguments[place][which] = value(arguments[place][which])
@@ -265,22 +262,24 @@ def _wrong(b: Bench, place: int, which: int | None, value: Any) -> tuple[Any, ..
     ("place", "which", "value", "sentence"),
     [
         (0, None, 99, "There is no model 99"),
-        (1, None, [], "The lists have 0, 11 and 4 tensors"),
+        (1, None, [], "The lists have 0, 10 and 4 tensors"),
         (1, 0, lambda t: t.float(), "stack must be contiguous, of type BFloat16; found Float"),
         (1, 11, lambda t: t[:3], "turns must cover 64 positions"),
         (2, 0, lambda t: t[..., :60, :].contiguous(), "positions a multiple of 16"),
         (2, 4, lambda t: t.cpu(), "The memory must be on a GPU"),
         (2, 5, lambda t: t.t(), "hidden must be contiguous, of type Float; found Float"),
-        (2, 7, lambda t: t[:, 1:].contiguous(), r"streams must be \[columns, \d+\] bytes"),
-        (2, 7, lambda t: t.repeat(9, 1), "One launch takes 1 to 8 streams, found 9"),
-        (2, 8, lambda t: t[1:], r"The workspace must have \d+ words"),
+        (2, 7, lambda t: t[1:], r"The workspace must have \d+ words"),
         (3, 0, lambda t: t.cpu(), "The mailbox must be pinned, or on a GPU"),
         (3, 0, lambda t: t[:17], "has room for 1 frames, asked for 2 of 1 streams"),
         (6, None, -1, "The patience is -1 ns"),
-        (7, None, 0, "asked for 0 of 1 streams"),
-        (8, None, [99], r"There is no head 99 among \d+"),
-        (8, None, [0] * 9, "At most 8 heads can be watched, found 9"),
-        (8, None, [0], "The scores need room for 64 numbers, found 0"),
+        (7, None, lambda t: t[:, 1:], r"The streams must be \[columns, 132\] bytes on the host"),
+        (7, None, lambda t: t.cuda(), r"on the host, found \[1, 132\] on cuda"),
+        (7, None, lambda t: t.repeat(9, 1), "One launch takes 1 to 8 streams, found 9"),
+        (7, None, lambda t: t.fill_(4), r"There is no slot \d+ among 4"),
+        (8, None, 0, "asked for 0 of 1 streams"),
+        (9, None, [99], r"There is no head 99 among \d+"),
+        (9, None, [0] * 9, "At most 8 heads can be watched, found 9"),
+        (9, None, [0], "The scores need room for 64 numbers, found 0"),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -297,7 +296,6 @@ def test_what_is_wrong_is_said(
 def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
     b = gpu_bench("0b6")
     rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
-    rows = rows.to(b.pad.device)
 
     def beyond(place: int, value: int) -> Tensor:
         wrong = passes.clone()
@@ -306,6 +304,7 @@ def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
 
     for prompt, table, sentence in (
         (rows[:, 1:].contiguous(), passes, r"The prompt must be \[columns, 128\], found"),
+        (rows.to(b.pad.device), passes, r"on the host, found \[\d+, 128\] on cuda"),
         (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
         (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
         (rows, passes[:, 1:], r"The passes must be \[passes, 26\] on the host"),

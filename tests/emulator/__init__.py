@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_uint64, c_void_p
+from ctypes import c_float, c_int, c_ubyte, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.emulator.build import compiled
 
 COLUMNS, SPANS, HEAD, CONTROL = 8, 16, 128, 1024
+STREAM = 132  # bytes
 
 
 _WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
@@ -38,7 +39,7 @@ class _Params(ctypes.Structure):
         ("passes", c_void_p), ("num_passes", c_int),
         ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
         ("watch", _Watch),
-        ("streams", c_void_p), ("columns", c_int), ("max_frames", c_int),
+        ("streams", c_ubyte * (COLUMNS * STREAM)), ("columns", c_int), ("max_frames", c_int),
         *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
         ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
     )  # fmt: skip
@@ -90,10 +91,11 @@ class EmulatedOps:
         self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
-        *lists, max_frames, watched = arguments
+        *lists, streams, max_frames, watched = arguments
         params = self._params(*lists)
-        params.max_frames = max_frames
-        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][9].data_ptr())
+        params.streams[: streams.numel()] = streams.flatten().tolist()
+        params.columns, params.max_frames = len(streams), max_frames
+        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][8].data_ptr())
         self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def _params(
@@ -109,18 +111,17 @@ class EmulatedOps:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
         shape = self.shape(0)
-        workspace = memory[8].fill_(-1)
-        cut = _Cutter(m[8])
+        workspace = memory[7].fill_(-1)
+        cut = _Cutter(m[7])
         words = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
         common = {name: cut.take(shape[4]) for name in _COMMON}
-        assert cut.next <= m[8] + 4 * workspace.numel()
+        assert cut.next <= m[7] + 4 * workspace.numel()
         return _Params(
             talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps, words[0]),
             predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps, words[1]),
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
-            streams=m[7], columns=len(memory[7]), eos=eos,
-            patience=patience,
+            eos=eos, patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
             **common,
