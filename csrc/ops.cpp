@@ -154,8 +154,12 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   p.talker_head = packed(w[kTalkerHead], "head");
   p.predictor_heads = packed(w[kPredictorHeads], "heads");
   p.code_embedding = half(w[kCodeEmbedding], "code embedding");
-  p.group_embeddings =
-      pointer<const bf16* const>(w[kGroupEmbeddings], at::kLong, "group embeddings");
+  TORCH_CHECK(w[kGroupEmbeddings].is_cpu() && w[kGroupEmbeddings].numel() == kGroups - 1,
+              "The group embeddings must be ", kGroups - 1, " addresses on the host, found ",
+              w[kGroupEmbeddings].numel(), " on ", w[kGroupEmbeddings].device(), ".");
+  std::memcpy(p.group_embeddings,
+              pointer<const int64_t>(w[kGroupEmbeddings], at::kLong, "group embeddings"),
+              sizeof(p.group_embeddings));
   p.pad = half(w[kPad], "pad");
   p.project_bias = half(w[kProjectBias], "bias");
   p.text = half(m[kText], "text");

@@ -90,12 +90,12 @@ struct Params {
   const uint4* talker_head;      // [vocab, hidden]
   const uint4* predictor_heads;  // [groups - 1][codes, hidden]
   const bf16* project_bias;
-  const bf16* code_embedding;           // [vocab, talker hidden]
-  const bf16* const* group_embeddings;  // [groups - 1] of [codes, talker hidden]
-  const bf16* pad;                      // [talker hidden]
-  const bf16* text;                     // [slots, positions, talker hidden]
-  const bf16* prompt;                   // [columns of all passes, talker hidden]; prefill alone
-  const Pass* passes;                   // [num_passes]; prefill alone
+  const bf16* code_embedding;                 // [vocab, talker hidden]
+  const bf16* group_embeddings[kGroups - 1];  // [codes, talker hidden] each
+  const bf16* pad;                            // [talker hidden]
+  const bf16* text;                           // [slots, positions, talker hidden]
+  const bf16* prompt;  // [columns of all passes, talker hidden]; prefill alone
+  const Pass* passes;  // [num_passes]; prefill alone
   int num_passes;
   float* hidden;  // [slots, talker hidden], of the prompts' ends
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn

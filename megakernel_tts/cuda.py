@@ -170,10 +170,10 @@ class Megakernel:
         return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * self._key_width)
 
     def _addresses(self, tensors: Sequence[Tensor]) -> Tensor:
-        """[n], where tensors lie that the kernel finds through a table."""
+        """[n], where tensors lie, which the kernel is told at each launch."""
         kept = [t.contiguous() for t in tensors]
         self._kept += kept
-        return torch.tensor([t.data_ptr() for t in kept], device=self._device)
+        return torch.tensor([t.data_ptr() for t in kept])
 
     def _norms(self, stack: Stack) -> Tensor:
         """All layers' vectors, in the order of `Network.norms` in csrc/params.cuh."""

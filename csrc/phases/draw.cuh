@@ -50,6 +50,22 @@ DEVICE float gumbel(uint32_t word) {
   return -logf(-logf(uniform));
 }
 
+// x / divisor as a division rounds it, for |x| from 1e-32 on, by what a first quotient leaves of x
+// (Markstein 1990). The division of the language has a branch of its own, again and again.
+class Divisor {
+ public:
+  DEVICE explicit Divisor(float value) : value_(value), inverse_(1 / value) {}
+
+  DEVICE float under(float x) const {
+    const float quotient = x * inverse_;
+    const float left = fmaf(-quotient, value_, x);
+    return isfinite(quotient) ? fmaf(left, inverse_, quotient) : quotient;
+  }
+
+ private:
+  float value_, inverse_;
+};
+
 struct Counts {
   int of[3];
 };
@@ -95,15 +111,21 @@ class Meeting {
     const unsigned id = warp_min(key == highest ? mine.id : ~0u);
     if (key == highest && mine.id == id) of[warp()] = mine;
     meet();
-    Candidate found = of[0];
+    Candidate found[kWarps];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) {
-      const Candidate other = of[w];
-      const bool better =
-          other.value > found.value || (other.value == found.value && other.id < found.id);
-      if (better) found = other;
+    for (int w = 0; w < kWarps; ++w) found[w] = of[w];
+#pragma unroll
+    for (int apart = 1; apart < kWarps; apart *= 2) {
+#pragma unroll
+      for (int w = 0; w < kWarps; w += 2 * apart) {
+        const Candidate one = found[w], other = found[w + apart];
+        const bool equal = other.value == one.value, sooner = other.id < one.id;
+        const bool better = (other.value > one.value) | (equal & sooner);
+        found[w] = {better ? other.value : one.value, better ? other.score : one.score,
+                    better ? other.id : one.id};
+      }
     }
-    return found;
+    return found[0];
   }
 
  private:
@@ -253,11 +275,12 @@ DEVICE void await_scores(const Params& p, const uint32_t* logits, uint32_t tag, 
 
 // The id, or `Ids` where no score is finite.
 template <int Ids>
-DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Meeting& meeting) {
+DEVICE int draw(Scores<Ids>& scores, Scores<Ids>& noise, const Rule& rule, Divisor temperature,
+                Meeting& meeting) {
   if (in_all_lanes(rule.temperature == 0)) {
     return best_of(scores, -INFINITY, [](int, float score) { return score; }, meeting).id;
   }
-  scores.each([&](int, float& score) { score /= rule.temperature; });
+  scores.each([&](int, float& score) { score = temperature.under(score); });
   int k = rule.top_k > 0 ? rule.top_k : Ids;
   if (in_all_lanes(rule.top_p < 1)) {
     if (in_all_lanes(k < Ids)) scores.keep_from(kth_largest(scores, k, meeting));
@@ -276,14 +299,17 @@ DEVICE int draw_first(const Params& p, const Stream& stream, const uint32_t* log
   uint32_t punished = 0;
   noise.each([&](int id, float&) { punished = punished << 1 | (id < M::vocab && seen[id]); });
   make_noise(noise, stream, 0);
+  const Rule rule = stream.talker;
+  const Divisor penalty(stream.penalty), temperature(rule.temperature);
   await_scores(p, logits, tag, gave_up, scores);
   int bit = 4 * Scores<M::vocab>::kFours;
   scores.each([&](int id, float& score) {
-    if (punished >> --bit & 1) score = score < 0 ? score * stream.penalty : score / stream.penalty;
+    const float less = score < 0 ? score * stream.penalty : penalty.under(score);
+    if (punished >> --bit & 1) score = less;
     const bool allowed = id < M::codes || (id == p.eos && stream.frames >= kMinFrames);
     if (!allowed) score = -INFINITY;
   });
-  const int code = draw(scores, noise, stream.talker, meeting);
+  const int code = draw(scores, noise, rule, temperature, meeting);
   if (thread() == 0 && code < M::vocab) seen[code] = 1;
   return code;
 }
@@ -294,8 +320,10 @@ DEVICE int draw_other(const Params& p, const Stream& stream, int codebook, const
                       uint32_t tag, int& gave_up, Meeting& meeting) {
   Scores<M::codes> scores, noise;
   make_noise(noise, stream, codebook);
+  const Rule rule = stream.predictor;
+  const Divisor temperature(rule.temperature);
   await_scores(p, logits, tag, gave_up, scores);
-  return draw(scores, noise, stream.predictor, meeting);
+  return draw(scores, noise, rule, temperature, meeting);
 }
 
 }  // namespace megakernel

@@ -34,8 +34,9 @@ class _Params(ctypes.Structure):
     _fields_ = (
         ("talker", _Network), ("predictor", _Network),
         *((name, c_void_p) for name in (
-            "talker_head", "predictor_heads", "project_bias", "code_embedding",
-            "group_embeddings", "pad", "text", "prompt")),
+            "talker_head", "predictor_heads", "project_bias", "code_embedding")),
+        ("group_embeddings", c_void_p * 15),
+        *((name, c_void_p) for name in ("pad", "text", "prompt")),
         ("passes", c_void_p), ("num_passes", c_int),
         ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
         ("watch", _Watch),
@@ -119,7 +120,8 @@ class EmulatedOps:
         return _Params(
             talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps, words[0]),
             predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps, words[1]),
-            talker_head=w[6], predictor_heads=w[7], code_embedding=w[8], group_embeddings=w[9],
+            talker_head=w[6], predictor_heads=w[7], code_embedding=w[8],
+            group_embeddings=(c_void_p * 15)(*weights[9].tolist()),
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
             eos=eos, patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
