@@ -17,11 +17,12 @@ class Crew {
       : p_(p),
         s_(s.fixed),
         flow_{p,
+              OwnPlaces<R, Most>(s.ring, s.fixed.fragments, s.fixed.sums),
               s.fixed.sums,
               s.fixed.fragments,
               s.fixed.attention,
               s.fixed.nearby,
-              s.ring,
+              Held<R>(s.ring),
               Stopwatch(s.fixed.times)},
         ring_(s.ring) {
     if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
@@ -45,6 +46,13 @@ class Crew {
     while (1 << flow_.widened < columns) ++flow_.widened;
   }
 
+  // The next norm's vector, well before it is wanted.
+  template <int Width>
+  DEVICE void ask(const bf16* norm) {
+    wait_for_own();  // who had no units of the last product has not waited for its vector
+    s_.norm.template ask<Width>(norm);
+  }
+
   // What each warp knows of a pass.
   DEVICE Column* columns_() { return s_.columns[thread() / 32]; }
 
@@ -57,6 +65,7 @@ class Crew {
 
   // The copying warp learns that nobody reads its ring any more.
   DEVICE void close() {
+    wait_for_own();
     block_sync();
     if (thread() == 0) *static_cast<volatile int*>(&ring_.stop) = 1;
     flow_.watch.close(p_.times);

@@ -25,6 +25,7 @@ class Generation : Crew<M, Most> {
       mine.frames = s.frames;
       for (int g = 0; g < kGroups; ++g) mine.codes[g] = static_cast<uint16_t>(s.codes[g]);
     });
+    ask_ahead(kGroups - 1);
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames && anyone_goes_on(); ++frame) {
       if (!make_frame(frame)) break;
@@ -45,18 +46,32 @@ class Generation : Crew<M, Most> {
         begin_talk(frame);
       else if (!begin_predicting(pass))
         return false;
-      if ((pass != kTalk || anyone_talks()) && !run_stack(pass)) return false;
-      if (pass == 0) continue;
-      if (pass == kTalk ? !talker_head()
-                        : !head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_)) {
+      if (pass == kTalk && !anyone_talks())
+        Base::template ask<Talker::hidden>(s_.talker.norm);
+      else if (!run_stack(pass))
         return false;
-      }
-      draw_code(pass == kTalk ? 0 : pass);
+      if (!make_logits(pass)) return false;
+      ask_ahead(pass);
+      if (pass != 0) draw_code(pass == kTalk ? 0 : pass);
     }
     return true;
   }
 
   static constexpr int kTalk = -1;
+
+  // Position 0 alone has none.
+  DEVICE bool make_logits(int pass) {
+    if (pass == kTalk) return talker_head();
+    return pass == 0 || head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_);
+  }
+
+  // The vector of the norm that the next pass begins with.
+  DEVICE void ask_ahead(int pass) {
+    if (pass == kGroups - 1)
+      Base::template ask<Talker::hidden>(s_.talker.norms);
+    else
+      Base::template ask<Predictor::hidden>(s_.predictor.norms);
+  }
 
   // Whether a pass is of two positions of one stream.
   DEVICE static bool of_two(int pass) { return kFirstPass<Most> == 2 && pass == 1; }
@@ -165,8 +180,6 @@ class Generation : Crew<M, Most> {
   DEVICE bool head(const Network& n, Tags& tags) {
     const int columns = this->columns();
     tags.advance(columns);
-    wait_for_own();
-    s_.norm.template ask<Matrix::k>(n.norm);
     auto normed = [&](int, auto& sums) {
       fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norm, columns, tags, kHead,
                                       s_.fragments, sums);
@@ -206,11 +219,10 @@ class Generation : Crew<M, Most> {
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
     project_tags_.advance(columns);
     auto plain = [&](int, auto& sums) {
+      const Activations<Most> activations(s_.fragments);
       add_words<kWide, N>(
           p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
-          [&](int first, int i, int four, float4 v) {
-            put(s_.fragments, first + i, Fours<kWide>::step(four), v);
-          },
+          [&](int first, int i, int four, float4 v) { activations.put(first + i, four, v); },
           [](int) {});
     };
     auto projected = [&](int unit, int column, int row, float sum, const auto&, bool there) {

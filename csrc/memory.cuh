@@ -92,6 +92,26 @@ DEVICE T& kept(T& shared) {
   const size_t at = uniform(shared_address(&shared));
   return *static_cast<T*>(__cvta_shared_to_generic(at));
 }
+
+// A lane's number that was made before it is wanted: as the compiler does not know what a shuffle
+// gives, it cannot make it later, where others would wait for that.
+DEVICE int held(int value) { return shuffle_from(value, threadIdx.x % 32); }
+// A lane's place in shared memory, likewise.
+template <class T>
+class Held {
+ public:
+  DEVICE explicit Held(T& shared) : at_(held(static_cast<int>(shared_address(&shared)))) {}
+
+  DEVICE T& operator*() const { return *(*this + 0); }
+  DEVICE T* operator->() const { return *this + 0; }
+  DEVICE T* operator+(int further) const {
+    return static_cast<T*>(__cvta_shared_to_generic(static_cast<uint32_t>(at_))) + further;
+  }
+
+ private:
+  int at_;
+};
+
 DEVICE void gate_init(Gate& gate, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&gate)), "r"(count));
 }
@@ -156,7 +176,7 @@ DEVICE uint64_t read_once() {
 
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there. One lane tells it of them
-// beforehand; the others arrive after the copy, by which racecheck seems to know who waits for it.
+// beforehand, the others arrive after the copy.
 DEVICE void expect_copy(Gate& gate, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
@@ -251,6 +271,13 @@ DEVICE float inverse(float value) {
   float v;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(value));
   return v;
+}
+
+// a / b, without the branch for what over- or underflows.
+DEVICE float quotient(float a, float b) {
+  const float first = inverse(b), inverted = fmaf(first, fmaf(-b, first, 1), first);
+  const float nearly = a * inverted;
+  return fmaf(inverted, fmaf(-b, nearly, a), nearly);
 }
 
 // A line that somebody will soon want comes to the second-level cache.

@@ -24,6 +24,7 @@ class Prompts : Crew<M, kColumns> {
       const Pass& pass = p_.passes[i];
       const int columns = pass.columns;
       begin_pass(columns);
+      Base::template ask<Talker::hidden>(s_.talker.norms);
       each_column(columns, [&](int c) {
         const Place& at = pass.places[c];
         return Column{at.slot, at.position, at.first, true, -1};

@@ -190,15 +190,15 @@ class Weights {
 
   DEVICE typename R::Place place() const { return place_; }
 
-  // Waits for the next slot; the thread's parts of its steps are [step][thread].
-  DEVICE const uint4 (&next(Patience patience)) [R::slot][kThreads] {
+  // Waits for the next slot; returns which it is.
+  DEVICE int next(Patience patience) {
     if (full_ == 0) {
       while (!in_all_lanes(gate_open(ring_.full[place_.slot], place_.round))) {
         if (!in_all_lanes(patience.lasts())) break;
       }
       full_ = 1;
     }
-    return ring_.of[place_.slot];
+    return place_.slot;
   }
 
   // This thread has made use of the slot. That it had asked for what is there would not be enough:

@@ -361,7 +361,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const uint32_t tag = tags.of(item.column);
   const int query_head = 2 * item.head + j;
   if (item.spans == 1) {
-    hand_over<S, Most>(p, n, item.column, query_head, channel, mixed / total, tag);
+    hand_over<S, Most>(p, n, item.column, query_head, channel, quotient(mixed, total), tag);
   } else {
     const int part = (item.column * S::heads + query_head) * kMaxSpans + item.span;
     store_word(n.words.partial + part * kHeadDim + channel, tagged(mixed, tag));
@@ -413,7 +413,7 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
       peak = higher;
     }
   }
-  hand_over<S, Most>(p, n, item.column, query_head, channel, mixed / total, tag);
+  hand_over<S, Most>(p, n, item.column, query_head, channel, quotient(mixed, total), tag);
 }
 
 // The items of this block, in turn.

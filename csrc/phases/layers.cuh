@@ -66,15 +66,27 @@ DEVICE void change_x(Residual<Hidden, Most>& x, int columns, Change change) {
   warp_sync();
 }
 
-// Puts four activations where the product takes them.
+// What a lane's fours become, where the product takes them.
 template <int Most>
-DEVICE void put(Fragments<Most> (&fragments)[kHalves], int column, int step, float4 v) {
-  const Halves halves = closed(v);
-  each_half([&](int half) {
-    uint4& place = fragments[half].of[step][warp()][4 * column + lane() % 8 / 2];
-    reinterpret_cast<uint2*>(&place)[lane() % 2] = halves.of[half];
-  });
-}
+class Activations {
+ public:
+  DEVICE explicit Activations(Fragments<Most> (&fragments)[kHalves])
+      : first_(reinterpret_cast<uint2*>(
+            &fragments[0].of[lane() / 8][warp()][lane() % 8 / 2])[lane() % 2]) {}
+
+  DEVICE void put(int column, int four, float4 v) const {
+    constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
+                  kOfStep = kWarps * kRoom<Most> * kColumn;
+    const Halves halves = closed(v);
+    each_half([&](int half) {
+      const int step = half * kMostSteps + 4 * four;  // from the lane's first one
+      *(first_ + (step * kOfStep + column * kColumn)) = halves.of[half];
+    });
+  }
+
+ private:
+  Held<uint2> first_;
+};
 
 template <int Width, int Most>
 DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
@@ -97,9 +109,20 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
   constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
   static_assert(N % kAtOnce == 0);
   using Words = FloatBoard<Width, Most>;
+  const Held<float4> first(four_at(x, 0, Fours<Width>::k(0)));
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
     uint4 v[kMany] = {};
+    auto place = [&](int i) -> float4& {
+      return *(first + ((c + i / kFours) * Hidden + i % kFours * 4 * kStep) / 4);
+    };
+    // Where there are registers for it meanwhile, x is there when the words come.
+    constexpr bool kEarly = kRoomy && kMany <= 4 && Fours<Width>::whole;
+    float4 before[kMany];
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) {
+      if (kEarly && Fours<Width>::there(i % kFours)) before[i] = place(i);
+    }
     if (words) {
       const uint32_t* from = words + Words::at(c, Fours<Width>::k(0));
       uint32_t missing = 0;
@@ -119,9 +142,9 @@ DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t
       if (i % (kFew * kFours) == 0 && c + i / kFours >= columns) break;
       const int four = i % kFours;
       if (!Fours<Width>::there(four)) continue;
-      float4& place = four_at(x, c + i / kFours, Fours<Width>::k(four));
-      const float4 sum = plus(place, untagged(v[i]));
-      place = sum;
+      if (!kEarly) before[i] = place(i);
+      const float4 sum = plus(before[i], untagged(v[i]));
+      place(i) = sum;
       use(c, i / kFours, four, sum);
     }
     after(c);
@@ -181,11 +204,12 @@ SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, cons
 #pragma unroll
   for (int four = 0; four < kFours; ++four) norm[four] = vector.of[four][thread()];
   float squares[kAtOnce] = {};
+  const Activations<Most> activations(fragments);
   add_words<Width, N>(
       p, x, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
-        put(fragments, first + i, Fours<Width>::step(four), times(v, opened(norm[four])));
+        activations.put(first + i, four, times(v, opened(norm[four])));
       },
       [&](int first) {
         const float total = warp_sums_apart(squares);
@@ -224,6 +248,7 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
   if (Most == 1) columns = N;
   constexpr bool kWhole = Steps % E::rows == 0 && Width % kStep == 0;
   const int step = E::step(), k = (first + step) * kStep + warp() * kTile + lane() % 4 * 8;
+  const Held<uint4> to(fragments.of[step][warp()][4 * E::column() + lane() % 4]);
 #pragma unroll 1
   for (int c = 0; c < columns; c += E::columns) {
     const int column = c + E::column();
@@ -246,28 +271,27 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
           return carries_pairs(pairs, tags.of(column + E::columns_further(i)));
         },
         Patience(p, phase, gave_up));
-    uint4* to = &fragments.of[step][warp()][4 * column + lane() % 4];
 #pragma unroll
     for (int i = 0; i < E::count; ++i) {
       const int further =
-          E::steps_further(i) * kWarps * 4 * kRoom<Most> + 4 * E::columns_further(i);
-      put_if(wanted >> i & 1, to[further], untagged_pairs(v[i]));
+          E::steps_further(i) * kWarps * 4 * kRoom<Most> + 4 * (c + E::columns_further(i));
+      put_if(wanted >> i & 1, *(to + further), untagged_pairs(v[i]));
     }
   }
 }
 
-// The layers on x, of at most N columns; false once anybody has given up.
+// The layers on x, of at most N columns; false once anybody has given up. The first norm's vector
+// was asked for, and the last one is in the end.
 template <class S, int N, class F, int Hidden>
 DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>& vector,
                        const Network& n, const Column* columns, int count) {
   const Params& p = flow.p;
   const Words& words = n.words;
   const int layers = uniform(n.num_layers);
-  wait_for_own();  // a block without units of a product has asked, but not waited
-  vector.template ask<S::hidden>(n.norms);
 #pragma unroll 1
   for (int l = 0; l < layers; ++l) {
-    const bf16* norms = n.norms + l * (2 * S::hidden + 2 * kHeadDim);
+    constexpr int kNorms = 2 * S::hidden + 2 * kHeadDim;  // of a layer
+    const bf16* norms = n.norms + l * kNorms;
     const Tags before = flow.tags;
     flow.tags.advance(count);
     const Tags& tags = flow.tags;
@@ -277,10 +301,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
       fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vector, count, before, kDown,
                                    flow.fragments, sums);
     };
+    uint32_t* const qkv_words = words.qkv;
+    const float eps = n.eps;
     auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      const float value = sum * norm_scale<S::hidden>(sums, column, n.eps);
+      const float value = sum * norm_scale<S::hidden>(sums, column, eps);
       const int at = column * S::Qkv::rows + qkv_word<S>(unit * kUnit + row);
-      store_word_if(there, words.qkv + at, tagged(value, tags.of(column)));
+      store_word_if(there, qkv_words + at, tagged(value, tags.of(column)));
     };
     if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
 
@@ -299,9 +325,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
                                                     kAttend, sums.gave_up, flow.fragments[half]);
         });
     };
+    uint32_t* const out_words = words.out;
     auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
-      store_word_if(there, words.out + at, tagged(sum * kGrow, tags.of(column)));
+      store_word_if(there, out_words + at, tagged(sum * kGrow, tags.of(column)));
     };
     if (!product<typename S::Out, N>(flow, kOut, attended, out)) return false;
 
@@ -309,9 +336,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
       fetch_residual<S::hidden, N>(p, x, words.out, vector, count, tags, kOut, flow.fragments,
                                    sums);
     };
+    uint32_t* const middle_words = words.middle;
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
     auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      const float own = sum * norm_scale<S::hidden>(sums, column, n.eps);
+      const float own = sum * norm_scale<S::hidden>(sums, column, eps);
       const float up = shuffle_xor(own, kUnit / 2);
       const float value = own * inverse(1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
@@ -321,12 +349,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
       each_half([&](int half) {
         using Words = PairBoard<S::intermediate, F::most>;
         const int at = Words::at(column, half * (S::intermediate / 2) + word);
-        store_word_if(made && row % 2 == 0, words.middle + at,
+        store_word_if(made && row % 2 == 0, middle_words + at,
                       tagged_pair(rest(value, half), rest(next, half), tags.of(column)));
       });
     };
     if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
-    if (l + 1 < layers) vector.template ask<S::hidden>(norms + 2 * S::hidden + 2 * kHeadDim);
+    vector.template ask<S::hidden>(l + 1 < layers ? norms + kNorms : n.norm);
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
@@ -334,9 +362,10 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
             p, words.middle, half, first, count, tags, kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
+    uint32_t* const down_words = words.down;
     auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
       const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
-      store_word_if(there, words.down + at, tagged(sum * kGrow, tags.of(column)));
+      store_word_if(there, down_words + at, tagged(sum * kGrow, tags.of(column)));
     };
     // Keys and values of the pass, before anything that a later one hears of.
     if (l + 1 == layers) fence();

@@ -22,12 +22,35 @@ struct alignas(16) Nearby {
 // does not fill: the i-th eight elements of a head.
 constexpr int kQuerySteps = 4;
 template <int Most>
-DEVICE uint4& query_at(Fragments<Most>& fragments, int head, int i) {
-  constexpr int kTogether = 8;
+struct Queries {
+  static constexpr int kTogether = 8;  // eights of a step
+  static constexpr int kStepEights = kWarps * 4 * kRoom<Most>;
   static_assert(kTogether <= 4 * kRoom<Most> && kQuerySteps * kTogether * 8 == 2 * kHeadDim);
-  const int step = kMostSteps - kQuerySteps + 2 * head + i / kTogether;
-  return fragments.of[step][warp()][i % kTogether];
-}
+
+  DEVICE static uint4& at(Fragments<Most> (&fragments)[kHalves], int eight) {
+    const int step = kMostSteps - kQuerySteps + eight / kTogether;
+    return fragments[0].of[step][warp()][eight % kTogether];
+  }
+  // From an eight of the first head to one of another half, head, and so many whole steps and
+  // eights within a step further.
+  DEVICE static constexpr int further(int half, int head, int steps = 0, int eights = 0) {
+    return (half * kMostSteps + 2 * head + steps) * kStepEights + eights;
+  }
+};
+
+// What a warp's lanes write and read while they attend, found out before anything is waited for.
+template <int Most>
+struct NearPlaces {
+  Held<uint2> query, key;              // a lane's four channels
+  Held<const uint4> queries, own_key;  // its eights of head `lane / 4 % 2`, of the new key
+
+  DEVICE NearPlaces(Fragments<Most> (&fragments)[kHalves], Nearby& shared)
+      : query(reinterpret_cast<uint2*>(&Queries<Most>::at(fragments, lane() / 2))[lane() % 2]),
+        key(reinterpret_cast<uint2*>(shared.key[0])[lane()]),
+        queries(*(&Queries<Most>::at(fragments, lane() % 4) +
+                  Queries<Most>::further(0, lane() / 4 % 2))),
+        own_key(reinterpret_cast<const uint4*>(shared.key[0])[lane() % 4]) {}
+};
 
 // Queries and keys: their squares' sums, as those of one.
 template <int N>
@@ -119,7 +142,7 @@ struct Remembered {
 // Shares of every position for both heads, where the warp keeps them; returns their sums.
 template <int Most>
 DEVICE float2 share_out(Remembered& old, const bf16* values, int position, int known,
-                        Fragments<Most> (&queries)[kHalves], Nearby& shared) {
+                        const NearPlaces<Most>& places, Nearby& shared) {
   const int g = lane() / 4, t = lane() % 4;  // head g of the two
   float score[2][2][4] = {};                 // of eight positions, of eight more
 #pragma unroll
@@ -130,13 +153,13 @@ DEVICE float2 share_out(Remembered& old, const bf16* values, int position, int k
       Halves first, second;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const uint4 q = query_at(queries[half], g % 2, 4 * j + t);
+        const uint4 q = *(places.queries + Queries<Most>::further(half, 0, j / 2, j % 2 * 4));
         first.of[half] = {q.x, q.y}, second.of[half] = {q.z, q.w};
       }
       each_half([&](int half) {
         uint4& k = old.keys[half][tile][j];
-        const uint4* own = reinterpret_cast<const uint4*>(shared.key[half]) + 4 * j + t;
-        get_if(8 * tile + g == position, *own, k);
+        constexpr int kKey = sizeof(shared.key[0]) / sizeof(uint4);
+        get_if(8 * tile + g == position, *(places.own_key + (half * kKey + 4 * j)), k);
         multiply(score[tile][0], rows_of(first), {k.x, k.y});
         multiply(score[tile][1], rows_of(second), {k.z, k.w});
       });
@@ -184,8 +207,9 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
                         int& gave_up, Use use) {
   const Params& p = flow.p;
   const Tags& tags = flow.tags;
-  auto& queries = flow.fragments;
   static_assert(kGroups <= kBlock);
+  const NearPlaces<F::most> places(flow.fragments, shared);
+  const float eps = n.eps;
   const int position = uniform(columns[c].position);
   const size_t slot =
       ((static_cast<size_t>(layer) * n.slots + columns[c].slot) * S::kv_heads + head) *
@@ -216,7 +240,7 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
 #pragma unroll
   for (int i = 0; i < kNormed; ++i) {
     v[i] = Remembered::normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm,
-                              i < 3 ? old.turn : first_turn, n.eps);
+                              i < 3 ? old.turn : first_turn, eps);
   }
   if constexpr (Both) {
     const Halves key = closed(v[3]), value = closed(untagged(raw[5]));
@@ -231,14 +255,14 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
   each_half([&](int half) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      uint4& place = query_at(queries[half], j, lane() / 2);
-      reinterpret_cast<uint2*>(&place)[lane() % 2] = closed(v[j]).of[half];
+      *(places.query + 2 * Queries<F::most>::further(half, j)) = closed(v[j]).of[half];
     }
-    reinterpret_cast<uint2*>(shared.key[half])[lane()] = key.of[half];
+    *(places.key + half * (kHeadDim / 4)) = key.of[half];
   });
   if (keeps) keep(n, slot, position, key, value);
   warp_sync();
-  const float2 sums = share_out(old, n.values + slot, position, known, queries, shared);
+  const float2 sums = share_out(old, n.values + slot, position, known, places, shared);
+  const float scales[2] = {inverse(sums.x), inverse(sums.y)};
   if constexpr (Both) old.values[0] = first;
 
   float4 mix[2] = {};
@@ -252,8 +276,8 @@ DEVICE void attend_near(F& flow, const Network& n, int layer, const bf16* norms,
   for (int j = 0; j < 2; ++j) add_times(mix[j], opened(value), shared.share[position][j]);
   const bool fine = fits(value) && isfinite(sums.x) && isfinite(sums.y);
   store_word_if(!fine, p.broken + columns[c].slot, 1);
-  use(c, 0, times(mix[0], inverse(sums.x)));
-  use(c, 1, times(mix[1], inverse(sums.y)));
+  use(c, 0, times(mix[0], scales[0]));
+  use(c, 1, times(mix[1], scales[1]));
 }
 
 // With many columns: the blocks share the items, whose results all of them wait for.
@@ -290,18 +314,21 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
   static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
   static_assert(S::Out::steps + kQuerySteps <= kMostSteps);
   if (const int head = warp_number(); head < S::kv_heads) {
+    constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
+                  kTilePlaces = kRoom<F::most> * kColumn;
+    uint4& first = flow.fragments[0].of[head][lane() / 8][lane() % 8 / 2];
+    const Held<uint2> to(reinterpret_cast<uint2*>(&first)[lane() % 2]);
     auto put = [&](int column, int j, float4 v) {
-      const int k = j * kHeadDim + 4 * lane();
       each_half([&](int half) {
         const float4 left = rest(v, half);
-        auto& step = flow.fragments[half].of[head];
-        uint4& place = step[k / kTile][4 * column + k % kTile / 8];
-        reinterpret_cast<uint2*>(&place)[lane() % 2] = {tagged_pair(left.x, left.y, 0),
-                                                        tagged_pair(left.z, left.w, 0)};
+        const int tiles = half * kMostSteps * kWarps + j * (kHeadDim / kTile);
+        *(to + (tiles * kTilePlaces + column * kColumn)) = {tagged_pair(left.x, left.y, 0),
+                                                            tagged_pair(left.z, left.w, 0)};
       });
     };
-    attend_near<S, N == 2>(flow, n, layer, norms, columns, N - 1, head, head % blocks() == block(),
-                           flow.nearby[head], gave_up, put);
+    const bool keeps = held(head % blocks() == block());
+    attend_near<S, N == 2>(flow, n, layer, norms, columns, N - 1, head, keeps, flow.nearby[head],
+                           gave_up, put);
   }
   flow.watch.lap(kAttend, kSum);
   block_sync();

@@ -33,16 +33,52 @@ template <int Most>
 struct Attention;  // see attend.cuh
 struct Nearby;     // see near.cuh
 
+// What a lane of a product reads and writes, found out once.
+template <class R, int Most>
+class OwnPlaces {
+ public:
+  DEVICE OwnPlaces(const R& ring, const Fragments<Most> (&fragments)[kHalves],
+                   Sums<Most> (&sums)[2])
+      : weights_(ring.of[0][0][thread()]),
+        activations_(fragments[lane() / kLanes % kHalves].of[0][warp()][lane() % kLanes]),
+        sums_(reinterpret_cast<float2&>(sums[0].of[0][warp()][lane() / 4 * kWide + 2 * pair()])),
+        keeps_(held(lane() % 4 < kWide / 2)) {}
+
+  // Of a step of a slot, and of a step.
+  DEVICE uint4 weights(int slot, int step) const {
+    return *(weights_ + (slot * R::slot + step) * kThreads);
+  }
+  DEVICE uint4 activations(int step) const { return *(activations_ + step * kWarps * kLanes); }
+  // Of a unit, in one set of sums or the other; whether the lane is one of those that have any.
+  DEVICE float2& sum(int turn, int unit) const {
+    constexpr int kSet = sizeof(Sums<Most>) / sizeof(float2), kOfUnit = kWarps * kUnit * kWide / 2;
+    return *(sums_ + (turn * kSet + unit * kOfUnit));
+  }
+  DEVICE bool keeps() const { return keeps_ != 0; }
+
+ private:
+  static constexpr int kWide = Sums<Most>::wide;
+  static constexpr int kLanes = 4 * kRoom<Most>;  // that have activations of their own
+
+  // Of columns; lanes beyond the last read that, for nothing.
+  DEVICE static int pair() { return min(lane() % 4, kWide / 2 - 1); }
+
+  Held<const uint4> weights_, activations_;
+  Held<float2> sums_;
+  int keeps_;
+};
+
 // Everything that a thread carries from phase to phase, of at most `Most` streams.
 template <class R, int Most>
 struct Flow {
   static constexpr int most = Most;
   const Params& p;
+  OwnPlaces<R, Most> own;
   Sums<Most> (&sums)[2];
   Fragments<Most> (&fragments)[kHalves];
   Attention<Most>& attention;  // where the fragments are
   Nearby* nearby;              // of each warp that attends
-  R& ring;
+  Held<R> ring;
   Stopwatch watch;
   const Share* shares;           // of the network's matrices, by phase
   typename R::Place place;       // in the ring
@@ -65,46 +101,40 @@ struct Flow {
 };
 
 // The activations' steps times the slots from `place` on, of which some are known to be full, into
-// `sums`, or added to what is there; returns the next place. The matrix instruction's rows are a
-// unit's rows twice, with the lower and the upper half of their tile's K.
+// a set of sums, or added to what is there; returns the next place. The matrix instruction's rows
+// are a unit's rows twice, with the lower and the upper half of their tile's K.
 template <int Most, class R>
-SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, R& ring,
+SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, Held<R> ring,
                                              typename R::Place place, int full,
-                                             const Fragments<Most> (&fragments)[kHalves],
-                                             Sums<Most>& sums, int units, int steps, bool add) {
-  constexpr int kWide = Sums<Most>::wide;
-  const bool keeps = lane() % 4 < kWide / 2;
-  const int pair = min(lane() % 4, kWide / 2 - 1);  // of columns; others read the last, for nothing
-  constexpr int kLanes = 4 * kRoom<Most>;           // that have fragments of their own
-  const auto& mine = fragments[lane() / kLanes % kHalves].of;
+                                             OwnPlaces<R, Most> own, int turn, int& gave_up,
+                                             int units, int steps, bool add) {
   units = uniform(units), steps = uniform(steps);
-  Weights<R> weights(ring, place, uniform(full));
-  const Patience patience(p, phase, sums.gave_up);
-#pragma unroll 1
-  for (int step = 0; step < steps; step += R::slot) {
+  Weights<R> weights(*ring, place, uniform(full));
+  const Patience patience(p, phase, gave_up);
+  int step = 0;
+  do {
     uint4 a[R::slot];
 #pragma unroll
-    for (int s = 0; s < R::slot; ++s) {
-      a[s] = mine[step + s][warp()][lane() % kLanes];
-    }
-    float2* sum = reinterpret_cast<float2*>(sums.of[0][warp()]) + lane() / 4 * (kWide / 2) + pair;
-#pragma unroll 1
-    for (int u = 0; u < units; ++u, sum += kWarps * kUnit * kWide / 2) {
+    for (int s = 0; s < R::slot; ++s) a[s] = own.activations(step + s);
+    int u = 0;
+    do {
       float low[2][4] = {}, high[2][4] = {};
-      const auto& slot = weights.next(patience);
+      const int slot = weights.next(patience);
 #pragma unroll
       for (int s = 0; s < R::slot; ++s) {
-        const uint4 w = slot[s][thread()];
+        const uint4 w = own.weights(slot, s);
         multiply(low[s % 2], w, {a[s].x, a[s].y});
         multiply(high[s % 2], w, {a[s].z, a[s].w});
       }
-      float2 total = (step > 0 || add) && keeps ? *sum : float2{0, 0};
+      float2& sum = own.sum(turn, u);
+      float2 total = (step > 0 || add) && own.keeps() ? sum : float2{0, 0};
       total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
       total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
-      if (keeps) *sum = total;
+      if (own.keeps()) sum = total;
       weights.done();  // not sooner: the sum has needed all of the slot
-    }
-  }
+    } while (++u < units);
+    step += R::slot;
+  } while (step < steps);
   return weights.place();
 }
 
@@ -118,6 +148,11 @@ DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
   for (auto& half : fragments) half.of[kLast][warp()][lane()] = {0, 0, 0, 0};
 }
 
+// One of a product's results: the sum of the warps' sums at `at`.
+struct Result {
+  int unit, column, row, at;
+};
+
 // For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(unit,
 // column, row, sum, sums, there)`, by all lanes: where it is not `there`, the sum is none.
 // `fetch(first step, sums)` brings the activations. False once anybody has given up.
@@ -127,17 +162,29 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
   const int units = uniform(share.count);
 #pragma unroll 1
   for (int done = 0; done < units; done += kMostUnits) {
-    const int count = min(kMostUnits, units - done);
-    auto& sums = flow.sums[flow.turn];
+    const int count = min(kMostUnits, units - done), turn = flow.turn;
+    auto& sums = kept(flow.sums[turn]);
     flow.turn ^= 1;
     if (done > 0) {
       const int column = min(lane(), kRoom<F::most> - 1);
       sums.squares[column][warp()] = flow.sums[flow.turn].squares[column][warp()];
     }
+    // What a lane will take is found out while it waits for words, and not once all wait for it.
+    constexpr int kWide = std::remove_reference_t<decltype(sums)>::wide;
+    const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
+    const int items = count * kUnit << wide, begin = 32 * warp_number();
+    auto result = [&](int i) {
+      const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
+      const int unit = min(i / kUnit >> wide, count - 1);
+      return Result{share.first + done + unit, column, row,
+                    unit * kWarps * kUnit * kWide + row * kWide + column};
+    };
+    Result r = result(begin + lane());
+    r = {held(r.unit), held(r.column), held(r.row), held(r.at)};
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
       // Now, and not once the words are there.
-      const int full = kRoomy ? flow.ring.count_full(flow.place) : 0;
+      const int full = kRoomy ? uniform(flow.ring->count_full(flow.place)) : 0;
       if (done == 0 || Matrix::chunks > 1) {
         warp_sync();
         fetch(chunk * Matrix::chunk, sums);
@@ -145,28 +192,26 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
-      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, full, flow.fragments, sums,
-                                  count, Matrix::chunk, chunk > 0);
+      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, full, flow.own, turn,
+                                  sums.gave_up, count, Matrix::chunk, chunk > 0);
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();
-    if (!in_all_lanes(sums.gave_up == 0)) return false;
-    const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
-    const int items = count * kUnit << wide;
+    const bool fine = sums.gave_up == 0;
 #pragma unroll 1
-    for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
-      const int i = first + lane();
-      const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
-      const int u = min(i / kUnit >> wide, count - 1);
-      constexpr int kWide = std::remove_reference_t<decltype(sums)>::wide;
-      const float* at = &sums.of[u][0][row * kWide + column];
+    for (int first = begin; first < items;) {  // whole warps
+      const float* at = &sums.of[0][0][0] + r.at;
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kHalves * kWarps; ++i) {
         sum += at[i / kWarps * kRoom<F::most> + i % kWarps * kUnit * kWide];
       }
-      take(share.first + done + u, column, row, sum, sums, i < items && column < columns);
+      const bool there = fine && first + lane() < items && r.column < columns;
+      take(r.unit, r.column, r.row, sum, sums, there);
+      first += kThreads;
+      if (first < items) r = result(first + lane());
     }
+    if (!in_all_lanes(fine)) return false;
     flow.watch.lap(phase, kSum);
   }
   return true;

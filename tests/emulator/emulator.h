@@ -292,6 +292,18 @@ template <class T>
 T& kept(T& shared) {
   return shared;
 }
+inline int held(int value) { return value; }
+template <class T>
+class Held {
+ public:
+  explicit Held(T& shared) : at_(&shared) {}
+  T& operator*() const { return *at_; }
+  T* operator->() const { return at_; }
+  T* operator+(int further) const { return at_ + further; }
+
+ private:
+  T* at_;
+};
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
 inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline uint64_t read_once() { return 0; }
@@ -376,6 +388,7 @@ inline uint64_t cycles() { return 0; }
 inline void pause() { yield(); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float inverse(float x) { return 1.0f / x; }
+inline float quotient(float a, float b) { return a / b; }
 inline float as_float(uint32_t bits) {
   float out;
   memcpy(&out, &bits, 4);
