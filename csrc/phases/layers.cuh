@@ -291,7 +291,7 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
 #pragma unroll 1
   for (int l = 0; l < layers; ++l) {
     constexpr int kNorms = 2 * S::hidden + 2 * kHeadDim;  // of a layer
-    const bf16* norms = n.norms + l * kNorms;
+    const auto norms = [&] { return n.norms + l * kNorms; };
     const Tags before = flow.tags;
     flow.tags.advance(count);
     const Tags& tags = flow.tags;
@@ -310,8 +310,8 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
     };
     if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
 
-    vector.template ask<S::hidden>(norms + S::hidden);
-    const bf16* head_norms = norms + 2 * S::hidden;
+    vector.template ask<S::hidden>(norms() + S::hidden);
+    const bf16* head_norms = norms() + 2 * S::hidden;
     constexpr bool kHere = S::near && F::most == 1;  // attention is part of the product
     if constexpr (!S::near) attend<S>(flow, n, l, head_norms, columns, count);
     if constexpr (S::near && !kHere) attend_apart<S>(flow, n, l, head_norms, columns, count);
@@ -336,7 +336,6 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
       fetch_residual<S::hidden, N>(p, x, words.out, vector, count, tags, kOut, flow.fragments,
                                    sums);
     };
-    uint32_t* const middle_words = words.middle;
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
     auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
       const float own = sum * norm_scale<S::hidden>(sums, column, eps);
@@ -349,12 +348,12 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
       each_half([&](int half) {
         using Words = PairBoard<S::intermediate, F::most>;
         const int at = Words::at(column, half * (S::intermediate / 2) + word);
-        store_word_if(made && row % 2 == 0, middle_words + at,
+        store_word_if(made && row % 2 == 0, words.middle + at,
                       tagged_pair(rest(value, half), rest(next, half), tags.of(column)));
       });
     };
     if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
-    vector.template ask<S::hidden>(l + 1 < layers ? norms + kNorms : n.norm);
+    vector.template ask<S::hidden>(l + 1 < layers ? norms() + kNorms : n.norm);
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
