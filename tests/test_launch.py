@@ -303,11 +303,7 @@ def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
         return wrong
 
     for prompt, table, sentence in (
-        (
-            rows[:, 1:].contiguous(),
-            passes,
-            r"The prompt must be \[columns, 128\] on the host, found",
-        ),
+        (rows[:, 1:].contiguous(), passes, r"The prompt must be \[columns, 128\] on the host"),
         (rows.to(b.pad.device), passes, r"on the host, found \[\d+, 128\] on cuda"),
         (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
         (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
