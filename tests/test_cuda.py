@@ -115,6 +115,21 @@ def test_the_draws_are_the_references(bench: Callable[..., Bench]) -> None:
     assert agreed >= 5  # logits are rounded to bfloat16: a near tie may fall the other way
 
 
+@pytest.mark.parametrize("divisor", [0.9, 0.3, 1.05, 1 / 3, 1.0, 7e-3, 1 - 2**-24, 2 - 2**-23])
+def test_scores_are_divided_as_torch_divides(bench: Callable[..., Bench], divisor: float) -> None:
+    """Without the division's own branch: to the last bit, from 1e-32 on."""
+    ops = bench("0b6").ops
+    assert ops is not None
+    noise = torch.Generator().manual_seed(0)
+    bits = torch.randint(0, 1 << 23, (1 << 18,), generator=noise, dtype=torch.int32)
+    exponents = torch.randint(127 - 106, 127 + 100, bits.shape, generator=noise, dtype=torch.int32)
+    numbers = (bits | exponents << 23).view(torch.float32)
+    special = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])
+    numbers = torch.cat([numbers, -numbers, special])
+    expected = numbers / torch.tensor(divisor)
+    assert torch.equal(ops.divided(numbers, divisor).nan_to_num(), expected.nan_to_num())
+
+
 def test_the_best_of_one_is_the_likeliest(bench: Callable[..., Bench]) -> None:
     """Noise makes others win most of the time; who is not among the k largest is passed over."""
     b = bench("0b6")

@@ -99,6 +99,12 @@ class EmulatedOps:
         params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][8].data_ptr())
         self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
+    def divided(self, numbers: Tensor, divisor: float) -> Tensor:
+        """Float32 numbers by a divisor, as the draws divide scores by a temperature."""
+        quotients = numbers.clone()
+        self._library.divide(c_void_p(quotients.data_ptr()), len(numbers), c_float(divisor))
+        return quotients
+
     def _params(
         self,
         _: int,

@@ -21,6 +21,12 @@ extern "C" void emulate_prefill(const Params* p, int blocks, int late) {
   run<kColumns>(*p, blocks, late, [](const Params& p, auto& s) { run_prompts<M>(p, s); });
 }
 
+// numbers[i] / divisor, in their place, as a draw divides.
+extern "C" void divide(float* numbers, int count, float divisor) {
+  const Divisor by(divisor);
+  for (int i = 0; i < count; ++i) numbers[i] = by.under(numbers[i]);
+}
+
 extern "C" int params_bytes() { return sizeof(Params); }
 
 // The numbers of the model's `Shape`, one after another.
