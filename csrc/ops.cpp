@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "params.cuh"
+#include "passes.cuh"
 
 namespace megakernel {
 namespace {
@@ -298,8 +298,9 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   const Tensor there = sent.to(memory[0].device(), /*non_blocking=*/true);
   p.prompt = reinterpret_cast<const bf16*>(there.const_data_ptr());
   p.passes = reinterpret_cast<const Pass*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
-  p.num_passes = static_cast<int>(passes.size(0));
-  launch(e.prefill, e, p, memory[kWorkspace]);
+  each_run(p, reinterpret_cast<const Pass*>(passes.const_data_ptr()),
+           static_cast<int>(passes.size(0)), e.shape.talker[0],
+           [&](bool few) { launch(few ? e.prefill_few : e.prefill, e, p, memory[kWorkspace]); });
 }
 
 // Until an event has happened: looks for it so long, then sleeps. Torch calls operators without

@@ -58,7 +58,7 @@ struct Matrix {
 };
 
 // Columns that a kernel of so many streams has room for: the predictor of one stream begins with
-// two positions in one pass.
+// two positions in one pass, and prompts have passes of two, too.
 template <int Most>
 constexpr int kRoom = Most == 1 ? 2 : Most;
 
@@ -140,8 +140,8 @@ struct Kernel {
   unsigned long shared_bytes;
 };
 struct Entry {
-  Kernel generate_one;  // of one stream
-  Kernel generate, prefill;
+  Kernel generate_one, generate;  // of one stream, of several
+  Kernel prefill_few, prefill;    // of passes of few columns, of any
   Shape shape;
 };
 

@@ -27,11 +27,11 @@ struct Column {
 template <int Most>
 struct alignas(16) Attention {
   float query[2][kHeadDim];
-  float new_key[Most][kHeadDim], new_value[Most][kHeadDim];
+  float new_key[kRoom<Most>][kHeadDim], new_value[kRoom<Most>][kHeadDim];
   uint32_t query_pairs[kHalves][2][kHeadDim / 2];
   float mix[kWarps][2][kHeadDim];
   float score[2][kSpan];  // of earlier positions
-  float new_score[Most][2];
+  float new_score[kRoom<Most>][2];
   float peak[kWarps][2], sum[kWarps][2];
 };
 

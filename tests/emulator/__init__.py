@@ -118,11 +118,10 @@ class EmulatedOps:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
         shape = self.shape(0)
-        workspace = memory[7].fill_(-1)
         cut = _Cutter(m[7])
         words = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
         common = {name: cut.take(shape[4]) for name in _COMMON}
-        assert cut.next <= m[7] + 4 * workspace.numel()
+        assert cut.next <= m[7] + 4 * memory[7].numel()
         return _Params(
             talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps, words[0]),
             predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps, words[1]),

@@ -1,13 +1,18 @@
 // The kernel as a library of the host, for the tests.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/frame.cuh"
+#include "../../csrc/passes.cuh"
 #include "../../csrc/prompts.cuh"
 
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
 
+// Of the workspace, a column: more than enough for the small models.
+extern "C" int workspace_words() { return 1 << 18; }
+
 template <int Most, class Act>
 static void run(const Params& p, int blocks, int late, Act act) {
+  memset(p.talker.words.qkv, 0xFF, sizeof(uint32_t) * kPlaces * workspace_words());
   std::vector<Shared<M, Most>> shared(blocks);
   launch(blocks, kThreads + 32, late, [&] { act(p, shared[block()]); });
 }
@@ -17,8 +22,11 @@ extern "C" void emulate_generate(const Params* p, int blocks, int late) {
   p->columns == 1 ? run<1>(*p, blocks, late, frames) : run<kColumns>(*p, blocks, late, frames);
 }
 
-extern "C" void emulate_prefill(const Params* p, int blocks, int late) {
-  run<kColumns>(*p, blocks, late, [](const Params& p, auto& s) { run_prompts<M>(p, s); });
+extern "C" void emulate_prefill(Params* p, int blocks, int late) {
+  const auto prompts = [](const Params& p, auto& s) { run_prompts<M>(p, s); };
+  each_run(*p, p->passes, p->num_passes, M::Talker::hidden, [&](bool few) {
+    few ? run<1>(*p, blocks, late, prompts) : run<kColumns>(*p, blocks, late, prompts);
+  });
 }
 
 // numbers[i] / divisor, in their place, as a draw divides.
@@ -35,6 +43,3 @@ extern "C" int shape(int i) {
   const int rest[] = {s.codes, s.slot, kMostUnits, kColumns, kKept};
   return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : rest[i - 8];
 }
-
-// Of the workspace, a column: more than enough for the small models.
-extern "C" int workspace_words() { return 1 << 18; }
