@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,13 +29,15 @@ from megakernel_tts.cuda import PHASES, Megakernel
 from megakernel_tts.frames import Start
 from megakernel_tts.random_checkpoint import write_checkpoint
 from megakernel_tts.random_released import SIZES, released
-from megakernel_tts.weights import Model, model_specs
+from megakernel_tts.weights import Model, Stack, model_specs
 
 _COLUMNS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 1900)
 _PROMPT, _PREFIX = 10, 9
 _FRAMES = 32  # a launch
 _REPEATS = 7
+
+Phases = dict[str, dict[str, float]]  # wait, multiply and rest of each
 
 
 def random_model(size: str) -> tuple[Model, ModelConfig]:
@@ -68,20 +70,28 @@ def read_bandwidth() -> float:
     return data.numel() * 4 / milliseconds(data.sum) * 1e3
 
 
-def frame_bytes(model: Model, config: ModelConfig) -> int:
-    """Weights that a frame of one stream reads; keys, values and embeddings are small."""
+def _size(part: object) -> int:
+    return sum(t.numel() * t.element_size() for t in leaves(part))
 
-    def size(part: object) -> int:
-        return sum(t.numel() * t.element_size() for t in leaves(part))
 
-    passes = config.talker.groups - 1  # positions 0 and 1 share one
-    project = size(model.predictor.project) if model.predictor.project else 0
-    return (
-        size(model.talker.stack)
-        + size(model.talker.head)
-        + passes * (size(model.predictor.stack) + project)
-        + size(model.predictor.heads)
-    )
+def stack_bytes(stack: Stack) -> dict[str, int]:
+    """Weights that a pass reads, by phase; norms, keys and values are small."""
+    layers = stack.layers
+    return {
+        "qkv": sum(_size((w.q, w.k, w.v)) for w in layers),
+        "out": sum(_size(w.o) for w in layers),
+        "gate_up": sum(_size((w.gate, w.up)) for w in layers),
+        "down": sum(_size(w.down) for w in layers),
+    }
+
+
+def frame_bytes(model: Model, passes: int) -> dict[str, int]:
+    """Weights that a frame reads, by phase, of which the predictor takes so many passes."""
+    talker, predictor = stack_bytes(model.talker.stack), stack_bytes(model.predictor.stack)
+    return {phase: talker[phase] + passes * predictor[phase] for phase in talker} | {
+        "head": _size(model.talker.head) + _size(model.predictor.heads),
+        "project": passes * _size(model.predictor.project) if model.predictor.project else 0,
+    }
 
 
 class Bench:
@@ -93,9 +103,10 @@ class Bench:
         self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
         self.prompt = 0.05 * torch.randn(_PROMPT, hidden).bfloat16()
 
-    def prefill(self, streams: int, common: int) -> float:
-        """Ms for a prompt each, whose common positions were run before."""
-        starts = [Start(i, self.prompt, Sampling(seed=i), 0, common) for i in range(streams)]
+    def prefill(self, streams: int, common: int, length: int = _PROMPT) -> float:
+        """Ms for a prompt each, of so many positions, of which the common ones were run before."""
+        prompt = self.prompt[:length]
+        starts = [Start(i, prompt, Sampling(seed=i), 0, common) for i in range(streams)]
         return milliseconds(lambda: self.kernel.prefill(starts))
 
     def frame(self, columns: int, position: int) -> float:
@@ -112,24 +123,69 @@ class Bench:
         """Frames from the same place on; a stream that ends early keeps its column."""
         self.kernel._launch(slots, _FRAMES)
 
-    def phases(self) -> dict[str, dict[str, float]]:
-        """Microseconds a frame of one stream by phase, the mean of the blocks.
+    def phases(self) -> dict[str, Phases]:
+        """Microseconds by phase, the mean of the blocks, of frames and of passes of a prompt.
 
-        Cycles of the profiling build, in proportion to its time for a frame.
+        Cycles of the profiling build. Frames of a launch tell how many make a microsecond.
         """
         frame = 1e3 * self.frame(1, 100)
-        cycles = self.kernel._memory[-1].double().mean(0)
-        parts = ("wait", "multiply", "rest")
+        cycles = {"frame": self._cycles() / _FRAMES}
+        self.frame(8, 100)
+        cycles["frame_of_eight"] = self._cycles() / _FRAMES
+        self.prefill(1, 0, 8)
+        cycles["eight_positions"] = self._cycles()
+        self.prefill(1, 8, 10)
+        cycles["two_positions"] = self._cycles()
+        a_microsecond = cycles["frame"].sum() / frame
         return {
-            phase: dict(zip(parts, [round(t, 1) for t in row], strict=True))
-            for phase, row in zip(PHASES, (cycles / cycles.sum() * frame).tolist(), strict=True)
+            work: {
+                phase: dict(zip(("wait", "multiply", "rest"), row, strict=True))
+                for phase, row in zip(PHASES, (of / a_microsecond).tolist(), strict=True)
+            }
+            for work, of in cycles.items()
         }
+
+    def _cycles(self) -> Tensor:
+        """Of the last launch, [phases, 3]."""
+        return self.kernel._memory[-1].double().mean(0)
+
+
+def table(phases: Phases, weights: Mapping[str, int], bandwidth: float) -> Mapping[str, object]:
+    """Microseconds of each phase, and how fast it reads its weights; of all together."""
+
+    def row(microseconds: Mapping[str, float], read: int) -> dict[str, float]:
+        speed = read / sum(microseconds.values()) * 1e6 if read else 0.0
+        return {part: round(time, 1) for part, time in microseconds.items()} | {
+            "mb": round(read / 1e6, 1),
+            "gb_s": round(speed / 1e9),
+            "share_of_read_bandwidth": round(speed / bandwidth, 3),
+        }
+
+    parts = {part: sum(times[part] for times in phases.values()) for part in phases["qkv"]}
+    every = {phase: row(times, weights.get(phase, 0)) for phase, times in phases.items()}
+    return every | {"all": row(parts, sum(weights.values()))}
+
+
+def profiled(size: str) -> dict[str, Phases]:
+    """`Bench.phases` by the profiling build: of a process of its own, which has no other."""
+    command = [sys.executable, "-m", "bench.step", "--phases", size]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(found.splitlines()[-1])
 
 
 def measure(size: str) -> dict[str, object]:
     """All figures of a size."""
+    phases = profiled(size)
     model, config = random_model(size)
-    bandwidth, weights = read_bandwidth(), frame_bytes(model, config)
+    passes = config.talker.groups  # of the predictor; of one stream, the first two share one
+    prompt = stack_bytes(model.talker.stack)
+    read = {
+        "frame": frame_bytes(model, passes - 1),
+        "frame_of_eight": frame_bytes(model, passes),
+        "eight_positions": prompt,
+        "two_positions": prompt,
+    }
+    bandwidth, weights = read_bandwidth(), sum(read["frame"].values())
     graph = {p: round(milliseconds(frame_graph(model, config, p)), 3) for p in (100, 500)}
     bench = Bench(model, config)
     columns = {c: round(bench.frame(c, 100), 3) for c in _COLUMNS}
@@ -147,6 +203,7 @@ def measure(size: str) -> dict[str, object]:
         "weights_gb": round(weights / 1e9, 3),
         "read_gb_s": round(bandwidth / 1e9),
         "share_of_read_bandwidth": round(weights / columns[1] * 1e3 / bandwidth, 3),
+        "phases_us": {work: table(found, read[work], bandwidth) for work, found in phases.items()},
     }
 
 
@@ -165,9 +222,7 @@ def main() -> None:
         return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
     for size in SIZES:
-        command = [sys.executable, "-m", "bench.step", "--phases", size]
-        phases = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        figures[size] = measure(size) | {"phases_us": json.loads(phases.splitlines()[-1])}
+        figures[size] = measure(size)
         print(f"{size}: {json.dumps(figures[size], indent=1)}", file=sys.stderr)
     write(figures, arguments.json, packages=("torch",))
 
