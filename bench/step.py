@@ -88,9 +88,10 @@ def stack_bytes(stack: Stack) -> dict[str, int]:
 def frame_bytes(model: Model, passes: int) -> dict[str, int]:
     """Weights that a frame reads, by phase, of which the predictor takes so many passes."""
     talker, predictor = stack_bytes(model.talker.stack), stack_bytes(model.predictor.stack)
+    project = model.predictor.project
     return {phase: talker[phase] + passes * predictor[phase] for phase in talker} | {
         "head": _size(model.talker.head) + _size(model.predictor.heads),
-        "project": passes * _size(model.predictor.project) if model.predictor.project else 0,
+        "project": passes * _size(project.weight) if project else 0,
     }
 
 

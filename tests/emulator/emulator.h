@@ -277,13 +277,19 @@ inline void copy_own(uint2* shared, const void* global) { memcpy(shared, global,
 inline void wait_for_own() {}
 
 struct Gate {
-  int count, missing;
+  int count, missing;  // arrivals
+  int bytes;           // on their way
   uint32_t openings;
+
+  void open_if_due() {
+    if (missing == 0 && bytes == 0) missing = count, ++openings;
+  }
 };
-inline void gate_init(Gate& gate, int count) { gate = {count, count, 0}; }
+inline void gate_init(Gate& gate, int count) { gate = {count, count, 0, 0}; }
 inline void gates_ready() {}
 inline void gate_arrive(Gate& gate) {
-  if (--gate.missing == 0) gate.missing = gate.count, ++gate.openings;
+  --gate.missing;
+  gate.open_if_due();
 }
 inline void gate_arrive_if(bool wanted, Gate& gate) {
   if (wanted) gate_arrive(gate);
@@ -307,14 +313,21 @@ class Held {
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
 inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline uint64_t read_once() { return 0; }
-inline void expect_copy(Gate&, int) {}
+inline void expect_copy(Gate& gate, int bytes) {
+  if (thread() % 32 > 0) return;
+  gate.bytes += bytes;
+  gate_arrive(gate);
+}
 inline void copy_async(void* shared, const void* global, int bytes, Gate& gate, uint64_t) {
 #ifdef MEGAKERNEL_MOVES_REGISTERS  // there full slots are counted: some come late, to be missed
   const bool late = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
   for (int turn = 0; late && turn < 40; ++turn) yield();
 #endif
-  if (thread() % 32 == 0) memcpy(shared, global, bytes);
-  gate_arrive(gate);
+  gate_arrive_if(thread() % 32 > 0, gate);
+  if (thread() % 32 > 0) return;
+  memcpy(shared, global, bytes);
+  gate.bytes -= bytes;
+  gate.open_if_due();
 }
 
 inline float shuffle_up(float value) { return show(value)[max(lane() - 1, 0)]; }
