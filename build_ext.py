@@ -74,8 +74,7 @@ def load(device: "torch.device", *, profile: bool = False, precise: bool = False
         import ninja
 
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
-    major, minor = torch.cuda.get_device_capability(device)
-    architecture = f"{major}{minor}{'a' if major >= 9 else ''}"
+    architecture = architecture_of(device)
     extra = ["-DMEGAKERNEL_PROFILE"] * profile + ["-DMEGAKERNEL_PRECISE"] * precise
     name = f"megakernel_tts_{_digest(torch.__version__, architecture, *extra)}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
@@ -88,6 +87,26 @@ def load(device: "torch.device", *, profile: bool = False, precise: bool = False
         extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
         is_python_module=False,
     )
+
+
+def architecture_of(device: "torch.device") -> str:
+    """What nvcc calls a GPU's architecture."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def nvcc(architecture: str) -> list[str]:
+    """How to compile our sources for an architecture.
+
+    Raises:
+        RuntimeError: There is no nvcc.
+    """
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        raise RuntimeError("There is no nvcc: install the CUDA toolkit.")
+    return [compiler, *FLAGS, *_target(architecture)]
 
 
 def _digest(*parts: str) -> str:
@@ -115,17 +134,16 @@ def check() -> bool:
 
     Returns:
         Whether all went well, and nothing is spilled.
+
+    Raises:
+        RuntimeError: There is no nvcc.
     """
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        print("There is no nvcc: install the CUDA toolkit.", file=sys.stderr)
-        return False
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
 
         def compile_for(
             architecture: str, source: str
         ) -> tuple[str, str, subprocess.CompletedProcess[str]]:
-            command = [nvcc, *FLAGS, *_target(architecture), "-cubin", "-Xptxas", "-v"]
+            command = [*nvcc(architecture), "-cubin", "-Xptxas", "-v"]
             command += ["-o", f"{folder}/{architecture}-{Path(source).stem}.cubin"]
             run = subprocess.run([*command, str(CSRC / source)], capture_output=True, text=True)
             return architecture, source, run
@@ -153,11 +171,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="compile for every architecture")
-    if parser.parse_args().check:
-        return 0 if check() else 1
-    import torch
-
+    arguments = parser.parse_args()
     try:
+        if arguments.check:
+            return 0 if check() else 1
+        import torch
+
         load(torch.device("cuda"))
     except RuntimeError as error:
         print(error, file=sys.stderr)

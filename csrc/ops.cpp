@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "passes.cuh"
+#include "workspace.cuh"
 
 namespace megakernel {
 namespace {
@@ -62,58 +63,12 @@ const uint4* packed(const Tensor& t, const char* name) {
   return reinterpret_cast<const uint4*>(half(t, name));
 }
 
-int64_t widest(const Shape& s, int which) { return std::max(s.talker[which], s.predictor[which]); }
+int64_t words_of(int64_t model) { return workspace_words(entry(model).shape); }
 
-// Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
-// each of kPlaces columns, or places of a board.
-struct Cutter {
-  uint32_t* next;
-
-  uint32_t* take(int64_t count) {
-    uint32_t* at = next;
-    next += (kPlaces * count + 31) / 32 * 32;
-    return at;
-  }
-};
-
-// `s` is hidden, heads, kv heads and intermediate.
-Words words(const int (&s)[4], int64_t vocab, Cutter& cut) {
-  Words w;
-  w.qkv = cut.take(static_cast<int64_t>(s[1] + 2 * s[2]) * kHeadDim);
-  w.partial = cut.take(static_cast<int64_t>(s[1]) * kMaxSpans * kHeadDim);
-  w.statistic = cut.take(s[1] * kMaxSpans * 2);
-  w.attended = cut.take(kHalves * s[1] * kHeadDim / 2);
-  w.out = cut.take(s[0]);
-  w.middle = cut.take(kHalves * s[3] / 2);
-  w.down = cut.take(s[0]);
-  w.logits = cut.take(vocab);
-  return w;
-}
-
-// Fills in the buffers from `begin` on; returns how many words they take.
-int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
-  Cutter cut{begin};
-  p.talker.words = words(s.talker, s.codes + kControl, cut);
-  p.predictor.words = words(s.predictor, s.codes, cut);
-  p.projected = cut.take(s.predictor[0]);
-  p.drawn = cut.take(1);
-  p.broken = cut.take(1);
-  p.given_up = cut.take(1);
-  return cut.next - begin;
-}
-
-int64_t workspace_words(int64_t model) {
-  Params p;
-  return lay_out(p, entry(model).shape, nullptr);
-}
-
-// Where in the workspace a launch leaves the talker's logits [columns, vocab], and the predictor's
-// last ones [columns, codes], as words that give their two lowest bits to a tag.
-std::vector<int64_t> logits_at(int64_t model) {
-  Params p;
-  lay_out(p, entry(model).shape, nullptr);
-  uint32_t* const begin = nullptr;
-  return {p.talker.words.logits - begin, p.predictor.words.logits - begin};
+// As words that give their two lowest bits to a tag.
+std::vector<int64_t> logits_of(int64_t model) {
+  const LogitsAt at = logits_at(entry(model).shape);
+  return {at.talker, at.predictor};
 }
 
 Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, const Tensor& keys,
@@ -170,8 +125,8 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   p.published = reinterpret_cast<unsigned*>(pointer<int>(mail[kPublished], at::kInt, "published"));
   p.stop = reinterpret_cast<unsigned*>(pointer<int>(mail[kStop], at::kInt, "stop"));
   p.failure = reinterpret_cast<unsigned*>(pointer<int>(mail[kFailure], at::kInt, "failure"));
-  TORCH_CHECK(m[kWorkspace].numel() == workspace_words(model), "The workspace must have ",
-              workspace_words(model), " words.");
+  TORCH_CHECK(m[kWorkspace].numel() == workspace_words(s), "The workspace must have ",
+              workspace_words(s), " words.");
   lay_out(p, s, reinterpret_cast<uint32_t*>(pointer<int>(m[kWorkspace], at::kInt, "workspace")));
   p.times = reinterpret_cast<uint64_t*>(pointer<int64_t>(m[kTimes], at::kLong, "times"));
   TORCH_CHECK(patience >= 0, "The patience is ", patience, " ns; it must not be negative.");
@@ -339,8 +294,8 @@ int64_t blocks_of(int64_t model) { return blocks(entry(model)); }
 TORCH_LIBRARY(megakernel_tts, m) {
   m.def("models() -> int", &megakernel::models);
   m.def("shape(int model) -> int[]", &megakernel::shape);
-  m.def("workspace_words(int model) -> int", &megakernel::workspace_words);
-  m.def("logits_at(int model) -> int[]", &megakernel::logits_at);
+  m.def("workspace_words(int model) -> int", &megakernel::words_of);
+  m.def("logits_at(int model) -> int[]", &megakernel::logits_of);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);
   m.def(

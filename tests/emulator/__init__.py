@@ -10,9 +10,8 @@ from torch import Tensor
 
 from tests.emulator.build import compiled
 
-COLUMNS, SPANS, HEAD, CONTROL = 8, 16, 128, 1024
+COLUMNS = 8
 STREAM = 132  # bytes
-
 
 _WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
 _COMMON = ("projected", "drawn", "broken", "given_up")
@@ -74,12 +73,10 @@ class EmulatedOps:
         return [self._library.shape(i) for i in range(13)]
 
     def workspace_words(self, _: int) -> int:
-        return COLUMNS * self._library.workspace_words()
+        return self._library.workspace_words()
 
     def logits_at(self, _: int) -> list[int]:
-        shape, cut = self.shape(0), _Cutter(0)
-        networks = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
-        return [words[_WORDS.index("logits")] // 4 for words in networks]
+        return [self._library.logits_at(network) for network in range(2)]
 
     def blocks(self, _: int) -> int:
         return self._blocks
@@ -117,47 +114,23 @@ class EmulatedOps:
     ) -> _Params:
         """As csrc/ops.cpp fills them."""
         w, m = [t.data_ptr() for t in weights], [t.data_ptr() for t in memory]
-        shape = self.shape(0)
-        cut = _Cutter(m[7])
-        words = cut.network(shape[:4], shape[8] + CONTROL), cut.network(shape[4:8], shape[8])
-        common = {name: cut.take(shape[4]) for name in _COMMON}
-        assert cut.next <= m[7] + 4 * memory[7].numel()
-        return _Params(
-            talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps, words[0]),
-            predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps, words[1]),
+        params = _Params(
+            talker=_network(w[0], w[2], w[4], m[0], m[1], w[11], memory[0], eps),
+            predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps),
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8],
             group_embeddings=(c_void_p * 15)(*weights[9].tolist()),
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
             eos=eos, patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
-            **common,
         )  # fmt: skip
-
-
-class _Cutter:
-    """Takes the workspace apart."""
-
-    def __init__(self, begin: int) -> None:
-        self.next = begin
-
-    def take(self, words: int) -> int:
-        at = self.next
-        self.next += 4 * COLUMNS * words
-        return at
-
-    def network(self, shape: Sequence[int], vocab: int) -> list[int]:
-        hidden, heads, kv_heads, middle = shape
-        counts = (
-            (heads + 2 * kv_heads) * HEAD, heads * SPANS * HEAD, heads * SPANS * 2, heads * HEAD,
-            hidden, middle, hidden, vocab,
-        )  # fmt: skip
-        return [self.take(count) for count in counts]
+        self._library.lay_out(ctypes.byref(params), c_void_p(m[7]))
+        return params
 
 
 def _network(
     stack: int, layers: int, norm: int, keys: int, values: int, turns: int, cache: Tensor,
-    eps: float, words: Sequence[int],
+    eps: float,
 ) -> _Network:  # fmt: skip
     count, slots, _, positions, _ = cache.shape
-    return _Network(stack, layers, count, norm, keys, values, slots, positions, turns, eps, *words)
+    return _Network(stack, layers, count, norm, keys, values, slots, positions, turns, eps)

@@ -3,16 +3,25 @@
 #include "../../csrc/frame.cuh"
 #include "../../csrc/passes.cuh"
 #include "../../csrc/prompts.cuh"
+#include "../../csrc/workspace.cuh"
 
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
 
-// Of the workspace, a column: more than enough for the small models.
-extern "C" int workspace_words() { return 1 << 18; }
+extern "C" int workspace_words() {
+  return static_cast<int>(megakernel::workspace_words(shape_of<M>()));
+}
+
+extern "C" void lay_out(Params* p, uint32_t* workspace) { lay_out(*p, shape_of<M>(), workspace); }
+
+extern "C" int logits_at(int network) {
+  const LogitsAt at = logits_at(shape_of<M>());
+  return static_cast<int>(network == 0 ? at.talker : at.predictor);
+}
 
 template <int Most, class Act>
 static void run(const Params& p, int blocks, int late, Act act) {
-  memset(p.talker.words.qkv, 0xFF, sizeof(uint32_t) * kPlaces * workspace_words());
+  memset(p.talker.words.qkv, 0xFF, sizeof(uint32_t) * workspace_words());  // the first of them
   std::vector<Shared<M, Most>> shared(blocks);
   launch(blocks, kThreads + 32, late, [&] { act(p, shared[block()]); });
 }
