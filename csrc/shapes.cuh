@@ -38,6 +38,7 @@ constexpr int kTile = 32;                   // K of a warp's step
 constexpr int kStep = kTile * kWarps;       // K of the block's step
 constexpr int kMostSteps = 12;              // whose activations have room at a time
 constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
+constexpr int kMostOwn = 32;                // units of the residual that a block may have to keep
 constexpr int kBlock = 16;                  // positions that a warp attends to at a time
 constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
 constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions

@@ -148,16 +148,30 @@ DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
   for (auto& half : fragments) half.of[kLast][warp()][lane()] = {0, 0, 0, 0};
 }
 
-// One of a product's results: the sum of the warps' sums at `at`.
+// One of a product's results: a unit's row of a column, the sum of the warps' sums at `at`.
 struct Result {
   int unit, column, row, at;
+  float before;  // what was seen before the sum was there
 };
 
-// For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(unit,
-// column, row, sum, sums, there)`, by all lanes: where it is not `there`, the sum is none.
-// `fetch(first step, sums)` brings the activations. False once anybody has given up.
-template <class Matrix, int N, class F, class Fetch, class Take>
-DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
+// The i-th of a unit's count: so many units, each of 2^wide columns.
+template <int Wide>
+DEVICE Result result_of(int i, int first, int count, int wide) {
+  const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
+  const int unit = min(i / kUnit >> wide, count - 1);
+  return {first + unit, column, row, unit * kWarps * kUnit * Wide + row * Wide + column, 0};
+}
+
+struct Nothing {
+  DEVICE float operator()(const Share&, const Result&) const { return 0; }
+};
+
+// For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(result,
+// sum, sums, there)`, by all lanes: where it is not `there`, the sum is none. `fetch(first step,
+// sums)` brings the activations; `look(share, result)` is asked before. False once anybody has
+// given up.
+template <class Matrix, int N, class F, class Fetch, class Take, class Look = Nothing>
+DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take, Look look = {}) {
   const Share share = flow.shares[phase];
   const int units = uniform(share.count);
 #pragma unroll 1
@@ -174,13 +188,12 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
     const int items = count * kUnit << wide, begin = 32 * warp_number();
     auto result = [&](int i) {
-      const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
-      const int unit = min(i / kUnit >> wide, count - 1);
-      return Result{share.first + done + unit, column, row,
-                    unit * kWarps * kUnit * kWide + row * kWide + column};
+      Result r = result_of<kWide>(i, share.first + done, count, wide);
+      r.before = look(share, r);
+      return r;
     };
     Result r = result(begin + lane());
-    r = {held(r.unit), held(r.column), held(r.row), held(r.at)};
+    r = {held(r.unit), held(r.column), held(r.row), held(r.at), r.before};
 #pragma unroll 1
     for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
       // Now, and not once the words are there.
@@ -207,7 +220,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         sum += at[i / kWarps * kRoom<F::most> + i % kWarps * kUnit * kWide];
       }
       const bool there = fine && first + lane() < items && r.column < columns;
-      take(r.unit, r.column, r.row, sum, sums, there);
+      take(r, sum, sums, there);
       first += kThreads;
       if (first < items) r = result(first + lane());
     }
@@ -215,6 +228,22 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     flow.watch.lap(phase, kSum);
   }
   return true;
+}
+
+// act(unit, column, row) of the block's units, by the lanes that take them as a product's results.
+template <int N, class F, class Act>
+DEVICE void each_result(F& flow, int units, Act act) {
+  const int wide = flow.template wide<N>();
+#pragma unroll 1
+  for (int done = 0; done < units; done += kMostUnits) {
+    const int count = min(kMostUnits, units - done), items = count * kUnit << wide;
+#pragma unroll 1
+    for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
+      const Result r = result_of<0>(first + lane(), done, count, wide);
+      if (first + lane() < items) act(r.unit, r.column, r.row);
+    }
+  }
+  warp_sync();
 }
 
 }  // namespace megakernel
