@@ -53,17 +53,14 @@ class Generation : Crew<M, Most> {
 
   DEVICE bool make_logits(int pass) {
     if (pass == kTalk) return talker_head();
-    if (pass == 0) return hear_all<Predictor>(s_.predictor, predictor_tags_);
-    return predictor_head(pass);
-  }
-
-  // Position 0 alone has no logits; but keys and values are settled once its words are heard.
-  template <class S>
-  DEVICE bool hear_all(const Network& n, const Tags& tags) {
-    take_words<S::hidden, Most, Most>(
-        p_, n.words.down, columns(), tags, kDown, flow_.gave_up(), [](int, int, int, float4) {},
-        [](int) {});
-    return true;
+    // Keys and values of the pass are settled for who hears what it ends with: position 0 alone has
+    // no logits, and some blocks may have no part of them.
+    if (pass == 0 || uniform(flow_.shares[kHead].count) == 0) {
+      take_words<Predictor::hidden, Most, Most>(
+          p_, s_.predictor.words.down, columns(), predictor_tags_, kDown, flow_.gave_up(),
+          [](int, int, int, float4) {}, [](int) {});
+    }
+    return pass == 0 || predictor_head(pass);
   }
 
   // The vector of the norm that the next pass begins with.
