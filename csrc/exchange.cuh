@@ -27,12 +27,15 @@ class Tags {
   }
 
   DEVICE void advance(int columns) {
-    const uint32_t next = uses_ + (0x5555u & ((1u << 2 * columns) - 1));
-    const uint32_t full = next & next >> 1 & 0x5555u;
+    const uint32_t next = uses_ + (0x55555555u >> 2 * (kMost - columns));
+    const uint32_t full = next & next >> 1 & 0x55555555u;
     uses_ = next & ~(3 * full);
   }
 
  private:
+  static constexpr int kMost = 16;
+  static_assert(kWide <= kMost);
+
   uint32_t uses_ = 0;
 };
 

@@ -53,7 +53,7 @@ class Activations {
                   kOfStep = kWarps * kRoom<Most> * kColumn;
     const Halves halves = closed(v);
     each_half([&](int half) {
-      const int step = half * kMostSteps + 4 * four;  // from the lane's first one
+      const int step = half * kMostSteps<Most> + 4 * four;  // from the lane's first one
       *(first_ + (step * kOfStep + column * kColumn)) = halves.of[half];
     });
   }
@@ -379,8 +379,9 @@ DEVICE bool run_layers(F& flow, OwnRows<F::most>& own, NormVector<Hidden>& vecto
         attend_here<S, N>(flow, n, l, head_norms, columns, sums.gave_up);
       else
         each_half([&](int half) {
-          fetch_pairs<S::queries, S::Out::chunk, N>(p, words.attended, half, first, count, tags,
-                                                    kAttend, sums.gave_up, flow.fragments[half]);
+          fetch_pairs<S::queries, S::Out::template chunk<F::most>, N>(
+              p, words.attended, half, first, count, tags, kAttend, sums.gave_up,
+              flow.fragments[half]);
         });
     };
     if (!add<typename S::Out, N>(flow, kOut, own, attended, words.out)) return false;
@@ -409,7 +410,7 @@ DEVICE bool run_layers(F& flow, OwnRows<F::most>& own, NormVector<Hidden>& vecto
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::chunk, N>(
+        fetch_pairs<S::intermediate, S::Down::template chunk<F::most>, N>(
             p, words.middle, half, first, count, tags, kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
