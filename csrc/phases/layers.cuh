@@ -127,23 +127,24 @@ struct NormVector {
 
 // Sums over all lanes, of which lane l gets that of values[l / (32 / N)]: added in the order of
 // `warp_sum`, but for less exchange.
-template <int N>
+template <int Mask = 16, int N>
 DEVICE float warp_sums_apart(const float (&values)[N]) {
   static_assert(32 % N == 0);
-  float kept[N];
+  if constexpr (Mask == 0) {
+    return values[0];
+  } else if constexpr (N == 1) {
+    const float sum[] = {values[0] + shuffle_xor(values[0], Mask)};
+    return warp_sums_apart<Mask / 2>(sum);
+  } else {
+    const bool upper = lane() & Mask;
+    float kept[N / 2];
 #pragma unroll
-  for (int i = 0; i < N; ++i) kept[i] = values[i];
-#pragma unroll
-  for (int mask = 16, left = N / 2; mask > 0; mask /= 2, left /= 2) {
-    const bool upper = lane() & mask;
-#pragma unroll
-    for (int i = 0; i < left; ++i) {
-      const float given = upper ? kept[i] : kept[i + left];
-      kept[i] = (upper ? kept[i + left] : kept[i]) + shuffle_xor(given, mask);
+    for (int i = 0; i < N / 2; ++i) {
+      const float given = upper ? values[i] : values[i + N / 2];
+      kept[i] = (upper ? values[i + N / 2] : values[i]) + shuffle_xor(given, Mask);
     }
-    if (left == 0) kept[0] += shuffle_xor(kept[0], mask);
+    return warp_sums_apart<Mask / 2>(kept);
   }
-  return kept[0];
 }
 
 // A norm's vector, as a lane has it.
