@@ -143,8 +143,7 @@ class Generation : Crew<M, Most> {
       return true;
     }
     const auto input = [&](int c, int k) { return next_input(c, k); };
-    put_start<Talker::hidden, 1>(flow_, flow_.sums[flow_.turn], s_.norm, 0, columns(), input);
-    keep_start<Talker, Most>(flow_, s_.own, columns(), input);
+    start_with<Talker, Most, 1>(flow_, s_.own, s_.norm, columns(), input);
     return run<Talker, Most>(s_.talker, talker_tags_, columns(), IsThere());
   }
 
@@ -224,9 +223,7 @@ class Generation : Crew<M, Most> {
                                                            FromWords{p_.projected, project_tags_});
     } else {
       constexpr int kAtOnce = kSeveral < N ? kSeveral : N;
-      put_start<Predictor::hidden, kAtOnce>(flow_, flow_.sums[flow_.turn], s_.norm, 0, count,
-                                            input);
-      keep_start<Predictor, N>(flow_, s_.own, count, input);
+      start_with<Predictor, N, kAtOnce>(flow_, s_.own, s_.norm, count, input);
       return run<Predictor, N>(s_.predictor, predictor_tags_, count, IsThere());
     }
   }

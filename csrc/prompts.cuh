@@ -34,9 +34,7 @@ class Prompts : Crew<M, Most> {
       const auto input = [&](int c, int k) {
         return load_halves(rows + static_cast<size_t>(min(c, last)) * Talker::hidden + k);
       };
-      put_start<Talker::hidden, kSeveral>(flow_, flow_.sums[flow_.turn], s_.norm, 0, columns,
-                                          input);
-      keep_start<Talker, kRoom<Most>>(flow_, s_.own, columns, input);
+      start_with<Talker, kRoom<Most>, kSeveral>(flow_, s_.own, s_.norm, columns, input);
       rows += static_cast<size_t>(last + 1) * Talker::hidden;
       fine = run_layers<Talker, kRoom<Most>>(flow_, s_.own, s_.norm, s_.talker, columns_(), columns,
                                              IsThere()) &&

@@ -250,6 +250,14 @@ DEVICE void keep_start(F& flow, OwnRows<F::most>& own, int columns, Start start)
   });
 }
 
+// What the layers start with is there.
+template <class S, int N, int AtOnce, class F, int Hidden, class Start>
+DEVICE void start_with(F& flow, OwnRows<F::most>& own, const NormVector<Hidden>& vector,
+                       int columns, Start start) {
+  put_start<S::hidden, AtOnce>(flow, flow.sums[flow.turn], vector, 0, columns, start);
+  keep_start<S, N>(flow, own, columns, start);
+}
+
 // How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at
 // most N columns: eight elements each, of eight steps of a column, or of four of two columns. A
 // lane's first eight are at `column` and `step`, the others so many columns and steps further.
@@ -324,8 +332,7 @@ DEVICE bool add(F& flow, Phase phase, OwnRows<F::most>& own, Fetch fetch, uint32
   return product<Matrix, N>(flow, phase, fetch, take, look);
 }
 
-// What the layers start with: words, or nothing, if it is there already: with the first norm's
-// vector where the first product takes it, and in each block's rows.
+// What the layers start with: words, or nothing, after `start_with`.
 struct FromWords {
   const uint32_t* words;
   Tags tags;
