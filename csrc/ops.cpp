@@ -181,6 +181,8 @@ void check_passes(const Tensor& passes, const Network& talker, int64_t rows) {
   for (int64_t i = 0; i < passes.size(0); ++i) {
     TORCH_CHECK(1 <= at[i].columns && at[i].columns <= kWide, "A pass takes 1 to ", kWide,
                 " columns, found ", at[i].columns, ".");
+    TORCH_CHECK(at[i].row == columns, "Pass ", i, " must begin with row ", columns,
+                " of the prompt, found ", at[i].row, ".");
     columns += at[i].columns;
     for (int c = 0; c < at[i].columns; ++c) {
       const Place& place = at[i].places[c];
@@ -254,7 +256,7 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   p.prompt = reinterpret_cast<const bf16*>(there.const_data_ptr());
   p.passes = reinterpret_cast<const Pass*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
   each_run(p, reinterpret_cast<const Pass*>(passes.const_data_ptr()),
-           static_cast<int>(passes.size(0)), e.shape.talker[0],
+           static_cast<int>(passes.size(0)),
            [&](Size size) { launch(e.prefill[size], e, p, memory[kWorkspace]); });
 }
 

@@ -67,6 +67,7 @@ struct Place {
 // otherwise.
 struct Pass {
   int columns;
+  int row;   // of `prompt`: the first column's
   int ends;  // bit c: column c is its prompt's last, whose hidden state starts the speech
   Place places[kWide];
 };

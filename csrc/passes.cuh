@@ -15,18 +15,14 @@ constexpr Size size_of(int columns) {
 // For each run of neighbouring passes of one size: has `p` name them, and calls launch(size).
 // `passes` are those of `p`, on the host.
 template <class Launch>
-void each_run(Params& p, const Pass* passes, int count, int hidden, Launch launch) {
+void each_run(Params& p, const Pass* passes, int count, Launch launch) {
   for (int done = 0; done < count; done += p.num_passes) {
     const Size size = size_of(passes[done].columns);
-    int columns = 0;
-    p.num_passes = 0;
-    for (int i = done; i < count && size_of(passes[i].columns) == size; ++i) {
-      columns += passes[i].columns;
-      ++p.num_passes;
-    }
+    int end = done + 1;
+    while (end < count && size_of(passes[end].columns) == size) ++end;
+    p.num_passes = end - done;
     launch(size);
     p.passes += p.num_passes;
-    p.prompt += static_cast<size_t>(columns) * hidden;
   }
 }
 

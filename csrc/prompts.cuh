@@ -20,10 +20,9 @@ class Prompts : Crew<M, Most> {
     begin_prompts();
     const bool lost = lost_before();
     bool fine = true;
-    const bf16* rows = p_.prompt;
 #pragma unroll 1
-    for (int i = 0; fine && i < p_.num_passes; ++i) {
-      const Pass& pass = p_.passes[i];
+    for (const Pass* next = p_.passes; fine && next < p_.passes + p_.num_passes; ++next) {
+      const Pass& pass = *next;
       const int last = pass.columns - 1, columns = Most == 1 ? kRoom<Most> : last + 1;
       begin_pass(columns);
       Base::template ask<Talker::hidden>(s_.talker.norms);
@@ -32,10 +31,10 @@ class Prompts : Crew<M, Most> {
         return Column{at.slot, at.position, c > last ? c : at.first, c <= last, -1};
       });
       const auto input = [&](int c, int k) {
-        return load_halves(rows + static_cast<size_t>(min(c, last)) * Talker::hidden + k);
+        const size_t row = pass.row + min(c, last);
+        return load_halves(p_.prompt + row * Talker::hidden + k);
       };
       start_with<Talker, kRoom<Most>, kSeveral>(flow_, s_.own, s_.norm, columns, input);
-      rows += static_cast<size_t>(last + 1) * Talker::hidden;
       fine = run_layers<Talker, kRoom<Most>>(flow_, s_.own, s_.norm, s_.talker, columns_(), columns,
                                              IsThere()) &&
              hear(pass, columns, lost);

@@ -69,7 +69,7 @@ def pack(parts: Sequence[Part], columns: int, wide: int) -> tuple[Tensor, Tensor
 
     Returns:
         The vectors of all columns in their order, [columns of all passes, hidden], and the passes
-        as in csrc/params.cuh, [passes, 2 + 3 * wide] (int32).
+        as in csrc/params.cuh, [passes, 3 + 3 * wide] (int32).
     """
     passes: list[_Pass] = []
     earliest = dict.fromkeys((part.slot for part in parts), 0)
@@ -85,8 +85,10 @@ def pack(parts: Sequence[Part], columns: int, wide: int) -> tuple[Tensor, Tensor
             passes.append(_Pass())
         passes[number].take(part, block)
         earliest[part.slot] = number + 1
-    table = np.zeros((len(passes), 2 + 3 * wide), np.int32)
-    for row, one in zip(table, passes, strict=True):
-        row[:2] = len(one.places), one.ends
-        row[2 : 2 + 3 * len(one.places)] = np.ravel(one.places)
+    table = np.zeros((len(passes), 3 + 3 * wide), np.int32)
+    row = 0
+    for line, one in zip(table, passes, strict=True):
+        line[:3] = len(one.places), row, one.ends
+        line[3 : 3 + 3 * len(one.places)] = np.ravel(one.places)
+        row += len(one.places)
     return torch.cat([rows for one in passes for rows in one.rows]), torch.from_numpy(table)

@@ -307,12 +307,13 @@ def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
         (rows.to(b.pad.device), passes, r"on the host, found \[\d+, 128\] on cuda"),
         (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
         (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
-        (rows, passes[:, 1:], r"The passes must be \[passes, 50\] on the host"),
+        (rows, passes[:, 1:], r"The passes must be \[passes, 51\] on the host"),
         (rows, passes.to(b.pad.device), "on the host, found .* on cuda"),
         (rows, beyond(0, 17), "A pass takes 1 to 16 columns, found 17"),
-        (rows, beyond(2, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
-        (rows, beyond(3, 64), "There is no position 64 of slot 0"),
-        (rows, beyond(4, 1), "or no first column 1 for column 0"),
+        (rows, beyond(1, 1), "Pass 0 must begin with row 0 of the prompt, found 1"),
+        (rows, beyond(3, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
+        (rows, beyond(4, 64), "There is no position 64 of slot 0"),
+        (rows, beyond(5, 1), "or no first column 1 for column 0"),
     ):
         with pytest.raises(RuntimeError, match=sentence):
             torch.ops.megakernel_tts.prefill(*_arguments(b), prompt, table)

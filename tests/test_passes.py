@@ -28,8 +28,8 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
         return
     rows, passes = pack(parts, COLUMNS, WIDE)
     row, seen = 0, defaultdict[int, list[int]](list)
-    for columns, ends, *table in passes.tolist():
-        assert 1 <= columns <= WIDE and ends < 1 << columns
+    for columns, begin, ends, *table in passes.tolist():
+        assert 1 <= columns <= WIDE and begin == row and ends < 1 << columns
         places = [table[3 * i : 3 * i + 3] for i in range(columns)]
         for c, (slot, position, first) in enumerate(places):
             assert rows[row + c].tolist() == [1000.0 * slot + position]

@@ -33,7 +33,7 @@ extern "C" void emulate_generate(const Params* p, int blocks, int late) {
 
 extern "C" void emulate_prefill(Params* p, int blocks, int late) {
   const auto prompts = [](const Params& p, auto& s) { run_prompts<M>(p, s); };
-  each_run(*p, p->passes, p->num_passes, M::Talker::hidden, [&](Size size) {
+  each_run(*p, p->passes, p->num_passes, [&](Size size) {
     if (size == kFew) run<1>(*p, blocks, late, prompts);
     if (size == kSome) run<kColumns>(*p, blocks, late, prompts);
     if (size == kMany) run<kWide>(*p, blocks, late, prompts);

@@ -140,7 +140,7 @@ static void begin_prompts(const Entry& e, Params& p) {
   }
   p.prompt = noise(all * M::Talker::hidden, 0.5f);
   p.passes = uploaded(passes);
-  each_run(p, passes.data(), 4, M::Talker::hidden, [&](Size size) { launch(e.prefill[size], p); });
+  each_run(p, passes.data(), 4, [&](Size size) { launch(e.prefill[size], p); });
 }
 
 int main(int count, char** arguments) {
