@@ -79,7 +79,7 @@ def load(device: "torch.device", *, profile: bool = False, precise: bool = False
     name = f"megakernel_tts_{_digest(torch.__version__, architecture, *extra)}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     if not (folder / f"{name}.so").exists():
-        print("Building the CUDA kernel for this GPU, once: half a minute.", file=sys.stderr)
+        print("Building the CUDA kernel for this GPU, once: about a minute.", file=sys.stderr)
     cpp_extension.load(
         name,
         [str(CSRC / source) for source in (*KERNELS, *OPERATORS)],

@@ -32,7 +32,7 @@ from megakernel_tts.random_released import SIZES, released
 from megakernel_tts.weights import Model, Stack, model_specs
 
 _COLUMNS = (1, 2, 4, 8)
-_POSITIONS = (16, 100, 500, 1000, 1900)
+_POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9
 _FRAMES = 32  # a launch
 _REPEATS = 7
