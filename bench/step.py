@@ -34,6 +34,7 @@ from megakernel_tts.weights import Model, Stack, model_specs
 _COLUMNS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9
+_LONGEST = 24
 _FRAMES = 32  # a launch
 _REPEATS = 7
 
@@ -102,7 +103,7 @@ class Bench:
         hidden = config.talker.stack.hidden
         self.pad = torch.randn(hidden, device="cuda").bfloat16()
         self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
-        self.prompt = 0.05 * torch.randn(_PROMPT, hidden).bfloat16()
+        self.prompt = 0.05 * torch.randn(_LONGEST, hidden).bfloat16()
 
     def prefill(self, streams: int, common: int, length: int = _PROMPT) -> float:
         """Ms for a prompt each, of so many positions, of which the common ones were run before."""
@@ -114,7 +115,7 @@ class Bench:
         """Ms for a frame of all columns."""
         slots = list(range(columns))
         for slot in slots:
-            self.kernel.prefill([Start(slot, self.prompt, Sampling(seed=slot))])
+            self.kernel.prefill([Start(slot, self.prompt[:_PROMPT], Sampling(seed=slot))])
             self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position
@@ -135,6 +136,8 @@ class Bench:
         cycles["frame_of_eight"] = self._cycles() / _FRAMES
         self.prefill(1, 0, 8)
         cycles["eight_positions"] = self._cycles()
+        self.prefill(1, 8, _LONGEST)
+        cycles["sixteen_positions"] = self._cycles()
         self.prefill(1, 8, 10)
         cycles["two_positions"] = self._cycles()
         a_microsecond = cycles["frame"].sum() / frame
@@ -184,6 +187,7 @@ def measure(size: str) -> dict[str, object]:
         "frame": frame_bytes(model, passes - 1),
         "frame_of_eight": frame_bytes(model, passes),
         "eight_positions": prompt,
+        "sixteen_positions": prompt,
         "two_positions": prompt,
     }
     bandwidth, weights = read_bandwidth(), sum(read["frame"].values())
@@ -197,6 +201,8 @@ def measure(size: str) -> dict[str, object]:
         "frame_ms_by_position": positions,
         "prefill_ms": round(bench.prefill(1, 0), 3),
         "prefill_ms_after_its_prefix": round(bench.prefill(1, _PREFIX), 3),
+        "prefill_ms_of_24_positions": round(bench.prefill(1, 0, _LONGEST), 3),
+        "prefill_ms_of_24_positions_after_eight": round(bench.prefill(1, 8, _LONGEST), 3),
         "prefill_ms_of_eight": round(bench.prefill(8, 0), 3),
         "prefill_ms_of_eight_after_their_prefix": round(bench.prefill(8, _PREFIX), 3),
         "torch_graph_ms_by_position": graph,

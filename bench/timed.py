@@ -110,7 +110,7 @@ class _KernelOps:
     def __init__(self, config: ModelConfig, device: Device) -> None:
         stacks = (config.talker.stack, config.predictor.stack)
         self._shape = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
-        self._shape += [config.talker.codes, 1, 64, _COLUMNS, 128]
+        self._shape += [config.talker.codes, 1, 64, _COLUMNS, _COLUMNS, 128]
         self._groups, self._codes = config.talker.groups, config.talker.codes
         self._device = device
         self._launched = torch.zeros(0), 0.0, 0.0  # the flag to stop, the end, seconds a frame

@@ -19,13 +19,23 @@ class Tags {
  public:
   DEVICE uint32_t of(int column) const { return uses_ >> 2 * column & 3; }
 
+  // Of the columns from one on.
+  DEVICE Tags from(int column) const {
+    Tags tags;
+    tags.uses_ = uses_ >> 2 * column;
+    return tags;
+  }
+
   DEVICE void advance(int columns) {
-    const uint32_t next = uses_ + (0x5555u & ((1u << 2 * columns) - 1));
-    const uint32_t full = next & next >> 1 & 0x5555u;
+    const uint32_t next = uses_ + (0x55555555u >> 2 * (kMost - columns));
+    const uint32_t full = next & next >> 1 & 0x55555555u;
     uses_ = next & ~(3 * full);
   }
 
  private:
+  static constexpr int kMost = 16;
+  static_assert(kWide <= kMost);
+
   uint32_t uses_ = 0;
 };
 

@@ -42,15 +42,7 @@ class Generation : Crew<M, Most> {
     for (int pass = kTalk; pass < kGroups; pass += pass == kTalk ? kFirstPass<Most> : 1) {
       flow_.shares = pass == kTalk ? s_.talker_shares : s_.predictor_shares;
       if (pass == kGroups - 1) look_for_stop();
-      if (pass == kTalk)
-        begin_talk(frame);
-      else if (!begin_predicting(pass))
-        return false;
-      if (pass == kTalk && !anyone_talks())
-        Base::template ask<Talker::hidden>(s_.talker.norm);
-      else if (!run_stack(pass))
-        return false;
-      if (!make_logits(pass)) return false;
+      if (!(pass == kTalk ? talk(frame) : predict(pass)) || !make_logits(pass)) return false;
       ask_ahead(pass);
       if (pass != 0) draw_code(pass == kTalk ? 0 : pass);
     }
@@ -59,10 +51,16 @@ class Generation : Crew<M, Most> {
 
   static constexpr int kTalk = -1;
 
-  // Position 0 alone has none.
   DEVICE bool make_logits(int pass) {
     if (pass == kTalk) return talker_head();
-    return pass == 0 || head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_);
+    // Keys and values of the pass are settled for who hears what it ends with: position 0 alone has
+    // no logits, and some blocks may have no part of them.
+    if (pass == 0 || uniform(flow_.shares[kHead].count) == 0) {
+      take_words<Predictor::hidden, Most, Most>(
+          p_, s_.predictor.words.down, columns(), predictor_tags_, kDown, flow_.gave_up(),
+          [](int, int, int, float4) {}, [](int) {});
+    }
+    return pass == 0 || predictor_head(pass);
   }
 
   // The vector of the norm that the next pass begins with.
@@ -76,25 +74,14 @@ class Generation : Crew<M, Most> {
   // Whether a pass is of two positions of one stream.
   DEVICE static bool of_two(int pass) { return kFirstPass<Most> == 2 && pass == 1; }
 
-  DEVICE bool run_stack(int pass) {
-    flow_.tags = pass == kTalk ? talker_tags_ : predictor_tags_;
-    const bool fine = pass == kTalk  ? run<Talker, Most>(s_.talker, columns())
-                      : of_two(pass) ? run<Predictor, kRoom<Most>>(s_.predictor, 2)
-                                     : run<Predictor, Most>(s_.predictor, columns());
-    if (pass == kTalk)  // a reference to either would keep all of this in memory
-      talker_tags_ = flow_.tags;
-    else
-      predictor_tags_ = flow_.tags;
-    if (of_two(pass)) {
-      change_x<Predictor::hidden, 1>(s_.x, 1,
-                                     [&](int, int k, float4) { return four_at(s_.x, 1, k); });
-    }
+  // The layers of a network, whose tags are kept in a place of their own: a reference to it would
+  // keep all of this in memory.
+  template <class S, int N, class From>
+  DEVICE bool run(const Network& n, Tags& tags, int columns, From from) {
+    flow_.tags = tags;
+    const bool fine = run_layers<S, N>(flow_, s_.own, s_.norm, n, columns_(), columns, from);
+    tags = flow_.tags;
     return fine;
-  }
-
-  template <class S, int N>
-  DEVICE bool run(const Network& n, int columns) {
-    return run_layers<S, N>(flow_, s_.x, s_.norm, n, columns_(), columns);
   }
 
   // --- what a warp knows ---
@@ -125,25 +112,25 @@ class Generation : Crew<M, Most> {
     return table + static_cast<size_t>(code) * Talker::hidden;
   }
 
-  // The last frame's embeddings and its text vector.
+  // The last frame's embeddings and its text vector; a first frame has none.
   DEVICE float4 next_input(int c, int k) {
     const Standing& mine = standings_()[c];
     const Stream& stream = s_.streams[c];
     const int text = mine.frames - 1;
-    if (text < 0) return {0, 0, 0, 0};
-    const size_t at = (static_cast<size_t>(stream.slot) * p_.talker.positions + text);
+    const size_t at = (static_cast<size_t>(stream.slot) * p_.talker.positions + max(text, 0));
     float4 rows[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) rows[g] = load_halves(embedding(g, mine.codes[g]) + k);
     float4 x = rows[0];
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) x = plus(x, rows[g]);
-    return plus(x, load_halves((text < stream.fed ? p_.text + at * Talker::hidden : p_.pad) + k));
+    x = plus(x, load_halves((text < stream.fed ? p_.text + at * Talker::hidden : p_.pad) + k));
+    return text < 0 ? float4{0, 0, 0, 0} : x;
   }
 
   // --- the talker ---
 
-  DEVICE void begin_talk(int frame) {
+  DEVICE bool talk(int frame) {
     each_column(columns(), [&](int c) {
       const Standing& mine = standings_()[c];
       const bool moves = mine.goes && !mine.fresh;
@@ -151,92 +138,116 @@ class Generation : Crew<M, Most> {
       return Column{s.slot, moves ? s.prompt + mine.frames - 1 : 0, c, moves,
                     moves && p_.watch.count > 0 ? frame : -1};
     });
-    change_x<Talker::hidden, 1>(s_.x, columns(),
-                                [&](int c, int k, float4) { return next_input(c, k); });
+    if (!anyone_talks()) {
+      Base::template ask<Talker::hidden>(s_.talker.norm);
+      return true;
+    }
+    const auto input = [&](int c, int k) { return next_input(c, k); };
+    start_with<Talker, Most, 1>(flow_, s_.own, s_.norm, columns(), input);
+    return run<Talker, Most>(s_.talker, talker_tags_, columns(), IsThere());
   }
 
-  // The hidden states of streams that begin are their prompts'.
-  DEVICE void start_from_prompts() {
-    change_x<Talker::hidden, 1>(s_.x, columns(), [&](int c, int k, float4 x) {
-      const float* hidden = p_.hidden + static_cast<size_t>(s_.streams[c].slot) * Talker::hidden;
-      return standings_()[c].fresh ? *reinterpret_cast<const float4*>(hidden + k) : x;
-    });
+  // What the talker ends with; of streams that begin, what their prompts did, which came as words,
+  // too.
+  DEVICE float4 talked(int c, int k) {
+    const size_t slot = s_.streams[c].slot;
+    const void* at = s_.talker.words.down + FloatBoard<Talker::hidden, Most>::at(c, k);
+    if (standings_()[c].fresh) at = p_.hidden + slot * Talker::hidden + k;
+    return untagged(load_words(static_cast<const uint4*>(at)));
   }
 
-  // Its logits; x becomes its norm, which the predictor starts from.
   DEVICE bool talker_head() {
-    start_from_prompts();
-    if (!head<typename M::TalkerHead>(s_.talker, talker_head_tags_)) return false;
-    const auto& sums = s_.sums[flow_.turn ^ 1];
-    constexpr int kAtOnce = kSeveral < 2 ? kSeveral : 2;
-    change_x<Talker::hidden, kAtOnce>(s_.x, columns(), [&](int c, int k, float4 x) {
-      const float scale = norm_scale<Talker::hidden>(sums, c, p_.talker.eps);
-      return times(times(x, scale), load_halves(p_.talker.norm + k));
-    });
-    return true;
+    const bool any = anyone_talks();
+    auto normed = [&](int, auto& sums) {
+      if (any) {
+        fetch_residual<Talker::hidden, Most>(p_, s_.talker.words.down, s_.norm, columns(),
+                                             talker_tags_, kDown, s_.fragments, sums);
+      }
+      for (int c = 0; c < columns(); ++c) {
+        if (!uniform(standings_()[c].fresh)) continue;
+        put_start<Talker::hidden, 1>(flow_, sums, s_.norm, c, c + 1,
+                                     [&](int c, int k) { return talked(c, k); });
+      }
+    };
+    return head<typename M::TalkerHead>(s_.talker, talker_head_tags_, normed);
   }
 
-  template <class Matrix>
-  DEVICE bool head(const Network& n, Tags& tags) {
-    const int columns = this->columns();
-    tags.advance(columns);
+  DEVICE bool predictor_head(int pass) {
+    // Of two positions, the second has logits.
+    const int last = of_two(pass);
+    const uint32_t* words =
+        s_.predictor.words.down + FloatBoard<Predictor::hidden, Most>::further(last, 0);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<Matrix::k, Most>(p_, s_.x, nullptr, s_.norm, columns, tags, kHead,
-                                      s_.fragments, sums);
+      fetch_residual<Predictor::hidden, Most>(
+          p_, words, s_.norm, columns(), predictor_tags_.from(last), kDown, s_.fragments, sums);
     };
-    auto logits = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      const float value = sum * norm_scale<Matrix::k>(sums, column, n.eps);
-      const int at = column * Matrix::rows + unit * kUnit + row;
-      store_word_if(there, n.words.logits + at, tagged(value, tags.of(column)));
+    return head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, normed);
+  }
+
+  template <class Matrix, class Normed>
+  DEVICE bool head(const Network& n, Tags& tags, Normed normed) {
+    tags.advance(columns());
+    auto logits = [&](const Result& r, float sum, const auto& sums, bool there) {
+      const float value = sum * norm_scale<Matrix::k>(sums, r.column, n.eps);
+      const int at = r.column * Matrix::rows + r.unit * kUnit + r.row;
+      store_word_if(there, n.words.logits + at, tagged(value, tags.of(r.column)));
     };
     return product<Matrix, Most>(flow_, kHead, normed, logits);
   }
 
   // --- the code predictor ---
 
-  DEVICE bool begin_predicting(int pass) {
+  DEVICE bool predict(int pass) {
+    return of_two(pass) ? predict<kRoom<Most>>(pass, 2) : predict<Most>(pass, columns());
+  }
+
+  // Position 0 starts with the norm of what the talker ended with, position i with the embedding of
+  // code i - 1.
+  template <int N>
+  DEVICE bool predict(int pass, int count) {
     const bool two = of_two(pass);
-    each_column(two ? 2 : columns(), [&](int c) {
+    each_column(count, [&](int c) {
       return two ? Column{0, c, 0, true, -1} : Column{c, pass, c, true, -1};
     });
-    if (two) {
-      change_x<Talker::hidden, kSeveral>(s_.x, 2, [&](int c, int k, float4 x) {
-        return c == 0 ? x : load_halves(embedding(0, standings_()[0].codes[0]) + k);
-      });
-    } else if (pass > 0) {
+    const auto& talked_sums = flow_.sums[flow_.turn ^ 1];  // of the talker's head
+    const auto input = [&](int c, int k) {
+      if (pass == 0 || (two && c == 0)) {
+        const float scale = norm_scale<Talker::hidden>(talked_sums, c, p_.talker.eps);
+        return times(times(talked(c, k), scale), load_halves(p_.talker.norm + k));
+      }
       const int group = pass - 1;
-      change_x<Talker::hidden, kSeveral>(s_.x, columns(), [&](int c, int k, float4) {
-        return load_halves(embedding(group, standings_()[c].codes[group]) + k);
-      });
+      return load_halves(embedding(group, standings_()[two ? 0 : c].codes[group]) + k);
+    };
+    if constexpr (M::projected) {
+      return project<N>(count, input) && run<Predictor, N>(s_.predictor, predictor_tags_, count,
+                                                           FromWords{p_.projected, project_tags_});
+    } else {
+      constexpr int kAtOnce = kSeveral < N ? kSeveral : N;
+      start_with<Predictor, N, kAtOnce>(flow_, s_.own, s_.norm, count, input);
+      return run<Predictor, N>(s_.predictor, predictor_tags_, count, IsThere());
     }
-    if constexpr (M::projected) return two ? project<kRoom<Most>>(2) : project<Most>(columns());
-    return true;
   }
 
   // The talker's width to the predictor's.
-  template <int N>
-  DEVICE bool project(int columns) {
+  template <int N, class Input>
+  DEVICE bool project(int count, Input input) {
     constexpr int kWide = Talker::hidden, kNarrow = Predictor::hidden;
-    project_tags_.advance(columns);
-    auto plain = [&](int, auto& sums) {
+    constexpr int kMany = N < 2 ? N : 2, kAtOnce = kSeveral < kMany ? kSeveral : kMany;
+    project_tags_.advance(count);
+    auto plain = [&](int, auto&) {
       const Activations<Most> activations(s_.fragments);
-      add_words<kWide, N>(
-          p_, s_.x, nullptr, columns, project_tags_, kProject, sums.gave_up,
-          [&](int first, int i, int four, float4 v) { activations.put(first + i, four, v); },
-          [](int) {});
+      each_start<kWide, kAtOnce>(
+          0, count, input,
+          [&](int c, int i, int four, float4 v) { activations.put(c + i, four, v); }, [](int) {});
     };
-    auto projected = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      const int k = unit * kUnit + row;
+    auto projected = [&](const Result& r, float sum, const auto&, bool there) {
+      const int k = r.unit * kUnit + r.row;
       const float value = sum + to_float(p_.project_bias[k]);
-      const uint32_t word = tagged(value, project_tags_.of(column));
-      store_word_if(there, p_.projected + FloatBoard<kNarrow, Most>::at(column, k), word);
+      const uint32_t word = tagged(value, project_tags_.of(r.column));
+      store_word_if(there, p_.projected + FloatBoard<kNarrow, Most>::at(r.column, k), word);
+      if (there) s_.own.at(flow_.shares[kProject], r.unit, r.row, r.column) = value;
     };
-    if (!product<typename M::Project, N>(flow_, kProject, plain, projected)) return false;
-    change_x<kNarrow, kSeveral>(s_.x, columns, [](int, int, float4) { return float4{0, 0, 0, 0}; });
-    add_words<kNarrow, N>(
-        p_, s_.x, p_.projected, columns, project_tags_, kProject, flow_.gave_up(),
-        [](int, int, int, float4) {}, [](int) {});
-    return true;
+    return product<typename M::Project, N>(flow_, kProject, plain, projected);
   }
 
   // --- codes ---

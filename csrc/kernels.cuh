@@ -22,8 +22,9 @@ template <class M>
 Entry entry_of() {
   return {{reinterpret_cast<void*>(generate<M, 1>), sizeof(Shared<M, 1>)},
           {reinterpret_cast<void*>(generate<M, kColumns>), sizeof(Shared<M, kColumns>)},
-          {reinterpret_cast<void*>(prefill<M, 1>), sizeof(Shared<M, 1>)},
-          {reinterpret_cast<void*>(prefill<M, kColumns>), sizeof(Shared<M, kColumns>)},
+          {{reinterpret_cast<void*>(prefill<M, 1>), sizeof(Shared<M, 1>)},
+           {reinterpret_cast<void*>(prefill<M, kColumns>), sizeof(Shared<M, kColumns>)},
+           {reinterpret_cast<void*>(prefill<M, kWide>), sizeof(Shared<M, kWide>)}},
           shape_of<M>()};
 }
 

@@ -179,8 +179,10 @@ void check_passes(const Tensor& passes, const Network& talker, int64_t rows) {
   const Pass* at = reinterpret_cast<const Pass*>(pointer<int>(passes, at::kInt, "passes"));
   int64_t columns = 0;
   for (int64_t i = 0; i < passes.size(0); ++i) {
-    TORCH_CHECK(1 <= at[i].columns && at[i].columns <= kColumns, "A pass takes 1 to ", kColumns,
+    TORCH_CHECK(1 <= at[i].columns && at[i].columns <= kWide, "A pass takes 1 to ", kWide,
                 " columns, found ", at[i].columns, ".");
+    TORCH_CHECK(at[i].row == columns, "Pass ", i, " must begin with row ", columns,
+                " of the prompt, found ", at[i].row, ".");
     columns += at[i].columns;
     for (int c = 0; c < at[i].columns; ++c) {
       const Place& place = at[i].places[c];
@@ -254,8 +256,8 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   p.prompt = reinterpret_cast<const bf16*>(there.const_data_ptr());
   p.passes = reinterpret_cast<const Pass*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
   each_run(p, reinterpret_cast<const Pass*>(passes.const_data_ptr()),
-           static_cast<int>(passes.size(0)), e.shape.talker[0],
-           [&](bool few) { launch(few ? e.prefill_few : e.prefill, e, p, memory[kWorkspace]); });
+           static_cast<int>(passes.size(0)),
+           [&](Size size) { launch(e.prefill[size], e, p, memory[kWorkspace]); });
 }
 
 // Until an event has happened: looks for it so long, then sleeps. Torch calls operators without
@@ -280,7 +282,7 @@ std::vector<int64_t> shape(int64_t model) {
   const Shape s = entry(model).shape;
   std::vector<int64_t> out(s.talker, s.talker + 4);
   out.insert(out.end(), s.predictor, s.predictor + 4);
-  for (int number : {s.codes, s.slot, kMostUnits, kColumns, kKept}) out.push_back(number);
+  for (int number : {s.codes, s.slot, kMostUnits, kColumns, kWide, kKept}) out.push_back(number);
   return out;
 }
 

@@ -63,11 +63,13 @@ struct Place {
 };
 
 // Columns that go through the talker together, of one prompt or of several. A prompt's positions
-// come in whole blocks of kColumns: where a pass begins, sums round otherwise.
+// come in whole blocks, the first of kColumns, the others of kWide: where a pass begins, sums round
+// otherwise.
 struct Pass {
   int columns;
+  int row;   // of `prompt`: the first column's
   int ends;  // bit c: column c is its prompt's last, whose hidden state starts the speech
-  Place places[kColumns];
+  Place places[kWide];
 };
 
 // Heads of the talker whose scores are told, frame by frame.

@@ -5,24 +5,24 @@
 
 namespace megakernel {
 
-// Passes of at most so many columns go by a kernel of their own, which has more room for weights.
-constexpr int kFew = kRoom<1>;
+// Of passes: each has a kernel of its own. The fewer columns, the more room for weights.
+enum Size : int { kFew, kSome, kMany };
 
-// For each run of neighbouring passes that are all of few columns, or all of more: has `p` name
-// them, and calls launch(whether they are few). `passes` are those of `p`, on the host.
+constexpr Size size_of(int columns) {
+  return columns <= kRoom<1> ? kFew : columns <= kColumns ? kSome : kMany;
+}
+
+// For each run of neighbouring passes of one size: has `p` name them, and calls launch(size).
+// `passes` are those of `p`, on the host.
 template <class Launch>
-void each_run(Params& p, const Pass* passes, int count, int hidden, Launch launch) {
+void each_run(Params& p, const Pass* passes, int count, Launch launch) {
   for (int done = 0; done < count; done += p.num_passes) {
-    const bool few = passes[done].columns <= kFew;
-    int columns = 0;
-    p.num_passes = 0;
-    for (int i = done; i < count && (passes[i].columns <= kFew) == few; ++i) {
-      columns += passes[i].columns;
-      ++p.num_passes;
-    }
-    launch(few);
+    const Size size = size_of(passes[done].columns);
+    int end = done + 1;
+    while (end < count && size_of(passes[end].columns) == size) ++end;
+    p.num_passes = end - done;
+    launch(size);
     p.passes += p.num_passes;
-    p.prompt += static_cast<size_t>(columns) * hidden;
   }
 }
 

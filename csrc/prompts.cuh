@@ -20,10 +20,9 @@ class Prompts : Crew<M, Most> {
     begin_prompts();
     const bool lost = lost_before();
     bool fine = true;
-    const bf16* rows = p_.prompt;
 #pragma unroll 1
-    for (int i = 0; fine && i < p_.num_passes; ++i) {
-      const Pass& pass = p_.passes[i];
+    for (const Pass* next = p_.passes; fine && next < p_.passes + p_.num_passes; ++next) {
+      const Pass& pass = *next;
       const int last = pass.columns - 1, columns = Most == 1 ? kRoom<Most> : last + 1;
       begin_pass(columns);
       Base::template ask<Talker::hidden>(s_.talker.norms);
@@ -31,14 +30,14 @@ class Prompts : Crew<M, Most> {
         const Place& at = pass.places[min(c, last)];
         return Column{at.slot, at.position, c > last ? c : at.first, c <= last, -1};
       });
-      change_x<Talker::hidden, kSeveral>(s_.x, columns, [&](int c, int k, float4) {
-        return load_halves(rows + static_cast<size_t>(min(c, last)) * Talker::hidden + k);
-      });
-      rows += static_cast<size_t>(last + 1) * Talker::hidden;
-      fine = run_layers<Talker, kRoom<Most>>(flow_, s_.x, s_.norm, s_.talker, columns_(), columns);
-      if (fine && !lost) {
-        keep_ends(pass, [&](int c, int k) { return four_at(s_.x, c, k); });
-      }
+      const auto input = [&](int c, int k) {
+        const size_t row = pass.row + min(c, last);
+        return load_halves(p_.prompt + row * Talker::hidden + k);
+      };
+      start_with<Talker, kRoom<Most>, kSeveral>(flow_, s_.own, s_.norm, columns, input);
+      fine = run_layers<Talker, kRoom<Most>>(flow_, s_.own, s_.norm, s_.talker, columns_(), columns,
+                                             IsThere()) &&
+             hear(pass, columns, lost);
     }
     close();
   }
@@ -49,7 +48,7 @@ class Prompts : Crew<M, Most> {
 #pragma unroll 1
     for (int i = 0; i < p_.num_passes; ++i) {
       const Pass& pass = p_.passes[i];
-      keep_ends(pass, [](int, int) { return float4{NAN, NAN, NAN, NAN}; });
+      forget_ends(pass);
       for (int c = block(); c < pass.columns; c += blocks()) {
         if (!(pass.ends >> c & 1)) continue;
         uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
@@ -67,18 +66,33 @@ class Prompts : Crew<M, Most> {
     return s_.made[0] != 0;
   }
 
-  // Hidden states of prompts that end in a pass; each thread has the same elements every time.
-  template <class State>
-  DEVICE void keep_ends(const Pass& pass, State state) {
-    if (block() != 0) return;
+  // All hear what a pass ends with, and so that its keys and values are settled; one block keeps
+  // the hidden states of prompts that end. False if it was awaited in vain.
+  DEVICE bool hear(const Pass& pass, int columns, bool lost) {
+    take_words<Talker::hidden, kRoom<Most>, Most>(
+        p_, s_.talker.words.down, columns, flow_.tags, kDown, flow_.gave_up(),
+        [&](int c, int i, int four, float4 x) {
+          if (!lost) keep_end(pass, c + i, four, x);
+        },
+        [](int) {});
+    if (pass.ends == 0) return true;
+    block_sync();
+    const bool fine = flow_.gave_up() == 0;
+    if (!fine) forget_ends(pass);
+    return fine;
+  }
+
+  // Each thread has the same elements every time.
+  DEVICE void keep_end(const Pass& pass, int c, int four, float4 state) {
+    if (block() != 0 || !(pass.ends >> c & 1)) return;
+    float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
+    *reinterpret_cast<float4*>(out + Fours<Talker::hidden>::k(four)) = state;
+  }
+
+  DEVICE void forget_ends(const Pass& pass) {
     for (int c = 0; c < pass.columns; ++c) {
-      if (!(pass.ends >> c & 1)) continue;
-      float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
       for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
-        const int k = Fours<Talker::hidden>::k(four);
-        if (Fours<Talker::hidden>::there(four)) {
-          *reinterpret_cast<float4*>(out + k) = state(c, k);
-        }
+        if (Fours<Talker::hidden>::there(four)) keep_end(pass, c, four, {NAN, NAN, NAN, NAN});
       }
     }
   }

@@ -28,7 +28,8 @@ constexpr int kHalves = 1;
 // Streams, or positions of one prompt, in one launch; each takes a column of the matrix instruction
 // for every half.
 constexpr int kColumns = (kSmall ? 4 : 8) / kHalves;
-constexpr int kPlaces = 8;  // for columns, or between words: see Board
+constexpr int kWide = kSmall ? kColumns : 2 * kColumns;  // columns of a pass of prompts, at most
+constexpr int kPlaces = 8;  // for columns of streams, or between words: see Board
 static_assert(kColumns <= kPlaces);
 constexpr int kHeadDim = 128;               // of every network of the family
 constexpr int kGroups = 16;                 // codes a frame
@@ -36,14 +37,26 @@ constexpr int kControl = 1024;              // ids of code 0 beyond the codes
 constexpr int kUnit = 8;                    // rows of a matrix that a warp multiplies at a time
 constexpr int kTile = 32;                   // K of a warp's step
 constexpr int kStep = kTile * kWarps;       // K of the block's step
-constexpr int kMostSteps = 12;              // whose activations have room at a time
 constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
+constexpr int kMostOwn = 32;                // units of the residual that a block may have to keep
 constexpr int kBlock = 16;                  // positions that a warp attends to at a time
 constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
 constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
 constexpr int kMostWatched = 8;             // heads whose scores may be asked for
 constexpr int kKept = kHalves * kHeadDim;   // numbers of a key or a value in a slot
 constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
+
+// Steps whose activations have room at a time, of so many columns.
+template <int Most>
+constexpr int kMostSteps = Most > kColumns ? 8 : 12;
+
+// The most of so many steps that are a whole part of them, by fours, or all.
+constexpr int part_of(int steps, int most) {
+  if (steps <= most) return steps;
+  int part = most - most % 4;
+  while (steps % part != 0) part -= 4;
+  return part;
+}
 
 // A matrix as the kernel walks through it: units of rows, steps of K.
 template <int Rows, int K>
@@ -52,9 +65,12 @@ struct Matrix {
   static constexpr int k = K;
   static constexpr int units = Rows / kUnit;
   static constexpr int steps = (K + kStep - 1) / kStep;
-  static constexpr int chunks = (steps + kMostSteps - 1) / kMostSteps;
-  static constexpr int chunk = steps / chunks;  // steps whose activations are fetched together
-  static_assert(Rows % kUnit == 0 && K % kTile == 0 && steps % chunks == 0);
+  // Steps whose activations are fetched together, and how often that is.
+  template <int Most>
+  static constexpr int chunk = part_of(steps, kMostSteps<Most>);
+  template <int Most>
+  static constexpr int chunks = steps / chunk<Most>;
+  static_assert(Rows % kUnit == 0 && K % kTile == 0);
 };
 
 // Columns that a kernel of so many streams has room for: the predictor of one stream begins with
@@ -141,7 +157,7 @@ struct Kernel {
 };
 struct Entry {
   Kernel generate_one, generate;  // of one stream, of several
-  Kernel prefill_few, prefill;    // of passes of few columns, of any
+  Kernel prefill[3];              // of passes of a `Size`, see passes.cuh
   Shape shape;
 };
 

@@ -25,7 +25,7 @@ struct Shared {
       Attention<Most> attention;
     };
     Nearby nearby[Most == 1 ? kWarps : 1];  // see near.cuh
-    Residual<kHidden, Most> x;
+    OwnRows<Most> own;
     NormVector<kHidden> norm;
     Sums<Most> sums[2];
     Draw draw;

@@ -141,7 +141,7 @@ struct Ring {
     const bool around = at >= Depth;
     const bool open = gate_open_by_now(full[around ? at - Depth : at], place.round ^ around);
     const unsigned seen = lanes_of(open && lane() < kMost);
-    warp_sync();  // what a lane has seen to be there, all see
+    warp_meet();  // what a lane has seen to be there, all see
     return zeros_below(~static_cast<uint64_t>(seen));
   }
 };

@@ -7,13 +7,14 @@
 namespace megakernel {
 
 // Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
-// each of kPlaces columns, or places of a board.
+// each of some columns, or places of a board.
 struct Cutter {
   uint32_t* next;
+  int places;
 
   uint32_t* take(int64_t count) {
     uint32_t* at = next;
-    next += (kPlaces * count + 31) / 32 * 32;
+    next += (places * count + 31) / 32 * 32;
     return at;
   }
 };
@@ -34,12 +35,13 @@ inline Words words(const int (&s)[4], int64_t vocab, Cutter& cut) {
 
 // Fills in the buffers from `begin` on; returns how many words they take.
 inline int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
-  Cutter cut{begin};
+  Cutter cut{begin, kWide > kPlaces ? kWide : kPlaces};  // the talker's are prompts', too
   p.talker.words = words(s.talker, s.codes + kControl, cut);
+  p.broken = cut.take(1);
+  cut.places = kPlaces;
   p.predictor.words = words(s.predictor, s.codes, cut);
   p.projected = cut.take(s.predictor[0]);
   p.drawn = cut.take(1);
-  p.broken = cut.take(1);
   p.given_up = cut.take(1);
   return cut.next - begin;
 }

@@ -21,7 +21,7 @@ from megakernel_tts.config import ModelConfig, StackConfig
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.frames import Coming, Frames, Progress, Start
 from megakernel_tts.packing import Packer
-from megakernel_tts.passes import Part, pack
+from megakernel_tts.passes import Part, pack, whole
 from megakernel_tts.prefix_cache import PrefixCache
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.suspension import Suspended, put_back, take_out
@@ -85,7 +85,7 @@ class Megakernel:
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
-        *_, slot, units, columns, self._key_width = self._ops.shape(self._model)
+        *_, slot, units, columns, self._wide, self._key_width = self._ops.shape(self._model)
         packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
         pack = packer.pack
         self._columns = columns
@@ -216,7 +216,7 @@ class Megakernel:
         Returns:
             How many positions of each prompt are there.
         """
-        counts = [start.common // self._columns * self._columns for start in starts]
+        counts = [whole(start.common, self._columns, self._wide) for start in starts]
         keys = [start.prefix(count) for start, count in zip(starts, counts, strict=True)]
         known = {key: self._prefixes.get(key) for key in keys}
         new: dict[bytes, Part] = {}
@@ -241,7 +241,7 @@ class Megakernel:
     def _run_prompts(self, parts: Sequence[Part]) -> None:
         """Has the kernel run parts of prompts; the host waits for nothing."""
         if parts:
-            rows, passes = pack(parts, self._columns)
+            rows, passes = pack(parts, self._columns, self._wide)
             self._ops.prefill(self._model, *self._lists(), rows, passes)
 
     def _upload(self, host: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ in float32, those of earlier passes in bfloat16, so that another grouping would 
 Blocks of other prompts beside them change nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -45,34 +46,49 @@ class _Pass:
             self.ends |= 1 << len(self.places) - 1
 
 
-def pack(parts: Sequence[Part], columns: int) -> tuple[Tensor, Tensor]:
+def whole(positions: int, columns: int, wide: int) -> int:
+    """How many of a prompt's first positions are whole blocks: one of `columns`, then of `wide`."""
+    return columns + (positions - columns) // wide * wide if positions >= columns else 0
+
+
+def _blocks(part: Part, columns: int, wide: int) -> Iterator[range]:
+    begin = part.begin
+    while begin < part.end:
+        end = begin + (wide if begin else columns)
+        yield range(begin, min(end, part.end))
+        begin = end
+
+
+def pack(parts: Sequence[Part], columns: int, wide: int) -> tuple[Tensor, Tensor]:
     """Packs parts into passes: each block as early as there is room, behind the one before it.
 
     Args:
         parts: Of different slots.
-        columns: Of a pass at most, and positions of a block.
+        columns: Positions of a prompt's first block.
+        wide: Of its others, and of a pass at most.
 
     Returns:
         The vectors of all columns in their order, [columns of all passes, hidden], and the passes
-        as in csrc/params.cuh, [passes, 2 + 3 * columns] (int32).
+        as in csrc/params.cuh, [passes, 3 + 3 * wide] (int32).
     """
     passes: list[_Pass] = []
     earliest = dict.fromkeys((part.slot for part in parts), 0)
-    longest = max(part.end - part.begin for part in parts)
-    for step in range(0, longest, columns):  # everybody's first blocks, which are full, come first
-        for part in parts:
-            block = range(part.begin + step, min(part.begin + step + columns, part.end))
-            if not block:
-                continue
-            number = earliest[part.slot]
-            while number < len(passes) and len(passes[number].places) + len(block) > columns:
-                number += 1
-            if number == len(passes):
-                passes.append(_Pass())
-            passes[number].take(part, block)
-            earliest[part.slot] = number + 1
-    table = np.zeros((len(passes), 2 + 3 * columns), np.int32)
-    for row, one in zip(table, passes, strict=True):
-        row[:2] = len(one.places), one.ends
-        row[2 : 2 + 3 * len(one.places)] = np.ravel(one.places)
+    # Everybody's first blocks come first.
+    rounds = zip_longest(
+        *([(part, block) for block in _blocks(part, columns, wide)] for part in parts)
+    )
+    for part, block in filter(None, chain.from_iterable(rounds)):
+        number = earliest[part.slot]
+        while number < len(passes) and len(passes[number].places) + len(block) > wide:
+            number += 1
+        if number == len(passes):
+            passes.append(_Pass())
+        passes[number].take(part, block)
+        earliest[part.slot] = number + 1
+    table = np.zeros((len(passes), 3 + 3 * wide), np.int32)
+    row = 0
+    for line, one in zip(table, passes, strict=True):
+        line[:3] = len(one.places), row, one.ends
+        line[3 : 3 + 3 * len(one.places)] = np.ravel(one.places)
+        row += len(one.places)
     return torch.cat([rows for one in passes for rows in one.rows]), torch.from_numpy(table)

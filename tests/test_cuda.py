@@ -37,13 +37,22 @@ def _codes(frame: Tensor | None) -> list[int] | None:
 
 @sizes
 def test_a_prompt_is_as_exact_as_bfloat16_in_torch(bench: Callable[..., Bench], size: str) -> None:
-    _check_a_prompt(bench(size))
+    b = bench(size)
+    _check_a_prompt(b, b.prompt)
 
 
-def _check_a_prompt(b: Bench) -> None:
-    b.begin(0, 0)
-    for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
-        reference.prefill([Start(0, prompt, SAMPLINGS[0])])
+@sizes
+def test_a_long_prompt_is_as_exact_as_bfloat16_in_torch(
+    bench: Callable[..., Bench], size: str
+) -> None:
+    """Of a pass of each size."""
+    b = bench(size)
+    _check_a_prompt(b, b.prompt.repeat(3, 1)[:25])
+
+
+def _check_a_prompt(b: Bench, prompt: Tensor) -> None:
+    for backend, of_type in ((b.kernel, prompt), (b.half, prompt), (b.exact, prompt.float())):
+        backend.prefill([Start(0, of_type, SAMPLINGS[0])])
     ours = rms_norm(b.kernel._hidden[0][None], b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
@@ -89,7 +98,7 @@ def test_layers_as_wide_as_the_released_ones(
     ops = EmulatedOps(WIDE, tmp_path, 3, "-DMEGAKERNEL_MOVES_REGISTERS")
     with closing(loaded.engine):
         b = Bench(loaded, ops)
-        _check_a_prompt(b)
+        _check_a_prompt(b, b.prompt.repeat(2, 1)[:19])
         alone = []
         for stream in range(2):
             b.begin(stream, stream)

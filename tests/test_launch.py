@@ -20,7 +20,7 @@ from megakernel_tts.passes import Part, pack
 from megakernel_tts.prompt import Prompter
 from megakernel_tts.script import Script
 from megakernel_tts.split import Splitter
-from tests.emulator import COLUMNS
+from tests.emulator import COLUMNS, WIDE
 from tests.kernels import Bench
 from tests.rig import drain, one_frame
 
@@ -216,7 +216,7 @@ def _arguments(b: Bench) -> tuple[Any, ...]:
 
 
 def _check_operators(b: Bench, operators: Any) -> None:
-    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
+    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
     for name in ("generate", "prefill"):
         arguments = _arguments(b)
         last = (b.kernel._streams([0]), 1, []) if name == "generate" else (rows, passes)
@@ -295,7 +295,7 @@ def test_what_is_wrong_is_said(
 @pytest.mark.gpu
 def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
     b = gpu_bench("0b6")
-    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS)
+    rows, passes = pack([Part(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
 
     def beyond(place: int, value: int) -> Tensor:
         wrong = passes.clone()
@@ -307,12 +307,13 @@ def test_a_wrong_prompt_is_said(gpu_bench: Callable[..., Bench]) -> None:
         (rows.to(b.pad.device), passes, r"on the host, found \[\d+, 128\] on cuda"),
         (rows.float(), passes, "prompt must be contiguous, of type BFloat16"),
         (rows[1:].contiguous(), passes, r"The passes have \d+ columns and the prompt \d+ rows"),
-        (rows, passes[:, 1:], r"The passes must be \[passes, 26\] on the host"),
+        (rows, passes[:, 1:], r"The passes must be \[passes, 51\] on the host"),
         (rows, passes.to(b.pad.device), "on the host, found .* on cuda"),
-        (rows, beyond(0, 9), "A pass takes 1 to 8 columns, found 9"),
-        (rows, beyond(2, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
-        (rows, beyond(3, 64), "There is no position 64 of slot 0"),
-        (rows, beyond(4, 1), "or no first column 1 for column 0"),
+        (rows, beyond(0, 17), "A pass takes 1 to 16 columns, found 17"),
+        (rows, beyond(1, 1), "Pass 0 must begin with row 0 of the prompt, found 1"),
+        (rows, beyond(3, 4), "There is no position 0 of slot 4 among 4 slots of 64 positions"),
+        (rows, beyond(4, 64), "There is no position 64 of slot 0"),
+        (rows, beyond(5, 1), "or no first column 1 for column 0"),
     ):
         with pytest.raises(RuntimeError, match=sentence):
             torch.ops.megakernel_tts.prefill(*_arguments(b), prompt, table)

@@ -324,8 +324,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
     mine.load_values(n.values + slot, begin);
   }
   if (number < old) mine.attend(begin, before, shared);
-  const int i = kWarps - 1 - number;  // the last warps take the new positions
-  if (i < fresh) {
+  for (int i = kWarps - 1 - number; i < fresh; i += kWarps) {  // the last warps, which have none
     const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane()];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

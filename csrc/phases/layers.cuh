@@ -1,17 +1,22 @@
 // A decoder stack, phase by phase:
 //   qkv = W norm(x) | attention | x += W a | gate and up of norm(x), SiLU | x += W m
-// Every block has the residual x of every column, each warp the elements that it multiplies. A norm
-// is a vector before the product and a number after it, so that nobody waits for the number.
+// Who makes a row of what is added to the residual x keeps that row of x, and hands all others the
+// sum. A norm is a vector before the product and a number after it, so that nobody waits for the
+// number.
 #pragma once
 
 #include "near.cuh"
 
 namespace megakernel {
 
-// The residual, [columns, width].
-template <int Hidden, int Most>
-struct alignas(16) Residual {
-  float of[kRoom<Most>][Hidden];
+// The residual's rows that a block adds to, [rows, columns].
+template <int Most>
+struct OwnRows {
+  float of[kMostOwn * kUnit][kRoom<Most>];
+
+  DEVICE float& at(const Share& share, int unit, int row, int column) {
+    return of[(unit - share.first) * kUnit + row][column];
+  }
 };
 
 // A lane brings in elements by fours, lane l those of step l / 8 of every four; how many fours
@@ -26,12 +31,7 @@ struct Fours {
   DEVICE static bool there(int four) { return whole || k(four) < Width; }
 };
 
-template <int Hidden, int Most>
-DEVICE float4& four_at(Residual<Hidden, Most>& x, int column, int k) {
-  return *reinterpret_cast<float4*>(&x.of[column][k]);
-}
-
-// Fours of x that a lane makes at a time: more would spill.
+// Fours that a lane brings in at a time where nobody waits for them to come: more would spill.
 #if __CUDA_ARCH__ == 900
 constexpr int kSeveral = 4;
 #elif __CUDA_ARCH__ >= 1000
@@ -39,32 +39,6 @@ constexpr int kSeveral = 1;
 #else
 constexpr int kSeveral = 2;
 #endif
-
-// x of every column, where change(column, k, x) gives four elements; `AtOnce` times four are made
-// before any is put down.
-template <int Width, int AtOnce, int Hidden, int Most, class Change>
-DEVICE void change_x(Residual<Hidden, Most>& x, int columns, Change change) {
-  constexpr int kFours = Fours<Width>::count;
-  const int count = columns * kFours;
-#pragma unroll 1
-  for (int first = 0; first < count; first += AtOnce) {
-    float4 v[AtOnce];
-#pragma unroll
-    for (int i = 0; i < AtOnce; ++i) {
-      const int column = (first + i) / kFours, four = (first + i) % kFours;
-      if (first + i >= count) break;
-      const int k = Fours<Width>::k(four);
-      if (Fours<Width>::there(four)) v[i] = change(column, k, four_at(x, column, k));
-    }
-#pragma unroll
-    for (int i = 0; i < AtOnce; ++i) {
-      const int column = (first + i) / kFours, four = (first + i) % kFours;
-      if (first + i >= count) break;
-      if (Fours<Width>::there(four)) four_at(x, column, Fours<Width>::k(four)) = v[i];
-    }
-  }
-  warp_sync();
-}
 
 // What a lane's fours become, where the product takes them.
 template <int Most>
@@ -79,7 +53,7 @@ class Activations {
                   kOfStep = kWarps * kRoom<Most> * kColumn;
     const Halves halves = closed(v);
     each_half([&](int half) {
-      const int step = half * kMostSteps + 4 * four;  // from the lane's first one
+      const int step = half * kMostSteps<Most> + 4 * four;  // from the lane's first one
       *(first_ + (step * kOfStep + column * kColumn)) = halves.of[half];
     });
   }
@@ -96,56 +70,38 @@ DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
   return rsqrtf(squares / Width + eps);
 }
 
-// Brings x in, of at most N columns, after x += words, a board, where there are any: use(first
-// column, i, four, x) for column first + i of a few that are brought in together, then after(first
-// column) for these. Among them may be some that are not of the pass.
-template <int Width, int N, int Hidden, int Most, class Use, class After>
-DEVICE void add_words(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
-                      int columns, const Tags& tags, Phase phase, int& gave_up, Use use,
-                      After after) {
+// Awaits words, a board, of at most N columns: use(first column, i, four, x) for column first + i
+// of a few that are brought in together, then after(first column) for these. Among them may be some
+// that are not of the pass.
+template <int Width, int N, int Most, class Use, class After>
+DEVICE void take_words(const Params& p, const uint32_t* words, int columns, const Tags& tags,
+                       Phase phase, int& gave_up, Use use, After after) {
   if (Most == 1) columns = N;
   constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<N, kFours>;
   constexpr int kMany = kAtOnce * kFours;
   constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
   static_assert(N % kAtOnce == 0);
   using Words = FloatBoard<Width, Most>;
-  const Held<float4> first(four_at(x, 0, Fours<Width>::k(0)));
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
     uint4 v[kMany] = {};
-    auto place = [&](int i) -> float4& {
-      return *(first + ((c + i / kFours) * Hidden + i % kFours * 4 * kStep) / 4);
-    };
-    // Where there are registers for it meanwhile, x is there when the words come.
-    constexpr bool kEarly = kRoomy && kMany <= 4 && Fours<Width>::whole;
-    float4 before[kMany];
+    const uint32_t* from = words + Words::at(c, Fours<Width>::k(0));
+    uint32_t missing = 0;
 #pragma unroll
     for (int i = 0; i < kMany; ++i) {
-      if (kEarly && Fours<Width>::there(i % kFours)) before[i] = place(i);
+      const bool wanted = c + i / kFours < columns && Fours<Width>::there(i % kFours);
+      missing |= static_cast<uint32_t>(wanted) << i;
     }
-    if (words) {
-      const uint32_t* from = words + Words::at(c, Fours<Width>::k(0));
-      uint32_t missing = 0;
-#pragma unroll
-      for (int i = 0; i < kMany; ++i) {
-        const bool wanted = c + i / kFours < columns && Fours<Width>::there(i % kFours);
-        missing |= static_cast<uint32_t>(wanted) << i;
-      }
-      await(
-          v, missing,
-          [&](int i) { return from + Words::further(i / kFours, i % kFours * 4 * kStep); },
-          [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
-          Patience(p, phase, gave_up));
-    }
+    await(
+        v, missing,
+        [&](int i) { return from + Words::further(i / kFours, i % kFours * 4 * kStep); },
+        [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
+        Patience(p, phase, gave_up));
 #pragma unroll
     for (int i = 0; i < kMany; ++i) {
       if (i % (kFew * kFours) == 0 && c + i / kFours >= columns) break;
       const int four = i % kFours;
-      if (!Fours<Width>::there(four)) continue;
-      if (!kEarly) before[i] = place(i);
-      const float4 sum = plus(before[i], untagged(v[i]));
-      place(i) = sum;
-      use(c, i / kFours, four, sum);
+      if (Fours<Width>::there(four)) use(c, i / kFours, four, untagged(v[i]));
     }
     after(c);
   }
@@ -171,54 +127,135 @@ struct NormVector {
 
 // Sums over all lanes, of which lane l gets that of values[l / (32 / N)]: added in the order of
 // `warp_sum`, but for less exchange.
-template <int N>
+template <int Mask = 16, int N>
 DEVICE float warp_sums_apart(const float (&values)[N]) {
   static_assert(32 % N == 0);
-  float kept[N];
+  if constexpr (Mask == 0) {
+    return values[0];
+  } else if constexpr (N == 1) {
+    const float sum[] = {values[0] + shuffle_xor(values[0], Mask)};
+    return warp_sums_apart<Mask / 2>(sum);
+  } else {
+    const bool upper = lane() & Mask;
+    float kept[N / 2];
 #pragma unroll
-  for (int i = 0; i < N; ++i) kept[i] = values[i];
-#pragma unroll
-  for (int mask = 16, left = N / 2; mask > 0; mask /= 2, left /= 2) {
-    const bool upper = lane() & mask;
-#pragma unroll
-    for (int i = 0; i < left; ++i) {
-      const float given = upper ? kept[i] : kept[i + left];
-      kept[i] = (upper ? kept[i + left] : kept[i]) + shuffle_xor(given, mask);
+    for (int i = 0; i < N / 2; ++i) {
+      const float given = upper ? values[i] : values[i + N / 2];
+      kept[i] = (upper ? values[i + N / 2] : values[i]) + shuffle_xor(given, Mask);
     }
-    if (left == 0) kept[0] += shuffle_xor(kept[0], mask);
+    return warp_sums_apart<Mask / 2>(kept);
   }
-  return kept[0];
 }
 
-// x, after x += words where there are any, by a norm's vector, into place; the norm's number is
-// `norm_scale`.
+// A norm's vector, as a lane has it.
+template <int Width>
+struct OwnVector {
+  uint2 of[Fours<Width>::count];
+
+  template <int Hidden>
+  DEVICE explicit OwnVector(const NormVector<Hidden>& vector) {
+    wait_for_own();
+#pragma unroll
+    for (int four = 0; four < Fours<Width>::count; ++four) of[four] = vector.of[four][thread()];
+  }
+};
+
+// Puts down sums of squares of so many columns, of which those of the pass have a place.
+template <int AtOnce, int Most>
+DEVICE void put_squares(Sums<Most>& sums, const float (&squares)[AtOnce], int first, int columns) {
+  const float total = warp_sums_apart(squares);
+  constexpr int kLanes = 32 / AtOnce;
+  const int column = first + lane() / kLanes;
+  if (lane() % kLanes == 0 && column < columns) sums.squares[column][warp()] = total;
+}
+
+// x, which words bring, by a norm's vector, into place; the norm's number is `norm_scale`.
 template <int Width, int N, int Hidden, int Most>
-SHARED_CODE void fetch_residual(const Params& p, Residual<Hidden, Most>& x, const uint32_t* words,
+SHARED_CODE void fetch_residual(const Params& p, const uint32_t* words,
                                 const NormVector<Hidden>& vector, int columns, Tags tags,
                                 Phase phase, Fragments<Most> (&fragments)[kHalves],
                                 Sums<Most>& sums) {
   if (Most == 1) columns = N;
-  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<N, kFours>;
-  wait_for_own();
-  uint2 norm[kFours];
-#pragma unroll
-  for (int four = 0; four < kFours; ++four) norm[four] = vector.of[four][thread()];
+  constexpr int kAtOnce = kAtOnceOf<N, Fours<Width>::count>;
+  const OwnVector<Width> norm(vector);
   float squares[kAtOnce] = {};
   const Activations<Most> activations(fragments);
-  add_words<Width, N>(
-      p, x, words, columns, tags, phase, sums.gave_up,
+  take_words<Width, N, Most>(
+      p, words, columns, tags, phase, sums.gave_up,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
-        activations.put(first + i, four, times(v, opened(norm[four])));
+        activations.put(first + i, four, times(v, opened(norm.of[four])));
       },
       [&](int first) {
-        const float total = warp_sums_apart(squares);
-        constexpr int kLanes = 32 / kAtOnce;
-        const int column = first + lane() / kLanes;
-        if (lane() % kLanes == 0 && column < columns) sums.squares[column][warp()] = total;
+        put_squares(sums, squares, first, columns);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) squares[i] = 0;
       });
+}
+
+// use(column, i, four, x) of columns first to last - 1, `AtOnce` at a time, where start(column, k)
+// gives four elements; then after(column) for these.
+template <int Width, int AtOnce, class Start, class Use, class After>
+DEVICE void each_start(int first, int last, Start start, Use use, After after) {
+#pragma unroll 1
+  for (int c = first; c < last; c += AtOnce) {
+#pragma unroll
+    for (int four = 0; four < Fours<Width>::count; ++four) {
+      if (!Fours<Width>::there(four)) continue;
+      float4 v[AtOnce];
+#pragma unroll
+      for (int i = 0; i < AtOnce; ++i) v[i] = start(min(c + i, last - 1), Fours<Width>::k(four));
+#pragma unroll
+      for (int i = 0; i < AtOnce; ++i) {
+        if (c + i < last) use(c, i, four, v[i]);
+      }
+    }
+    after(c);
+  }
+  warp_sync();
+}
+
+// What a pass starts with, by the first norm's vector, to where its first product takes it.
+template <int Width, int AtOnce, class F, int Hidden, class Start>
+DEVICE void put_start(F& flow, Sums<F::most>& sums, const NormVector<Hidden>& vector, int first,
+                      int last, Start start) {
+  const OwnVector<Width> norm(vector);
+  float squares[AtOnce] = {};
+  const Activations<F::most> activations(flow.fragments);
+  each_start<Width, AtOnce>(
+      first, last, start,
+      [&](int c, int i, int four, float4 v) {
+        squares[i] += square(v);
+        activations.put(c + i, four, times(v, opened(norm.of[four])));
+      },
+      [&](int c) {
+        put_squares(sums, squares, c, last);
+#pragma unroll
+        for (int i = 0; i < AtOnce; ++i) squares[i] = 0;
+      });
+}
+
+// The rows of it that this block will add to.
+template <class S, int N, class F, class Start>
+DEVICE void keep_start(F& flow, OwnRows<F::most>& own, int columns, Start start) {
+  const Share share = flow.shares[kOut];
+  each_result<N>(flow, uniform(share.count), [&](int unit, int column, int row) {
+    if (column >= columns) return;
+    const int k = (share.first + unit) * kUnit + row;
+    const float4 four = start(column, k - k % 4);
+    own.at(share, share.first + unit, row, column) = k % 4 == 0   ? four.x
+                                                     : k % 4 == 1 ? four.y
+                                                     : k % 4 == 2 ? four.z
+                                                                  : four.w;
+  });
+}
+
+// What the layers start with is there.
+template <class S, int N, int AtOnce, class F, int Hidden, class Start>
+DEVICE void start_with(F& flow, OwnRows<F::most>& own, const NormVector<Hidden>& vector,
+                       int columns, Start start) {
+  put_start<S::hidden, AtOnce>(flow, flow.sums[flow.turn], vector, 0, columns, start);
+  keep_start<S, N>(flow, own, columns, start);
 }
 
 // How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at
@@ -280,11 +317,33 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
   }
 }
 
-// The layers on x, of at most N columns; false once anybody has given up. The first norm's vector
-// was asked for, and the last one is in the end.
-template <class S, int N, class F, int Hidden>
-DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>& vector,
-                       const Network& n, const Column* columns, int count) {
+// x += W a, of the rows that this block keeps, and the sums to everybody.
+template <class Matrix, int N, class F, class Fetch>
+DEVICE bool add(F& flow, Phase phase, OwnRows<F::most>& own, Fetch fetch, uint32_t* words) {
+  auto look = [&](const Share& share, const Result& r) {
+    return own.at(share, r.unit, r.row, r.column);
+  };
+  auto take = [&](const Result& r, float sum, const auto&, bool there) {
+    const float x = r.before + sum * kGrow;
+    const int at = FloatBoard<Matrix::rows, F::most>::at(r.column, r.unit * kUnit + r.row);
+    store_word_if(there, words + at, tagged(x, flow.tags.of(r.column)));
+    if (there) own.at(flow.shares[phase], r.unit, r.row, r.column) = x;
+  };
+  return product<Matrix, N>(flow, phase, fetch, take, look);
+}
+
+// What the layers start with: words, or nothing, after `start_with`.
+struct FromWords {
+  const uint32_t* words;
+  Tags tags;
+};
+struct IsThere {};
+
+// The layers, of at most N columns; false once anybody has given up. They end with the words of
+// `down`. The first norm's vector has been asked for, and the last one is in the end.
+template <class S, int N, class F, int Hidden, class From>
+DEVICE bool run_layers(F& flow, OwnRows<F::most>& own, NormVector<Hidden>& vector, const Network& n,
+                       const Column* columns, int count, From from) {
   const Params& p = flow.p;
   const Words& words = n.words;
   const int layers = uniform(n.num_layers);
@@ -298,15 +357,22 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
 
     if constexpr (!S::near && F::most == 1) fetch_remembered<S>(n, l, columns, count);
     auto normed = [&](int, auto& sums) {
-      fetch_residual<S::hidden, N>(p, x, l > 0 ? words.down : nullptr, vector, count, before, kDown,
-                                   flow.fragments, sums);
+      const uint32_t* x = words.down;
+      Tags its = before;
+      if (l == 0) {
+        if constexpr (std::is_same_v<From, IsThere>)
+          return;
+        else
+          x = from.words, its = from.tags;
+      }
+      fetch_residual<S::hidden, N>(p, x, vector, count, its, kDown, flow.fragments, sums);
     };
     uint32_t* const qkv_words = words.qkv;
     const float eps = n.eps;
-    auto qkv = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      const float value = sum * norm_scale<S::hidden>(sums, column, eps);
-      const int at = column * S::Qkv::rows + qkv_word<S>(unit * kUnit + row);
-      store_word_if(there, qkv_words + at, tagged(value, tags.of(column)));
+    auto qkv = [&](const Result& r, float sum, const auto& sums, bool there) {
+      const float value = sum * norm_scale<S::hidden>(sums, r.column, eps);
+      const int at = r.column * S::Qkv::rows + qkv_word<S>(r.unit * kUnit + r.row);
+      store_word_if(there, qkv_words + at, tagged(value, tags.of(r.column)));
     };
     if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
 
@@ -321,35 +387,30 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
         attend_here<S, N>(flow, n, l, head_norms, columns, sums.gave_up);
       else
         each_half([&](int half) {
-          fetch_pairs<S::queries, S::Out::chunk, N>(p, words.attended, half, first, count, tags,
-                                                    kAttend, sums.gave_up, flow.fragments[half]);
+          fetch_pairs<S::queries, S::Out::template chunk<F::most>, N>(
+              p, words.attended, half, first, count, tags, kAttend, sums.gave_up,
+              flow.fragments[half]);
         });
     };
-    uint32_t* const out_words = words.out;
-    auto out = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
-      store_word_if(there, out_words + at, tagged(sum * kGrow, tags.of(column)));
-    };
-    if (!product<typename S::Out, N>(flow, kOut, attended, out)) return false;
+    if (!add<typename S::Out, N>(flow, kOut, own, attended, words.out)) return false;
 
     auto normed_again = [&](int, auto& sums) {
-      fetch_residual<S::hidden, N>(p, x, words.out, vector, count, tags, kOut, flow.fragments,
-                                   sums);
+      fetch_residual<S::hidden, N>(p, words.out, vector, count, tags, kOut, flow.fragments, sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
-    auto gated = [&](int unit, int column, int row, float sum, const auto& sums, bool there) {
-      const float own = sum * norm_scale<S::hidden>(sums, column, eps);
+    auto gated = [&](const Result& r, float sum, const auto& sums, bool there) {
+      const float own = sum * norm_scale<S::hidden>(sums, r.column, eps);
       const float up = shuffle_xor(own, kUnit / 2);
       const float value = own * inverse(1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
-      const bool made = there && row < kUnit / 2;
-      store_word_if(made && !fits_pair(value), p.broken + (F::most > 1 ? column : 0), 1);
-      const int word = (unit * (kUnit / 2) + row) / 2;
+      const bool made = there && r.row < kUnit / 2;
+      store_word_if(made && !fits_pair(value), p.broken + (F::most > 1 ? r.column : 0), 1);
+      const int word = (r.unit * (kUnit / 2) + r.row) / 2;
       each_half([&](int half) {
         using Words = PairBoard<S::intermediate, F::most>;
-        const int at = Words::at(column, half * (S::intermediate / 2) + word);
-        store_word_if(made && row % 2 == 0, words.middle + at,
-                      tagged_pair(rest(value, half), rest(next, half), tags.of(column)));
+        const int at = Words::at(r.column, half * (S::intermediate / 2) + word);
+        store_word_if(made && r.row % 2 == 0, words.middle + at,
+                      tagged_pair(rest(value, half), rest(next, half), tags.of(r.column)));
       });
     };
     if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
@@ -357,22 +418,14 @@ DEVICE bool run_layers(F& flow, Residual<Hidden, F::most>& x, NormVector<Hidden>
 
     auto middle = [&](int first, auto& sums) {
       each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::chunk, N>(
+        fetch_pairs<S::intermediate, S::Down::template chunk<F::most>, N>(
             p, words.middle, half, first, count, tags, kGateUp, sums.gave_up, flow.fragments[half]);
       });
     };
-    uint32_t* const down_words = words.down;
-    auto down = [&](int unit, int column, int row, float sum, const auto&, bool there) {
-      const int at = FloatBoard<S::hidden, F::most>::at(column, unit * kUnit + row);
-      store_word_if(there, down_words + at, tagged(sum * kGrow, tags.of(column)));
-    };
     // Keys and values of the pass, before anything that a later one hears of.
     if (l + 1 == layers) fence();
-    if (!product<typename S::Down, N>(flow, kDown, middle, down)) return false;
+    if (!add<typename S::Down, N>(flow, kDown, own, middle, words.down)) return false;
   }
-  add_words<S::hidden, N>(
-      p, x, words.down, count, flow.tags, kDown, flow.gave_up(), [](int, int, int, float4) {},
-      [](int) {});
   return true;
 }
 

@@ -28,13 +28,13 @@ struct Queries {
   static_assert(kTogether <= 4 * kRoom<Most> && kQuerySteps * kTogether * 8 == 2 * kHeadDim);
 
   DEVICE static uint4& at(Fragments<Most> (&fragments)[kHalves], int eight) {
-    const int step = kMostSteps - kQuerySteps + eight / kTogether;
+    const int step = kMostSteps<Most> - kQuerySteps + eight / kTogether;
     return fragments[0].of[step][warp()][eight % kTogether];
   }
   // From an eight of the first head to one of another half, head, and so many whole steps and
   // eights within a step further.
   DEVICE static constexpr int further(int half, int head, int steps = 0, int eights = 0) {
-    return (half * kMostSteps + 2 * head + steps) * kStepEights + eights;
+    return (half * kMostSteps<Most> + 2 * head + steps) * kStepEights + eights;
   }
 };
 
@@ -311,8 +311,9 @@ template <class S, int N, class F>
 DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int& gave_up) {
   // All heads at once, and each head's keys are kept by a block that has a part of the product.
-  static_assert(S::kv_heads <= kWarps && S::Out::chunks == 1 && S::Out::units >= S::kv_heads);
-  static_assert(S::Out::steps + kQuerySteps <= kMostSteps);
+  static_assert(S::kv_heads <= kWarps && S::Out::template chunks<1> == 1 &&
+                S::Out::units >= S::kv_heads);
+  static_assert(S::Out::steps + kQuerySteps <= kMostSteps<1>);
   if (const int head = warp_number(); head < S::kv_heads) {
     constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
                   kTilePlaces = kRoom<F::most> * kColumn;
@@ -321,7 +322,7 @@ DEVICE void attend_here(F& flow, const Network& n, int layer, const bf16* norms,
     auto put = [&](int column, int j, float4 v) {
       each_half([&](int half) {
         const float4 left = rest(v, half);
-        const int tiles = half * kMostSteps * kWarps + j * (kHeadDim / kTile);
+        const int tiles = half * kMostSteps<F::most> * kWarps + j * (kHeadDim / kTile);
         *(to + (tiles * kTilePlaces + column * kColumn)) = {tagged_pair(left.x, left.y, 0),
                                                             tagged_pair(left.z, left.w, 0)};
       });

@@ -16,7 +16,7 @@ namespace megakernel {
 template <int Most>
 struct alignas(16) Sums {
   static constexpr int wide = kRoom<Most> * kHalves;  // columns, of all halves
-  static_assert(wide <= 8);
+  static constexpr int tiles = (wide + 7) / 8;        // as wide as the matrix instruction
   float of[kMostUnits][kWarps][kUnit * wide];
   float squares[kRoom<Most>][kWarps];  // of the activations, where a norm wants them
   int gave_up;
@@ -26,7 +26,7 @@ struct alignas(16) Sums {
 // halves are columns of their own, behind the others.
 template <int Most>
 struct alignas(16) Fragments {
-  uint4 of[kMostSteps][kWarps][4 * kRoom<Most>];
+  uint4 of[kMostSteps<Most>][kWarps][4 * kRoom<Most>];
 };
 
 template <int Most>
@@ -37,33 +37,43 @@ struct Nearby;     // see near.cuh
 template <class R, int Most>
 class OwnPlaces {
  public:
+  static constexpr int tiles = Sums<Most>::tiles;
+
   DEVICE OwnPlaces(const R& ring, const Fragments<Most> (&fragments)[kHalves],
                    Sums<Most> (&sums)[2])
       : weights_(ring.of[0][0][thread()]),
         activations_(fragments[lane() / kLanes % kHalves].of[0][warp()][lane() % kLanes]),
-        sums_(reinterpret_cast<float2&>(sums[0].of[0][warp()][lane() / 4 * kWide + 2 * pair()])),
-        keeps_(held(lane() % 4 < kWide / 2)) {}
+        others_(fragments[(kOther + lane()) / kLanes].of[0][warp()][(kOther + lane()) % kLanes]),
+        sums_(reinterpret_cast<float2&>(
+            sums[0].of[0][warp()][lane() / 4 * kColumnsWide + 2 * pair()])),
+        keeps_(held(lane() % 4 < kColumnsWide / 2)) {}
 
-  // Of a step of a slot, and of a step.
+  // Of a step of a slot, and of a step and a tile.
   DEVICE uint4 weights(int slot, int step) const {
     return *(weights_ + (slot * R::slot + step) * kThreads);
   }
-  DEVICE uint4 activations(int step) const { return *(activations_ + step * kWarps * kLanes); }
-  // Of a unit, in one set of sums or the other; whether the lane is one of those that have any.
-  DEVICE float2& sum(int turn, int unit) const {
-    constexpr int kSet = sizeof(Sums<Most>) / sizeof(float2), kOfUnit = kWarps * kUnit * kWide / 2;
-    return *(sums_ + (turn * kSet + unit * kOfUnit));
+  DEVICE uint4 activations(int step, int tile) const {
+    return *((tile == 0 ? activations_ : others_) + step * kWarps * kLanes);
   }
-  DEVICE bool keeps() const { return keeps_ != 0; }
+  // Of a unit and a tile, in one set of sums or the other; whether the lane is one of those that
+  // have any.
+  DEVICE float2& sum(int turn, int unit, int tile) const {
+    constexpr int kSet = sizeof(Sums<Most>) / sizeof(float2),
+                  kOfUnit = kWarps * kUnit * kColumnsWide / 2;
+    return *(sums_ + (turn * kSet + unit * kOfUnit + tile * 4));
+  }
+  DEVICE bool keeps() const { return tiles > 1 || keeps_ != 0; }
 
  private:
-  static constexpr int kWide = Sums<Most>::wide;
-  static constexpr int kLanes = 4 * kRoom<Most>;  // that have activations of their own
+  static constexpr int kColumnsWide = Sums<Most>::wide;
+  static constexpr int kLanes = 4 * kRoom<Most>;   // that have activations of their own
+  static constexpr int kOther = 32 * (tiles - 1);  // the first of the last tile
+  static_assert(tiles <= 2 && (tiles == 1 || kColumnsWide == 16));
 
   // Of columns; lanes beyond the last read that, for nothing.
-  DEVICE static int pair() { return min(lane() % 4, kWide / 2 - 1); }
+  DEVICE static int pair() { return min(lane() % 4, kColumnsWide / 2 - 1); }
 
-  Held<const uint4> weights_, activations_;
+  Held<const uint4> weights_, activations_, others_;
   Held<float2> sums_;
   int keeps_;
 };
@@ -113,24 +123,34 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, Held<
   const Patience patience(p, phase, gave_up);
   int step = 0;
   do {
-    uint4 a[R::slot];
+    constexpr int kTiles = OwnPlaces<R, Most>::tiles;
+    uint4 a[R::slot][kTiles];
 #pragma unroll
-    for (int s = 0; s < R::slot; ++s) a[s] = own.activations(step + s);
+    for (int s = 0; s < R::slot; ++s) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) a[s][t] = own.activations(step + s, t);
+    }
     int u = 0;
     do {
-      float low[2][4] = {}, high[2][4] = {};
+      float low[kTiles][2][4] = {}, high[kTiles][2][4] = {};
       const int slot = weights.next(patience);
 #pragma unroll
       for (int s = 0; s < R::slot; ++s) {
         const uint4 w = own.weights(slot, s);
-        multiply(low[s % 2], w, {a[s].x, a[s].y});
-        multiply(high[s % 2], w, {a[s].z, a[s].w});
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          multiply(low[t][s % 2], w, {a[s][t].x, a[s][t].y});
+          multiply(high[t][s % 2], w, {a[s][t].z, a[s][t].w});
+        }
       }
-      float2& sum = own.sum(turn, u);
-      float2 total = (step > 0 || add) && own.keeps() ? sum : float2{0, 0};
-      total.x += low[0][0] + low[1][0] + (high[0][2] + high[1][2]);
-      total.y += low[0][1] + low[1][1] + (high[0][3] + high[1][3]);
-      if (own.keeps()) sum = total;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        float2& sum = own.sum(turn, u, t);
+        float2 total = (step > 0 || add) && own.keeps() ? sum : float2{0, 0};
+        total.x += low[t][0][0] + low[t][1][0] + (high[t][0][2] + high[t][1][2]);
+        total.y += low[t][0][1] + low[t][1][1] + (high[t][0][3] + high[t][1][3]);
+        if (own.keeps()) sum = total;
+      }
       weights.done();  // not sooner: the sum has needed all of the slot
     } while (++u < units);
     step += R::slot;
@@ -141,23 +161,39 @@ SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, Held<
 // Small models do not fill the last step.
 template <class Matrix, int Most>
 DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
-  static_assert(Matrix::chunks == 1);
+  static_assert(Matrix::template chunks<Most> == 1);
   constexpr int kLast = Matrix::steps - 1;
-  if (kLast * kStep + warp() * kTile < Matrix::k || lane() >= 4 * kRoom<Most>) return;
+  if (kLast * kStep + warp() * kTile < Matrix::k) return;
 #pragma unroll
-  for (auto& half : fragments) half.of[kLast][warp()][lane()] = {0, 0, 0, 0};
+  for (auto& half : fragments) {
+    for (int i = lane(); i < 4 * kRoom<Most>; i += 32) half.of[kLast][warp()][i] = {0, 0, 0, 0};
+  }
 }
 
-// One of a product's results: the sum of the warps' sums at `at`.
+// One of a product's results: a unit's row of a column, the sum of the warps' sums at `at`.
 struct Result {
   int unit, column, row, at;
+  float before;  // what was seen before the sum was there
 };
 
-// For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(unit,
-// column, row, sum, sums, there)`, by all lanes: where it is not `there`, the sum is none.
-// `fetch(first step, sums)` brings the activations. False once anybody has given up.
-template <class Matrix, int N, class F, class Fetch, class Take>
-DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
+// The i-th of a unit's count: so many units, each of 2^wide columns.
+template <int Wide>
+DEVICE Result result_of(int i, int first, int count, int wide) {
+  const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
+  const int unit = min(i / kUnit >> wide, count - 1);
+  return {first + unit, column, row, unit * kWarps * kUnit * Wide + row * Wide + column, 0};
+}
+
+struct Nothing {
+  DEVICE float operator()(const Share&, const Result&) const { return 0; }
+};
+
+// For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(result,
+// sum, sums, there)`, by all lanes: where it is not `there`, the sum is none. `fetch(first step,
+// sums)` brings the activations; `look(share, result)` is asked before. False once anybody has
+// given up.
+template <class Matrix, int N, class F, class Fetch, class Take, class Look = Nothing>
+DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take, Look look = {}) {
   const Share share = flow.shares[phase];
   const int units = uniform(share.count);
 #pragma unroll 1
@@ -174,26 +210,27 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
     const int items = count * kUnit << wide, begin = 32 * warp_number();
     auto result = [&](int i) {
-      const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
-      const int unit = min(i / kUnit >> wide, count - 1);
-      return Result{share.first + done + unit, column, row,
-                    unit * kWarps * kUnit * kWide + row * kWide + column};
+      Result r = result_of<kWide>(i, share.first + done, count, wide);
+      r.before = look(share, r);
+      return r;
     };
     Result r = result(begin + lane());
-    r = {held(r.unit), held(r.column), held(r.row), held(r.at)};
+    r = {held(r.unit), held(r.column), held(r.row), held(r.at), r.before};
+    constexpr int kChunk = Matrix::template chunk<F::most>,
+                  kChunks = Matrix::template chunks<F::most>;
 #pragma unroll 1
-    for (int chunk = 0; chunk < Matrix::chunks; ++chunk) {
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
       // Now, and not once the words are there.
       const int full = kRoomy ? uniform(flow.ring->count_full(flow.place)) : 0;
-      if (done == 0 || Matrix::chunks > 1) {
+      if (done == 0 || kChunks > 1) {
         warp_sync();
-        fetch(chunk * Matrix::chunk, sums);
+        fetch(chunk * kChunk, sums);
         if constexpr (Matrix::k % kStep != 0) clear_padding<Matrix>(flow.fragments);
         warp_sync();
         flow.watch.lap(phase, kWait);
       }
       flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, full, flow.own, turn,
-                                  sums.gave_up, count, Matrix::chunk, chunk > 0);
+                                  sums.gave_up, count, kChunk, chunk > 0);
     }
     flow.watch.lap(phase, kMultiply);
     block_sync();
@@ -207,7 +244,7 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
         sum += at[i / kWarps * kRoom<F::most> + i % kWarps * kUnit * kWide];
       }
       const bool there = fine && first + lane() < items && r.column < columns;
-      take(r.unit, r.column, r.row, sum, sums, there);
+      take(r, sum, sums, there);
       first += kThreads;
       if (first < items) r = result(first + lane());
     }
@@ -215,6 +252,22 @@ DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take) {
     flow.watch.lap(phase, kSum);
   }
   return true;
+}
+
+// act(unit, column, row) of the block's units, by the lanes that take them as a product's results.
+template <int N, class F, class Act>
+DEVICE void each_result(F& flow, int units, Act act) {
+  const int wide = flow.template wide<N>();
+#pragma unroll 1
+  for (int done = 0; done < units; done += kMostUnits) {
+    const int count = min(kMostUnits, units - done), items = count * kUnit << wide;
+#pragma unroll 1
+    for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
+      const Result r = result_of<0>(first + lane(), done, count, wide);
+      if (first + lane() < items) act(r.unit, r.column, r.row);
+    }
+  }
+  warp_sync();
 }
 
 }  // namespace megakernel

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.emulator.build import compiled
 
-COLUMNS = 8
+COLUMNS, WIDE = 8, 16
 STREAM = 132  # bytes
 
 _WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
@@ -70,7 +70,7 @@ class EmulatedOps:
         return 1
 
     def shape(self, _: int) -> list[int]:
-        return [self._library.shape(i) for i in range(13)]
+        return [self._library.shape(i) for i in range(14)]
 
     def workspace_words(self, _: int) -> int:
         return self._library.workspace_words()

@@ -33,8 +33,10 @@ extern "C" void emulate_generate(const Params* p, int blocks, int late) {
 
 extern "C" void emulate_prefill(Params* p, int blocks, int late) {
   const auto prompts = [](const Params& p, auto& s) { run_prompts<M>(p, s); };
-  each_run(*p, p->passes, p->num_passes, M::Talker::hidden, [&](bool few) {
-    few ? run<1>(*p, blocks, late, prompts) : run<kColumns>(*p, blocks, late, prompts);
+  each_run(*p, p->passes, p->num_passes, [&](Size size) {
+    if (size == kFew) run<1>(*p, blocks, late, prompts);
+    if (size == kSome) run<kColumns>(*p, blocks, late, prompts);
+    if (size == kMany) run<kWide>(*p, blocks, late, prompts);
   });
 }
 
@@ -49,6 +51,6 @@ extern "C" int params_bytes() { return sizeof(Params); }
 // The numbers of the model's `Shape`, one after another.
 extern "C" int shape(int i) {
   const Shape s = shape_of<M>();
-  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns, kKept};
+  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns, kWide, kKept};
   return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : rest[i - 8];
 }

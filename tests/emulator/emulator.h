@@ -178,6 +178,7 @@ inline void take_registers() {}
 inline void give_registers() {}
 inline Gathering& warp_meeting() { return machine().warp_meetings[machine().now / 32]; }
 inline void warp_sync() { meet(warp_meeting(), 32); }
+inline void warp_meet() { warp_sync(); }
 
 // Shows the warp a value; gives those of all lanes, to be read before the warp meets again. Who is
 // late to read may still do so while others show the next value, which goes to another place.

@@ -126,20 +126,21 @@ static void make_frames(const Kernel& kernel, Params& p, int streams) {
   }
 }
 
-// Passes of many columns, of two, which go on with the first's slot, and of one.
+// Passes of every size; one goes on with the slot of the one before.
 static void begin_prompts(const Entry& e, Params& p) {
-  std::vector<Pass> passes(3);
-  const int columns[] = {kColumns, 2, 1};
-  for (int i = 0; i < 3; ++i) {
+  const int columns[] = {kWide, kColumns, 2, 1};
+  std::vector<Pass> passes(4);
+  int all = 0;
+  for (int i = 0; i < 4; ++i) {
     Pass& pass = passes[i];
     pass.columns = columns[i];
     pass.ends = 1 << (columns[i] - 1);
-    for (int c = 0; c < columns[i]; ++c) pass.places[c] = {i / 2, kPrompt + kColumns * i + c, 0};
+    for (int c = 0; c < columns[i]; ++c) pass.places[c] = {i / 2, kPrompt + all + c, 0};
+    all += columns[i];
   }
-  p.prompt = noise((kColumns + 3) * M::Talker::hidden, 0.5f);
+  p.prompt = noise(all * M::Talker::hidden, 0.5f);
   p.passes = uploaded(passes);
-  each_run(p, passes.data(), 3, M::Talker::hidden,
-           [&](bool few) { launch(few ? e.prefill_few : e.prefill, p); });
+  each_run(p, passes.data(), 4, [&](Size size) { launch(e.prefill[size], p); });
 }
 
 int main(int count, char** arguments) {
