@@ -202,6 +202,10 @@ int blocks(const Entry& e) {
   int device = 0, count = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  constexpr int kMostRows = kMostOwn * kUnit;  // of the residual, for which a block has room
+  const int least = (std::max(e.shape.talker[0], e.shape.predictor[0]) + kMostRows - 1) / kMostRows;
+  TORCH_CHECK(count >= least, "The model needs a GPU of ", least, " multiprocessors, found ", count,
+              ".");
   return std::min(count, e.shape.most_blocks);
 }
 
