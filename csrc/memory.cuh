@@ -170,12 +170,15 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
 #endif
 
 // How what is read once goes through the second-level cache, where it would drive out what is
-// wanted soon.
+// wanted soon, and what is read again.
 DEVICE uint64_t read_once() {
-  uint64_t policy = 0;
-#if __CUDA_ARCH__ >= 900
+  uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
+  return policy;
+}
+DEVICE uint64_t read_again() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
@@ -249,6 +252,20 @@ DEVICE void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
 // What another block wrote long ago, in a phase that this one has heard of since.
 DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
 DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
+DEVICE uint4 load_settled(const uint4* at, uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at), "l"(policy));
+  return v;
+}
+DEVICE uint2 load_settled(const uint2* at, uint64_t policy) {
+  uint2 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(at), "l"(policy));
+  return v;
+}
 // For a later phase. Of a store that might as well go to shared memory, the compiler would think
 // that it may part the lanes of a warp.
 template <class T>
@@ -287,6 +304,19 @@ DEVICE float quotient(float a, float b) {
 
 // A line that somebody will soon want comes to the second-level cache.
 DEVICE void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// As many lines, by all threads that multiply; nobody waits.
+DEVICE void fetch_lines(const void* at, int bytes, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred p; setp.eq.u32 p, %3, 0; "
+      "@p cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2; }" ::"l"(at),
+      "r"(bytes), "l"(policy), "r"(threadIdx.x));
+#else
+  const char* from = static_cast<const char*>(at);
+  for (int i = 128 * threadIdx.x; i < bytes; i += 128 * kThreads) fetch_line(from + i);
+#endif
+}
 
 // What this thread wrote is seen before anything that it writes from now on.
 DEVICE void fence() { __threadfence(); }

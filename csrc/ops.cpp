@@ -92,6 +92,16 @@ Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, co
           {}};
 }
 
+// Positions of a talker's layer whose keys and values take a fifth of the second-level cache: the
+// rest is for what passes through it.
+int remembered(const Shape& s) {
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device);
+  const int position = 2 * s.talker[2] * kKept * static_cast<int>(sizeof(bf16));
+  return bytes / 5 / position;
+}
+
 Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList mail, int64_t eos,
               double eps, int64_t patience) {
   TORCH_CHECK(0 <= model && model < kModels, "There is no model ", model, ".");
@@ -122,6 +132,7 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
   p.hidden = pointer<float>(m[kHidden], at::kFloat, "hidden");
   p.seen = pointer<uint8_t>(m[kSeen], at::kByte, "seen");
   p.eos = static_cast<int>(eos);
+  p.remembered = remembered(s);
   p.frames = reinterpret_cast<Published*>(pointer<int>(mail[kFrames], at::kInt, "frames"));
   p.published = reinterpret_cast<unsigned*>(pointer<int>(mail[kPublished], at::kInt, "published"));
   p.stop = reinterpret_cast<unsigned*>(pointer<int>(mail[kStop], at::kInt, "stop"));

@@ -102,6 +102,7 @@ struct Params {
   float* hidden;  // [slots, talker hidden], of the prompts' ends
   uint8_t* seen;  // [slots, vocab]: ids of code 0 that were drawn
   int eos;
+  int remembered;  // positions of a layer that stay in the second-level cache: see `stays`
   Watch watch;
 
   Stream streams[kPlaces];

@@ -182,12 +182,18 @@ DEVICE float2 exponentials(float (&s)[4]) {
   return {peak, sum};
 }
 
+// Keys and values are read once a frame, as all weights are. As many of the first layers' as have
+// room stay in the second-level cache from frame to frame; the others' only pass through it.
+DEVICE bool stays(const Params& p, int layer, int positions, int columns) {
+  return (layer + 1) * positions * columns <= p.remembered;
+}
+
 // A warp's sixteen positions from `begin` on, of which those below `end` are there.
 struct Sixteen {
   uint4 keys[kHalves][2][4];
   uint2 values[kHalves][16];
 
-  DEVICE void load_keys(const bf16* slot, int begin, int end) {
+  DEVICE void load_keys(const bf16* slot, int begin, int end, uint64_t policy) {
     const bf16* from = slot + (begin + lane() / 4) * kKept + lane() % 4 * 8;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -196,16 +202,17 @@ struct Sixteen {
       for (int j = 0; j < 4 * kHalves; ++j) {
         const bf16* at = from + 8 * tile * kKept + 32 * j;
         keys[j / 4][tile][j % 4] =
-            there ? load_settled(reinterpret_cast<const uint4*>(at)) : uint4{0, 0, 0, 0};
+            there ? load_settled(reinterpret_cast<const uint4*>(at), policy) : uint4{0, 0, 0, 0};
       }
     }
   }
 
-  DEVICE void load_values(const bf16* slot, int begin) {
+  DEVICE void load_values(const bf16* slot, int begin, uint64_t policy) {
     const bf16* from = slot + begin * kKept + lane() / 4 * kBlock + lane() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < 16 * kHalves; ++n) {
-      values[n / 16][n % 16] = load_settled(reinterpret_cast<const uint2*>(from + 8 * n * kBlock));
+      values[n / 16][n % 16] =
+          load_settled(reinterpret_cast<const uint2*>(from + 8 * n * kBlock), policy);
     }
   }
 
@@ -302,7 +309,7 @@ DEVICE size_t slot_of(const Network& n, int layer, const Column* columns, Item i
 
 template <class S, int Most>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
-                        const Column* columns, const Tags& tags, Attention<Most>& shared,
+                        const Column* columns, int count, const Tags& tags, Attention<Most>& shared,
                         int& gave_up, Item item) {
   const Column column = columns[item.column];
   const size_t slot = slot_of<S>(n, layer, columns, item);
@@ -314,14 +321,15 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
       min(kWarps, (before - item.span * kSpan + kBlock - 1) / kBlock);  // warps with any
 
   // What earlier passes left is asked for first, where there are registers for it meanwhile.
+  const uint64_t policy = stays(p, layer, before, count) ? read_again() : read_once();
   Sixteen mine;
-  if (kRoomy && number < old) mine.load_keys(n.keys + slot, begin, before);
+  if (kRoomy && number < old) mine.load_keys(n.keys + slot, begin, before, policy);
   take_in<S>(p, n, norms, tags, columns, item, slot, last, shared, gave_up);
-  if (kRoomy && number < old) mine.load_values(n.values + slot, begin);
+  if (kRoomy && number < old) mine.load_values(n.values + slot, begin, policy);
   block_sync();
   if (!kRoomy && number < old) {
-    mine.load_keys(n.keys + slot, begin, before);
-    mine.load_values(n.values + slot, begin);
+    mine.load_keys(n.keys + slot, begin, before, policy);
+    mine.load_values(n.values + slot, begin, policy);
   }
   if (number < old) mine.attend(begin, before, shared);
   for (int i = kWarps - 1 - number; i < fresh; i += kWarps) {  // the last warps, which have none
@@ -415,10 +423,11 @@ DEVICE void combine(const Params& p, const Network& n, const Tags& tags, int& ga
   hand_over<S, Most>(p, n, item.column, query_head, channel, quotient(mixed, total), tag);
 }
 
-// The items of this block, in turn.
+// The items of this block, in turn. The last blocks have the first ones: they had the least to
+// multiply.
 template <class S, class Act>
 DEVICE void each_item(const Column* columns, int count, Act act) {
-  int item = block();
+  int item = blocks() - 1 - block();
 #pragma unroll 1
   for (int c = 0; c < count; ++c) {
     const int before = uniform(columns[columns[c].first].position);
@@ -431,19 +440,21 @@ DEVICE void each_item(const Column* columns, int count, Act act) {
   }
 }
 
-// What earlier passes left for this block's items comes to the second-level cache, while others
-// still make queries.
+// What earlier passes left for this block's items comes to the second-level cache, unless it is
+// there already, while others still make queries. For one stream.
 template <class S>
-DEVICE void fetch_remembered(const Network& n, int layer, const Column* columns, int count) {
-  constexpr int kLine = 128 / sizeof(bf16);
+DEVICE void fetch_remembered(const Params& p, const Network& n, int layer, const Column* columns,
+                             int count) {
+  const int before = uniform(columns[0].position);
+  if (stays(p, layer, before, count)) return;
+  const uint64_t once = read_once();
   each_item<S>(columns, count, [&](Item item) {
     const int begin = item.span * kSpan;
-    const int positions = min(kSpan, columns[columns[item.column].first].position - begin);
+    const int positions = (min(kSpan, before - begin) + kBlock - 1) / kBlock * kBlock;
+    const int bytes = positions * kKept * static_cast<int>(sizeof(bf16));
     const size_t first = slot_of<S>(n, layer, columns, item) + begin * kKept;
-    for (int i = thread() * kLine; i < positions * kKept; i += kThreads * kLine) {
-      fetch_line(n.keys + first + i);
-      fetch_line(n.values + first + i);
-    }
+    fetch_lines(n.keys + first, bytes, once);
+    fetch_lines(n.values + first, bytes, once);
   });
 }
 
@@ -453,7 +464,8 @@ DEVICE void attend(F& flow, const Network& n, int layer, const bf16* norms, cons
   auto& shared = flow.attention;
   bool parted = false;
   each_item<S>(columns, count, [&](Item item) {
-    attend_item<S>(flow.p, n, layer, norms, columns, flow.tags, shared, flow.gave_up(), item);
+    attend_item<S>(flow.p, n, layer, norms, columns, count, flow.tags, shared, flow.gave_up(),
+                   item);
     parted |= item.span == 0 && item.spans > 1;
     flow.watch.lap(kAttend, kSum);
   });

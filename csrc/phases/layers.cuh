@@ -355,7 +355,7 @@ DEVICE bool run_layers(F& flow, OwnRows<F::most>& own, NormVector<Hidden>& vecto
     flow.tags.advance(count);
     const Tags& tags = flow.tags;
 
-    if constexpr (!S::near && F::most == 1) fetch_remembered<S>(n, l, columns, count);
+    if constexpr (!S::near && F::most == 1) fetch_remembered<S>(p, n, l, columns, count);
     auto normed = [&](int, auto& sums) {
       const uint32_t* x = words.down;
       Tags its = before;

@@ -14,6 +14,7 @@ COLUMNS, WIDE = 8, 16
 STREAM = 132  # bytes
 
 _WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
+_REMEMBERED = 200  # positions of a layer, so that some stay in a cache and others do not
 _COMMON = ("projected", "drawn", "broken", "given_up")
 
 
@@ -38,7 +39,7 @@ class _Params(ctypes.Structure):
         *((name, c_void_p) for name in ("pad", "text", "prompt")),
         ("passes", c_void_p), ("num_passes", c_int),
         ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
-        ("watch", _Watch),
+        ("remembered", c_int), ("watch", _Watch),
         ("streams", c_ubyte * (COLUMNS * STREAM)), ("columns", c_int), ("max_frames", c_int),
         *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
         ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
@@ -120,7 +121,7 @@ class EmulatedOps:
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8],
             group_embeddings=(c_void_p * 15)(*weights[9].tolist()),
             pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
-            eos=eos, patience=patience,
+            eos=eos, remembered=_REMEMBERED, patience=patience,
             **dict(zip(("frames", "published", "stop", "failure"),
                        (t.data_ptr() for t in mailbox), strict=True)),
         )  # fmt: skip

@@ -217,6 +217,7 @@ inline unsigned warp_max(unsigned value) {
 }
 inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
 inline void fetch_line(const void*) {}
+inline void fetch_lines(const void*, int, uint64_t) {}
 
 // The last lane to come multiplies for all.
 using Row = float __attribute__((vector_size(32)));
@@ -314,6 +315,7 @@ class Held {
 inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
 inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
 inline uint64_t read_once() { return 0; }
+inline uint64_t read_again() { return 1; }
 inline void expect_copy(Gate& gate, int bytes) {
   if (thread() % 32 > 0) return;
   gate.bytes += bytes;
@@ -386,6 +388,10 @@ inline void get_if(bool wanted, const uint4& at, uint4& v) {
 }
 inline uint4 load_settled(const uint4* at) { return *at; }
 inline uint2 load_settled(const uint2* at) { return *at; }
+template <class T>
+inline T load_settled(const T* at, uint64_t) {
+  return *at;
+}
 template <class T>
 inline void store_settled(T* at, T value) {
   *at = value;

@@ -76,6 +76,7 @@ static Params params() {
   Params p{};
   p.talker = network<Talker>(kColumns, kPositions, 0);
   p.predictor = network<Predictor>(kColumns, kGroups, kPacked<M::Project>);
+  p.remembered = kPrompt + 1;  // the first layer's stay
   p.talker_head = reinterpret_cast<uint4*>(noise(kPacked<M::TalkerHead>, 0.05f));
   p.predictor_heads =
       reinterpret_cast<uint4*>(noise((kGroups - 1) * kPacked<M::PredictorHead>, 0.05f));
