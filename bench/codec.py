@@ -21,10 +21,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.events import event_times
 from bench.report import write
-from megakernel_tts.codec.cuda import CudaDecoder
+from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
-from megakernel_tts.layers import exact_convolutions
-from megakernel_tts.random_released import random_codec
+from megakernel_tts.model.layers import exact_convolutions
+from megakernel_tts.model.random_released import random_codec
 
 _STREAMS = (1, 2, 4, 8)
 _FRAMES = (1, 2, 4, 8)

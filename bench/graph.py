@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_tts.config import ModelConfig, StackConfig
-from megakernel_tts.layers import rotary, rotate
-from megakernel_tts.weights import Layer, Model, Stack
+from megakernel_tts.model.config import ModelConfig, StackConfig
+from megakernel_tts.model.layers import rotary, rotate
+from megakernel_tts.model.weights import Layer, Model, Stack
 
 _TOP_K = 50
 

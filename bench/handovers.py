@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from bench.report import write
 from megakernel_tts import TTS, ChunkPolicy, Sampling
-from megakernel_tts.config import ModelConfig
-from megakernel_tts.random_released import write_released
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.model.random_released import write_released
 
 _TEXT = "All of this is said twice, at first in peace and then beside others."
 _LONGEST = 1500  # frames of a stream

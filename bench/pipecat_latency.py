@@ -4,7 +4,7 @@ A simulated engine takes a fixed time for a frame, so that what is measured is t
 model that is named shows it beside the engine that callers will have.
 
 python -m bench.pipecat_latency --json bench/results/pipecat-latency.json
-python -m megakernel_tts.random_released /tmp/random-0.6B
+python -m megakernel_tts.model.random_released /tmp/random-0.6B
 python -m bench.pipecat_latency --model /tmp/random-0.6B --json bench/results/pipecat-h200.json
 """
 

@@ -16,15 +16,15 @@ from torch import Tensor
 from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
 from megakernel_tts.align.estimate import STEP, spoken_seconds
 from megakernel_tts.align.words import split_words
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.config import read_model_config
-from megakernel_tts.engine import Engine
-from megakernel_tts.frames import Coming, Frames, Start
-from megakernel_tts.hub import find_checkpoint
+from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Layout, Prefix, Prompt, Prompter
-from megakernel_tts.suspension import Suspended
-from megakernel_tts.text import TextTokenizer
+from megakernel_tts.model.config import read_model_config
+from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.text.prompt import Layout, Prefix, Prompt, Prompter
+from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
 _FRAME = 0.08  # seconds
@@ -178,13 +178,13 @@ class SimulatedBackend:
         """How many streams have a slot."""
         return len(self._speakers)
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
         """Starts streams."""
         for start in starts:
             self._speakers[start.slot] = _Speaker("", breath=self.breath)
             self.feed(start.slot, start.prompt, last=False)
 
-    def forget(self) -> None:
+    def clear_prefix_cache(self) -> None:
         """Nothing: it keeps nothing."""
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
@@ -196,11 +196,11 @@ class SimulatedBackend:
         self,
         slots: Sequence[int],
         frames: int,
-        meanwhile: Callable[[], object] = lambda: None,
-        ending: Callable[[Coming], object] = lambda coming: None,
+        overlap: Callable[[], object] = lambda: None,
+        on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
         """A frame each, whatever was asked for."""
-        meanwhile()
+        overlap()
         speakers = [self._speakers[slot] for slot in slots]
         if self.poison and any(self.poison in (s.next_word or "") for s in speakers):
             raise ArithmeticError(f"no {self.poison} can be said")
@@ -211,7 +211,7 @@ class SimulatedBackend:
     def interrupt(self) -> None:
         """Nothing: every step is a frame."""
 
-    def rearm(self) -> None:
+    def clear_interrupt(self) -> None:
         """Nothing."""
 
     def _frames(self, speaker: _Speaker) -> Frames:
@@ -228,11 +228,11 @@ class SimulatedBackend:
         """Frees a slot."""
         self._speakers.pop(slot, None)
 
-    def suspend(self, slot: int) -> Suspended[_Speaker]:
+    def swap_out(self, slot: int) -> SlotSnapshot[_Speaker]:
         """Frees a slot and gives its stream."""
-        return Suspended(self._speakers.pop(slot), ())
+        return SlotSnapshot(self._speakers.pop(slot), ())
 
-    def resume(self, slot: int, suspended: Suspended[_Speaker]) -> None:
+    def swap_in(self, slot: int, suspended: SlotSnapshot[_Speaker]) -> None:
         """Goes on with it."""
         self._speakers[slot] = suspended.state
 

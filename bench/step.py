@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import build_ext
 from bench.events import event_times
 from bench.graph import frame_graph
 from bench.report import write
 from megakernel_tts import Sampling
-from megakernel_tts.checkpoint import leaves, map_leaves
-from megakernel_tts.config import ModelConfig, read_model_config
-from megakernel_tts.cuda import PHASES, Megakernel
-from megakernel_tts.frames import Start
-from megakernel_tts.random_checkpoint import write_checkpoint
-from megakernel_tts.random_released import SIZES, released
-from megakernel_tts.weights import Model, Stack, model_specs
+from megakernel_tts.backends.megakernel import PHASES, Megakernel
+from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.kernels import build
+from megakernel_tts.model.checkpoint import leaves, map_leaves
+from megakernel_tts.model.config import ModelConfig, read_model_config
+from megakernel_tts.model.random_checkpoint import write_checkpoint
+from megakernel_tts.model.random_released import SIZES, released
+from megakernel_tts.model.weights import Model, Stack, model_specs
 
 _COLUMNS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 2000)
@@ -92,7 +92,7 @@ def frame_bytes(model: Model, passes: int) -> dict[str, int]:
     project = model.predictor.project
     return {phase: talker[phase] + passes * predictor[phase] for phase in talker} | {
         "head": _size(model.talker.head) + _size(model.predictor.heads),
-        "project": passes * _size(project.weight) if project else 0,
+        "input_projection": passes * _size(project.weight) if project else 0,
     }
 
 
@@ -108,14 +108,14 @@ class Bench:
     def prefill(self, streams: int, common: int, length: int = _PROMPT) -> float:
         """Ms for a prompt each, of so many positions, of which the common ones were run before."""
         prompt = self.prompt[:length]
-        starts = [Start(i, prompt, Sampling(seed=i), 0, common) for i in range(streams)]
+        starts = [PrefillRequest(i, prompt, Sampling(seed=i), 0, common) for i in range(streams)]
         return milliseconds(lambda: self.kernel.prefill(starts))
 
     def frame(self, columns: int, position: int) -> float:
         """Ms for a frame of all columns."""
         slots = list(range(columns))
         for slot in slots:
-            self.kernel.prefill([Start(slot, self.prompt[:_PROMPT], Sampling(seed=slot))])
+            self.kernel.prefill([PrefillRequest(slot, self.prompt[:_PROMPT], Sampling(seed=slot))])
             self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position
@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--phases", choices=SIZES, help="phases alone, as one line of JSON")
     arguments = parser.parse_args()
     if arguments.phases:
-        build_ext.load(torch.device("cuda"), profile=True)
+        build.load(torch.device("cuda"), profile=True)
         print(json.dumps(Bench(*random_model(arguments.phases)).phases()))
         return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}

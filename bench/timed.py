@@ -22,20 +22,20 @@ from torch import Tensor
 
 from bench.report import write
 from megakernel_tts import TTS, ModelInfo
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.bench.timing import Request, streaming
-from megakernel_tts.checkpoint import Checkpoint
-from megakernel_tts.codec.cuda import CudaDecoder
+from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
-from megakernel_tts.config import ModelConfig, read_codec_config, read_model_config
-from megakernel_tts.cuda import Megakernel
-from megakernel_tts.engine import Engine
-from megakernel_tts.hub import find_checkpoint
+from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Prompter
+from megakernel_tts.model.checkpoint import Checkpoint
+from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
+from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.model.weights import model_specs
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.text import TextTokenizer
-from megakernel_tts.weights import model_specs
+from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.tokenizer import TextTokenizer
 
 _COLUMNS = 8
 _POSITIONS = 256
@@ -170,9 +170,9 @@ class _KernelOps:
 class TimedKernel(Megakernel):
     """The real backend, whose launches take the device's time."""
 
-    def _wait(self, frames: int, ending: Callable[[], object] = lambda: None) -> None:
+    def _wait(self, frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
         if self._ops.doze(self._mailbox[1]):
-            ending()
+            on_last_frame()
             self._ops.wait()
 
 

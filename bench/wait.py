@@ -17,7 +17,7 @@ import torch
 from bench.report import write
 from bench.step import Bench, random_model
 from megakernel_tts import Sampling
-from megakernel_tts.frames import Start
+from megakernel_tts.backends.protocol import PrefillRequest
 
 _FRAMES = (1, 2, 8)
 _REPEATS = 200
@@ -34,7 +34,7 @@ def measure(bench: Bench, frames: int, look: int | None) -> dict[str, float]:
     """
     kernel = bench.kernel
     assert kernel._done is not None
-    kernel.prefill([Start(0, bench.prompt, Sampling(seed=0))])
+    kernel.prefill([PrefillRequest(0, bench.prompt, Sampling(seed=0))])
     kernel.feed(0, bench.prompt[:0], True)
     kernel.step([0], 1)  # the first frame of a stream needs no talker
     walls: list[float] = []

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.report import write
 from megakernel_tts.align.online import OnlineSearch
-from megakernel_tts.align.timing import AlignedTimes
+from megakernel_tts.align.word_times import AlignedTimes
 from megakernel_tts.align.words import Transcript
 
 _TOKENS = 256  # and as many units but for runs of punctuation: a long piece

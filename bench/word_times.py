@@ -22,11 +22,11 @@ from bench.report import write
 from bench.word_truth import timed_speeches
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, Sampling
-from megakernel_tts.align.calibration import Alignment
+from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.estimate import EstimatedTimes
-from megakernel_tts.align.overhear import LAYOUTS, Listener
-from megakernel_tts.align.truth import TimedSpeech
 from megakernel_tts.align.words import Transcript
+from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
+from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.loader import Loaded
 
 _RATE = 16_000  # that the recogniser hears
@@ -78,11 +78,13 @@ def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
 
 def recordings(loaded: Loaded, alignment: Alignment) -> Errors:
     """Flite's recordings of the sentences that are in no corpus, in both layouts."""
-    listener = Listener(loaded, None, None)
+    listener = SpeechCapture(loaded, None, None)
     errors: Errors = {"attention": [], "estimate": []}
     for speech in timed_speeches([text for text, _ in held_out()]):
         codes, starts = np.array(speech["codes"]), speech["starts"]
-        for heard in listener.overhear(TimedSpeech(speech["text"], speech["voice"], codes, starts)):
+        for heard in listener.capture_attention(
+            TimedSpeech(speech["text"], speech["voice"], codes, starts)
+        ):
             found = heard.word_starts(alignment.heads, alignment.lookahead)
             guess = estimated(loaded, speech["text"], heard.samples, heard.rate)
             errors["attention"] += np.subtract(found, starts).tolist()

@@ -16,13 +16,13 @@ import soxr
 import torch
 from tqdm import tqdm
 
-from examples.train_voice.flite import SAMPLE_RATE, Flite, Utterance
-from megakernel_tts.align.truth import FORMAT
-from megakernel_tts.checkpoint import Checkpoint
+from examples.train_voice.flite import SAMPLE_RATE, Flite, Segment
+from megakernel_tts.calibration.ground_truth import FORMAT
 from megakernel_tts.codec.encoder import Encoder
 from megakernel_tts.codec.weights import encoder_specs
-from megakernel_tts.config import read_codec_config
-from megakernel_tts.hub import find_checkpoint
+from megakernel_tts.model.checkpoint import Checkpoint
+from megakernel_tts.model.config import read_codec_config
+from megakernel_tts.model.hub import find_checkpoint
 
 VOICES = (("clara", "slt"), ("henry", "rms"))
 _GROUPS = 16
@@ -37,7 +37,7 @@ def demo_encoder() -> Encoder:
     return Encoder(Checkpoint(folder).load(specs, cpu, torch.float32), config)
 
 
-def word_starts(said: Utterance) -> list[float]:
+def word_starts(said: Segment) -> list[float]:
     """When each word begins, in seconds; empty if flite could not tell for each."""
     begins = [0.0, *said.ends[:-1].tolist()]
     starts: dict[int, float] = {}

@@ -103,7 +103,18 @@ using FloatBoard = Board<Width, Most, 2>;
 template <int Width, int Most>
 using PairBoard = Board<kHalves * Width / 2, Most, 4>;
 
-enum Phase : int { kQkv, kAttend, kCombine, kOut, kGateUp, kDown, kHead, kDraw, kProject, kPhases };
+enum Phase : int {
+  kQkv,
+  kAttention,
+  kAttentionCombine,
+  kOut,
+  kGateUp,
+  kDown,
+  kHead,
+  kSample,
+  kInputProjection,
+  kPhases
+};
 
 // Every now and then of a wait: since when it lasts, or 0 once it was in vain.
 DEVICE_CALL uint64_t wait_on(const Params& p, Phase phase, int& gave_up, uint64_t since) {

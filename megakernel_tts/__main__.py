@@ -2,6 +2,6 @@
 
 import sys
 
-from megakernel_tts.cli import main
+from megakernel_tts.cli.main import main
 
 sys.exit(main())

@@ -4,9 +4,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megakernel_tts import hub
-from megakernel_tts.config import ModelConfig
-from megakernel_tts.prompt import spoken_languages
+from megakernel_tts.model import hub
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.text.prompt import spoken_languages
 
 
 @dataclass(frozen=True)

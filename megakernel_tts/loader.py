@@ -5,28 +5,28 @@ from pathlib import Path
 
 import torch
 
-from megakernel_tts.align.calibration import FILE, read_alignment
-from megakernel_tts.backend import choose_backend
-from megakernel_tts.checkpoint import Checkpoint
+from megakernel_tts.align.alignment import FILE, read_alignment
+from megakernel_tts.backends.select import choose_backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
-from megakernel_tts.codec.speaker import SpeakerEncoder
+from megakernel_tts.codec.speaker_encoder import SpeakerEncoder
+from megakernel_tts.codec.vocoder import choose_vocoder
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.config import (
+from megakernel_tts.engine.engine import Engine
+from megakernel_tts.errors import CheckpointError, SamplingError
+from megakernel_tts.machine import system_memory
+from megakernel_tts.model.checkpoint import Checkpoint
+from megakernel_tts.model.config import (
     CodecConfig,
     ModelConfig,
     read_codec_config,
     read_model_config,
 )
-from megakernel_tts.doctor import system_memory
-from megakernel_tts.engine import Engine
-from megakernel_tts.errors import CheckpointError, SamplingError
-from megakernel_tts.fields import read_json
-from megakernel_tts.prompt import Prompter
+from megakernel_tts.model.fields import read_json
+from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.text import TextTokenizer
-from megakernel_tts.vocoder import choose_vocoder
-from megakernel_tts.weights import model_specs, speaker_specs
+from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.tokenizer import TextTokenizer
 
 POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
 
@@ -97,7 +97,7 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
         prompter.pad[0].to(device),
         slots=slots,
         positions=POSITIONS,
-        watched=() if alignment is None else alignment.heads,
+        captured_heads=() if alignment is None else alignment.heads,
     )
     weights = codec.load(decoder, device, torch.float32)
     plain = Decoder(weights, codec_config)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_tts.align.words import Word
+from megakernel_tts.checks import check_text
 from megakernel_tts.errors import SynthesisError, TextError
-from megakernel_tts.text import check_text
 
 if TYPE_CHECKING:
-    from megakernel_tts.script import Script
+    from megakernel_tts.text.text_queue import TextQueue
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
@@ -152,7 +152,7 @@ class Session:
 
     def __init__(
         self,
-        script: "Script",
+        script: "TextQueue",
         mailbox: Mailbox,
         wake: Callable[[], None],
         abandon: Callable[[], None],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.align.timing import with_ends
+from megakernel_tts.align.word_times import with_ends
 from megakernel_tts.align.words import Word
 from megakernel_tts.audio import WavWriter
 from megakernel_tts.errors import SynthesisError

@@ -9,19 +9,19 @@ from typing import Literal
 
 import torch
 
-from megakernel_tts import hub
 from megakernel_tts.audio import Recording, read_reference
-from megakernel_tts.backend import pick_device, pick_dtype
-from megakernel_tts.config import read_model_config
+from megakernel_tts.backends.select import pick_device, pick_dtype
+from megakernel_tts.checks import check_text, check_type
 from megakernel_tts.errors import TextError, VoiceError
 from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.model import hub
+from megakernel_tts.model.config import read_model_config
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.script import Script
 from megakernel_tts.session import PORTION, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, chunks_of, log_cut, outcome, whole
-from megakernel_tts.split import Limits, Splitter
-from megakernel_tts.text import check_text
+from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
 
 TextLayout = Literal["auto", "full", "streaming"]
@@ -51,7 +51,7 @@ class TTS:
         Raises:
             CheckpointError: There is no such model, or its config is broken.
         """
-        _expect("model", model, _MODEL, "demo, a folder or a hub id")
+        check_type("model", model, _MODEL, "demo, a folder or a hub id")
         return model_info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
 
     @classmethod
@@ -75,9 +75,9 @@ class TTS:
             ValueError: No such device or type, or more slots than memory can hold.
             TypeError: An argument is of another type.
         """
-        _expect("model", model, _MODEL, "demo, a folder or a hub id")
-        _expect("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
-        _expect("slots", slots, int, "a whole number")
+        check_type("model", model, _MODEL, "demo, a folder or a hub id")
+        check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
+        check_type("slots", slots, int, "a whole number")
         chosen = pick_device(device)
         number = pick_dtype(dtype, chosen)
         loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
@@ -140,7 +140,7 @@ class TTS:
             EngineClosedError: The model was closed.
             SynthesisError: It failed on the way.
         """
-        _expect("retries", retries, int, "a whole number")
+        check_type("retries", retries, int, "a whole number")
         session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
         groups = self._loaded.config.talker.groups
         return whole(session, groups, self._loaded.engine.decoder.sample_rate)
@@ -210,7 +210,7 @@ class TTS:
         """
         sentences = _SENTENCES if layout == "full" else None
         live = "streaming" if layout == "auto" else layout
-        script = Script(self._loaded.tokenizer, Splitter(_name(language), sentences))
+        script = TextQueue(self._loaded.tokenizer, Splitter(_name(language), sentences))
         return self._open(script, voice, language, instruct, live, sampling, chunks)
 
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
@@ -314,7 +314,7 @@ class TTS:
         portion, rest = text[:PORTION], text[PORTION:]
         with self._loaded.engine.coming():
             # With its text from the start: the engine need not be woken for every step of it.
-            script = Script(self._loaded.tokenizer, Splitter(_name(language)))
+            script = TextQueue(self._loaded.tokenizer, Splitter(_name(language)))
             script.push(portion, last=not rest)
             manner = voice, language, instruct, known
             session = self._open(script, *manner, sampling, chunks, retries)
@@ -325,7 +325,7 @@ class TTS:
 
     def _open(
         self,
-        script: Script,
+        script: TextQueue,
         voice: str | Voice | None,
         language: str,
         instruct: str | None,
@@ -336,8 +336,8 @@ class TTS:
     ) -> Session:
         if layout not in ("full", "streaming"):
             raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
-        _expect("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
-        _expect("chunks", chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
+        check_type("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
+        check_type("chunks", chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
         if voice is None:
             voice = next(iter(self.voices), None)
         engine = self._loaded.engine
@@ -356,9 +356,3 @@ class TTS:
 def _name(language: str) -> str:
     """As `Splitter` knows it; what is no name at all is refused with the voice."""
     return language.strip().lower() if isinstance(language, str) else "auto"
-
-
-def _expect(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
-    """Refuses an argument of another type at the call, before it fails far from there."""
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{name} is {value!r}; it must be {expected}.")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megakernel_tts.checks import check_text
 from megakernel_tts.errors import VoiceError
-from megakernel_tts.text import check_text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from megakernel_tts import TTS
-from megakernel_tts.config import Kind
-from megakernel_tts.hub import find_checkpoint
 from megakernel_tts.loader import Loaded, load_checkpoint
-from megakernel_tts.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.model.config import Kind
+from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
+from tests.comparison import MODELS, Comparison, MakeComparison
 from tests.emulator import EmulatedOps
 from tests.fakes import ExpectingVocoder, ScriptedBackend
 from tests.goldens.cases import Model
-from tests.kernels import MODELS, Bench
 from tests.rig import Rig
 
 Maker = Callable[..., Path]
@@ -68,32 +68,32 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
 
 
 @pytest.fixture(scope="session")
-def bench(
+def comparison(
     load: Callable[..., Loaded], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Bench]:
+) -> MakeComparison:
     """Makes kernels on emulated instructions; each model is compiled once."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ for the emulator")
     folder = tmp_path_factory.mktemp("emulator")
 
-    def make(size: Size = "0b6", blocks: int = 3) -> Bench:
-        return Bench(load("custom_voice", size), EmulatedOps(MODELS[size], folder, blocks))
+    def make(size: Size = "0b6", blocks: int = 3) -> Comparison:
+        return Comparison(load("custom_voice", size), EmulatedOps(MODELS[size], folder, blocks))
 
     return make
 
 
 @pytest.fixture
-def gpu_bench(load: Callable[..., Loaded]) -> Callable[..., Bench]:
+def gpu_comparison(load: Callable[..., Loaded]) -> MakeComparison:
     """Makes kernels on the GPU, of the same weights."""
-    return lambda size="0b6": Bench(load("custom_voice", size), None)
+    return lambda size="0b6": Comparison(load("custom_voice", size), None)
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
-def any_bench(request: pytest.FixtureRequest) -> Callable[..., Bench]:
+def any_comparison(request: pytest.FixtureRequest) -> MakeComparison:
     """Makes kernels, on emulated instructions (two blocks, to be quick) and on the GPU."""
     if request.param == "gpu":
-        return request.getfixturevalue("gpu_bench")
-    return partial(request.getfixturevalue("bench"), blocks=2)
+        return request.getfixturevalue("gpu_comparison")
+    return partial(request.getfixturevalue("comparison"), blocks=2)
 
 
 @pytest.fixture(scope="session")

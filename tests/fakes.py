@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, Expected, Part, State
-from megakernel_tts.frames import Coming, Frames, Start
-from megakernel_tts.suspension import Suspended
-from megakernel_tts.vocoder import Decoding, Settle, TorchVocoder
+from megakernel_tts.codec.vocoder import Decoding, Settle, TorchVocoder
 
 
 class ScriptedBackend:
@@ -48,7 +48,7 @@ class ScriptedBackend:
     def busy(self) -> set[int]:
         return set(self._streams)
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
         self.threads.add(threading.get_ident())
         if unable := {start.sampling.seed for start in starts} & self.unable:
             raise ArithmeticError(f"unable seed {unable.pop()}")
@@ -64,7 +64,7 @@ class ScriptedBackend:
         self.together.append(len(starts))
         self.events.append("prefill")
 
-    def forget(self) -> None:
+    def clear_prefix_cache(self) -> None:
         pass
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
@@ -76,17 +76,17 @@ class ScriptedBackend:
     def interrupt(self) -> None:
         self._interrupted = True
 
-    def rearm(self) -> None:
+    def clear_interrupt(self) -> None:
         self._interrupted = False
 
     def step(
         self,
         slots: Sequence[int],
         frames: int,
-        meanwhile: Callable[[], object] = lambda: None,
-        ending: Callable[[Coming], object] = lambda coming: None,
+        overlap: Callable[[], object] = lambda: None,
+        on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
-        meanwhile()
+        overlap()
         self.threads.add(threading.get_ident())
         self.asked.append(frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}
@@ -95,7 +95,7 @@ class ScriptedBackend:
         moving = list(slots)
         for i in range(frames):
             if i + 1 == frames:
-                ending([*coming.values()])
+                on_last_frame([*coming.values()])
             self.gate.wait()
             self.batches.append(len(moving))
             self.events.append("frame")
@@ -133,11 +133,11 @@ class ScriptedBackend:
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)
 
-    def suspend(self, slot: int) -> Suspended[dict[str, int]]:
+    def swap_out(self, slot: int) -> SlotSnapshot[dict[str, int]]:
         self.suspended += 1
-        return Suspended(self._streams.pop(slot), ())
+        return SlotSnapshot(self._streams.pop(slot), ())
 
-    def resume(self, slot: int, suspended: Suspended[dict[str, int]]) -> None:
+    def swap_in(self, slot: int, suspended: SlotSnapshot[dict[str, int]]) -> None:
         assert slot not in self._streams, "the slot is taken"
         self.events.append("resume")
         self._streams[slot] = suspended.state

@@ -16,15 +16,15 @@ from megakernel_tts import (
     Session,
     Voice,
 )
-from megakernel_tts.align.calibration import Alignment
-from megakernel_tts.backend import Backend
+from megakernel_tts.align.alignment import Alignment
+from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.decoder import Decoder
-from megakernel_tts.engine import Engine
+from megakernel_tts.codec.vocoder import Vocoder
+from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Layout, Prompter
-from megakernel_tts.script import Script
-from megakernel_tts.split import Limits, Splitter
-from megakernel_tts.vocoder import Vocoder
+from megakernel_tts.text.prompt import Layout, Prompter
+from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.text_queue import TextQueue
 from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
 
 TEXT = "hello to the world, this is a test of speech."
@@ -62,7 +62,7 @@ class Rig:
         **chunks: int,
     ) -> Session:
         prefix = self.engine.prompter.prefix(voice or "ryan", "english", None)
-        script = Script(self.loaded.tokenizer, Splitter(limits=limits))
+        script = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
         sampling = Sampling(seed=seed, max_frames=max_frames)
         session = self.engine.open(
             script, prefix, voice, layout, sampling, ChunkPolicy(**chunks), retries=retries

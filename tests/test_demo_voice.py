@@ -12,7 +12,7 @@ from bench.word_times import aligned
 from examples.train_voice.judge import Judge, write_language_model
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, AudioChunk
-from megakernel_tts.hub import find_checkpoint
+from megakernel_tts.model.hub import find_checkpoint
 
 # None is in the corpus (see `held_out.txt`).
 SENTENCES = (

@@ -10,12 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megakernel_tts.frames import Start
+from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import Loaded
-from megakernel_tts.prompt import Prompt
-from megakernel_tts.random_checkpoint import Size
-from megakernel_tts.reference import Reference
+from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.sampling import Sampling
+from megakernel_tts.text.prompt import Prompt
 from megakernel_tts.voice import Voice
 from tests.goldens.cases import (
     CHECKPOINTS,
@@ -103,7 +103,9 @@ def test_greedy_codes_hidden_states_and_logits(
         positions=256,
         trace=lambda phase, tensor: seen[phase].append(tensor[0]),
     )
-    reference.prefill([Start(1, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)])
+    reference.prefill(
+        [PrefillRequest(1, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)]
+    )
     reference.feed(1, trailing, True)
     frames = [one_frame(reference, [1])[0] for _ in range(FRAMES)]
     codes = torch.stack([frame for frame in frames if frame is not None]).numpy()

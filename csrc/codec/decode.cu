@@ -1,11 +1,11 @@
 // The codec's kernels and their launches; each begins while the one before it ends.
 #include <algorithm>
 
-#include "attend.cuh"
+#include "attention.cuh"
 #include "depthwise.cuh"
 #include "embed.cuh"
 #include "launch.cuh"
-#include "remember.cuh"
+#include "state_update.cuh"
 #include "tiles.cuh"
 
 namespace megakernel::codec {

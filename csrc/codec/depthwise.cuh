@@ -1,7 +1,7 @@
 // Depthwise convolution and layer norm: a block a row.
 #pragma once
 
-#include "product.cuh"
+#include "projection.cuh"
 
 namespace megakernel::codec {
 

@@ -1,7 +1,7 @@
 // Codes to vectors: the sum of a frame's codebook rows, and the angles that its position turns by.
 #pragma once
 
-#include "product.cuh"
+#include "projection.cuh"
 
 namespace megakernel::codec {
 

@@ -1,7 +1,7 @@
 // Which tile a product runs with.
 #pragma once
 
-#include "product.cuh"
+#include "projection.cuh"
 
 namespace megakernel::codec {
 

@@ -16,9 +16,9 @@ from examples.train_voice.codec_net import (
 )
 from examples.train_voice.flite import PHONES
 from examples.train_voice.training import bind, fast_type
-from megakernel_tts.checkpoint import Spec, leaves
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.config import CodecConfig
+from megakernel_tts.model.checkpoint import Spec, leaves
+from megakernel_tts.model.config import CodecConfig
 
 MELS = 320  # of a frame: eight columns of forty
 _BOOKS = {  # group 0, and the group that layer 0 of the other chain has

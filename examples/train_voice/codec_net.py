@@ -8,8 +8,8 @@ from torch import Tensor
 
 from examples.train_voice.operations import conv, snake, transposed
 from megakernel_tts.codec import weights as w
-from megakernel_tts.config import CodecConfig, StackConfig
-from megakernel_tts.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.model.config import CodecConfig, StackConfig
+from megakernel_tts.model.layers import merge_heads, rms_norm, rotary, rotate, split_heads
 
 
 class _Net:

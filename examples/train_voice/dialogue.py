@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from examples.train_voice.layout import VOICES, Work
-from megakernel_tts.config import ModelConfig
-from megakernel_tts.text import TextTokenizer
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.text.tokenizer import TextTokenizer
 
 NOTHING = -1  # in place of an id: no vector is added there
 IGNORED = -100  # as a label

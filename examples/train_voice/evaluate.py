@@ -25,10 +25,10 @@ from examples.train_voice.layout import VOICES, Work, summary
 from examples.train_voice.synthesis import resample
 from examples.train_voice.text import held_out, make_corpus, read_words
 from megakernel_tts import TTS, AudioChunk, Finish, Session
-from megakernel_tts.checkpoint import Checkpoint
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
+from megakernel_tts.model.checkpoint import Checkpoint
 
 RATE = 24_000
 _CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ class _Wave(c.Structure):
 
 
 @dataclass(frozen=True)
-class Utterance:
+class Segment:
     """What was said.
 
     Attributes:
@@ -77,7 +77,7 @@ class Flite:
             register.restype, register.argtypes = pointer, [pointer]
             self._voices[voice] = register(None)
 
-    def speak(self, text: str, voice: str) -> Utterance:
+    def speak(self, text: str, voice: str) -> Segment:
         """Says a text; the silence around it is cut down."""
         lib = self._lib
         utterance = lib.flite_synth_text(text.encode("ascii", "ignore"), self._voices[voice])
@@ -97,7 +97,7 @@ class Flite:
         phones = [PHONES.index(n) if n in PHONES else 0 for n in names]
         first, last = _speech(samples)
         shifted = np.array(ends) - first / SAMPLE_RATE
-        return Utterance(samples[first:last], shifted, np.array(phones), np.array(words))
+        return Segment(samples[first:last], shifted, np.array(phones), np.array(words))
 
     def _items(self, utterance: int, relation: bytes) -> list[int]:
         items: list[int] = []

@@ -4,8 +4,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakernel_tts.config import CodecConfig, ModelConfig, read_codec_config, read_model_config
-from megakernel_tts.random_checkpoint import (
+from megakernel_tts.model.config import (
+    CodecConfig,
+    ModelConfig,
+    read_codec_config,
+    read_model_config,
+)
+from megakernel_tts.model.random_checkpoint import (
     codec_config,
     model_config,
     write_configs,

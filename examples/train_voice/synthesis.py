@@ -14,7 +14,7 @@ import soxr
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from examples.train_voice.flite import SAMPLE_RATE, Flite, Utterance
+from examples.train_voice.flite import SAMPLE_RATE, Flite, Segment
 from examples.train_voice.layout import VOICES, Work, summary
 
 FRAME = 1920  # samples at 24 kHz, 80 ms
@@ -41,7 +41,7 @@ def resample(samples: NDArray[np.int16]) -> NDArray[np.int16]:
     return np.clip(np.round(wave), -32768, 32767).astype(np.int16)
 
 
-def align(utterance: Utterance, frames: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
+def align(utterance: Segment, frames: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
     """The phones at a quarter and three quarters of each frame, and the word at a quarter."""
     times = (np.arange(frames)[:, None] + np.array([0.25, 0.75])) * 0.08
     segment = np.searchsorted(utterance.ends, times).clip(max=len(utterance.ends) - 1)

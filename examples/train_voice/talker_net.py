@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from examples.train_voice.flite import PHONES
 from examples.train_voice.training import bind
-from megakernel_tts.checkpoint import Spec, leaves
-from megakernel_tts.config import ModelConfig, StackConfig
-from megakernel_tts.layers import merge_heads, rms_norm, rotary, rotate, split_heads
-from megakernel_tts.weights import Layer, model_specs
+from megakernel_tts.model.checkpoint import Spec, leaves
+from megakernel_tts.model.config import ModelConfig, StackConfig
+from megakernel_tts.model.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED = 2, 3  # the layers whose first head learns where in the text the speech is
 _DROPOUT = 0.05

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from examples.train_voice.grammar import Grammar, lines_of
 from examples.train_voice.layout import FULL, TINY, Work, summary, write_folder
-from megakernel_tts.text import qwen_pre_tokenizer
+from megakernel_tts.text.tokenizer import qwen_pre_tokenizer
 
 _LONGEST = 190  # characters
 _TOKENS = 640  # short ones: spelling must be learned from little data

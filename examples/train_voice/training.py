@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from megakernel_tts.checkpoint import Spec, map_leaves
+from megakernel_tts.model.checkpoint import Spec, map_leaves
 
 T = TypeVar("T")
 

@@ -297,7 +297,7 @@ def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
 
 def _load_kernels(device: torch.device) -> None:
     """Once csrc/align has registered its operators, a call on a GPU no longer comes here."""
-    from build_ext import load, obstacle
+    from megakernel_tts.kernels.build import load, obstacle
 
     if device.type != "cuda":
         reason = f"There are kernels for NVIDIA's GPUs alone, and the scores are on {device}."

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from megakernel_tts.backend import pick_device
+from megakernel_tts.backends.select import pick_device
 from megakernel_tts.bench.event_loop import event_loop
 from megakernel_tts.bench.options import Options
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import first_chunk_stages
 from megakernel_tts.bench.timing import Request, Streaming, first_chunk, streaming
-from megakernel_tts.hub import find_checkpoint
-from megakernel_tts.random_released import write_released
+from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.model.random_released import write_released
 from megakernel_tts.tts import TTS
 
 TEXT = "Hello, it is good to hear you."

@@ -126,7 +126,7 @@ def first_chunk(
     times: list[float] = []
     for seed in range(runs):
         if cold:
-            tts._loaded.engine.backend.forget()
+            tts._loaded.engine.backend.clear_prefix_cache()
         timing = speak(tts, request, 1, seed)
         times.append(1e3 * (timing.first - timing.start))
         done()

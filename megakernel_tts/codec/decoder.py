@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.config import CodecConfig
-from megakernel_tts.layers import (
+from megakernel_tts.model.config import CodecConfig
+from megakernel_tts.model.layers import (
     exact_convolutions,
     gated_mlp,
     linear,
@@ -38,17 +38,17 @@ class Expected(NamedTuple):
     Attributes:
         slot: Its slot.
         known: Codes of the first of them [frames, groups].
-        coming: Where the networks write the others' [frames, groups].
+        pending: Where the networks write the others' [frames, groups].
     """
 
     slot: int
     known: NDArray[np.int64]
-    coming: NDArray[np.int32]
+    pending: NDArray[np.int32]
 
     @property
     def frames(self) -> int:
         """How many they are, if all are made."""
-        return len(self.known) + len(self.coming)
+        return len(self.known) + len(self.pending)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.config import CodecConfig
-from megakernel_tts.layers import (
+from megakernel_tts.model.config import CodecConfig
+from megakernel_tts.model.layers import (
     exact_convolutions,
     linear,
     merge_heads,

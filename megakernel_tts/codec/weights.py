@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from megakernel_tts.checkpoint import spec
-from megakernel_tts.config import CodecDecoderConfig, CodecEncoderConfig
+from megakernel_tts.model.checkpoint import spec
+from megakernel_tts.model.config import CodecDecoderConfig, CodecEncoderConfig
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.frames import Coming, Frames, Start
 from tests.fakes import ScriptedBackend
 
 RATE = 24_000
@@ -48,7 +48,7 @@ class PlantedBackend(ScriptedBackend):
         super().__init__(slots)
         self._starts: dict[int, int] = {}  # the position of each stream's first token
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
         super().prefill(starts)
         self._starts |= {start.slot: len(start.prompt) - 1 for start in starts}
 
@@ -56,14 +56,14 @@ class PlantedBackend(ScriptedBackend):
         self,
         slots: Sequence[int],
         frames: int,
-        meanwhile: Callable[[], object] = lambda: None,
-        ending: Callable[[Coming], object] = lambda coming: None,
+        overlap: Callable[[], object] = lambda: None,
+        on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
         before = {slot: self._streams[slot]["frames"] for slot in slots}
         return [
             made._replace(scores=self._scores(slot, before[slot], len(made.codes)))
             for slot, made in zip(
-                slots, super().step(slots, frames, meanwhile, ending), strict=True
+                slots, super().step(slots, frames, overlap, on_last_frame), strict=True
             )
         ]
 

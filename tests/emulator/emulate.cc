@@ -1,8 +1,8 @@
 // The kernel as a library of the host, for the tests.
 #define MEGAKERNEL_EMULATOR
-#include "../../csrc/frame.cuh"
-#include "../../csrc/passes.cuh"
-#include "../../csrc/prompts.cuh"
+#include "../../csrc/decode/frame.cuh"
+#include "../../csrc/decode/prefill.cuh"
+#include "../../csrc/decode/prefill_launch.cuh"
 #include "../../csrc/workspace.cuh"
 
 using namespace megakernel;

@@ -1,10 +1,10 @@
 // The codec's kernels as a library of the host, for the tests: block after block.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/codec/arguments.cuh"
-#include "../../csrc/codec/attend.cuh"
+#include "../../csrc/codec/attention.cuh"
 #include "../../csrc/codec/depthwise.cuh"
 #include "../../csrc/codec/embed.cuh"
-#include "../../csrc/codec/remember.cuh"
+#include "../../csrc/codec/state_update.cuh"
 #include "../../csrc/codec/tiles.cuh"
 
 using namespace megakernel;

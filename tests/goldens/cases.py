@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.config import Kind
-from megakernel_tts.prompt import Layout
-from megakernel_tts.random_checkpoint import Size
+from megakernel_tts.model.config import Kind
+from megakernel_tts.model.random_checkpoint import Size
+from megakernel_tts.text.prompt import Layout
 
 Model = Size | Literal["demo"]  # random checkpoints, and the voice that is shipped
 

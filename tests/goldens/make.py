@@ -45,8 +45,8 @@ from cases import (  # noqa: E402
 )
 from qwen_tts import Qwen3TTSModel  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-from megakernel_tts.hub import find_checkpoint  # noqa: E402
-from megakernel_tts.random_checkpoint import Size, write_checkpoint  # noqa: E402
+from megakernel_tts.model.hub import find_checkpoint  # noqa: E402
+from megakernel_tts.model.random_checkpoint import Size, write_checkpoint  # noqa: E402
 
 WAVE_STEP, LOGIT_STEP = 61, 17
 

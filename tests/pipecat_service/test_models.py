@@ -10,7 +10,7 @@ import torch
 from pipecat.frames.frames import TTSAudioRawFrame, TTSUpdateSettingsFrame
 
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
-from megakernel_tts.config import Kind
+from megakernel_tts.model.config import Kind
 from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, hold
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from megakernel_tts import TTS, AudioChunk, Sampling
-from megakernel_tts.align.calibration import Alignment
-from megakernel_tts.engine import Engine
+from megakernel_tts.align.alignment import Alignment
+from megakernel_tts.engine.engine import Engine
 from megakernel_tts.info import model_info
 from megakernel_tts.loader import Loaded
 from pipecat_service import MegakernelTTSService

@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/kernels.cuh"
-#include "../../csrc/passes.cuh"
+#include "../../csrc/decode/kernels.cuh"
+#include "../../csrc/decode/prefill_launch.cuh"
 #include "../../csrc/workspace.cuh"
 
 using namespace megakernel;

@@ -1,0 +1,1 @@
+"""Talker, code predictor and sampling: the backend protocol and its two implementations."""

@@ -1,0 +1,94 @@
+"""What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from megakernel_tts.backends.protocol import Backend
+from megakernel_tts.model.checkpoint import map_leaves
+from megakernel_tts.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from megakernel_tts.model.weights import Model
+
+_log = logging.getLogger("megakernel_tts")
+
+
+def choose_backend(
+    model: "Model",
+    config: ModelConfig,
+    pad: Tensor,
+    *,
+    slots: int,
+    positions: int,
+    captured_heads: Sequence[tuple[int, int]] = (),
+) -> Backend:
+    """The backend for the device that `pad` is on.
+
+    Args:
+        model: Tensors in the type to compute in, the codec's embeddings on the device, the others
+            there or on the host: the backend takes them to the device in its own layout.
+        config: The model's numbers.
+        pad: [hidden], the text vector that stands for "no text", on the device.
+        slots: Streams at a time.
+        positions: The most positions of one stream.
+        captured_heads: Layer and head of the talker's heads whose attention scores `step` tells.
+    """
+    if pad.is_cuda and pad.dtype == torch.bfloat16:
+        from megakernel_tts.backends.megakernel import Megakernel
+
+        return Megakernel(
+            model, config, pad, slots=slots, positions=positions, captured_heads=captured_heads
+        )
+    from megakernel_tts.backends.reference import Reference
+
+    networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
+    there = replace(model, talker=networks[0], predictor=networks[1])
+    return Reference(
+        there, config, pad, slots=slots, positions=positions, captured_heads=captured_heads
+    )
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the GPU where torch sees one, else the CPU.
+
+    Raises:
+        ValueError: No such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but this torch sees no GPU; try `doctor`.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs.")
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU that the kernel can be built for, else float32.
+
+    Raises:
+        ValueError: Another type (float16 overflows in this model).
+    """
+    if dtype == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        from megakernel_tts.kernels.build import obstacle
+
+        if reason := obstacle(device):
+            _log.warning("%s The GPU runs plain torch in float32.", reason)
+            return torch.float32
+        return torch.bfloat16
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype is {dtype!r}; choose auto, bfloat16 or float32.")
+    return getattr(torch, dtype)

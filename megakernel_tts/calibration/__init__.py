@@ -1,0 +1,1 @@
+"""Finds the attention heads that follow the text, for word times (`megakernel-tts calibrate`)."""

@@ -1,0 +1,105 @@
+"""Lets a checkpoint speak, and makes it say the same again while all of its heads are watched."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.align.words import Transcript
+from megakernel_tts.audio import pcm16
+from megakernel_tts.backends.reference import Reference
+from megakernel_tts.calibration.ground_truth import TimedSpeech
+from megakernel_tts.calibration.ranking import CapturedSpeech
+from megakernel_tts.errors import TextError
+from megakernel_tts.loader import POSITIONS, Loaded
+from megakernel_tts.text.prompt import Layout, Prefix
+from megakernel_tts.tts import TTS
+from megakernel_tts.voice import Voice
+
+LAYOUTS: tuple[Layout, ...] = ("full", "streaming")
+
+
+class SpeechCapture:
+    """Plain torch over a checkpoint's weights, whatever the engine runs on."""
+
+    def __init__(self, loaded: Loaded, voice: str | Voice | None, instruct: str | None) -> None:
+        """Allocates one slot.
+
+        Args:
+            loaded: In float32, so that its backend is the reference.
+            voice: Where a speech names none: a named voice, or a cloned one for a Base model.
+            instruct: How to speak, or for VoiceDesign who.
+        """
+        backend = loaded.engine.backend
+        assert isinstance(backend, Reference)
+        self._loaded = loaded
+        self._voice, self._instruct = voice, instruct
+        self._prompter = prompter = loaded.engine.prompter
+        self._reference = Reference(
+            backend.model, loaded.config, prompter.pad[0], slots=1, positions=POSITIONS
+        )
+
+    def capture_attention(self, speech: TimedSpeech) -> list[CapturedSpeech]:
+        """What all heads look at while a speech is made, for each of the `LAYOUTS`.
+
+        Raises:
+            TextError: The speech's times are not those of its words.
+        """
+        tokenizer = self._loaded.tokenizer
+        ids = tokenizer.encode(tokenizer.normalize(speech.text.strip()))
+        self._check_words(self._transcript(ids), speech)
+        prefix = self._prompter.prefix(speech.voice or self._voice, "auto", self._instruct)
+        codes = torch.from_numpy(speech.codes)
+        samples = self._samples(codes)
+        transcript = partial(self._transcript, ids)
+        rate = self._loaded.engine.decoder.sample_rate
+        return [
+            CapturedSpeech(scores.numpy(), samples, rate, transcript, speech.starts)
+            for scores in (self._scores(prefix, ids, codes, layout) for layout in LAYOUTS)
+        ]
+
+    def _transcript(self, ids: Sequence[int]) -> Transcript:
+        transcript = Transcript(self._loaded.tokenizer.spell)
+        transcript.write(ids, len(ids))
+        return transcript
+
+    def _check_words(self, transcript: Transcript, speech: TimedSpeech) -> None:
+        found = [transcript[i] for i in range(len(transcript))]
+        if speech.starts is not None and len(speech.starts) != len(found):
+            raise TextError(
+                f"{speech.text!r} has {len(found)} words ({', '.join(found)}) and "
+                f"{len(speech.starts)} starts; give one for each."
+            )
+
+    @torch.inference_mode()
+    def _samples(self, codes: Tensor) -> NDArray[np.int16]:
+        decoder = self._loaded.engine.decoder
+        state = decoder.start()
+        wave, _ = decoder.decode(codes[None].to(state.position.device), state)
+        return pcm16(wave[0].float().cpu().numpy()).reshape(len(codes), -1)
+
+    @torch.inference_mode()
+    def _scores(self, prefix: Prefix, ids: list[int], codes: Tensor, layout: Layout) -> Tensor:
+        """[frames, layers, heads, tokens]."""
+        prompter = self._prompter
+        prompt = prompter.start(prefix, ids, layout, ended=True)
+        assert prompt is not None
+        rest = [] if prompt.closed else [prompter.text(ids[prompt.taken :]), prompter.eos]
+        text = torch.cat([prompt.lead, *rest])
+        place = prompt.text_at, len(ids)
+        layers = self._reference.capture_attention(prompt.prefill, text, codes, *place)
+        return torch.stack(layers).permute(2, 0, 1, 3)
+
+
+def speak(
+    tts: TTS, sentences: Sequence[str], voice: str | Voice | None, instruct: str | None
+) -> Iterator[TimedSpeech]:
+    """Says sentences, each with a seed of its own; nobody knows when their words begin."""
+    for seed, sentence in enumerate(sentences):
+        sampling = replace(tts.sampling, seed=seed)
+        said = tts.say(sentence, voice, instruct=instruct, sampling=sampling)
+        yield TimedSpeech(sentence, None, said.codes, None)

@@ -1,0 +1,1 @@
+"""The engine: one thread that schedules all streams and delivers their audio."""

@@ -1,0 +1,1 @@
+"""Builds and loads the CUDA kernels of csrc."""

@@ -1,0 +1,1 @@
+"""Checkpoints: config, tensors, names on the hub, and checkpoints with random weights."""

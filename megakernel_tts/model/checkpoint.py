@@ -1,0 +1,196 @@
+"""safetensors files -> trees of tensors, checked by their headers before anything is read.
+
+A network is described once, as a tree of dataclasses whose leaves are `Spec`s: the tensor's name
+in the file and its shape. `Checkpoint.load` verifies every leaf against the headers, then gives
+back the same tree with tensors in the leaves.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from megakernel_tts.errors import CheckpointError
+from megakernel_tts.model.fields import check_regular, read_json
+
+T = TypeVar("T")
+
+_DTYPES = ("BF16", "F16", "F32")
+_LARGEST_HEADER = 16 << 20  # bytes; a released one has 60 KB
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a leaf must be in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def spec(name: str, *shape: int) -> Tensor:
+    """A leaf. Typed as the tensor that will stand there once it is loaded."""
+    return cast(Tensor, Spec(name, shape))
+
+
+def map_leaves(tree: T, leaf: Callable[[Any], Any]) -> T:
+    """Rebuilds a tree of dataclasses and tuples with `leaf` applied to every spec or tensor."""
+    if isinstance(tree, Spec | Tensor):
+        return leaf(tree)
+    if isinstance(tree, tuple):
+        return cast(T, tuple(map_leaves(item, leaf) for item in tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        parts = {f.name: map_leaves(getattr(tree, f.name), leaf) for f in fields(tree)}
+        return replace(tree, **parts)
+    return tree
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Every spec or tensor of a tree, in the order of its declaration."""
+    found: list[Any] = []
+    map_leaves(tree, found.append)
+    return iter(found)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """The tensors of one folder: a `model.safetensors`, or an index with its shards."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the headers alone.
+
+        Args:
+            folder: Holds `model.safetensors` or `model.safetensors.index.json`.
+
+        Raises:
+            CheckpointError: No such file, or one that is truncated or corrupt.
+        """
+        self.folder = folder
+        self._entries: dict[str, _Entry] = {}
+        for file in self._files():
+            self._entries |= _read_header(file)
+            try:
+                # The library's own rules (no gaps, no overlaps), before anything is loaded.
+                safe_open(str(file), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file}: not readable as safetensors ({error}).") from error
+
+    def _files(self) -> list[Path]:
+        single = self.folder / "model.safetensors"
+        index = self.folder / "model.safetensors.index.json"
+        if single.exists():
+            check_regular(single)
+            return [single]
+        if not index.exists():
+            raise CheckpointError(
+                f"{single}: the file is missing, and so is {index.name}. Only safetensors are read."
+            )
+        content = read_json(index)
+        shards = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
+            raise CheckpointError(f"{index}: weight_map must be an object of names and file names.")
+        names = sorted(set(shards.values()))
+        for name in names:
+            if Path(name).name != name or len(name) > 255 or not (self.folder / name).is_file():
+                raise CheckpointError(f"{index}: the shard {name!r} is missing from {self.folder}.")
+        return [self.folder / name for name in names]
+
+    def verify(self, tree: Any) -> None:
+        """Checks every leaf of a tree of specs against the headers.
+
+        Raises:
+            CheckpointError: A tensor is missing, or of another shape or type than expected.
+        """
+        for leaf in leaves(tree):
+            entry = self._entries.get(leaf.name)
+            if entry is None:
+                files = ", ".join(file.name for file in self._files())
+                raise CheckpointError(
+                    f"{self.folder}: the tensor {leaf.name} is missing from {files}; "
+                    f"expected shape {list(leaf.shape)} of {', '.join(_DTYPES)}."
+                )
+            if entry.shape != leaf.shape:
+                raise CheckpointError(
+                    f"{entry.file}: {leaf.name} has shape {list(entry.shape)}; "
+                    f"expected {list(leaf.shape)} from config.json."
+                )
+            if entry.dtype not in _DTYPES:
+                raise CheckpointError(
+                    f"{entry.file}: {leaf.name} is of type {entry.dtype}; "
+                    f"expected one of {', '.join(_DTYPES)}."
+                )
+
+    def load(self, tree: T, device: torch.device, dtype: torch.dtype) -> T:
+        """Verifies a tree of specs, then loads it.
+
+        Args:
+            tree: Dataclasses with `Spec` leaves.
+            device: Where the tensors go.
+            dtype: What they are converted to.
+
+        Returns:
+            The same tree with tensors in its leaves.
+
+        Raises:
+            CheckpointError: As `verify`, or the file changed or broke meanwhile.
+        """
+        self.verify(tree)
+        files = {entry.file for entry in self._entries.values()}
+        try:
+            handles = {file: safe_open(str(file), framework="pt") for file in files}
+
+            def read(leaf: Spec) -> Tensor:
+                tensor = handles[self._entries[leaf.name].file].get_tensor(leaf.name)
+                return tensor.to(device=device, dtype=dtype)
+
+            return map_leaves(tree, read)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.folder}: reading the tensors failed ({error})."
+            ) from error
+
+
+def _read_header(file: Path) -> dict[str, _Entry]:
+    """Names, types, shapes and extents, without mapping the file."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+                raise CheckpointError(f"{file}: truncated or no safetensors file ({size} bytes).")
+            header = json.loads(stream.read(length))
+        if not isinstance(header, dict):
+            raise TypeError("the header is no object")
+        header.pop("__metadata__", None)
+        entries: dict[str, _Entry] = {}
+        for name, info in header.items():
+            begin, end = info["data_offsets"]
+            if not 0 <= begin <= end <= size - 8 - length:
+                raise CheckpointError(
+                    f"{file}: truncated; {name} ends at byte {8 + length + end} of {size}."
+                )
+            shape = tuple(info["shape"])
+            if len(shape) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+                raise CheckpointError(f"{file}: {name} has no shape of a tensor.")
+            width = {"BF16": 2, "F16": 2, "F32": 4}.get(info["dtype"])
+            if width is not None and math.prod(shape) * width != end - begin:
+                raise CheckpointError(
+                    f"{file}: {name} of shape {list(shape)} has {end - begin} bytes."
+                )
+            entries[name] = _Entry(file, str(info["dtype"]), shape)
+        return entries
+    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as safetensors ({error!r}).") from error

@@ -1,0 +1,369 @@
+"""The numbers that shape a model: frozen dataclasses read from a checkpoint's `config.json`.
+
+A missing field, a wrong type or an impossible value is a `CheckpointError` that names file and
+field. Fields that would change the mathematics must hold the one value that is implemented; any
+other field of the file (the saving library writes dozens) is not read.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from megakernel_tts.model.fields import Fields, read_json
+
+Kind = Literal["base", "custom_voice", "voice_design"]
+
+_MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096  # what no hostile file exceeds
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """A stack of Qwen3 decoder layers: the talker, or the code predictor."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    theta: float
+
+
+@dataclass(frozen=True)
+class ControlIds:
+    """Rows of the codec embedding that are no codes but signs."""
+
+    pad: int
+    bos: int
+    eos: int
+    think: int
+    nothink: int
+    think_bos: int
+    think_eos: int
+
+
+@dataclass(frozen=True)
+class TalkerConfig:
+    """The network that reads text and makes code 0 of every frame."""
+
+    stack: StackConfig
+    vocab: int
+    text_vocab: int
+    text_hidden: int
+    groups: int
+    control: ControlIds
+    languages: Mapping[str, int] = field(repr=False)
+    speakers: Mapping[str, int] = field(repr=False)
+    dialects: Mapping[str, str] = field(repr=False)  # speaker -> dialect's name in `languages`
+
+    @property
+    def codes(self) -> int:
+        """How many ids at the bottom of the vocabulary are codes; the top 1,024 are control ids."""
+        return self.vocab - 1024
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """The network that completes a frame: codes 1 to groups - 1."""
+
+    stack: StackConfig
+    vocab: int
+
+
+@dataclass(frozen=True)
+class SpeakerConfig:
+    """The ECAPA-TDNN that turns a recording into an x-vector (Base checkpoints only)."""
+
+    dim: int
+    mels: int
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    dilations: tuple[int, ...]
+    attention: int
+    scale: int
+    squeeze: int
+
+
+@dataclass(frozen=True)
+class TextIds:
+    """Token ids that frame a text; they come from the config, never from a user's text."""
+
+    assistant: int
+    im_start: int
+    im_end: int
+    pad: int
+    bos: int
+    eos: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A whole `config.json`."""
+
+    kind: Kind
+    size: str
+    text: TextIds
+    talker: TalkerConfig
+    predictor: PredictorConfig
+    speaker: SpeakerConfig | None
+
+    @property
+    def takes_instruct(self) -> bool:
+        """Whether the model was trained to follow an instruction (the 0.6B was not)."""
+        return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size != "0b6")
+
+
+@dataclass(frozen=True)
+class CodecDecoderConfig:
+    """Codes to waveform."""
+
+    groups: int
+    codebook: int
+    codebook_dim: int
+    latent: int
+    stack: StackConfig
+    window: int
+    upsampling: tuple[int, ...]
+    width: int
+    rates: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CodecEncoderConfig:
+    """Waveform to codes (Mimi's encoder)."""
+
+    filters: int
+    kernel: int
+    residual_kernel: int
+    last_kernel: int
+    compress: int
+    ratios: tuple[int, ...]
+    stack: StackConfig
+    codebook: int
+    codebook_dim: int
+    quantizers: int
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """A whole `speech_tokenizer/config.json`."""
+
+    sample_rate: int
+    frame: int  # samples a frame
+    decoder: CodecDecoderConfig
+    encoder: CodecEncoderConfig
+
+
+def _stack(fields: Fields) -> StackConfig:
+    fields.must_be(hidden_act="silu", attention_bias=False, use_sliding_window=False)
+    scaling = fields.values.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
+        raise fields.wrong("rope_scaling", "the rope_type default, the only one implemented")
+    stack = StackConfig(
+        hidden=fields.integer("hidden_size"),
+        intermediate=fields.integer("intermediate_size"),
+        layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        heads=fields.integer("num_attention_heads"),
+        kv_heads=fields.integer("num_key_value_heads"),
+        head_dim=fields.integer("head_dim"),
+        eps=fields.number("rms_norm_eps"),
+        theta=fields.number("rope_theta"),
+    )
+    if stack.heads % stack.kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of {stack.heads} attention heads")
+    if stack.head_dim % 2:
+        raise fields.wrong("head_dim", "an even number")
+    if any(kind != "full_attention" for kind in fields.values.get("layer_types") or ()):
+        raise fields.wrong("layer_types", "full_attention everywhere, the only one implemented")
+    return stack
+
+
+def _talker(fields: Fields) -> TalkerConfig:
+    vocab = fields.integer("vocab_size", least=1025)
+    control = {
+        name: fields.integer(key, least=0)
+        for name, key in {
+            "pad": "codec_pad_id",
+            "bos": "codec_bos_id",
+            "eos": "codec_eos_token_id",
+            "think": "codec_think_id",
+            "nothink": "codec_nothink_id",
+            "think_bos": "codec_think_bos_id",
+            "think_eos": "codec_think_eos_id",
+        }.items()
+    }
+    if not vocab - 1024 <= control["eos"] < vocab:
+        raise fields.wrong("codec_eos_token_id", f"one of the ids {vocab - 1024} to {vocab - 1}")
+    ids = control.values()
+    if max(ids) >= vocab or min(ids) < vocab - 1024 or len(set(ids)) < len(ids):
+        raise fields.wrong(
+            "vocab_size", f"one whose top 1,024 ids hold all control ids, each another: {control}"
+        )
+    languages = fields.ids("codec_language_id", vocab)
+    speakers = fields.ids("spk_id", vocab)
+    dialects = {
+        name.lower(): dialect
+        for name, dialect in fields.section("spk_is_dialect").values.items()
+        if dialect
+    }
+    for name, dialect in dialects.items():
+        if name not in speakers or not isinstance(dialect, str) or dialect not in languages:
+            raise fields.wrong(
+                "spk_is_dialect", "speakers of spk_id and names of codec_language_id"
+            )
+    return TalkerConfig(
+        stack=_stack(fields),
+        vocab=vocab,
+        text_vocab=fields.integer("text_vocab_size"),
+        text_hidden=fields.integer("text_hidden_size"),
+        groups=fields.integer("num_code_groups", least=2, most=_MOST_GROUPS),
+        control=ControlIds(**control),
+        languages=languages,
+        speakers=speakers,
+        dialects=dialects,
+    )
+
+
+def _speaker(fields: Fields) -> SpeakerConfig:
+    # A released file holds enc_dim and sample_rate alone; the rest are the architecture's defaults.
+    fields.must_be(sample_rate=24000)
+    config = SpeakerConfig(
+        dim=fields.integer("enc_dim"),
+        mels=fields.integer("mel_dim", 128),
+        channels=fields.integers("enc_channels", (512, 512, 512, 512, 1536)),
+        kernels=fields.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
+        dilations=fields.integers("enc_dilations", (1, 2, 3, 4, 1)),
+        attention=fields.integer("enc_attention_channels", 128),
+        scale=fields.integer("enc_res2net_scale", 8, most=64),
+        squeeze=fields.integer("enc_se_channels", 128),
+    )
+    if not len(config.channels) == len(config.kernels) == len(config.dilations) >= 3:
+        raise fields.wrong(
+            "enc_channels", "as many entries as kernel sizes and dilations, 3 or more"
+        )
+    if any(channels % config.scale for channels in config.channels[1:-1]):
+        raise fields.wrong("enc_res2net_scale", "a divisor of the inner channels")
+    if len(set(config.channels[:-1])) > 1:
+        raise fields.wrong("enc_channels", "equal widths but for the last")
+    if any(n % 2 == 0 or n > 63 for n in config.kernels) or max(config.dilations) > 64:
+        raise fields.wrong("enc_kernel_sizes", "odd kernels below 64, and dilations up to 64")
+    return config
+
+
+def read_model_config(file: Path) -> ModelConfig:
+    """Reads a checkpoint's `config.json`.
+
+    Raises:
+        CheckpointError: A field is missing, of a wrong type, or of a value that no model has.
+    """
+    fields = Fields(read_json(file), file)
+    fields.word("model_type", ("qwen3_tts",))
+    fields.word("tokenizer_type", ("qwen3_tts_tokenizer_12hz",))
+    kind = fields.word("tts_model_type", ("base", "custom_voice", "voice_design"))
+    talker_fields = fields.section("talker_config")
+    predictor_fields = talker_fields.section("code_predictor_config")
+    talker = _talker(talker_fields)
+    predictor = PredictorConfig(_stack(predictor_fields), predictor_fields.integer("vocab_size"))
+    if predictor_fields.integer("num_code_groups") != talker.groups:
+        raise predictor_fields.wrong("num_code_groups", f"{talker.groups}, as in talker_config")
+    text = TextIds(
+        **{
+            name: fields.integer(f"{name}_token_id", least=0)
+            for name in ("assistant", "im_start", "im_end")
+        },
+        **{name: fields.integer(f"tts_{name}_token_id", least=0) for name in ("pad", "bos", "eos")},
+    )
+    for name, index in vars(text).items():
+        if index >= talker.text_vocab:
+            raise talker_fields.wrong("text_vocab_size", f"more than the {name} token's id {index}")
+    return ModelConfig(
+        kind=kind,  # pyright: ignore[reportArgumentType]  # `word` has checked it
+        size=fields.word("tts_model_size", ("0b6", "1b7")),
+        text=text,
+        talker=talker,
+        predictor=predictor,
+        speaker=_speaker(fields.section("speaker_encoder_config")) if kind == "base" else None,
+    )
+
+
+def _codec_decoder(fields: Fields) -> CodecDecoderConfig:
+    return CodecDecoderConfig(
+        groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
+        codebook=fields.integer("codebook_size"),
+        codebook_dim=fields.integer("codebook_dim", least=2),
+        latent=fields.integer("latent_dim"),
+        stack=_stack(fields),
+        window=fields.integer("sliding_window", least=2, most=_MOST_WINDOW),
+        upsampling=fields.integers("upsampling_ratios"),
+        width=fields.integer("decoder_dim"),
+        rates=fields.integers("upsample_rates"),
+    )
+
+
+def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
+    fields.must_be(
+        audio_channels=1,
+        hidden_act="gelu",
+        num_residual_layers=1,
+        num_semantic_quantizers=1,
+        pad_mode="constant",
+        use_causal_conv=True,
+        use_conv_shortcut=False,
+        attention_bias=False,
+    )
+    heads = fields.integer("num_attention_heads")
+    if fields.integer("head_dim") % 2:
+        raise fields.wrong("head_dim", "an even number")
+    if fields.integer("num_key_value_heads") != heads:
+        raise fields.wrong("num_key_value_heads", f"{heads}, as many as attention heads")
+    return CodecEncoderConfig(
+        filters=fields.integer("num_filters"),
+        kernel=fields.integer("kernel_size"),
+        residual_kernel=fields.integer("residual_kernel_size"),
+        last_kernel=fields.integer("last_kernel_size"),
+        compress=fields.integer("compress"),
+        ratios=fields.integers("upsampling_ratios"),
+        stack=StackConfig(
+            hidden=fields.integer("hidden_size"),
+            intermediate=fields.integer("intermediate_size"),
+            layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+            heads=heads,
+            kv_heads=heads,
+            head_dim=fields.integer("head_dim"),
+            eps=fields.number("norm_eps"),
+            theta=fields.number("rope_theta"),
+        ),
+        codebook=fields.integer("codebook_size"),
+        codebook_dim=fields.integer("codebook_dim"),
+        quantizers=fields.integer("num_quantizers", least=2),
+    )
+
+
+def read_codec_config(file: Path) -> CodecConfig:
+    """Reads a checkpoint's `speech_tokenizer/config.json`.
+
+    Raises:
+        CheckpointError: A field is missing, of a wrong type, or of a value that no codec has.
+    """
+    fields = Fields(read_json(file), file)
+    fields.word("model_type", ("qwen3_tts_tokenizer_12hz",))
+    fields.must_be(input_sample_rate=24000, output_sample_rate=24000)
+    frame = fields.integer("decode_upsample_rate")
+    decoder = _codec_decoder(fields.section("decoder_config"))
+    encoder = _codec_encoder(fields.section("encoder_config"))
+    if math.prod(decoder.rates) * math.prod(decoder.upsampling) != frame:
+        raise fields.wrong("decode_upsample_rate", "the product of all of the decoder's rates")
+    if 2 * math.prod(encoder.ratios) != fields.integer("encode_downsample_rate"):
+        raise fields.wrong("encode_downsample_rate", "twice the product of the encoder's ratios")
+    if fields.integer("encode_downsample_rate") != frame:
+        raise fields.wrong("encode_downsample_rate", f"{frame}, as decode_upsample_rate")
+    if encoder.codebook != decoder.codebook:
+        raise fields.wrong("encoder_config", f"a codebook_size of {decoder.codebook}")
+    if fields.integer("encoder_valid_num_quantizers") != decoder.groups:
+        raise fields.wrong("encoder_valid_num_quantizers", f"{decoder.groups}, as num_quantizers")
+    if encoder.quantizers < decoder.groups:
+        raise fields.wrong("encoder_config", f"at least {decoder.groups} quantizers")
+    return CodecConfig(sample_rate=24000, frame=frame, decoder=decoder, encoder=encoder)

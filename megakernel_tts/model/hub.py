@@ -1,0 +1,56 @@
+"""A model's name -> the folder that holds its checkpoint."""
+
+import os
+import re
+from pathlib import Path
+
+from megakernel_tts.errors import CheckpointError
+
+DEMO = "demo"
+DEMO_NOTE = (
+    "The demo model is a small demonstration voice, trained from synthetic speech. For natural "
+    "speech name a released model, such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, or a folder that "
+    "holds one."
+)
+_DEMO_FOLDER = Path(__file__).parents[1] / "voices" / "demo"
+_FILES = ["*.json", "*.safetensors", "merges.txt", "speech_tokenizer/*"]
+
+
+def find_checkpoint(model: str | os.PathLike[str]) -> Path:
+    """Finds a checkpoint, downloading it first where needed.
+
+    Args:
+        model: `demo`, a folder, or a hub id (`owner/name` or `owner/name@revision`).
+
+    Raises:
+        CheckpointError: It is none of these, or the download failed.
+    """
+    name = os.fspath(model)
+    if name == DEMO:
+        return _DEMO_FOLDER
+    if 0 < len(name) < 4096 and Path(name).is_dir():
+        return Path(name)
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    if match is None or name.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"{name!r} is no model: name a folder that exists, a hub id such as "
+            "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice (add @revision for one version), or demo."
+        )
+    return _download(match[1], match[2])
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+
+    where = f"{repository}@{revision}" if revision else repository
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repository, revision=revision, allow_patterns=_FILES
+        )
+    except (OSError, HFValidationError) as error:  # the library's own errors are OSErrors
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{where!r} is no folder here, and it could not be fetched from the hub: {reason}"
+        ) from error
+    return Path(folder)

@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megakernel_tts.align.alignment import FILE, Alignment, read_alignment
+from megakernel_tts.calibration.ground_truth import FORMAT, read_truth
+from megakernel_tts.errors import CheckpointError
+from megakernel_tts.model.hub import find_checkpoint
+
+ALIGNMENT = Alignment(((3, 0), (2, 1)), 1e-4, 3, {"speeches": 12})
+SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "starts": [0.0, 0.1]}
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    ALIGNMENT.save(tmp_path / FILE)
+    assert read_alignment(tmp_path / FILE, layers=4, heads=2) == ALIGNMENT
+
+
+def test_a_checkpoint_without_one_has_none(tmp_path: Path) -> None:
+    assert read_alignment(tmp_path / FILE, layers=4, heads=2) is None
+
+
+def test_the_demo_voice_has_one() -> None:
+    found = read_alignment(find_checkpoint("demo") / FILE, layers=6, heads=4)
+    assert found is not None and found.made["truth"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "format is"),
+        ({"heads": []}, r"heads is \[\]; expected up to 8 pairs"),
+        ({"heads": [[4, 0]]}, "a layer below 4 and a head below 2"),
+        ({"heads": [[0, 2]]}, "a head below 2"),
+        ({"heads": [[0, 0]] * 9}, "up to 8 pairs"),
+        ({"heads": [[True, 0]]}, "heads is"),
+        ({"heads": [0, 1]}, "heads is"),
+        ({"floor": 0}, "floor is 0"),
+        ({"floor": 1.0}, "a share of the attention, below 1"),
+        ({"lookahead": 5}, "from 0 to 4"),
+        ({"lookahead": 1.5}, "lookahead is 1.5"),
+        ({"made": 3}, "must be a JSON object, found 3"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    ALIGNMENT.save(tmp_path / FILE)
+    values = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps(values | change))
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_alignment(tmp_path / FILE, layers=4, heads=2)
+    assert FILE in str(error.value)
+
+
+def _truth(file: Path, **change: Any) -> Path:
+    file.write_text(json.dumps({"format": FORMAT, "speeches": [SPEECH, SPEECH | change]}))
+    return file
+
+
+def test_a_truth_is_read(tmp_path: Path) -> None:
+    first, second = read_truth(_truth(tmp_path / "t.json", voice=None), groups=2, codes=5)
+    assert (first.text, first.voice, first.starts) == ("One two.", "clara", [0.0, 0.1])
+    assert second.voice is None and np.array_equal(first.codes, [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text": " "}, "text is"),
+        ({"voice": 3}, "voice is 3"),
+        ({"codes": [[1, 2], [3]]}, "frames of 2 codes below 5"),
+        ({"codes": [[1, 2, 3], [3, 4, 4]]}, "frames of 2 codes below 5"),
+        ({"codes": [[1, 2], [3, 5]]}, "frames of 2 codes below 5"),
+        ({"codes": [[1.5, 2], [3, 4]]}, "codes is"),
+        ({"codes": None}, "codes is null"),
+        ({"starts": [0.2, 0.1]}, "rising seconds"),
+        ({"starts": "soon"}, "rising seconds"),
+    ],
+)
+def test_a_broken_truth_names_the_speech(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_truth(_truth(tmp_path / "t.json", **change), groups=2, codes=5)
+    assert "speeches[1]." in str(error.value)

@@ -1,0 +1,161 @@
+"""Heads of attention that are captured: their scores are the reference's, and no code changes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_tts.backends.protocol import Backend, Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.reference import Reference
+from tests.comparison import SAMPLINGS, Comparison, MakeComparison
+
+HEADS = [(1, 3), (0, 0), (1, 0)]
+
+
+def _begin(b: Comparison, backend: Backend, slots: int) -> None:
+    for slot in range(slots):
+        prompt = b.prompt[slot:].contiguous()
+        backend.prefill([PrefillRequest(slot, prompt, SAMPLINGS[slot])])
+        backend.feed(slot, b.text, True)
+
+
+def _scores(frames: Frames) -> Tensor:
+    assert frames.scores is not None
+    return frames.scores
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
+
+
+def _heard(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list[Frames]:
+    """Each slot's frames of several steps, put together."""
+    made = [backend.step(slots, count) for count in steps]
+    return [
+        Frames(
+            torch.cat([step[i].codes for step in made]),
+            False,
+            None if made[0][i].scores is None else torch.cat([_scores(step[i]) for step in made]),
+        )
+        for i in range(len(slots))
+    ]
+
+
+def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
+    any_comparison: MakeComparison,
+) -> None:
+    b = any_comparison()
+    watching = b.watching(HEADS)
+    _begin(b, b.kernel, 3)
+    _begin(b, watching, 3)
+    plain = _heard(b.kernel, [0, 1, 2], [5])
+    together = _heard(watching, [0, 1, 2], [5])
+    for slot in range(3):
+        assert plain[slot].scores is None
+        assert torch.equal(together[slot].codes, plain[slot].codes)
+        watching.release(slot)
+        watching.prefill([PrefillRequest(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
+        watching.feed(slot, b.text, True)
+        alone = _heard(watching, [slot], [1, 3, 1])[0]
+        assert torch.equal(alone.codes, plain[slot].codes)
+        assert _same(_scores(alone), _scores(together[slot]))
+
+
+def test_scores_end_where_the_keys_end(any_comparison: MakeComparison) -> None:
+    b = any_comparison()
+    watching = b.watching(HEADS)
+    _begin(b, watching, 1)
+    (frames,) = watching.step([0], 4)
+    there = ~_scores(frames).isnan()
+    assert there.shape == (4, 3, 64)
+    assert there.sum(-1).tolist() == [[0] * 3] + [[len(b.prompt) + f] * 3 for f in (1, 2, 3)]
+
+
+def test_scores_are_as_exact_as_bfloat16_in_torch(
+    any_comparison: MakeComparison,
+) -> None:
+    """All three are told the same codes, so that their frames have the same inputs."""
+    b = any_comparison()
+    watching = b.watching(HEADS)
+    references = [
+        Reference(r.model, b.config, r._pad, slots=1, positions=64, captured_heads=HEADS)
+        for r in (b.half, b.exact)
+    ]
+    _begin(b, watching, 1)
+    for r in references:
+        r.prefill([PrefillRequest(0, b.prompt.to(r._pad.dtype), SAMPLINGS[0])])
+        r.feed(0, b.text.to(r._pad.dtype), True)
+        r.step([0], 1)
+    (first,) = watching.step([0], 1)
+    for _ in range(4):
+        for r in references:
+            r._state[0] = replace(r._state[0], codes=first.codes[-1])
+        ours, half, exact = (_scores(k.step([0], 1)[0])[0] for k in (watching, *references))
+        first = Frames(torch.tensor([watching._state[0].codes]), False)
+        there = ~exact.isnan()
+        assert torch.equal(~ours.isnan(), there)
+        error = (ours - exact)[there].norm()
+        assert error <= 2 * (half - exact)[there].norm()
+        assert exact[there].norm() > 0
+
+
+def test_watching_changes_no_code_of_the_reference(
+    any_comparison: MakeComparison,
+) -> None:
+    b = any_comparison()
+    models = [b.exact.model, b.config, b.exact._pad]
+    plain, watching = (
+        Reference(*models, slots=2, positions=64, captured_heads=heads) for heads in ((), HEADS)
+    )
+    made: list[list[Tensor]] = []
+    for backend in (plain, watching):
+        for slot in range(2):
+            prompt = b.prompt[slot:].to(backend._pad.dtype)
+            backend.prefill([PrefillRequest(slot, prompt, SAMPLINGS[slot])])
+            backend.feed(slot, b.text.to(backend._pad.dtype), True)
+        made.append([frames.codes for frames in _heard(backend, [0, 1], [4, 3])])
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_overhearing_a_speech_gives_what_watching_gave(
+    any_comparison: MakeComparison,
+) -> None:
+    b = any_comparison()
+    c = b.config.talker.stack
+    every = [(layer, head) for layer in range(c.layers) for head in range(c.heads)]
+    pad = b.exact._pad
+    backend = Reference(b.exact.model, b.config, pad, slots=1, positions=64, captured_heads=every)
+    prompt, text = b.prompt.to(pad.dtype), b.text.to(pad.dtype)
+    backend.prefill([PrefillRequest(0, prompt, SAMPLINGS[0])])
+    backend.feed(0, text, True)
+    (frames,) = backend.step([0], 6)
+    first, count = len(b.prompt) - 1, 4
+    heard = b.exact.capture_attention(prompt, text, frames.codes, first, count)
+    told = torch.stack(heard).flatten(0, 1).transpose(0, 1)
+    expected = _scores(frames)[:, :, first : first + count]
+    assert torch.equal(told.isnan(), expected.isnan()) and not expected[1:, :, 0].isnan().any()
+    assert torch.allclose(told.nan_to_num(), expected.nan_to_num(), atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_scores_do_not_wait_for_what_the_device_is_given_behind_the_step(
+    gpu_comparison: MakeComparison,
+) -> None:
+    b = gpu_comparison()
+    watching, over = b.watching(HEADS), torch.cuda.Event()
+    _begin(b, watching, 1)
+    (expected,) = _heard(watching, [0], [5])
+    watching.release(0)
+    _begin(b, watching, 1)
+    watching.step([0], 4)
+
+    def give(_: PendingCodes) -> None:
+        torch.cuda._sleep(2_000_000_000)  # a second
+        over.record()
+
+    torch.cuda._sleep(100_000_000)  # or the frame would be over before the host looks
+    (frames,) = watching.step([0], 1, on_last_frame=give)
+    assert not over.query()
+    assert _same(_scores(frames), _scores(expected)[4:])

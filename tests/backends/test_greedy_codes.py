@@ -1,0 +1,199 @@
+"""Greedy codes of the precise build, whose activations are nearly float32, beside plain torch's.
+
+The kernel speaks, and plain torch in float32 hears the same: so every frame is compared, and where
+the kernel chooses another code, torch's own logits tell how near a tie that was.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.step import random_model
+from megakernel_tts import Sampling
+from megakernel_tts.backends.megakernel import Megakernel
+from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.backends.reference import Reference
+from megakernel_tts.kernels import build
+from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.model.checkpoint import map_leaves
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.model.weights import Model
+from tests.backends.test_teacher_forcing import kernels, torchs
+from tests.comparison import MODELS, Comparison, MakeComparison, next_frame
+from tests.emulator import EmulatedOps
+
+_GREEDY = Sampling.greedy(seed=0, repetition_penalty=1.0)  # so that logits are what is compared
+_CLEARLY = 50  # times nearer to float32 than bfloat16 is; hundreds were seen
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A code that plain torch would not have chosen.
+
+    Attributes:
+        frame: Its frame.
+        group: Its codebook.
+        code: The kernel's choice.
+        wanted: Plain torch's.
+        margin: By how much plain torch prefers its own, in deviations of its logits.
+    """
+
+    frame: int
+    group: int
+    code: int
+    wanted: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What the kernel said.
+
+    Attributes:
+        codes: [frames, groups].
+        exact: Plain torch's logits for the talker, [frames, vocab].
+        error: The largest of the talker's logits and of the last codebook's, as by `worst`.
+        mismatches: The first one of each frame that has any.
+    """
+
+    codes: Tensor
+    exact: Tensor
+    error: float
+    mismatches: list[Mismatch]
+
+
+def worst(logits: Tensor, exact: Tensor) -> float:
+    """The largest error of logits [.., ids], in deviations of the exact ones."""
+    return float(((logits - exact) / exact.std(-1, keepdim=True)).abs().max())
+
+
+@torch.inference_mode()
+def speak(
+    kernel: Megakernel, model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, frames: int
+) -> Speech:
+    """Has the kernel choose the likeliest codes, and plain torch choose after the same history.
+
+    Args:
+        kernel: Of the precise build.
+        model: Its weights in float32.
+        config: Their numbers.
+        pad: [hidden] in float32.
+        prompt: [positions, hidden].
+        frames: How many.
+    """
+    asked: list[Tensor] = []  # a frame's logits, codebook by codebook
+
+    def note(phase: str, tensor: Tensor) -> None:
+        if phase != "hidden":
+            asked.append(tensor[0])
+
+    positions = len(prompt) + frames
+    exact = Reference(model, config, pad, slots=1, positions=positions, trace=note)
+    for backend, x in ((kernel, prompt), (exact, prompt.float())):
+        backend.prefill([PrefillRequest(0, x, _GREEDY)])
+        backend.feed(0, x[:0], True)
+    said: list[list[int]] = []
+    talkers: list[Tensor] = []
+    error = 0.0
+    mismatches: list[Mismatch] = []
+    for frame in range(frames):
+        codes, first, last = next_frame(kernel)
+        asked.clear()
+        wanted = exact._frame([0])[0][0].tolist()
+        group = next((g for g, code in enumerate(codes) if code != wanted[g]), None)
+        if group is not None:
+            row, code, best = asked[group], codes[group], wanted[group]
+            margin = float((row[best] - row[code]) / row.std())
+            mismatches.append(Mismatch(frame, group, code, best, margin))
+        else:  # the last codes were asked for after the same ones
+            error = max(error, worst(last, asked[-1]))
+        error = max(error, worst(first, asked[0]))
+        exact._state[0].codes = torch.tensor(codes)  # whatever it has chosen
+        said.append(codes)
+        talkers.append(asked[0])
+    kernel.release(0)
+    return Speech(torch.tensor(said), torch.stack(talkers), error, mismatches)
+
+
+def check(speech: Speech) -> None:
+    """Tells the first mismatch; none may be more than a near tie.
+
+    The errors of two logits can turn a tie, and those that were not seen may be twice as large as
+    those that were: so a margin is at most four times the largest one.
+    """
+    first = speech.mismatches[0] if speech.mismatches else "none"
+    print(f"{len(speech.codes)} frames, {len(speech.mismatches)} with a mismatch; logits within")
+    print(f"{speech.error:.1e} of their deviation; the first: {first}")
+    assert all(m.margin <= 4 * speech.error for m in speech.mismatches), speech.mismatches
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
+@pytest.mark.parametrize("size", MODELS)
+def test_a_dozen_frames(
+    load: Callable[..., Loaded], comparison: MakeComparison, tmp_path: Path, size: str
+) -> None:
+    ops = EmulatedOps(MODELS[size], tmp_path, 2, "-DMEGAKERNEL_PRECISE")
+    b, plain = Comparison(load("custom_voice", size), ops), comparison(size, blocks=2).kernel
+    speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 12)
+    check(speech)
+    rounded = worst(kernels(plain, b.prompt, speech.codes[:2]), speech.exact[:3])
+    print(f"the ordinary build's within {rounded:.1e}")
+    assert _CLEARLY * speech.error < rounded
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("size", "frames"), [("0b6", 500), ("1b7", 500), ("0.6B", 100), ("1.7B", 100)]
+)
+def test_frames_on_the_gpu(size: str, frames: int) -> None:
+    """In a process of its own, which has no other build."""
+    command = [sys.executable, "-m", "tests.backends.test_greedy_codes", size, str(frames)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+
+
+def _tiny(size: Size) -> tuple[Model, ModelConfig, Tensor, Tensor]:
+    """bfloat16 weights on the GPU, their config, the text vector of padding and a prompt."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), "custom_voice", size, codes=256)
+        loaded = load_checkpoint(Path(folder), torch.device("cpu"), torch.float32, 1)
+        with closing(loaded.engine):
+            b = Comparison(loaded, None)
+    return b.half.model, b.config, b.pad, b.prompt
+
+
+def _large(size: str) -> tuple[Model, ModelConfig, Tensor, Tensor]:
+    """The same of a released size."""
+    model, config = random_model(size)
+    generator = torch.Generator("cuda").manual_seed(1)
+    hidden = config.talker.stack.hidden
+    noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
+    return model, config, noise[10], noise[:10].cpu()
+
+
+@torch.inference_mode()
+def main(size: str, frames: int) -> None:
+    """Speaks on the GPU; beside it, the same codes in torch's bfloat16."""
+    build.load(torch.device("cuda"), precise=True)
+    half, config, pad, prompt = _tiny(cast(Size, size)) if size in MODELS else _large(size)
+    kernel = Megakernel(half, config, pad, slots=1, positions=1024)
+    exact = map_leaves(half, lambda t: t.float())
+    speech = speak(kernel, exact, config, pad.float(), prompt, frames)
+    check(speech)
+    rounded = worst(torchs(half, config, pad, prompt, speech.codes[:-1]), speech.exact)
+    print(f"torch's in bfloat16 within {rounded:.1e}")
+    assert _CLEARLY * speech.error < rounded
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

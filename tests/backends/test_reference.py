@@ -1,0 +1,239 @@
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from megakernel_tts import Sampling
+from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.backends.reference import Reference
+from megakernel_tts.loader import Loaded, load_checkpoint
+from tests.rig import one_frame
+
+TEXTS = [
+    "hello to the world",
+    "你好，世界。",
+    "a",
+    "one two three four five six seven",
+    "this is it",
+]
+
+
+def make(loaded: Loaded, *, slots: int = 4, dtype: torch.dtype = torch.float32) -> Reference:
+    backend = loaded.engine.backend
+    assert isinstance(backend, Reference)
+    return Reference(
+        backend.model, loaded.config, loaded.engine.prompter.pad[0], slots=slots, positions=128
+    )
+
+
+def start(reference: Reference, loaded: Loaded, slot: int, text: str, sampling: Sampling) -> None:
+    prompter = loaded.engine.prompter
+    prefix = prompter.prefix("ryan", "english", None)
+    ids = loaded.tokenizer.encode(text)
+    prompt = prompter.start(prefix, ids, "streaming", ended=True)
+    assert prompt is not None
+    reference.prefill([PrefillRequest(slot, prompt.prefill, sampling)])
+    with torch.inference_mode():
+        reference.feed(slot, torch.cat([prompter.text(ids[1:]), prompter.eos]), True)
+
+
+def frames(reference: Reference, slot: int, count: int) -> list[list[int]]:
+    made = (one_frame(reference, [slot])[0] for _ in range(count))
+    return [codes.tolist() for codes in made if codes is not None]
+
+
+SAMPLINGS = [
+    Sampling(seed=1),
+    Sampling.greedy(seed=2),
+    Sampling(seed=3, temperature=1.3, top_k=0, top_p=0.8, repetition_penalty=1.5),
+    Sampling(seed=4, predictor_temperature=0.0),
+    Sampling(seed=5, temperature=0.0, predictor_top_k=5, repetition_penalty=0.9),
+]
+
+
+def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> None:
+    """Streams join and leave at any time, in any slot; each gives just what it gives alone."""
+    loaded = load(size="1b7")
+    count = 12
+    solo: list[list[list[int]]] = []
+    for text, sampling in zip(TEXTS, SAMPLINGS, strict=True):
+        reference = make(loaded, slots=1)
+        start(reference, loaded, 0, text, sampling)
+        solo.append(frames(reference, 0, count))
+    rng = random.Random(0)
+    for _ in range(4):
+        reference = make(loaded)
+        waiting, free = rng.sample(range(5), 5), rng.sample(range(4), 4)
+        running: dict[int, int] = {}  # slot -> stream
+        made: dict[int, list[list[int]]] = {i: [] for i in range(5)}
+        while waiting or running:
+            while waiting and free and (not running or rng.random() < 0.5):
+                slot, stream = free.pop(), waiting.pop()
+                running[slot] = stream
+                start(reference, loaded, slot, TEXTS[stream], SAMPLINGS[stream])
+            slots = rng.sample(sorted(running), rng.randint(1, len(running)))
+            for slot, codes in zip(slots, one_frame(reference, slots), strict=True):
+                stream = running[slot]
+                if codes is not None:
+                    made[stream].append(codes.tolist())
+                if codes is None or len(made[stream]) == len(solo[stream]) == count:
+                    reference.release(slot)
+                    free.append(slot)
+                    del running[slot]
+        assert made == dict(enumerate(solo))
+
+
+def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
+    load: Callable[..., Loaded],
+) -> None:
+    """At random moments, into random slots, while others use the slot that was left."""
+    loaded = load(size="1b7")
+    count = 10
+    solo: list[list[list[int]]] = []
+    for text, sampling in zip(TEXTS[:3], SAMPLINGS[:3], strict=True):
+        reference = make(loaded, slots=1)
+        start(reference, loaded, 0, text, sampling)
+        solo.append(frames(reference, 0, count))
+    rng = random.Random(0)
+    for _ in range(4):
+        reference = make(loaded, slots=2)
+        made: list[list[list[int]]] = [[], [], []]
+        away: dict[int, object] = {}
+        for stream in range(3):
+            slot = rng.randrange(2)
+            start(reference, loaded, slot, TEXTS[stream], SAMPLINGS[stream])
+            away[stream] = reference.swap_out(slot)
+        while any(len(codes) < len(solo[stream]) for stream, codes in enumerate(made)):
+            pair = rng.sample(range(3), 2)
+            for slot, stream in enumerate(pair):
+                reference.swap_in(slot, away.pop(stream))  # type: ignore[arg-type]
+            for _ in range(rng.randint(1, 3)):
+                for stream, codes in zip(pair, one_frame(reference, [0, 1]), strict=True):
+                    if codes is not None and len(made[stream]) < count:
+                        made[stream].append(codes.tolist())
+            for slot, stream in enumerate(pair):
+                away[stream] = reference.swap_out(slot)
+        assert made == solo
+
+
+def test_the_seed_alone_decides(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    runs = []
+    for slot, seed in ((0, 9), (3, 9), (1, 10)):
+        reference = make(loaded)
+        start(reference, loaded, slot, TEXTS[0], Sampling(seed=seed))
+        runs.append(frames(reference, slot, 10))
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    prompter = loaded.engine.prompter
+    reference = make(loaded)
+    start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
+    expected = frames(reference, 0, 12)
+    ids = loaded.tokenizer.encode(TEXTS[0])
+    prompt = prompter.start(
+        prompter.prefix("ryan", "english", None), ids[:1], "streaming", ended=False
+    )
+    assert prompt is not None
+    reference.prefill([PrefillRequest(1, prompt.prefill, Sampling(seed=1))])
+    made = frames(reference, 1, 1)  # the first frame needs no text
+    with pytest.raises(RuntimeError, match="before the text of frame 0"):
+        one_frame(reference, [1])
+    for i in ids[1:]:
+        with torch.inference_mode():
+            reference.feed(1, prompter.text([i]), False)
+        made += frames(reference, 1, 1)
+    reference.feed(1, prompter.eos, True)
+    made += frames(reference, 1, 12 - len(made))
+    assert made == expected
+
+
+def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
+    load: Callable[..., Loaded],
+) -> None:
+    loaded = load()
+    eos = loaded.config.talker.control.eos
+    reference = make(loaded)
+    head = reference.model.talker.head
+    pushed = head.clone()
+    pushed[loaded.config.talker.codes :] = 50 * head.abs().max()  # every control id is tempting
+    backend = reference.model
+    reference.model = type(backend)(
+        backend.embeddings, type(backend.talker)(backend.talker.stack, pushed), backend.predictor
+    )
+    for seed in range(20):
+        start(reference, loaded, 0, TEXTS[0], Sampling(seed=seed))
+        made = [one_frame(reference, [0])[0] for _ in range(2)]
+        assert all(
+            codes is not None and int(codes[0]) < loaded.config.talker.codes for codes in made
+        )
+        third = one_frame(reference, [0])[0]
+        assert third is None or int(third[0]) < loaded.config.talker.codes
+    assert eos >= loaded.config.talker.codes
+
+
+def test_a_failed_step_leaves_the_slots_as_they_were(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load()
+    reference = make(loaded)
+    start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
+    expected = frames(reference, 0, 6)
+    start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
+    made = frames(reference, 0, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "predict", lambda *_: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(MemoryError):
+            one_frame(reference, [0])
+    assert made + frames(reference, 0, 3) == expected
+
+
+def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    reference = make(loaded)
+    prompt = torch.zeros(128, loaded.config.talker.stack.hidden)
+    with pytest.raises(ValueError, match="128 does not fit 128"):
+        reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
+
+
+def test_not_finite_logits_are_an_error(load: Callable[..., Loaded]) -> None:
+    loaded = load()
+    reference = make(loaded)
+    prompt = torch.full((3, loaded.config.talker.stack.hidden), torch.nan)
+    reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
+    with pytest.raises(FloatingPointError):
+        one_frame(reference, [0])
+
+
+def test_bfloat16_stays_close_to_float32(
+    load: Callable[..., Loaded], checkpoint: Callable[..., Path]
+) -> None:
+    """Logits of the first frame: plain rounding noise, and the same best ids."""
+    single = load()
+    half = load_checkpoint(checkpoint(), torch.device("cpu"), torch.bfloat16, 1)
+    logits: list[torch.Tensor] = []
+    for loaded in (single, half):
+        backend = loaded.engine.backend
+        assert isinstance(backend, Reference)
+        seen: list[torch.Tensor] = []
+        reference = Reference(
+            backend.model,
+            loaded.config,
+            loaded.engine.prompter.pad[0],
+            slots=1,
+            positions=128,
+            trace=lambda phase, x, seen=seen: seen.append(x) if phase == "logits" else None,
+        )
+        start(reference, loaded, 0, TEXTS[0], Sampling.greedy(seed=0))
+        one_frame(reference, [0])
+        logits.append(seen[0][0].float())
+    half.engine.close()
+    exact, rounded = logits
+    # Three layers of bfloat16 (8 bits) leave about 1 % of the logits' spread.
+    assert (rounded - exact).std() < 0.03 * exact.std()
+    assert len(set(exact.topk(50).indices.tolist()) & set(rounded.topk(50).indices.tolist())) >= 45

@@ -1,0 +1,100 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.word_truth import timed_speeches
+from megakernel_tts import TTS
+from megakernel_tts.calibration.ground_truth import FORMAT
+from megakernel_tts.cli.main import main
+from megakernel_tts.model.hub import find_checkpoint
+
+SENTENCES = ["Your package will arrive on Thursday afternoon.", "Thank you for calling."]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The demo voice without its calibration."""
+    folder = tmp_path / "demo"
+    shutil.copytree(find_checkpoint("demo"), folder)
+    (folder / "alignment.json").unlink()
+    return folder
+
+
+def test_a_model_is_calibrated_by_its_own_speech(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The heads that were trained to follow the text are found, and used from then on."""
+    with TTS.load(copy, "cpu", slots=1) as tts:
+        assert not tts.aligned
+        before = tts.say("Hello there.", sampling=tts.sampling.seeded())
+        assert before.words and all(word.estimated for word in before.words)
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
+    assert main(["calibrate", str(copy), "--sentences", str(sentences), "--device", "cpu"]) == 0
+    shown = capsys.readouterr()
+    assert "alignment.json" in shown.err and "nats above chance" in shown.out
+    written = json.loads((copy / "alignment.json").read_text())
+    assert [3, 0] in written["heads"] and written["made"]["truth"] is None
+    with TTS.load(copy, "cpu", slots=1) as tts:
+        assert tts.aligned
+        words = tts.say("Hello there.").words
+        assert [word.text for word in words] == ["Hello", "there."]
+        assert not any(word.estimated for word in words)
+
+
+def test_a_truth_ranks_heads_by_their_errors(tmp_path: Path) -> None:
+    speeches = timed_speeches(SENTENCES)
+    truth, output = tmp_path / "truth.json", tmp_path / "found.json"
+    truth.write_text(json.dumps({"format": FORMAT, "speeches": speeches}))
+    arguments = ["calibrate", "demo", "--truth", str(truth), "-o", str(output), "--device", "cpu"]
+    assert main(arguments) == 0
+    written = json.loads(output.read_text())
+    assert written["heads"][0] in ([3, 0], [2, 0])
+    assert written["made"]["error_s"] < 0.08
+
+
+def test_starts_that_are_not_those_of_the_words_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (speech,) = timed_speeches(SENTENCES[1:])
+    truth = tmp_path / "truth.json"
+    speech["starts"] = speech["starts"][1:]
+    truth.write_text(json.dumps({"format": FORMAT, "speeches": [speech]}))
+    assert main(["calibrate", "demo", "--truth", str(truth), "-o", str(tmp_path / "a.json")]) == 1
+    assert "has 4 words (Thank, you, for, calling.) and 3 starts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("\n\n", "holds no sentences"),
+        ("One.\n" + "x" * 201 + "\n", "line 2 has 201 characters"),
+        (None, "cannot be read as UTF-8 text"),
+    ],
+)
+def test_sentences_that_cannot_be_spoken_are_refused_before_anything_is_loaded(
+    tmp_path: Path, lines: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lines.txt"
+    if lines is not None:
+        file.write_text(lines, encoding="utf-8")
+    assert main(["calibrate", "no/such/model", "--sentences", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", "no/such/model", "-o", str(tmp_path / "none" / "a.json")]) == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_two_sets_of_texts_are_refused(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["calibrate", str(checkpoint()), "--truth", "t.json", "--sentences", "s.txt"]
+    assert main(command) == 2
+    assert "leave --sentences out" in capsys.readouterr().err

@@ -1,0 +1,347 @@
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import megakernel_tts
+from megakernel_tts.cli.main import main
+
+Run = subprocess.CompletedProcess[bytes]
+
+
+def program(*arguments: str, **how: object) -> Run:
+    command = [sys.executable, "-m", "megakernel_tts", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=120, **how)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short speech: these tests are about the command line."""
+    from megakernel_tts import TTS, Sampling
+
+    short = property(lambda self: Sampling(seed=1, max_frames=4))
+    monkeypatch.setattr(TTS, "sampling", short)
+
+
+def test_say_writes_a_wav_and_ends_with_one_line(tmp_path: Path) -> None:
+    """As a user would: another process, the embedded model, no options but where to."""
+    output = tmp_path / "hello.wav"
+    run = program("say", "Hello", "-o", str(output), "--seed", "1")
+    assert run.returncode == 0, run.stderr
+    with wave.open(str(output)) as file:
+        assert file.getframerate() == 24_000
+        seconds = file.getnframes() / 24_000
+    lines = run.stderr.decode().strip().splitlines()
+    assert (
+        "small demonstration voice" in lines[0]
+        and "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice" in lines[0]
+    )
+    assert lines[-1].startswith(f"{seconds:.2f} s of audio in {output}, first chunk after ")
+    assert re.search(r"first chunk after \d+ ms, real-time factor \d+\.\d\d, seed 1$", lines[-1])
+    assert run.stdout == b""
+
+
+def test_raw_pcm_to_standard_output_from_standard_input() -> None:
+    run = program("say", "-", "--seed", "1", input=b"Hello")
+    assert run.returncode == 0
+    samples = np.frombuffer(run.stdout, "<i2")
+    assert len(samples) % 1920 == 0 and len(samples) > 0
+
+
+def test_a_file_and_options(tmp_path: Path, checkpoint: Callable[..., Path], quick: None) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("你好，世界。", encoding="utf-8")
+    output = tmp_path / "a.wav"
+    model = str(checkpoint("custom_voice", "1b7"))
+    arguments = ["--model", model, "--voice", "eric", "--language", "Chinese", "--instruct", "low"]
+    assert main(["say", "-f", str(text), "-o", str(output), "--device", "cpu", *arguments]) == 0
+    assert soundfile.info(output).frames == 4 * 1920
+
+
+def test_a_cloned_voice_is_used_kept_and_used_again(
+    tmp_path: Path, checkpoint: Callable[..., Path], quick: None
+) -> None:
+    reference = tmp_path / "ref.wav"
+    soundfile.write(reference, 0.1 * np.random.RandomState(0).standard_normal(24_000), 24_000)
+    model, kept = str(checkpoint("base")), str(tmp_path / "kept.safetensors")
+    one, two = tmp_path / "one.wav", tmp_path / "two.wav"
+    clone = ["--clone", str(reference), "--ref-text", "hello", "--save-voice", kept]
+    assert main(["say", "Hi", "-o", str(one), "--model", model, *clone]) == 0
+    assert main(["say", "Hi", "-o", str(two), "--model", model, "--voice", kept]) == 0
+    assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["say"], 2, "give a text, - for standard input, or --file"),
+        (["say", "x", "-f", "y", "-o", "z.wav"], 2, "one of them"),
+        (["say", "x", "-o", "z.wav", "--voice", "a", "--clone", "b"], 2, "name two voices"),
+        (["say", "x", "-o", "z.wav", "--ref-text", "b"], 2, "--ref-text belongs to a recording"),
+        (["say", "  ", "-o", "z.wav"], 1, "nothing to say"),
+        (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "choose one of: clara, henry"),
+        (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "choose auto or one of: english"),
+        (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is no model: name a folder"),
+        (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be fetched from the hub"),
+        (["say", "x", "-o", "z.wav", "--device", "tpu"], 1, "choose auto, cpu, cuda"),
+        (["say", "x", "-o", "/none/z.wav"], 2, "/none is no folder"),
+        (["say", "x", "-o", "/"], 2, "/ is no regular file"),
+        (["say", "x", "-o", "z.mp3"], 2, "z.mp3: only wav files are written; name it z.wav"),
+        (["say", "x", "-o", "z.wav", "--clone", "none.wav"], 2, "--clone, or --voice with a file"),
+        (["say", "x", "-o", "z.wav", "--voice", "v.safetensors"], 2, "--save-voice keeps it"),
+        (["say", "x", "-o", "z.wav", "--instruct", "low"], 2, "follows no --instruct"),
+        (["say", "a\udcff", "-o", "z.wav"], 1, "half of a character, as character 1"),
+        (["say", "x", "-o", "z.wav", "--seed", "-4"], 1, "seed is -4; it must be"),
+        (["say", "-f", "none.txt", "-o", "z.wav"], 1, "none.txt"),
+        (["voices", "--model", "/none"], 1, "is no model"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_gets_a_sentence_and_no_traceback(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "z.wav").exists()
+
+
+def test_unknown_options_and_bad_input_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["sing"], ["say", "x", "--loud"], ["say", "x", "--seed", "y"], []):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "arguments", "message"),
+    [
+        ("base", "0b6", [], "give --clone with a recording (and --ref-text"),
+        ("base", "0b6", ["--voice", "ryan"], "or --voice with a file of --save-voice"),
+        ("base", "0b6", ["--clone", "me.wav", "--instruct", "low"], "follows no --instruct"),
+        ("voice_design", "1b7", [], "describe one with --instruct"),
+        ("voice_design", "1b7", ["--voice", "ryan", "--instruct", "low"], "leave --voice out"),
+        ("voice_design", "1b7", ["--clone", "me.wav"], "needs a Base model"),
+    ],
+)
+def test_what_a_model_needs_is_told_in_the_words_of_the_command_line(
+    tmp_path: Path,
+    checkpoint: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    size: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    output = tmp_path / "a.wav"
+    model = str(checkpoint(kind, size))
+    assert main(["say", "x", "-o", str(output), "--model", model, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"max_new_tokens": 1}, "cut at the greatest length"),
+        # So sure of itself that it never ends, whatever the seed.
+        ({"temperature": 1e-6, "subtalker_temperature": 1e-6}, "ran away from its text"),
+    ],
+    ids=["length", "guard"],
+)
+def test_speech_that_was_cut_is_explained_and_its_drawn_seed_told(
+    tmp_path: Path, checkpoint: Callable[..., Path], sampling: dict[str, float], reason: str
+) -> None:
+    model = shutil.copytree(checkpoint(), tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(sampling))
+    command = ["say", "Hi.", "--model", str(model), "--device", "cpu"]
+    drawn = program(*command)
+    explanation, last = drawn.stderr.decode().splitlines()
+    assert reason in explanation and "another --seed" in explanation
+    seed = re.fullmatch(r".* real-time factor \S+, seed (\d+)", last)
+    assert seed is not None
+    assert program(*command, "--seed", seed[1]).stdout == drawn.stdout != b""
+
+
+@contextmanager
+def speaking(output: Path, text: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that speaks into a file, once it has written something there."""
+    command = [sys.executable, "-m", "megakernel_tts", "say", text, "-o", str(output)]
+    pipe = subprocess.PIPE
+    # Jobs of a script in the background ignore interrupts, and so would their children.
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, preexec_fn=heeds) as process:
+        try:
+            assert process.stdin is not None
+            if text == "-":
+                process.stdin.write(b"Once upon a t\xc3")
+                process.stdin.flush()
+            deadline = time.monotonic() + 60
+            while not output.exists() or output.stat().st_size < 3840:
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_standard_input_is_spoken_while_it_is_written(tmp_path: Path) -> None:
+    """Sound exists before the text ends, and even before its last character is whole."""
+    output = tmp_path / "a.wav"
+    with speaking(output, "-") as process:
+        before = output.stat().st_size
+        _, error = process.communicate(b"\xa4me to you.", timeout=60)
+    assert process.returncode == 0, error
+    assert output.stat().st_size > before
+
+
+@pytest.mark.parametrize(
+    ("written", "place"), [(b"Hi \xc3\xa4 \xff.", 6), (b"Hi \xc3", 3), (b"\xff\xfe\xff", 0)]
+)
+def test_standard_input_that_is_no_utf8_is_refused_at_its_byte(written: bytes, place: int) -> None:
+    run = program("say", "-", input=written)
+    assert run.returncode == 2
+    assert run.stderr.decode().splitlines()[-1].endswith(f" at byte {place}")
+
+
+def test_broken_utf8_after_sound_stops_the_speech(tmp_path: Path) -> None:
+    output = tmp_path / "a.wav"
+    with speaking(output, "-") as process:
+        _, error = process.communicate(b" you.", timeout=60)
+    assert process.returncode == 2 and b"not UTF-8 text" in error and b"at byte 13" in error
+    assert soundfile.info(output).frames >= 1920
+
+
+def test_standard_input_without_words_is_nothing_to_say(tmp_path: Path) -> None:
+    output = tmp_path / "a.wav"
+    run = program("say", "-", "-o", str(output), input=b" \n\n")
+    assert run.returncode == 1 and b"nothing to say" in run.stderr
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["A long text that goes on and on. " * 400, "-"], ids=["known", "live"]
+)
+def test_an_interrupt_keeps_what_was_written(tmp_path: Path, text: str) -> None:
+    output = tmp_path / "a.wav"
+    with speaking(output, text) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130  # standard input is open still: nobody ended the live text
+        assert process.stderr is not None
+        error = process.stderr.read()
+    assert b"interrupted" in error and b"Traceback" not in error
+    assert soundfile.info(output).frames >= 1920
+
+
+def shell(command: str) -> Run:
+    line = command.replace("COMMAND", f"{sys.executable} -m megakernel_tts")
+    # With what Python keeps in its buffers, and flushes at exit, as for most users.
+    env = os.environ | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=env)
+
+
+@pytest.mark.parametrize("command", ["COMMAND say 'hello to you. '", "COMMAND voices"])
+def test_a_pipe_closed_early_is_no_traceback(command: str) -> None:
+    run = shell(f"{command} | head -c 10; exit ${{PIPESTATUS[0]}}")
+    assert len(run.stdout) == 10
+    assert run.returncode in (0, 1)  # a short output may be written before the pipe is closed
+    assert b"Traceback" not in run.stderr and b"Exception" not in run.stderr
+    run = shell(f"sleep 1 | (sleep 0.2; {command}) | true; exit ${{PIPESTATUS[1]}}")
+    assert run.returncode == 1
+    assert b"Traceback" not in run.stderr and b"Exception" not in run.stderr
+
+
+def test_a_full_device_is_an_error_and_no_traceback() -> None:
+    run = shell("COMMAND voices > /dev/full")
+    assert run.returncode == 1
+    assert b"No space left" in run.stderr.splitlines()[-1] and b"Exception" not in run.stderr
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    output = tmp_path / "a.wav"
+    whole = shell("COMMAND say hi --seed 1")
+    assert shell("COMMAND say hi --seed 1 2>&-").stdout == whole.stdout != b""
+    assert shell(f"COMMAND say hi --seed 1 -o {output} <&- >&- 2>&-").returncode == 0
+    with wave.open(str(output)) as file:
+        assert file.readframes(1 << 20) == whole.stdout
+    unheard = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
+    assert unheard.returncode == 0
+    filled = "from megakernel_tts.cli.console import fill_closed_streams as fill; fill()"
+    null = "import os; [os.fstat(number) for number in range(3)]"
+    assert shell(f"{sys.executable} -c '{filled}; {null}' <&- >&- 2>&-").returncode == 0
+    for command in ("COMMAND say hi >&-", "COMMAND say - <&-"):
+        run = shell(command)
+        assert run.returncode == 2
+        assert b" is closed; " in run.stderr and b"Traceback" not in run.stderr
+
+
+def test_voices_lists_them_with_languages(
+    capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
+) -> None:
+    assert main(["voices"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["clara", "english"], ["henry", "english"]]
+    assert main(["voices", "--model", str(checkpoint())]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["serena", "ryan", "eric", "dylan"]
+    assert "english" in lines[0] and "sichuan_dialect, chinese" in lines[2]
+    assert main(["voices", "--model", str(checkpoint("base"))]) == 0
+    assert "--clone" in capsys.readouterr().out
+    assert main(["voices", "--model", str(checkpoint("voice_design", "1b7"))]) == 0
+    assert "--instruct" in capsys.readouterr().out
+
+
+def test_doctor_reports_and_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = main(["doctor"]), capsys.readouterr().out
+    assert "This machine can speak." in report if code == 0 else "MISSING" in report
+    for arguments in (["--help"], ["say", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+    assert megakernel_tts.__version__ in capsys.readouterr().out
+
+
+def test_help_loads_no_torch() -> None:
+    check = (
+        "import sys; from megakernel_tts.cli.main import main\n"
+        "try: main(['say', '--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", check], capture_output=True, env=os.environ
+        ).returncode
+        == 0
+    )
+
+
+def test_a_file_in_the_folder_shadows_no_voice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clara").touch()
+    assert main(["say", "Hi", "--voice", "clara", "-o", "x.wav"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--voice", "--clone", "--ref-text", "--save-voice"])
+def test_an_empty_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["say", "Hi", option, "", "-o", "x.wav"]) == 2
+    assert f"{option} is empty" in capsys.readouterr().err

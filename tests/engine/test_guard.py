@@ -1,0 +1,167 @@
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megakernel_tts import TTS
+from megakernel_tts.engine.guard import Guard
+from megakernel_tts.text.pace import ordinary_frames
+
+# Texts and how many seconds careful, slow speakers take for them, by the clock of their kind:
+# 0.7 s a letter spelled out, 0.8 s a digit, 2.5 syllables a second, a breath at every mark.
+SLOW = {
+    "Hello.": 1.5,
+    "Yes, I can help you with that. What is your order number?": 9.0,
+    "Your code is 4 8 1 5 1 6 2 3 4 2.": 11.0,
+    "It is spelled A B C D E F G H I J K L M N O P Q R S T U V W X Y Z.": 21.0,
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ": 18.5,
+    "a, b, c, d, e, f, g": 8.0,
+    "j d o e at m a i l": 7.0,
+    "IBAN DE89370400440532013000": 22.0,
+    "1234567890123456": 13.0,
+    "$1,234,567.89": 10.0,
+    "今天天气真好，我们去公园散步吧。": 7.5,
+    "これはテストです。": 4.5,
+    "안녕하세요, 무엇을 도와드릴까요?": 6.5,
+    "Der Zug nach Berlin fährt um 14:35 Uhr von Gleis 7 ab.": 9.0,
+    "Donaudampfschifffahrtsgesellschaft": 4.5,
+    "Сколько это стоит?": 3.0,
+    "!?": 1.0,
+}
+TEXTS = list(SLOW)
+FRAME = 1920
+
+
+def run(text: str, codes: list[int], loud: list[bool], *, used_up_at: int = 0) -> int | None:
+    """The frame at which the guard ends the speech."""
+    guard, expected = Guard(), ordinary_frames(text)
+    rng = np.random.RandomState(0)
+    for i, (code, sounds) in enumerate(zip(codes, loud, strict=True)):
+        level = 3000 if sounds else 20
+        pcm = rng.randint(-level, level, FRAME).astype(np.int16)
+        if guard.runaway(code, pcm, expected, used_up=i >= used_up_at):
+            return i
+    return None
+
+
+def noise(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(2048), k=count)
+
+
+@pytest.mark.parametrize(("text", "seconds"), SLOW.items(), ids=str)
+@pytest.mark.parametrize("pause", [0.0, 1.0, 3.0], ids=lambda p: f"pauses of {p} s")
+def test_slow_healthy_speech_is_never_cut(text: str, seconds: float, pause: float) -> None:
+    """Pauses and voiced stretches in turn, then 3 s of room tone before the end."""
+    rng = random.Random(1)
+    loud: list[bool] = []
+    while sum(loud) < seconds * 12.5:
+        loud += [False] * rng.randint(0, int(pause * 12.5)) + [True] * rng.randint(5, 30)
+    loud += [False] * 37
+    assert run(text, noise(len(loud)), loud) is None
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_endless_speech_is_cut_far_beyond_its_length(text: str) -> None:
+    cut = run(text, noise(5000), [True] * 5000)
+    assert cut is not None
+    assert 4 * ordinary_frames(text) <= cut <= 4 * ordinary_frames(text) + 60
+
+
+def test_silence_after_the_text_is_cut_after_four_seconds() -> None:
+    text = TEXTS[1]
+    said = int(2.1 * ordinary_frames(text))
+    cut = run(text, noise(900), [True] * said + [False] * (900 - said))
+    assert cut == said + 49
+
+
+@pytest.mark.parametrize("period", [1, 3, 12])
+def test_loops_after_the_text_are_cut(period: int) -> None:
+    text = TEXTS[1]
+    said = int(2.1 * ordinary_frames(text))
+    loop = list(itertools.islice(itertools.cycle(range(period)), 900 - said))
+    cut = run(text, noise(said) + loop, [True] * 900)
+    assert cut is not None
+    assert cut <= said + period + 40
+
+
+def test_nothing_is_cut_while_text_is_left() -> None:
+    """A live text may pause for any time; loops and silence within it are no runaway."""
+    assert run("Hi.", [5] * 2000, [False] * 2000, used_up_at=10_000) is None
+
+
+def test_a_long_silence_within_the_ordinary_length_is_none() -> None:
+    """With the whole text in the prompt, the talker may pause long before it is through."""
+    text = "A sentence of some words. " * 8
+    said = int(ordinary_frames(text))
+    loud = [True] * 30 + [False] * 80 + [True] * (said - 110)
+    assert run(text, noise(30) + [7] * 80 + noise(said - 110), loud) is None
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_the_parts_of_a_text_add_up(one: str, other: str) -> None:
+    parts = ordinary_frames(one) + ordinary_frames(other, one[-1:])
+    assert parts == pytest.approx(ordinary_frames(one + other))
+
+
+def test_quiet_and_loops_count_from_the_end_of_the_text_on() -> None:
+    text = TEXTS[1]
+    said = int(2.1 * ordinary_frames(text))
+    for codes, loud in ((noise(900), [False] * 900), ([7] * 900, [True] * 900)):
+        cut = run(text, codes, loud, used_up_at=said)
+        assert cut is not None
+        assert said + 39 <= cut <= said + 50
+
+
+def test_digits_and_symbols_take_longer_than_letters() -> None:
+    assert ordinary_frames("1234") > ordinary_frames("abcd") > ordinary_frames("    ")
+    assert ordinary_frames("ABCD") > ordinary_frames("a b c d") > ordinary_frames("abcd")
+    assert ordinary_frames("你好") > ordinary_frames("ab")
+    assert ordinary_frames("😀") > ordinary_frames("a")
+
+
+SENTENCES = [
+    "Yes, I can help you with that. What is your order number?",
+    "Your appointment is on Tuesday, the 14th of May, at 3:45 p.m.",
+    "Thank you for calling. Please hold the line.",
+]
+
+
+def test_what_the_demo_voice_says_is_never_cut() -> None:
+    """Real speech as it is, and three times as slow: each frame heard thrice."""
+    with TTS.load("demo", device="cpu", slots=1) as tts:
+        for seed, text in enumerate(SENTENCES):
+            on = tts.say(text, sampling=replace(tts.sampling, seed=seed))
+            off = tts.say(text, sampling=replace(tts.sampling, seed=seed, guard=False))
+            assert on.finish == off.finish == "eos"
+            np.testing.assert_array_equal(on.codes, off.codes)
+            guard, expected = Guard(), ordinary_frames(text)
+            for code, pcm in zip(off.codes[:, 0], np.split(off.pcm, len(off.codes)), strict=True):
+                for _ in range(3):
+                    assert not guard.runaway(int(code), pcm, expected, used_up=True)
+
+
+@pytest.mark.parametrize(("idle", "cut"), [(True, True), (False, False)])
+def test_speech_that_is_overdue_and_has_said_all_its_words_is_cut(idle: bool, cut: bool) -> None:
+    """It sounds on and repeats nothing: only the attention tells."""
+    text = "Hello there, how are you today?"
+    expected = ordinary_frames(text)
+    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
+    most = int(3.5 * expected)
+    frames = [
+        i
+        for i, code in enumerate(noise(most))
+        if guard.runaway(code, pcm, expected, used_up=True, idle=i if idle else 0)
+    ]
+    assert bool(frames) == cut
+    assert not cut or frames[0] >= max(50, int(2 * expected))
+
+
+def test_idleness_alone_ends_no_speech() -> None:
+    guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
+    expected = 100.0
+    codes = noise(int(2 * expected))
+    assert not any(guard.runaway(c, pcm, expected, used_up=True, idle=999) for c in codes)

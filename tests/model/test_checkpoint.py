@@ -1,0 +1,270 @@
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from megakernel_tts import TTS, Sampling, SynthesisError
+from megakernel_tts.errors import CheckpointError
+from megakernel_tts.loader import load_checkpoint
+from megakernel_tts.model.checkpoint import Checkpoint, leaves, map_leaves
+from megakernel_tts.model.config import read_model_config
+from megakernel_tts.model.weights import Model, model_specs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return Path(shutil.copytree(checkpoint(), tmp_path / "model"))
+
+
+def specs(folder: Path) -> Model:
+    return model_specs(read_model_config(folder / "config.json"))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(folder, CPU, torch.float32, 1).engine.close()
+    return str(caught.value)
+
+
+def resave(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(str(file))
+    change(tensors)
+    save_file(tensors, str(file))
+
+
+def test_an_index_with_shards_equals_one_file(folder: Path) -> None:
+    whole = Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+    tensors = load_file(str(folder / "model.safetensors"))
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, part in shards.items():
+        save_file({n: tensors[n] for n in part}, str(folder / shard))
+    index = {"weight_map": {n: shard for shard, part in shards.items() for n in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    sharded = Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(whole), leaves(sharded), strict=True))
+    (folder / "b.safetensors").unlink()
+    assert "b.safetensors" in refused(folder) and "missing" in refused(folder)
+    index["weight_map"][names[0]] = "../../etc/passwd"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "passwd" in refused(folder)
+
+
+def test_missing_tensor_wrong_shape_wrong_type(folder: Path) -> None:
+    name = "talker.model.layers.1.mlp.up_proj.weight"
+
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[name]
+
+    resave(folder, drop)
+    assert f"{name} is missing" in refused(folder)
+    resave(folder, lambda t: t.update({name: torch.zeros(3, 5)}))
+    message = refused(folder)
+    assert "[3, 5]" in message and "expected [384, 128]" in message and name in message
+    resave(folder, lambda t: t.update({name: torch.zeros(384, 128, dtype=torch.int8)}))
+    assert "I8" in refused(folder) and "BF16, F16, F32" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json", "model.safetensors", "vocab.json", "merges.txt",
+        "speech_tokenizer/config.json", "speech_tokenizer/model.safetensors",
+    ],
+)  # fmt: skip
+def test_a_missing_file_is_named(folder: Path, file: str) -> None:
+    (folder / file).unlink()
+    message = refused(folder)
+    assert file in message and "missing" in message
+
+
+FILES = [
+    "config.json", "generation_config.json", "vocab.json", "merges.txt", "model.safetensors",
+    "speech_tokenizer/config.json", "speech_tokenizer/model.safetensors",
+]  # fmt: skip
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _sparse(file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+
+def _in_its_place(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace
+
+
+def _socket(file: Path) -> None:
+    with contextlib.chdir(file.parent), socket.socket(socket.AF_UNIX) as one:
+        one.bind(file.name)  # a full path may be too long for one
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": _truncate,
+    "empty": lambda file: file.write_bytes(b""),
+    "binary": lambda file: file.write_bytes(bytes(range(256)) * 64),
+    "null": lambda file: file.write_text("null"),
+    "list": lambda file: file.write_text("[1, 2]"),
+    "string": lambda file: file.write_text('"x"'),
+    "nested": lambda file: file.write_text("[" * 100_000),
+    "digits": lambda file: file.write_text("9" * 100_000),
+    "a tebibyte": _sparse,
+    "pipe": _in_its_place(os.mkfifo),
+    "folder": _in_its_place(Path.mkdir),
+    "socket": _in_its_place(_socket),
+    "device": _in_its_place(lambda file: file.symlink_to("/dev/zero")),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_by_name_and_at_once(
+    folder: Path, file: str, damage: str
+) -> None:
+    DAMAGES[damage](folder / file)
+    start = time.process_time()
+    message = refused(folder)
+    assert str(folder / file) in message
+    assert time.process_time() - start < 1
+
+
+JUNK = st.sampled_from(
+    [None, True, False, -1, 0, 0.5, 1e300, -1e300, 10**30, float("nan"), float("inf"), "", "x",
+     "\x00", [], [[]], [None], [10**9] * 20, {}, {"x": None}, {"x": 10**30}]
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+@pytest.mark.parametrize(
+    "file", ["config.json", "speech_tokenizer/config.json", "generation_config.json", "vocab.json"]
+)
+def test_a_wrong_value_anywhere_is_refused_by_name_or_changes_nothing_that_is_read(
+    folder: Path, file: str, data: st.DataObject
+) -> None:
+    good = (folder / file).read_bytes()
+    values = place = json.loads(good)
+    key = data.draw(st.sampled_from(sorted(place)))
+    while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(sorted(place)))
+    place[key] = data.draw(JUNK)
+    try:
+        (folder / file).write_text(json.dumps(values))
+        start = time.process_time()
+        try:
+            load_checkpoint(folder, CPU, torch.float32, 1).engine.close()
+        except CheckpointError as error:
+            assert any(name in str(error) for name in (file, "merges.txt"))
+            assert time.process_time() - start < 1
+    finally:
+        (folder / file).write_bytes(good)
+
+
+def test_pickles_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "Only safetensors" in refused(folder)
+
+
+def test_a_codec_of_another_model_is_refused(folder: Path, checkpoint: Callable[..., Path]) -> None:
+    shutil.rmtree(folder / "speech_tokenizer")
+    shutil.copytree(checkpoint(codes=2048) / "speech_tokenizer", folder / "speech_tokenizer")
+    assert "2048 entries" in refused(folder)
+
+
+def test_base_needs_its_encoders(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("base"), tmp_path / "model"))
+    name = "speaker_encoder.fc.weight"
+    resave(folder, lambda t: t.update({name: torch.zeros(1)}))
+    assert f"{name} has shape [1]" in refused(folder)
+
+
+@pytest.mark.parametrize("damage", ["tail", "metadata", "shape", "infinity"])
+def test_nothing_is_loaded_before_every_file_is_checked(
+    folder: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "speech_tokenizer" / "model.safetensors"
+    content = file.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    if damage == "tail":
+        data += b"x"
+    elif damage == "metadata":
+        header["__metadata__"] = 5
+    else:
+        huge = [10**4000] * 300 if damage == "shape" else [float("inf")]
+        header["decoder.decoder.0.conv.bias"]["shape"] = huge
+    new = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(new)) + new + data)
+    monkeypatch.setattr(Checkpoint, "load", lambda *_: pytest.fail("a weight was loaded"))
+    assert "speech_tokenizer" in refused(folder)
+
+
+def test_a_weight_that_is_no_number_is_an_error_and_no_silence(folder: Path) -> None:
+    file = folder / "speech_tokenizer" / "model.safetensors"
+    tensors = load_file(str(file))
+    tensors["decoder.pre_conv.conv.weight"][:] = torch.nan
+    save_file(tensors, str(file))
+    with TTS.load(folder, device="cpu", slots=1) as tts:
+        with pytest.raises(SynthesisError, match="not finite"):
+            tts.say("hello", sampling=Sampling(max_frames=3))
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_truncated_and_corrupted_files_are_refused_or_load(
+    folder: Path, data: st.DataObject
+) -> None:
+    """Any cut, and any damage to the header, ends in the one exception and never in another."""
+    file = folder / "model.safetensors"
+    good = file.read_bytes()
+    try:
+        header = struct.unpack("<Q", good[:8])[0]
+        if data.draw(st.booleans()):
+            bad = good[: data.draw(st.integers(0, len(good) - 1))]
+        else:
+            at = data.draw(st.integers(0, 8 + header - 1))
+            bad = good[:at] + data.draw(st.binary(min_size=1, max_size=8)) + good[at + 1 :]
+        file.write_bytes(bad)
+        try:
+            Checkpoint(folder).load(specs(folder), CPU, torch.float32)
+        except CheckpointError as error:
+            assert "model" in str(error)
+        else:
+            assert len(bad) >= len(good)
+    finally:
+        file.write_bytes(good)
+
+
+def test_specs_are_rebuilt_leaf_by_leaf(folder: Path) -> None:
+    tree = specs(folder)
+    names = [leaf.name for leaf in leaves(tree)]
+    assert len(names) == len(set(names))
+    assert list(leaves(map_leaves(tree, lambda leaf: leaf))) == list(leaves(tree))

@@ -1,0 +1,53 @@
+"""The released sizes, by arithmetic: parameter counts as in the public listings."""
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from megakernel_tts.codec.weights import decoder_specs
+from megakernel_tts.model.checkpoint import leaves
+from megakernel_tts.model.config import read_codec_config, read_model_config
+from megakernel_tts.model.random_released import released, released_codec
+from megakernel_tts.model.weights import model_specs, speaker_specs
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "hidden", "intermediate", "tensors", "values"),
+    [
+        ("custom_voice", "0b6", 1024, 3072, 402, 905_788_672),
+        ("base", "0b6", 1024, 3072, 478, 914_643_008),
+        ("custom_voice", "1b7", 2048, 6144, 404, 1_916_676_352),
+        ("base", "1b7", 2048, 6144, 480, 1_928_677_440),
+    ],
+)
+def test_talker_and_predictor(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    kind: str,
+    size: str,
+    hidden: int,
+    intermediate: int,
+    tensors: int,
+    values: int,
+) -> None:
+    file = released(
+        checkpoint(kind, size) / "config.json", tmp_path / "config.json", hidden, intermediate
+    )
+    config = read_model_config(file)
+    found = list(leaves(model_specs(config)))
+    if config.speaker is not None:
+        found += leaves(speaker_specs(config.speaker))
+    assert len({leaf.name for leaf in found}) == len(found) == tensors
+    assert sum(prod(leaf.shape) for leaf in found) == values
+
+
+def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    source = checkpoint() / "speech_tokenizer" / "config.json"
+    file = released_codec(source, tmp_path / "config.json")
+    found = list(leaves(decoder_specs(read_codec_config(file).decoder)))
+    # The two input projections of the quantiser are stored and never used.
+    unused = 2 * 256 * 512
+    assert len(found) == 271 - 2
+    assert sum(prod(leaf.shape) for leaf in found) == 114_323_137 - unused
