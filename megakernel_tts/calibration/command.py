@@ -81,7 +81,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
     import torch
     from tqdm import tqdm
 
-    from megakernel_tts import Voice, hub
+    from megakernel_tts import Voice
     from megakernel_tts.align.alignment import FILE, Alignment
     from megakernel_tts.backends.select import pick_device
     from megakernel_tts.calibration import ranking
@@ -89,6 +89,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
     from megakernel_tts.calibration.ground_truth import read_truth
     from megakernel_tts.info import model_info
     from megakernel_tts.loader import load_checkpoint
+    from megakernel_tts.model import hub
     from megakernel_tts.tts import TTS
 
     folder = hub.find_checkpoint(options.model)

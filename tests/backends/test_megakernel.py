@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from megakernel_tts import Sampling, random_checkpoint
+from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.layers import rms_norm
 from megakernel_tts.model.random_released import write_released
 from tests.comparison import MODELS, SAMPLINGS, Comparison, MakeComparison
