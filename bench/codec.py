@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
-from megakernel_tts.codec.decoder import Decoder
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.model.layers import exact_convolutions
 from megakernel_tts.model.random_released import random_codec
 
@@ -59,8 +59,8 @@ def _on_device(act: Callable[[], object]) -> dict[str, float]:
 
 def _kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:
     for slot in range(streams):
-        decoder.open(slot)
-    parts = [(slot, _codes(frames, slot)) for slot in range(streams)]
+        decoder.load_slot(slot)
+    parts = [DecodeRequest(slot, _codes(frames, slot)) for slot in range(streams)]
     decoder.decode(parts)()
     return _calls(lambda: decoder.decode(parts)())
 
@@ -105,8 +105,8 @@ def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
 def _noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
     """Signal to noise against plain torch in float32, with and without the constant part."""
     codes = _codes(100, 0)
-    decoder.open(0)
-    (samples,) = decoder.decode([(0, codes)])()
+    decoder.load_slot(0)
+    (samples,) = decoder.decode([DecodeRequest(0, codes)])()
     assert samples is not None
     wave = reference.decode(codes[None].cuda(), reference.start())[0][0].cpu().numpy()
     error = samples / 32767.0 - wave

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
-from megakernel_tts.codec.decoder import Decoder, Expected, Part, State
-from megakernel_tts.codec.vocoder import Decoding, Settle, TorchVocoder
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
+from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder
 
 
 class ScriptedBackend:
@@ -162,32 +162,32 @@ class ExpectingVocoder(TorchVocoder):
             self.violations.append(what)
         self._busy = True
 
-    def _awaited(self, decoding: Decoding) -> Decoding:
+    def _awaited(self, decoding: PendingSamples) -> PendingSamples:
         def wait() -> Sequence[NDArray[np.int16] | None]:
             self._busy = False
             return decoding()
 
         return wait
 
-    def save(self, slot: int) -> State:
+    def save_slot(self, slot: int) -> State:
         if self._busy:
-            self.violations.append("save")
-        return super().save(slot)
+            self.violations.append("save_slot")
+        return super().save_slot(slot)
 
-    def decode(self, parts: Sequence[Part]) -> Decoding:
+    def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
         self._begin("decode")
         try:
-            return self._awaited(super().decode(parts))
+            return self._awaited(super().decode(requests))
         except Exception:
             self._busy = False
             raise
 
-    def expect(self, parts: Sequence[Expected]) -> Settle:
-        self._begin("expect")
-        settle = super().expect(parts)
+    def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
+        self._begin("decode_pending")
+        settle = super().decode_pending(requests)
 
-        def settled(counts: Sequence[int]) -> Decoding:
-            self.settled += zip((part.frames for part in parts), counts, strict=True)
+        def settled(counts: Sequence[int]) -> PendingSamples:
+            self.settled += zip((request.num_frames for request in requests), counts, strict=True)
             self._busy = False
             return settle(counts)
 

@@ -106,13 +106,13 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
     places = [(owner, name, stage) for owner, names, stage in calls for name in names]
     for owner, name, stage in places:
         setattr(owner, name, watch.wrap(stage, getattr(owner, name)))
-    engine.vocoder.expects, expected = 0, engine.vocoder.expects
+    engine.vocoder.max_pending_frames, expected = 0, engine.vocoder.max_pending_frames
     try:
         yield watch
     finally:
         for owner, name, _ in places:
             delattr(owner, name)
-        engine.vocoder.expects = expected
+        engine.vocoder.max_pending_frames = expected
 
 
 def first_chunk_stages(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_network import MOST_FRAMES, Network
-from megakernel_tts.codec.decoder import Expected, Part, State
+from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.model.config import CodecConfig
 
 _CAPACITY = 64  # frames of a call
@@ -51,7 +51,7 @@ class CudaDecoder:
 
     Attributes:
         slots: Streams at a time.
-        expects: Frames of a part that can be expected; all slots together have room for as many.
+        max_pending_frames: Largest number of frames of a pending request.
         frame: Samples of a frame.
         sample_rate: In Hz.
     """
@@ -72,7 +72,7 @@ class CudaDecoder:
             ValueError: They are not compiled for these shapes.
         """
         self._device = weights.input.device
-        self.expects = MOST_FRAMES
+        self.max_pending_frames = MOST_FRAMES
         self.slots, self.frame, self.sample_rate = slots, config.frame, config.sample_rate
         self._codes = config.decoder.codebook
         self.capacity = min(_CAPACITY, slots * MOST_FRAMES)
@@ -107,7 +107,7 @@ class CudaDecoder:
                 self.graphs(count)
 
     @torch.inference_mode()
-    def open(self, slot: int, state: SlotState | None = None) -> None:
+    def load_slot(self, slot: int, state: SlotState | None = None) -> None:
         """Puts a stream into a slot: a new one, or one that goes on from a state.
 
         The host waits for nothing, and the slot for nothing but the calls before it.
@@ -127,7 +127,7 @@ class CudaDecoder:
         self._position[slot] = 0 if state is None else state.position
 
     @torch.inference_mode()
-    def save(self, slot: int) -> SlotState:
+    def save_slot(self, slot: int) -> SlotState:
         """A copy of a slot's state, on the device."""
         network = self._network
         with nullcontext() if self._queue is None else self._queue.behind():
@@ -137,14 +137,14 @@ class CudaDecoder:
         return SlotState(history, memory, self._position[slot])
 
     @torch.inference_mode()
-    def prepare(self, state: State) -> SlotState:
+    def prepare_state(self, state: State) -> SlotState:
         """What plain torch (`decoder.Decoder`) carries for one stream, on the same device."""
         history, memory = self._network.adopt(state)
-        if self._queue is not None:  # whole when it is given: `open` waits for nobody
+        if self._queue is not None:  # whole when it is given: `load_slot` waits for nobody
             torch.cuda.current_stream(self._device).synchronize()
         return SlotState(history, memory, int(state.position))
 
-    def decode(self, parts: Sequence[Part]) -> Callable[[], Samples]:
+    def decode(self, requests: Sequence[DecodeRequest]) -> Callable[[], Samples]:
         """Begins to decode the next frames of several streams, each as many as it has.
 
         Long chunks go in rounds of at most `MOST_FRAMES` a stream. What torch's current stream is
@@ -152,16 +152,16 @@ class CudaDecoder:
         multiprocessor and make it wait for a frame.
 
         Args:
-            parts: Every slot at most once; its codes [frames, groups], on the host.
+            requests: Every slot at most once; its codes [frames, groups], on the host.
 
         Returns:
-            What waits for them, and gives for every part its samples, or None if they were not
-            finite: a weight is broken. Meanwhile nothing is called but `open` of other slots.
+            What waits for them, and gives for every request its samples, or None if they were not
+            finite: a weight is broken. Meanwhile nothing is called but `load_slot` of other slots.
 
         Raises:
             ValueError: A code is beyond its codebook, or a slot is named twice.
         """
-        given = [(slot, codes.numpy()) for slot, codes in parts]
+        given = [(slot, codes.numpy()) for slot, codes in requests]
         if len({slot for slot, _ in given}) < len(given):
             raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
         together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
@@ -172,20 +172,24 @@ class CudaDecoder:
             self._decode(first)
         return partial(self._finish, [slot for slot, _ in given], left)
 
-    def expect(self, parts: Sequence[Expected]) -> Callable[[Sequence[int]], Callable[[], Samples]]:
-        """Begins to decode frames behind what makes them; see `Vocoder.expect`.
+    def decode_pending(
+        self, requests: Sequence[PendingDecodeRequest]
+    ) -> Callable[[Sequence[int]], Callable[[], Samples]]:
+        """Begins to decode frames behind what makes them; see `Vocoder.decode_pending`.
 
         Without a GPU there is nothing to be behind of: the codes must be there already.
         """
         if self._queue is not None:
             self._queue.follow()
-        self._start(parts)
-        return partial(self._settle, parts)
+        self._start(requests)
+        return partial(self._settle, requests)
 
-    def _settle(self, parts: Sequence[Expected], counts: Sequence[int]) -> Callable[[], Samples]:
-        """So many frames of each part count."""
-        self._remember(parts, counts)
-        return partial(self._collect, parts, counts)
+    def _settle(
+        self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
+    ) -> Callable[[], Samples]:
+        """So many frames of each request count."""
+        self._remember(requests, counts)
+        return partial(self._collect, requests, counts)
 
     def _refuse(self, given: Sequence[Chunk]) -> None:
         """Names the first slot with a code that there is not."""
@@ -196,15 +200,17 @@ class CudaDecoder:
                     f"{codes.max()} in slot {slot}."
                 )
 
-    def _finish(self, slots: Sequence[int], left: Sequence[Sequence[Expected]]) -> Samples:
+    def _finish(
+        self, slots: Sequence[int], left: Sequence[Sequence[PendingDecodeRequest]]
+    ) -> Samples:
         """Waits for the first round, which was started, and goes through the others."""
         made: dict[int, Samples] = {slot: [] for slot in slots}
-        for i, parts in enumerate(left):
+        for i, requests in enumerate(left):
             if i > 0:
-                self._decode(parts)
-            found = self._collect(parts, [part.frames for part in parts])
-            for part, samples in zip(parts, found, strict=True):
-                made[part.slot].append(samples)
+                self._decode(requests)
+            found = self._collect(requests, [request.num_frames for request in requests])
+            for request, samples in zip(requests, found, strict=True):
+                made[request.slot].append(samples)
         return [_joined(made[slot]) for slot in slots]
 
     def graphs(self, count: int) -> Graphs:
@@ -218,10 +224,10 @@ class CudaDecoder:
             )
         return self._graphs[count]
 
-    def _decode(self, parts: Sequence[Expected]) -> None:
+    def _decode(self, requests: Sequence[PendingDecodeRequest]) -> None:
         """A round of frames that are known, all of which count."""
-        self._start(parts)
-        self._remember(parts, [part.frames for part in parts])
+        self._start(requests)
+        self._remember(requests, [request.num_frames for request in requests])
 
     def _launch(self, count: int) -> None:
         if self._queue is not None:
@@ -230,48 +236,48 @@ class CudaDecoder:
         with torch.inference_mode():
             self._network.decode(count)
 
-    def _start(self, parts: Sequence[Expected]) -> None:
+    def _start(self, requests: Sequence[PendingDecodeRequest]) -> None:
         """Tells the kernels who speaks, and starts them."""
         table, first = self._network.asked, 0
-        for part in parts:
-            rows, there = table[first : first + part.frames], len(part.known)
-            rows["slot"], rows["first"] = part.slot, first
-            rows["position"] = self._position[part.slot] + np.arange(part.frames)
-            rows["codes"][:there] = part.known
+        for request in requests:
+            rows, there = table[first : first + request.num_frames], len(request.known)
+            rows["slot"], rows["first"] = request.slot, first
+            rows["position"] = self._position[request.slot] + np.arange(request.num_frames)
+            rows["codes"][:there] = request.known
             rows["coming"][:there] = 0
-            rows["coming"][there:] = _addresses(part.pending)
-            first += part.frames
+            rows["coming"][there:] = _addresses(request.pending)
+            first += request.num_frames
         self._network.broken.numpy()[:first] = 0
         self._launch(first)
 
-    def _remember(self, parts: Sequence[Expected], counts: Sequence[int]) -> None:
-        """After what was started: streams go on behind so many frames of each part."""
+    def _remember(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> None:
+        """After what was started: streams go on behind so many frames of each request."""
         if self._queue is not None:
             self._queue.remembered.synchronize()  # `kept` is read until then
         kept, first = self._network.kept.numpy(), 0
-        for part, count in zip(parts, counts, strict=True):
+        for request, count in zip(requests, counts, strict=True):
             kept[first] = count
-            first += part.frames
+            first += request.num_frames
         if self._queue is not None:
             self._queue.remember(self.graphs(first)[1])
         else:
             with torch.inference_mode():
                 self._network.remember(first)
-        for part, count in zip(parts, counts, strict=True):
-            self._position[part.slot] += count
+        for request, count in zip(requests, counts, strict=True):
+            self._position[request.slot] += count
 
-    def _collect(self, parts: Sequence[Expected], counts: Sequence[int]) -> Samples:
-        """Waits for what was started, and takes the samples of the parts that count."""
+    def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
+        """Waits for what was started, and takes the samples of the requests that count."""
         if self._queue is not None:
             self._queue.decoded.synchronize()
         pcm, broken, first = self._network.pcm.numpy(), self._network.broken.numpy(), 0
         made: Samples = []
-        for part, count in zip(parts, counts, strict=True):
+        for request, count in zip(requests, counts, strict=True):
             end = first + count
             if count:
                 fine = not broken[first:end].any()
                 made.append(pcm[first * self.frame : end * self.frame].copy() if fine else None)
-            first += part.frames
+            first += request.num_frames
         return made
 
 
@@ -336,9 +342,9 @@ def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
         left = [(slot, codes) for slot, codes in rest if len(codes)] + left[len(taken) :]
 
 
-def _known(chunk: Chunk) -> Expected:
+def _known(chunk: Chunk) -> PendingDecodeRequest:
     """Frames that are all made."""
-    return Expected(*chunk, np.empty((0, 0), np.int32))
+    return PendingDecodeRequest(*chunk, np.empty((0, 0), np.int32))
 
 
 def _addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:

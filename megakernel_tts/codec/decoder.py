@@ -29,16 +29,27 @@ from megakernel_tts.model.layers import (
     split_heads,
 )
 
-Part = tuple[int, Tensor]  # a slot, and its next frames' codes [frames, groups] on the host
 
-
-class Expected(NamedTuple):
-    """A stream's next frames, of which the last are still being made.
+class DecodeRequest(NamedTuple):
+    """The next frames of one stream.
 
     Attributes:
-        slot: Its slot.
-        known: Codes of the first of them [frames, groups].
-        pending: Where the networks write the others' [frames, groups].
+        slot: The stream's slot in the vocoder.
+        codes: int64 [frames, groups] on the host.
+    """
+
+    slot: int
+    codes: Tensor
+
+
+class PendingDecodeRequest(NamedTuple):
+    """The next frames of one stream; the codes of the last ones are not written yet.
+
+    Attributes:
+        slot: The stream's slot in the vocoder.
+        known: Codes of the first frames, int64 [frames, groups].
+        pending: Host memory that receives the codes of the remaining frames, int32
+            [frames, groups].
     """
 
     slot: int
@@ -46,8 +57,8 @@ class Expected(NamedTuple):
     pending: NDArray[np.int32]
 
     @property
-    def frames(self) -> int:
-        """How many they are, if all are made."""
+    def num_frames(self) -> int:
+        """Known and pending frames."""
         return len(self.known) + len(self.pending)
 
 

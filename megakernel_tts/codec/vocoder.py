@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from megakernel_tts.audio import pcm16
-from megakernel_tts.codec.decoder import Decoder, Expected, Part, State
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 
 if TYPE_CHECKING:
     from megakernel_tts.codec import weights as w
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("megakernel_tts")
 
-Decoding = Callable[[], Sequence[NDArray[np.int16] | None]]
-Settle = Callable[[Sequence[int]], Decoding]
+PendingSamples = Callable[[], Sequence[NDArray[np.int16] | None]]
+ConfirmFrames = Callable[[Sequence[int]], PendingSamples]
 
 
 class Vocoder(Protocol):
@@ -29,50 +29,51 @@ class Vocoder(Protocol):
     A method that raises leaves every slot as it was.
 
     Attributes:
-        expects: The most frames of a part that `expect` takes; 0: it expects nothing.
+        max_pending_frames: Largest number of frames of a request to `decode_pending`; 0
+            disables it.
     """
 
-    expects: int
+    max_pending_frames: int
 
     @property
     def sample_rate(self) -> int:
         """In Hz."""
         ...
 
-    def prepare(self, state: State) -> Any:
-        """What `open` takes, of what plain torch carries for one stream."""
+    def prepare_state(self, state: State) -> Any:
+        """What `load_slot` takes, of what plain torch carries for one stream."""
         ...
 
-    def open(self, slot: int, state: Any) -> None:
+    def load_slot(self, slot: int, state: Any) -> None:
         """Puts a stream into a slot, where it goes on from a state."""
         ...
 
-    def save(self, slot: int) -> Any:
-        """A copy of a slot's state, for `open`."""
+    def save_slot(self, slot: int) -> Any:
+        """A copy of a slot's state, for `load_slot`."""
         ...
 
-    def decode(self, parts: Sequence[Part]) -> Decoding:
+    def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
         """Begins to decode the next frames of several streams, each as many as it has.
 
         Returns:
             What waits for them and gives for every part its samples, or None if they were not
-            finite. Meanwhile nothing is called but `open` of other slots.
+            finite. Meanwhile nothing is called but `load_slot` of other slots.
 
         Raises:
             FloatingPointError: Some were not, and it is not known whose; at once, or when awaited.
         """
         ...
 
-    def expect(self, parts: Sequence[Expected]) -> Settle:
+    def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
         """Begins to decode frames that are still being made, right behind what makes them.
 
         Args:
-            parts: Every slot at most once, of at most eight slots.
+            requests: Every slot at most once, of at most eight slots.
 
         Returns:
             What is told, once it is known, how many frames of each part there are, from the first
-            on; the others never were. It gives what `decode` gives, for the parts that have any.
-            Until that was awaited, nothing is called but `open` of other slots.
+            on; the others never were. It gives what `decode` gives, for the requests that have any.
+            Until that was awaited, nothing is called but `load_slot` of other slots.
         """
         ...
 
@@ -82,7 +83,7 @@ class TorchVocoder:
 
     def __init__(self, decoder: Decoder) -> None:
         """Streams share the decoder's weights."""
-        self.expects = sys.maxsize
+        self.max_pending_frames = sys.maxsize
         self._decoder = decoder
         self._states: dict[int, State] = {}
 
@@ -91,41 +92,45 @@ class TorchVocoder:
         """In Hz."""
         return self._decoder.sample_rate
 
-    def prepare(self, state: State) -> State:
+    def prepare_state(self, state: State) -> State:
         """The state itself."""
         return state
 
-    def open(self, slot: int, state: State) -> None:
-        """See `Vocoder.open`."""
+    def load_slot(self, slot: int, state: State) -> None:
+        """See `Vocoder.load_slot`."""
         self._states[slot] = state
 
-    def save(self, slot: int) -> State:
+    def save_slot(self, slot: int) -> State:
         """The state itself: it never changes."""
         return self._states[slot]
 
-    def decode(self, parts: Sequence[Part]) -> Decoding:
+    def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
         """See `Vocoder.decode`; it decodes at once."""
-        lengths = {len(codes): None for _, codes in parts}
+        lengths = {len(codes): None for _, codes in requests}
         after: dict[int, State] = {}
         samples: dict[int, NDArray[np.int16]] = {}
         for length in lengths:
-            slots = [slot for slot, codes in parts if len(codes) == length]
-            codes = torch.stack([codes for _, codes in parts if len(codes) == length])
+            slots = [slot for slot, codes in requests if len(codes) == length]
+            codes = torch.stack([codes for _, codes in requests if len(codes) == length])
             state = State.stack([self._states[slot] for slot in slots])
             waves, state = self._decoder.decode(codes.to(state.position.device), state)
             after |= zip(slots, state.split(), strict=True)
             samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
         self._states |= after
-        return lambda: [samples[slot] for slot, _ in parts]
+        return lambda: [samples[slot] for slot, _ in requests]
 
-    def expect(self, parts: Sequence[Expected]) -> Settle:
-        """See `Vocoder.expect`; it decodes once it is told how many frames there are."""
-        return partial(self._settle, parts)
+    def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
+        """See `Vocoder.decode_pending`; it decodes once it is told how many frames there are."""
+        return partial(self._settle, requests)
 
-    def _settle(self, parts: Sequence[Expected], counts: Sequence[int]) -> Decoding:
-        codes = [torch.from_numpy(np.concatenate([p.known, p.pending])) for p in parts]
-        counted = zip(parts, codes, counts, strict=True)
-        return self.decode([(p.slot, some[:count]) for p, some, count in counted if count])
+    def _settle(
+        self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
+    ) -> PendingSamples:
+        codes = [torch.from_numpy(np.concatenate([p.known, p.pending])) for p in requests]
+        counted = zip(requests, codes, counts, strict=True)
+        return self.decode(
+            [DecodeRequest(p.slot, some[:count]) for p, some, count in counted if count]
+        )
 
 
 def choose_vocoder(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.backends.protocol import PendingCodes
-from megakernel_tts.codec.vocoder import Decoding, Settle, Vocoder
+from megakernel_tts.codec.decoder import DecodeRequest
+from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
 from megakernel_tts.engine.stream import Segment, Stream, speaking
 
 _log = logging.getLogger("megakernel_tts")
@@ -25,7 +26,7 @@ class _Begun(NamedTuple):
 
     speaking: Sequence[tuple[Stream, Segment]]
     codes: Sequence[Tensor]
-    decoding: Decoding
+    decoding: PendingSamples
 
 
 class _Expected(NamedTuple):
@@ -33,7 +34,7 @@ class _Expected(NamedTuple):
 
     speaking: Sequence[tuple[Stream, Segment]]
     frames: Sequence[int]
-    settle: Settle
+    settle: ConfirmFrames
 
 
 class DecodePipeline:
@@ -54,12 +55,14 @@ class DecodePipeline:
         """
         try:
             chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
-            here = [c is not None and c.frames <= self._vocoder.expects for c in chunks]
+            here = [
+                c is not None and c.num_frames <= self._vocoder.max_pending_frames for c in chunks
+            ]
             parts = [chunk for chunk in compress(chunks, here) if chunk is not None]
             if parts:
-                frames = [part.frames for part in parts]
+                frames = [part.num_frames for part in parts]
                 who = [*compress(speaking(moving), here)]
-                self._expected = _Expected(who, frames, self._vocoder.expect(parts))
+                self._expected = _Expected(who, frames, self._vocoder.decode_pending(parts))
         except Exception:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
 
@@ -91,10 +94,10 @@ class DecodePipeline:
         who = speaking(due)
         if not who:
             return
-        parts: list[tuple[int, Tensor]] = []
+        parts: list[DecodeRequest] = []
         for stream, _ in who:
             assert stream.slot is not None
-            parts.append((stream.slot, torch.stack(stream.outgoing)))
+            parts.append(DecodeRequest(stream.slot, torch.stack(stream.outgoing)))
         try:
             decoding = self._vocoder.decode(parts)
         except Exception as error:
@@ -108,7 +111,10 @@ class DecodePipeline:
         self._begin(who, [codes for _, codes in parts], decoding)
 
     def _begin(
-        self, who: Sequence[tuple[Stream, Segment]], codes: Sequence[Tensor], decoding: Decoding
+        self,
+        who: Sequence[tuple[Stream, Segment]],
+        codes: Sequence[Tensor],
+        decoding: PendingSamples,
     ) -> None:
         """What is outgoing is being decoded."""
         for stream, _ in who:

@@ -60,7 +60,7 @@ class Engine:
         self.alignment = alignment
         self._most = backend.slots + waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
-        self._fresh = self.vocoder.prepare(decoder.start())
+        self._fresh = self.vocoder.prepare_state(decoder.start())
         self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
         self._loop = Loop(backend, prompter, self.vocoder)
         self._thread = threading.Thread(
@@ -177,4 +177,4 @@ def _prime(decoder: Decoder, vocoder: Vocoder, codes: bytes, groups: int) -> Any
     recording = torch.tensor(np.frombuffer(codes, np.int64).reshape(-1, groups))
     for part in recording.to(state.position.device).split(_PRIME_FRAMES):
         _, state = decoder.decode(part[None], state)
-    return vocoder.prepare(state)
+    return vocoder.prepare_state(state)

@@ -190,7 +190,7 @@ class Loop:
         slot, u = self._slot(stream), stream.utterance
         assert u is not None
         u.suspended = self.backend.swap_out(slot)
-        u.sound = self.vocoder.save(slot)
+        u.sound = self.vocoder.save_slot(slot)
         stream.slot = None
         self.free.append(slot)
 
@@ -200,7 +200,7 @@ class Loop:
         assert u is not None and u.suspended is not None
         stream.slot = self.free.pop(0)
         self.backend.swap_in(stream.slot, u.suspended)
-        self.vocoder.open(stream.slot, u.sound)
+        self.vocoder.load_slot(stream.slot, u.sound)
         u.suspended = u.sound = None
         self._feed(stream, u)
 
@@ -243,7 +243,7 @@ class Loop:
 
     def _begun(self, stream: Stream, prompt: Prompt) -> None:
         """What follows a prompt: the sound's start, a long transcript's rest, the text so far."""
-        self.vocoder.open(self._slot(stream), stream.start)
+        self.vocoder.load_slot(self._slot(stream), stream.start)
         piece, _, _ = stream.text()
         assert piece is not None
         self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)

@@ -15,7 +15,7 @@ from megakernel_tts.align.word_times import WordTimes
 from megakernel_tts.align.words import Transcript, Word
 from megakernel_tts.backends.protocol import Frames
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
-from megakernel_tts.codec.decoder import Expected
+from megakernel_tts.codec.decoder import PendingDecodeRequest
 from megakernel_tts.engine.guard import Guard
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import AudioChunk, ChunkPolicy, FinishReason, Mailbox
@@ -209,7 +209,7 @@ class Stream:
         room = self.chunks.ahead - self._unread
         return min(self._wanted - len(u.pending), u.possible, room)
 
-    def expect(self, coming: NDArray[np.int32]) -> Expected | None:
+    def expect(self, coming: NDArray[np.int32]) -> PendingDecodeRequest | None:
         """The chunk that leaves after the frames that are coming, if all are made; None: no chunk.
 
         Args:
@@ -225,7 +225,7 @@ class Stream:
         known = np.empty((0, coming.shape[1]), np.int64)
         if u.pending:
             known = torch.stack(u.pending[:frames]).numpy()
-        return Expected(self.slot, known, coming[: frames - len(known)])
+        return PendingDecodeRequest(self.slot, known, coming[: frames - len(known)])
 
     @property
     def _wanted(self) -> int:

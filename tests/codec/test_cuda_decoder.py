@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
-from megakernel_tts.codec.decoder import Decoder, Expected
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.model.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -76,12 +76,12 @@ def plain(codec: Codec, codes: Tensor) -> NDArray[np.float32]:
 def stream(
     decoder: CudaDecoder, slot: int, codes: Tensor, sizes: Sequence[int]
 ) -> NDArray[np.int16]:
-    decoder.open(slot)
+    decoder.load_slot(slot)
     return np.concatenate([the_samples(decoder, slot, part) for part in codes.split(list(sizes))])
 
 
 def the_samples(decoder: CudaDecoder, slot: int, codes: Tensor) -> NDArray[np.int16]:
-    (samples,) = decoder.decode([(slot, codes)])()
+    (samples,) = decoder.decode([DecodeRequest(slot, codes)])()
     assert samples is not None
     return samples
 
@@ -116,13 +116,13 @@ def test_streams_of_a_call_and_their_chunks_change_no_bit(decoder: CudaDecoder) 
     codes = [some_codes(30, seed) for seed in range(3)]
     alone = [stream(decoder, 0, c, [30]) for c in codes]
     for slot in range(3):
-        decoder.open(slot)
+        decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at = random.Random(0), [0, 0, 0]
     while min(at) < 30:
         speaking = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 30]
         ends = {s: min(30, at[s] + rng.choice([1, 1, 2, 5, 11])) for s in speaking}
-        parts = [(s, codes[s][at[s] : ends[s]]) for s in speaking]
+        parts = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in speaking]
         for s, samples in zip(speaking, decoder.decode(parts)(), strict=True):
             assert samples is not None
             made[s].append(samples)
@@ -133,7 +133,7 @@ def test_streams_of_a_call_and_their_chunks_change_no_bit(decoder: CudaDecoder) 
 
 def expected(
     slot: int, codes: Tensor, known: int, frames: int, rng: random.Random
-) -> tuple[Expected, NDArray[np.int32]]:
+) -> tuple[PendingDecodeRequest, NDArray[np.int32]]:
     """So many frames, the first ones known; where the others come from, there is anything at first.
 
     Returns:
@@ -141,19 +141,19 @@ def expected(
     """
     junk = [rng.choice([-7, 0, CODES, 2150, 2**31 - 1]) for _ in range((frames - known) * 17)]
     rows = np.array(junk, np.int32).reshape(frames - known, 17)[:, 1:]
-    return Expected(slot, codes[:known].numpy(), rows), rows
+    return PendingDecodeRequest(slot, codes[:known].numpy(), rows), rows
 
 
 def test_frames_that_were_expected_and_not_made_leave_no_trace(decoder: CudaDecoder) -> None:
     codes = [some_codes(60, seed) for seed in range(3)]
     alone = [stream(decoder, 0, c, [60]) for c in codes]
     for slot in range(3):
-        decoder.open(slot)
+        decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at, fewer = random.Random(0), [0, 0, 0], 0
     while min(at) < 60:
         speaking = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 60]
-        parts: list[Expected] = []
+        parts: list[PendingDecodeRequest] = []
         counts: list[int] = []
         for s in speaking:
             left, frames = codes[s][at[s] :], rng.randint(1, 8)
@@ -163,7 +163,7 @@ def test_frames_that_were_expected_and_not_made_leave_no_trace(decoder: CudaDeco
             parts.append(part)
             counts.append(count)
             fewer += 0 < count < frames
-        settle = decoder.expect(parts)
+        settle = decoder.decode_pending(parts)
         heard = [(s, count) for s, count in zip(speaking, counts, strict=True) if count]
         for (s, count), samples in zip(heard, settle(counts)(), strict=True):
             assert samples is not None
@@ -185,10 +185,10 @@ def test_a_stream_goes_on_from_a_state_in_any_slot(decoder: CudaDecoder) -> None
     codes = some_codes(12, 2)
     whole = stream(decoder, 0, codes, [12])
     stream(decoder, 1, codes[:5], [5])
-    state = decoder.save(1)
+    state = decoder.save_slot(1)
     stream(decoder, 1, some_codes(7, 3), [7])  # what the slot does now does not reach the state
     for slot in (1, 2):
-        decoder.open(slot, state)
+        decoder.load_slot(slot, state)
         rest = the_samples(decoder, slot, codes[5:])
         np.testing.assert_array_equal(rest, whole[5 * decoder.frame :])
 
@@ -196,7 +196,7 @@ def test_a_stream_goes_on_from_a_state_in_any_slot(decoder: CudaDecoder) -> None
 def test_a_stream_goes_on_where_plain_torch_stopped(codec: Codec, decoder: CudaDecoder) -> None:
     codes, reference = some_codes(94, 7), Decoder(*codec)
     _, state = reference.decode(codes[None, :90], reference.start())
-    decoder.open(2, decoder.prepare(state))
+    decoder.load_slot(2, decoder.prepare_state(state))
     samples = the_samples(decoder, 2, codes[90:])
     expected, _ = reference.decode(codes[None, 90:], state)
     assert signal_to_noise(samples, expected[0].numpy()) >= 60
@@ -207,11 +207,11 @@ def test_a_launch_that_fails_leaves_every_slot_as_it_was(
 ) -> None:
     codes = some_codes(3, 8)
     alone = stream(decoder, 0, codes, [3])
-    decoder.open(0)
+    decoder.load_slot(0)
     first = the_samples(decoder, 0, codes[:1])
     with monkeypatch.context() as broken, pytest.raises(ArithmeticError):
         broken.setattr(decoder, "_launch", lambda count: 1 / 0)
-        decoder.decode([(0, codes[1:])])
+        decoder.decode([DecodeRequest(0, codes[1:])])
     rest = the_samples(decoder, 0, codes[1:])
     np.testing.assert_array_equal(np.concatenate([first, rest]), alone)
 
@@ -219,12 +219,12 @@ def test_a_launch_that_fails_leaves_every_slot_as_it_was(
 def test_what_is_not_finite_does_not_leave_and_stays_in_its_stream(decoder: CudaDecoder) -> None:
     codes = some_codes(4, 4)
     alone = stream(decoder, 0, codes, [4])
-    decoder.open(0)
-    decoder.open(1)
-    state = decoder.save(1)
+    decoder.load_slot(0)
+    decoder.load_slot(1)
+    state = decoder.save_slot(1)
     nothing = torch.full(state.history.shape, torch.nan, dtype=state.history.dtype)
-    decoder.open(1, replace(state, history=nothing.to(state.history.device)))  # whole at once
-    fine, broken = decoder.decode([(0, codes), (1, codes)])()
+    decoder.load_slot(1, replace(state, history=nothing.to(state.history.device)))  # whole at once
+    fine, broken = decoder.decode([DecodeRequest(0, codes), DecodeRequest(1, codes)])()
     assert broken is None
     assert fine is not None
     np.testing.assert_array_equal(fine, alone)
@@ -234,8 +234,8 @@ def test_activations_beyond_half_precision_stay_finite(codec: Codec, make: Make)
     weights, config = codec
     loud = replace(weights.conv_in, weight=weights.conv_in.weight * 1e7)
     decoder = make((replace(weights, conv_in=loud), config))
-    decoder.open(0)
-    (samples,) = decoder.decode([(0, some_codes(2, 5))])()
+    decoder.load_slot(0)
+    (samples,) = decoder.decode([DecodeRequest(0, some_codes(2, 5))])()
     assert samples is not None, "infinity has left"
 
 
@@ -253,9 +253,9 @@ def test_weights_of_any_size_keep_their_precision(codec: Codec, make: Make) -> N
 
 def test_what_cannot_be_decoded_is_refused(codec: Codec, decoder: CudaDecoder, make: Make) -> None:
     with pytest.raises(ValueError, match="between 0 and 63, found 0 to 64 in slot 1"):
-        decoder.decode([(1, torch.tensor([[0] * 15 + [64]]))])
+        decoder.decode([DecodeRequest(1, torch.tensor([[0] * 15 + [64]]))])
     with pytest.raises(ValueError, match=r"each slot once, found \[1, 1\]"):
-        decoder.decode([(1, some_codes(1, 0)), (1, some_codes(1, 0))])
+        decoder.decode([DecodeRequest(1, some_codes(1, 0)), DecodeRequest(1, some_codes(1, 0))])
     weights, config = codec
     other = replace(config, decoder=replace(config.decoder, window=71))
     with pytest.raises(ValueError, match=r"sliding_window in \(72,\), found 71"):
@@ -299,13 +299,13 @@ def test_eight_streams_of_the_released_size(large: tuple[Codec, CudaDecoder]) ->
     codes = [some_codes(32, seed, 2048) for seed in range(8)]
     alone = [stream(decoder, 0, c, [32]) for c in codes]
     for slot in range(8):
-        decoder.open(slot)
+        decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
     rng, at = random.Random(0), [0] * 8
     while min(at) < 32:
         speaking = [s for s in rng.sample(range(8), rng.randint(1, 8)) if at[s] < 32]
         ends = {s: min(32, at[s] + rng.randint(1, 10)) for s in speaking}
-        parts = [(s, codes[s][at[s] : ends[s]]) for s in speaking]
+        parts = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in speaking]
         for s, samples in zip(speaking, decoder.decode(parts)(), strict=True):
             assert samples is not None
             made[s].append(samples)
@@ -320,7 +320,7 @@ def test_frames_are_expected_behind_what_makes_them(large: tuple[Codec, CudaDeco
     _, decoder = large
     codes, rng = some_codes(40, 3, 2048), random.Random(0)
     alone = stream(decoder, 0, codes, [40])
-    decoder.open(0)
+    decoder.load_slot(0)
     mail = torch.zeros(8, 16, dtype=torch.int32, pin_memory=True)
     made: list[NDArray[np.int16]] = []
     for at in range(0, 40, 5):
@@ -329,7 +329,7 @@ def test_frames_are_expected_behind_what_makes_them(large: tuple[Codec, CudaDeco
         mail.fill_(2150)
         torch.cuda._sleep(40_000_000)
         mail[:5].copy_(later, non_blocking=True)
-        settle = decoder.expect([Expected(0, codes[:0].numpy(), mail.numpy())])
+        settle = decoder.decode_pending([PendingDecodeRequest(0, codes[:0].numpy(), mail.numpy())])
         torch.cuda.current_stream().synchronize()
         (first,) = settle([count])()
         made += [first, the_samples(decoder, 0, codes[at + count : at + 5])]

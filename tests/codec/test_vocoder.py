@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
-from megakernel_tts.codec.decoder import Decoder
-from megakernel_tts.codec.vocoder import Decoding, TorchVocoder, Vocoder
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest
+from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder, Vocoder
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
@@ -56,7 +56,7 @@ def codec_rig(
     if request.param == "kernels":
         vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
     if request.param != "torch":  # emulated, kernels read codes at once
-        vocoder.expects = 0
+        vocoder.max_pending_frames = 0
     rig = Rig(load(), ScriptedBackend(slots=SLOTS), decoder=decoder, vocoder=vocoder)
     yield rig
     rig.engine.close()
@@ -139,7 +139,7 @@ def test_chunks_are_expected_while_their_last_frames_are_made(
 def test_a_chunk_that_is_too_long_keeps_no_other_from_being_expected(
     rig: Rig, expecting: ExpectingVocoder
 ) -> None:
-    expecting.expects = 4
+    expecting.max_pending_frames = 4
     rig.backend.gate.clear()
     sessions = [rig.open(seed=n, first=n, largest=n, max_frames=10) for n in (5, 2)]
     rig.backend.gate.set()
@@ -177,7 +177,7 @@ def test_what_cannot_be_expected_is_decoded_afterwards(
     def fail(_: object) -> Any:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(expecting, "expect", fail if when == "expected" else lambda _: fail)
+    monkeypatch.setattr(expecting, "decode_pending", fail if when == "expected" else lambda _: fail)
     chunks, finish = drain(rig.open(first=2, largest=4, max_frames=9))
     assert finish.reason == "length"
     np.testing.assert_array_equal(codes(chunks), scripted(1, 9))
@@ -192,15 +192,17 @@ def test_both_kernels_together(
     prompter = Prompter(b.half.model.embeddings, b.config, load().tokenizer)
     decoder = Decoder(*made.codec)
     rig = Rig(load(), cast(Any, b.kernel), decoder=decoder, vocoder=vocoder, prompter=prompter)
-    expect, seen = vocoder.expect, list[int]()
-    vocoder.expect = lambda parts: seen.extend(len(p.pending) for p in parts) or expect(parts)
+    expect, seen = vocoder.decode_pending, list[int]()
+    vocoder.decode_pending = lambda parts: (
+        seen.extend(len(p.pending) for p in parts) or expect(parts)
+    )
     vocoder.decode = _never
     chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
     rig.engine.close()
     assert finish.frames == 7 and seen == [2, 4, 1]
     alone = CudaDecoder(*made.codec, slots=1, ops=made.ops)
-    alone.open(0)
-    (samples,) = alone.decode([(0, torch.from_numpy(codes(chunks)))])()
+    alone.load_slot(0)
+    (samples,) = alone.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()
     np.testing.assert_array_equal(pcm(chunks), samples)
 
 
@@ -209,7 +211,7 @@ def test_samples_that_are_not_finite_end_their_stream_alone(
 ) -> None:
     decode, marked = codec_rig.engine.vocoder.decode, codes_of(1, 2)
 
-    def lose_one(parts: list[tuple[int, torch.Tensor]]) -> Decoding:
+    def lose_one(parts: list[DecodeRequest]) -> PendingSamples:
         decoding = decode(parts)
         return lambda: [
             None if (part == marked).all(-1).any() else samples
@@ -238,7 +240,7 @@ def test_a_slot_is_taken_after_the_chunk_that_was_being_decoded(
     following = short()
     decode = codec_rig.engine.vocoder.decode
 
-    def cancel(parts: list[tuple[int, torch.Tensor]]) -> Decoding:
+    def cancel(parts: list[DecodeRequest]) -> PendingSamples:
         decoding = decode(parts)
         gone.cancel()
         return decoding
