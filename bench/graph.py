@@ -1,4 +1,4 @@
-"""A frame of plain torch as one CUDA graph: what the kernel is compared with."""
+"""A frame of plain torch as one CUDA graph, the baseline of `bench.step`."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _TOP_K = 50
 
 
 class _Layer:
-    """A layer whose products that share an input are one, and so are the norms of its heads."""
+    """A decoder layer with fused projections (qkv, gate_up) and fused head norms."""
 
     def __init__(self, w: Layer, config: StackConfig) -> None:
         self.w, self.heads = w, (config.heads, config.kv_heads, config.kv_heads)
@@ -25,7 +25,7 @@ class _Layer:
 
 
 class _Network:
-    """A stack with its keys and values, one position at a time."""
+    """A decoder stack with its KV cache, for one position at a time."""
 
     def __init__(self, stack: Stack, config: StackConfig, positions: int) -> None:
         device = stack.norm.device
@@ -33,25 +33,25 @@ class _Network:
         self.norm, self.config = stack.norm, config
         self.layers = [_Layer(w, config) for w in stack.layers]
         self.caches = torch.randn(shape, device=device).bfloat16()
-        numbers = torch.arange(positions, device=device)[None]
-        self.turns = rotary(numbers, config.head_dim, config.theta, torch.bfloat16)
+        indices = torch.arange(positions, device=device)[None]
+        self.rope_table = rotary(indices, config.head_dim, config.theta, torch.bfloat16)
 
     def __call__(self, x: Tensor, position: int) -> Tensor:
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            x = x + self._attend(self._normed(x, layer.w.input_norm), layer, cache, position)
-            gate, up = F.linear(self._normed(x, layer.w.post_norm), layer.gate_up).chunk(2, -1)
+            x = x + self._attention(self._norm(x, layer.w.input_norm), layer, cache, position)
+            gate, up = F.linear(self._norm(x, layer.w.post_norm), layer.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.w.down)
-        return self._normed(x, self.norm)
+        return self._norm(x, self.norm)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.eps)
 
-    def _attend(self, x: Tensor, layer: _Layer, cache: Tensor, position: int) -> Tensor:
+    def _attention(self, x: Tensor, layer: _Layer, cache: Tensor, position: int) -> Tensor:
         end, width = position + 1, self.config.head_dim
         heads = F.linear(x, layer.qkv).view(1, -1, 1, width)
-        turning = heads[:, : -layer.heads[2]]
-        turned = F.rms_norm(turning, (width,), eps=self.config.eps) * layer.head_norms
-        query, key = rotate(turned, self.turns[..., position:end, :]).split(layer.heads[:2], 1)
+        queries_keys = heads[:, : -layer.heads[2]]
+        normed = F.rms_norm(queries_keys, (width,), eps=self.config.eps) * layer.head_norms
+        query, key = rotate(normed, self.rope_table[..., position:end, :]).split(layer.heads[:2], 1)
         keys, values = cache
         keys[:, :, position:end] = key
         values[:, :, position:end] = heads[:, -layer.heads[2] :]
@@ -61,40 +61,40 @@ class _Network:
         return F.linear(mixed.view(1, -1), layer.w.o)
 
 
-def _draw(logits: Tensor) -> Tensor:
-    """Top-k, temperature 0.9, and the argmax of score and noise."""
+def _sample(logits: Tensor) -> Tensor:
+    """Samples an id with top-k 50 and temperature 0.9, by the argmax of score plus Gumbel noise."""
     top = logits.float().topk(_TOP_K, dim=-1)
     noise = -torch.log(-torch.log(torch.rand_like(top.values)))
     return top.indices.gather(-1, (top.values / 0.9 + noise).argmax(-1, keepdim=True))[0]
 
 
 def frame_graph(model: Model, config: ModelConfig, position: int) -> Callable[[], None]:
-    """Records a frame: talker at a position, sixteen passes of the predictor, all draws.
+    """Records a frame: the talker, sixteen passes of the code predictor, and all sampling.
 
     Args:
         model: bfloat16 weights on a GPU.
-        config: Its numbers.
-        position: Of the talker.
+        config: The config of these weights.
+        position: Position of the talker.
 
     Returns:
-        What replays it, on the current stream.
+        A function that replays the graph on the current CUDA stream.
     """
     talker = _Network(model.talker.stack, config.talker.stack, position + 1)
     predictor = _Network(model.predictor.stack, config.predictor.stack, config.talker.groups)
     embeddings, project = model.embeddings, model.predictor.project
     x = embeddings.codec[:1].clone()
 
-    def narrow(y: Tensor) -> Tensor:
+    def project_input(y: Tensor) -> Tensor:
         return y if project is None else F.linear(y, project.weight, project.bias)
 
     def frame() -> None:
         hidden = talker(x, position)
-        code = _draw(F.linear(hidden, model.talker.head)) % config.talker.codes
+        code = _sample(F.linear(hidden, model.talker.head)) % config.talker.codes
         rows = [embeddings.codec[code]]
-        predictor(narrow(hidden), 0)
+        predictor(project_input(hidden), 0)
         for group, head in enumerate(model.predictor.heads):
-            logits = F.linear(predictor(narrow(rows[-1]), group + 1), head)
-            rows.append(embeddings.groups[group][_draw(logits)])
+            logits = F.linear(predictor(project_input(rows[-1]), group + 1), head)
+            rows.append(embeddings.groups[group][_sample(logits)])
         x.copy_(torch.stack(rows).sum(0))
 
     for _ in range(3):

@@ -1,6 +1,7 @@
-"""What a frame of the kernel takes, phase by phase, beside a CUDA graph of plain torch.
+"""Time per frame and per prefill of the decode kernel, in total and by phase.
 
-Random weights of the released sizes; one launch makes many frames, timed with CUDA events.
+The weights are random and have the shapes of the released sizes. One launch makes 32 frames and is
+timed with CUDA events. A CUDA graph of plain torch is the baseline.
 
 python -m bench.step --json bench/results/step.json
 """
@@ -31,18 +32,25 @@ from megakernel_tts.model.random_checkpoint import write_checkpoint
 from megakernel_tts.model.random_released import SIZES, released
 from megakernel_tts.model.weights import Model, Stack, model_specs
 
-_COLUMNS = (1, 2, 4, 8)
+_STREAM_COUNTS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 2000)
-_PROMPT, _PREFIX = 10, 9
-_LONGEST = 24
-_FRAMES = 32  # a launch
+_PROMPT, _PREFIX = 10, 9  # positions
+_LONG_PROMPT = 24
+_FRAMES_PER_LAUNCH = 32
 _REPEATS = 7
 
-Phases = dict[str, dict[str, float]]  # wait, multiply and rest of each
+PhaseTimes = dict[str, dict[str, float]]  # phase -> microseconds by part: wait, multiply, rest
 
 
 def random_model(size: str) -> tuple[Model, ModelConfig]:
-    """bfloat16 weights of a released size on the GPU, and its config."""
+    """Draws bfloat16 weights on the GPU.
+
+    Args:
+        size: A key of `SIZES`, `0.6B` or `1.7B`.
+
+    Returns:
+        The weights, and the config of that size.
+    """
     name, hidden, intermediate = SIZES[size]
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -59,173 +67,229 @@ def random_model(size: str) -> tuple[Model, ModelConfig]:
     return map_leaves(model_specs(config), draw), config
 
 
-def milliseconds(act: Callable[[], object]) -> float:
-    """The median of a few runs on the GPU, after one to warm up."""
-    act()
-    return median(event_times(act, _REPEATS))
+def median_ms(launch: Callable[[], object]) -> float:
+    """Median GPU time of a launch over a few repeats, in milliseconds, after one warm-up."""
+    launch()
+    return median(event_times(launch, _REPEATS))
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that a plain sum over 4 GB reads."""
+    """Bytes per second at which a sum over 4 GB reads memory."""
     data = torch.ones(1 << 30, device="cuda")
-    return data.numel() * 4 / milliseconds(data.sum) * 1e3
+    return data.numel() * 4 / median_ms(data.sum) * 1e3
 
 
-def _size(part: object) -> int:
-    return sum(t.numel() * t.element_size() for t in leaves(part))
+def _num_bytes(weights: object) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in leaves(weights))
 
 
 def stack_bytes(stack: Stack) -> dict[str, int]:
-    """Weights that a pass reads, by phase; norms, keys and values are small."""
+    """Bytes of weight matrices that one pass of a decoder stack reads, by phase.
+
+    Norms, keys and values are not counted: they are below one per cent.
+    """
     layers = stack.layers
     return {
-        "qkv": sum(_size((w.q, w.k, w.v)) for w in layers),
-        "out": sum(_size(w.o) for w in layers),
-        "gate_up": sum(_size((w.gate, w.up)) for w in layers),
-        "down": sum(_size(w.down) for w in layers),
+        "qkv": sum(_num_bytes((layer.q, layer.k, layer.v)) for layer in layers),
+        "out": sum(_num_bytes(layer.o) for layer in layers),
+        "gate_up": sum(_num_bytes((layer.gate, layer.up)) for layer in layers),
+        "down": sum(_num_bytes(layer.down) for layer in layers),
     }
 
 
-def frame_bytes(model: Model, passes: int) -> dict[str, int]:
-    """Weights that a frame reads, by phase, of which the predictor takes so many passes."""
+def frame_bytes(model: Model, num_passes: int) -> dict[str, int]:
+    """Bytes of weight matrices that one frame reads, by phase.
+
+    Args:
+        model: The weights.
+        num_passes: Passes of the code predictor in a frame.
+    """
     talker, predictor = stack_bytes(model.talker.stack), stack_bytes(model.predictor.stack)
     project = model.predictor.project
-    return {phase: talker[phase] + passes * predictor[phase] for phase in talker} | {
-        "head": _size(model.talker.head) + _size(model.predictor.heads),
-        "input_projection": passes * _size(project.weight) if project else 0,
+    return {phase: talker[phase] + num_passes * predictor[phase] for phase in talker} | {
+        "head": _num_bytes(model.talker.head) + _num_bytes(model.predictor.heads),
+        "input_projection": num_passes * _num_bytes(project.weight) if project else 0,
     }
 
 
-class Bench:
-    """A kernel with eight slots of random weights."""
+class KernelTimer:
+    """Times launches of a `Megakernel` backend with eight slots.
+
+    Attributes:
+        kernel: The backend.
+        prompt: [24, hidden], the input vectors of a prompt, bfloat16 on the host.
+    """
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
         hidden = config.talker.stack.hidden
-        self.pad = torch.randn(hidden, device="cuda").bfloat16()
-        self.kernel = Megakernel(model, config, self.pad, slots=8, positions=2048)
-        self.prompt = 0.05 * torch.randn(_LONGEST, hidden).bfloat16()
+        pad = torch.randn(hidden, device="cuda").bfloat16()
+        self.kernel = Megakernel(model, config, pad, slots=8, positions=2048)
+        self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
 
-    def prefill(self, streams: int, common: int, length: int = _PROMPT) -> float:
-        """Ms for a prompt each, of so many positions, of which the common ones were run before."""
+    def prefill(self, num_streams: int, common: int, length: int = _PROMPT) -> float:
+        """Times the prefill of one prompt for each of several streams.
+
+        Args:
+            num_streams: Prompts, one for each stream.
+            common: Leading positions whose keys and values come from the prefix cache, rounded
+                down to whole prefill segments.
+            length: Positions of each prompt.
+
+        Returns:
+            Milliseconds for all prompts together.
+        """
         prompt = self.prompt[:length]
-        starts = [PrefillRequest(i, prompt, Sampling(seed=i), 0, common) for i in range(streams)]
-        return milliseconds(lambda: self.kernel.prefill(starts))
+        requests = [
+            PrefillRequest(slot, prompt, Sampling(seed=slot), 0, common)
+            for slot in range(num_streams)
+        ]
+        return median_ms(lambda: self.kernel.prefill(requests))
 
-    def frame(self, columns: int, position: int) -> float:
-        """Ms for a frame of all columns."""
-        slots = list(range(columns))
+    def frame(self, num_streams: int, position: int) -> float:
+        """Times a frame.
+
+        Args:
+            num_streams: Streams of the launch.
+            position: Talker position of the launch's first frame.
+
+        Returns:
+            Milliseconds for one frame of all streams.
+        """
+        slots = list(range(num_streams))
         for slot in slots:
             self.kernel.prefill([PrefillRequest(slot, self.prompt[:_PROMPT], Sampling(seed=slot))])
             self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].prompt = position
-        return milliseconds(lambda: self._launch(slots)) / _FRAMES
+        return median_ms(lambda: self._launch(slots)) / _FRAMES_PER_LAUNCH
 
     def _launch(self, slots: list[int]) -> None:
-        """Frames from the same place on; a stream that ends early keeps its column."""
-        self.kernel._launch(slots, _FRAMES)
+        """Makes frames from the same position in every launch.
 
-    def phases(self) -> dict[str, Phases]:
-        """Microseconds by phase, the mean of the blocks, of frames and of passes of a prompt.
-
-        Cycles of the profiling build. Frames of a launch tell how many make a microsecond.
+        A stream that ends early keeps its column, so the time per frame is the same.
         """
-        frame = 1e3 * self.frame(1, 100)
-        cycles = {"frame": self._cycles() / _FRAMES}
+        self.kernel._launch(slots, _FRAMES_PER_LAUNCH)
+
+    def phases(self) -> dict[str, PhaseTimes]:
+        """Microseconds by phase, as the mean over thread blocks; needs the profiling build.
+
+        The profiling build counts clock cycles. The time of a frame by CUDA events converts
+        cycles to microseconds.
+
+        Returns:
+            For a frame of one stream and of eight, and for prefill batches of 8, 16 and 2
+            columns: the times of each phase.
+        """
+        frame_us = 1e3 * self.frame(1, 100)
+        cycles = {"frame": self._cycles() / _FRAMES_PER_LAUNCH}
         self.frame(8, 100)
-        cycles["frame_of_eight"] = self._cycles() / _FRAMES
-        self.prefill(1, 0, 8)
-        cycles["eight_positions"] = self._cycles()
-        self.prefill(1, 8, _LONGEST)
-        cycles["sixteen_positions"] = self._cycles()
-        self.prefill(1, 8, 10)
-        cycles["two_positions"] = self._cycles()
-        a_microsecond = cycles["frame"].sum() / frame
+        cycles["frame_eight_streams"] = self._cycles() / _FRAMES_PER_LAUNCH
+        for name, common, length in (("8", 0, 8), ("16", 8, _LONG_PROMPT), ("2", 8, 10)):
+            self.prefill(1, common, length)
+            cycles[f"prefill_{name}_columns"] = self._cycles()
+        cycles_per_us = cycles["frame"].sum() / frame_us
         return {
             work: {
                 phase: dict(zip(("wait", "multiply", "rest"), row, strict=True))
-                for phase, row in zip(PHASES, (of / a_microsecond).tolist(), strict=True)
+                for phase, row in zip(PHASES, (counts / cycles_per_us).tolist(), strict=True)
             }
-            for work, of in cycles.items()
+            for work, counts in cycles.items()
         }
 
     def _cycles(self) -> Tensor:
-        """Of the last launch, [phases, 3]."""
+        """Mean cycles over thread blocks in the last launch, [phases, 3] float64."""
         return self.kernel._memory[-1].double().mean(0)
 
 
-def table(phases: Phases, weights: Mapping[str, int], bandwidth: float) -> Mapping[str, object]:
-    """Microseconds of each phase, and how fast it reads its weights; of all together."""
+def phase_table(
+    phases: PhaseTimes, weight_bytes: Mapping[str, int], bandwidth: float
+) -> Mapping[str, object]:
+    """Adds to the times of each phase how fast it reads its weights, and a total.
 
-    def row(microseconds: Mapping[str, float], read: int) -> dict[str, float]:
-        speed = read / sum(microseconds.values()) * 1e6 if read else 0.0
-        return {part: round(time, 1) for part, time in microseconds.items()} | {
-            "mb": round(read / 1e6, 1),
-            "gb_s": round(speed / 1e9),
-            "share_of_read_bandwidth": round(speed / bandwidth, 3),
+    Args:
+        phases: Microseconds of each phase by part.
+        weight_bytes: Bytes of weights that each phase reads.
+        bandwidth: Read bandwidth of the GPU in bytes per second.
+
+    Returns:
+        For each phase and for `total`: the times, megabytes, GB per second, and the share of the
+        read bandwidth.
+    """
+
+    def row(times_us: Mapping[str, float], num_bytes: int) -> dict[str, float]:
+        rate = num_bytes / sum(times_us.values()) * 1e6 if num_bytes else 0.0
+        return {part: round(time_us, 1) for part, time_us in times_us.items()} | {
+            "mb": round(num_bytes / 1e6, 1),
+            "gb_s": round(rate / 1e9),
+            "share_of_read_bandwidth": round(rate / bandwidth, 3),
         }
 
-    parts = {part: sum(times[part] for times in phases.values()) for part in phases["qkv"]}
-    every = {phase: row(times, weights.get(phase, 0)) for phase, times in phases.items()}
-    return every | {"all": row(parts, sum(weights.values()))}
+    sums = {part: sum(times[part] for times in phases.values()) for part in phases["qkv"]}
+    rows = {phase: row(times, weight_bytes.get(phase, 0)) for phase, times in phases.items()}
+    return rows | {"total": row(sums, sum(weight_bytes.values()))}
 
 
-def profiled(size: str) -> dict[str, Phases]:
-    """`Bench.phases` by the profiling build: of a process of its own, which has no other."""
+def profiled_phases(size: str) -> dict[str, PhaseTimes]:
+    """Runs `KernelTimer.phases` with the profiling build, in a process of its own.
+
+    A process can load one build of the kernels only.
+    """
     command = [sys.executable, "-m", "bench.step", "--phases", size]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(found.splitlines()[-1])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 def measure(size: str) -> dict[str, object]:
-    """All figures of a size."""
-    phases = profiled(size)
+    """Measures all figures of a size, `0.6B` or `1.7B`."""
+    phases = profiled_phases(size)
     model, config = random_model(size)
-    passes = config.talker.groups  # of the predictor; of one stream, the first two share one
-    prompt = stack_bytes(model.talker.stack)
-    read = {
-        "frame": frame_bytes(model, passes - 1),
-        "frame_of_eight": frame_bytes(model, passes),
-        "eight_positions": prompt,
-        "sixteen_positions": prompt,
-        "two_positions": prompt,
+    num_passes = config.talker.groups  # with one stream, positions 0 and 1 share a pass
+    prefill = stack_bytes(model.talker.stack)
+    weight_bytes = {
+        "frame": frame_bytes(model, num_passes - 1),
+        "frame_eight_streams": frame_bytes(model, num_passes),
     }
-    bandwidth, weights = read_bandwidth(), sum(read["frame"].values())
-    graph = {p: round(milliseconds(frame_graph(model, config, p)), 3) for p in (100, 500)}
-    bench = Bench(model, config)
-    columns = {c: round(bench.frame(c, 100), 3) for c in _COLUMNS}
-    positions = {p: round(bench.frame(1, p), 3) for p in _POSITIONS}
+    bandwidth, frame_weights = read_bandwidth(), sum(weight_bytes["frame"].values())
+    graph_ms = {p: round(median_ms(frame_graph(model, config, p)), 3) for p in (100, 500)}
+    timer = KernelTimer(model, config)
+    by_streams = {n: round(timer.frame(n, 100), 3) for n in _STREAM_COUNTS}
+    by_position = {p: round(timer.frame(1, p), 3) for p in _POSITIONS}
     return {
-        "frame_ms_by_streams": columns,
-        "frame_ms_by_streams_at_500": {c: round(bench.frame(c, 500), 3) for c in _COLUMNS},
-        "frame_ms_by_position": positions,
-        "prefill_ms": round(bench.prefill(1, 0), 3),
-        "prefill_ms_after_its_prefix": round(bench.prefill(1, _PREFIX), 3),
-        "prefill_ms_of_24_positions": round(bench.prefill(1, 0, _LONGEST), 3),
-        "prefill_ms_of_24_positions_after_eight": round(bench.prefill(1, 8, _LONGEST), 3),
-        "prefill_ms_of_eight": round(bench.prefill(8, 0), 3),
-        "prefill_ms_of_eight_after_their_prefix": round(bench.prefill(8, _PREFIX), 3),
-        "torch_graph_ms_by_position": graph,
-        "times_the_graph_at_500": round(graph[500] / positions[500], 2),
-        "weights_gb": round(weights / 1e9, 3),
+        "frame_ms_by_streams": by_streams,
+        "frame_ms_by_streams_at_500": {n: round(timer.frame(n, 500), 3) for n in _STREAM_COUNTS},
+        "frame_ms_by_position": by_position,
+        "prefill_ms": round(timer.prefill(1, 0), 3),
+        "prefill_ms_cached_prefix": round(timer.prefill(1, _PREFIX), 3),
+        "prefill_ms_24_positions": round(timer.prefill(1, 0, _LONG_PROMPT), 3),
+        "prefill_ms_24_positions_cached_prefix": round(timer.prefill(1, 8, _LONG_PROMPT), 3),
+        "prefill_ms_eight_streams": round(timer.prefill(8, 0), 3),
+        "prefill_ms_eight_streams_cached_prefix": round(timer.prefill(8, _PREFIX), 3),
+        "torch_graph_ms_by_position": graph_ms,
+        "speedup_over_graph_at_500": round(graph_ms[500] / by_position[500], 2),
+        "weights_gb": round(frame_weights / 1e9, 3),
         "read_gb_s": round(bandwidth / 1e9),
-        "share_of_read_bandwidth": round(weights / columns[1] * 1e3 / bandwidth, 3),
-        "phases_us": {work: table(found, read[work], bandwidth) for work, found in phases.items()},
+        "share_of_read_bandwidth": round(frame_weights / by_streams[1] * 1e3 / bandwidth, 3),
+        "phases_us": {
+            work: phase_table(times, weight_bytes.get(work, prefill), bandwidth)
+            for work, times in phases.items()
+        },
     }
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Measures and reports."""
+    """Prints the figures of both sizes; writes them with --json."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--phases", choices=SIZES, help="phases alone, as one line of JSON")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument(
+        "--phases", choices=SIZES, help="print the phases of a size only, as one line of JSON"
+    )
     arguments = parser.parse_args()
     if arguments.phases:
         build.load(torch.device("cuda"), profile=True)
-        print(json.dumps(Bench(*random_model(arguments.phases)).phases()))
+        print(json.dumps(KernelTimer(*random_model(arguments.phases)).phases()))
         return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
     for size in SIZES:

@@ -1,8 +1,8 @@
-"""A device that takes fixed times, behind the real engine: what is left is the host's own work.
+"""Host time per request: the engine over a simulated device whose work takes fixed times.
 
-The real `Megakernel` and `CudaDecoder` run on the CPU with operators that compute nothing: they
-take their time on one device, one after another, and the engine's thread waits for them without
-Python's lock, as it does for a GPU. What a driver takes for a launch or a copy is missing.
+The real `Megakernel` and `CudaDecoder` run on the CPU with operators that compute nothing. Each
+operator occupies a simulated device for a fixed time, one after another. The engine thread waits
+without the interpreter lock, as it does for a GPU. The driver's time per launch or copy is missing.
 
 python -m bench.timed --json bench/results/timed.json
 """
@@ -37,109 +37,111 @@ from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import Prompter
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-_COLUMNS = 8
+_MAX_STREAMS = 8
 _POSITIONS = 256
-_FRAMES = 50  # of each speech
-_TEXT = "Hello, it is good."  # nine tokens, as the benchmark's text has with a released vocabulary
+_FRAMES = 50  # of each request
+_TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
-_SET_TIMER_SLACK = 29  # PR_SET_TIMERSLACK of Linux's prctl
+_PR_SET_TIMERSLACK = 29  # option of prctl(2)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds, by default those of an H200 with the 0.6B (step- and codec-h200.json).
+    """Milliseconds of device work; the defaults are the 0.6B size on an H200.
+
+    Sources of the defaults: bench/results/step-h200.json and bench/results/codec-h200.json.
 
     Attributes:
-        frame: Of one stream, and of eight.
-        prompt: A pass of up to eight positions.
-        codec: A call of one frame, and of eight, whoever's they are.
+        frame: A frame of one stream, and of eight.
+        prompt: A prefill batch of up to eight columns.
+        codec: A codec call of one frame, and of eight, of any streams.
     """
 
-    frame: tuple[float, float] = (1.40, 2.11)
-    prompt: float = 0.59
+    frame: tuple[float, float] = (1.17, 1.82)
+    prompt: float = 0.48
     codec: tuple[float, float] = (0.36, 0.99)
 
-    def frame_of(self, streams: int) -> float:
-        """A frame of so many streams."""
-        return _between(self.frame, streams)
+    def frame_of(self, num_streams: int) -> float:
+        """Time of a frame, interpolated between one and eight streams."""
+        return _interpolate(self.frame, num_streams)
 
-    def codec_of(self, frames: int) -> float:
-        """A call of so many frames."""
-        return _between(self.codec, frames)
+    def codec_of(self, num_frames: int) -> float:
+        """Time of a codec call, interpolated between one and eight frames."""
+        return _interpolate(self.codec, num_frames)
 
 
-def _between(ends: tuple[float, float], number: int) -> float:
-    return ends[0] + (ends[1] - ends[0]) * (number - 1) / (_COLUMNS - 1)
+def _interpolate(ends: tuple[float, float], count: int) -> float:
+    return ends[0] + (ends[1] - ends[0]) * (count - 1) / (_MAX_STREAMS - 1)
 
 
 @dataclass
 class Device:
-    """Does one thing after another, in seconds of `time.perf_counter`.
+    """A simulated device that runs its work in order; seconds of `time.perf_counter`.
 
     Attributes:
-        times: What they take.
-        free: When the last of them is over.
-        busy: Seconds of work that it was given.
+        times: Duration of each kind of work.
+        free: Time at which all work is over.
+        busy: Seconds of work so far.
     """
 
     times: Times
     free: float = 0.0
     busy: float = 0.0
 
-    def run(self, milliseconds: float) -> float:
-        """Begins something once all before is over; gives when it ends."""
+    def run(self, duration_ms: float) -> float:
+        """Queues work behind all earlier work; returns the time at which it ends."""
         begin = max(time.perf_counter(), self.free)
-        self.free = begin + 1e-3 * milliseconds
-        self.busy += 1e-3 * milliseconds
+        self.free = begin + 1e-3 * duration_ms
+        self.busy += 1e-3 * duration_ms
         return self.free
 
-    def take_back(self, seconds: float) -> None:
-        """Ends the last thing sooner."""
+    def shorten(self, seconds: float) -> None:
+        """Ends the last work earlier by so many seconds."""
         self.free -= seconds
         self.busy -= seconds
 
 
-def _sleep_until(then: float) -> None:
-    if (left := then - time.perf_counter()) > 0:
-        time.sleep(left)
+def _sleep_until(deadline: float) -> None:
+    if (remaining := deadline - time.perf_counter()) > 0:
+        time.sleep(remaining)
 
 
 class _KernelOps:
-    """The operators of `Megakernel`, without its arithmetic: codes are drawn at random."""
+    """The operators of `Megakernel` without arithmetic: codes are random."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         stacks = (config.talker.stack, config.predictor.stack)
         self._shape = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
-        self._shape += [config.talker.codes, 1, 64, _COLUMNS, _COLUMNS, 128]
+        self._shape += [config.talker.codes, 1, 64, _MAX_STREAMS, _MAX_STREAMS, 128]
         self._groups, self._codes = config.talker.groups, config.talker.codes
         self._device = device
-        self._launched = torch.zeros(0), 0.0, 0.0  # the flag to stop, the end, seconds a frame
+        self._launched = torch.zeros(0), 0.0, 0.0  # stop flags, end, seconds per frame
 
     def models(self) -> int:
-        """One."""
+        """Number of compiled models."""
         return 1
 
     def shape(self, model: int) -> list[int]:
-        """Of the config's networks."""
+        """Shapes of the networks, as the kernels report them."""
         return self._shape
 
     def blocks(self, model: int) -> int:
-        """One."""
+        """Thread blocks of a launch."""
         return 1
 
     def workspace_words(self, model: int) -> int:
-        """Hardly any."""
+        """Size of the workspace in 32-bit values."""
         return 1
 
     def prefill(self, *arguments: Any) -> None:
-        """Takes the time of the passes."""
+        """Occupies the device for the time of the prefill batches."""
         passes = arguments[-1]
         self._device.run(len(passes) * self._device.times.prompt)
 
     def generate(
         self, model: int, weights: Any, memory: Any, mailbox: Sequence[Tensor], *rest: Any
     ) -> None:
-        """Takes the time of the frames, which it writes at once."""
+        """Writes random codes at once, and occupies the device for the time of the frames."""
         *_, rows, frames, _ = rest
         streams = len(rows)
         codes = torch.randint(0, self._codes, (streams, frames, 1 + self._groups))
@@ -151,24 +153,24 @@ class _KernelOps:
         self._launched = mailbox[2], self._device.free, 1e-3 * each
 
     def doze(self, published: Tensor) -> bool:
-        """Until the last frame; false if it was interrupted before, with the frame at hand."""
+        """Sleeps until the last frame; returns False if the launch was interrupted earlier."""
         stop, end, each = self._launched
         frames = int(published[0])
         for made in range(1, frames):
             _sleep_until(end - (frames - made) * each)
             if stop[0]:
                 published[published > 0] = made
-                self._device.take_back((frames - made) * each)
+                self._device.shorten((frames - made) * each)
                 return False
         return True
 
     def wait(self) -> None:
-        """Until the launch is over."""
+        """Sleeps until the launch is over."""
         _sleep_until(self._launched[1])
 
 
 class TimedKernel(Megakernel):
-    """The real backend, whose launches take the device's time."""
+    """The real backend; its launches occupy the simulated device."""
 
     def _wait(self, frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
         if self._ops.doze(self._mailbox[1]):
@@ -177,14 +179,14 @@ class TimedKernel(Megakernel):
 
 
 class _CodecOps:
-    """The codec's kernels, which do nothing."""
+    """The operators of `CudaDecoder`; each does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
 
 
 class TimedCodec(CudaDecoder):
-    """The real vocoder, whose calls take the device's time."""
+    """The real codec decoder; its calls occupy the simulated device."""
 
     device: Device
     decoded = 0.0
@@ -198,9 +200,16 @@ class TimedCodec(CudaDecoder):
 
 
 def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
-    """The demo voice's texts and prompts, with a device of these times.
+    """Builds an engine for the demo voice over a simulated device.
 
-    Its speech is noise, and each of its chunks is as late as the host makes it.
+    The synthesised audio is noise.
+
+    Args:
+        times: Durations of the device's work.
+        slots: Concurrent streams.
+
+    Returns:
+        The engine, and the simulated device.
     """
     folder = find_checkpoint("demo")
     config = read_model_config(folder / "config.json")
@@ -212,8 +221,8 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
         decoder_specs(codec_config.decoder), cpu, torch.float32
     )
     device = Device(times)
-    if sys.platform == "linux":  # whose sleepers wake 50 us late; threads take it from this one
-        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1)
+    if sys.platform == "linux":  # the default slack of 50 us delays each sleep; threads inherit it
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     prompter = Prompter(model.embeddings, config, tokenizer)
     kernel = TimedKernel(
         model,
@@ -234,14 +243,15 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Streams that begin together; milliseconds.
+    """Times of streams that start together, in milliseconds.
 
     Attributes:
-        streams: How many.
+        streams: Number of streams.
         chunk_frames: Frames of every chunk.
-        first_chunk: Of the stream that is served first, second, and so on, the medians.
-        frame: Of a stream, of its whole time.
-        device: How long the device worked for that.
+        first_chunk: Median time to the first chunk of the first stream served, the second, and
+            so on.
+        frame: Time of a request divided by its frames, the median.
+        device: Device work per frame.
     """
 
     streams: int
@@ -252,12 +262,20 @@ class Figures:
 
 
 def measure(tts: TTS, device: Device, streams: int, chunk: int, rounds: int) -> Figures:
-    """Requests of a known voice, to their ends."""
+    """Times whole requests of the first voice, whose prefix is cached.
+
+    Args:
+        tts: The engine.
+        device: Its simulated device.
+        streams: Concurrent requests of a round.
+        chunk: Frames of every chunk.
+        rounds: Most rounds.
+    """
     request = Request(_TEXT, tts.sampling, next(iter(tts.voices)))
-    busy = device.busy
-    found = streaming(tts, request, chunk, streams, rounds)
-    worked = 1e3 * (device.busy - busy) / (found.rounds * _FRAMES)
-    return Figures(streams, chunk, found.first_chunk_ms, found.ms_per_frame, round(worked, 3))
+    busy_before = device.busy
+    result = streaming(tts, request, chunk, streams, rounds)
+    device_ms = 1e3 * (device.busy - busy_before) / (result.rounds * _FRAMES)
+    return Figures(streams, chunk, result.first_chunk_ms, result.ms_per_frame, round(device_ms, 3))
 
 
 def main() -> None:
@@ -265,10 +283,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--frame", type=float, default=Times.frame[0], help="ms of one stream")
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument(
+        "--frame", type=float, default=Times.frame[0], help="milliseconds of a frame of one stream"
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    logging.disable()  # that speech was cut
+    logging.disable()  # every request is cut after 50 frames and would be logged
     times = Times(frame=(options.frame, Times.frame[1]))
     tts, device = timed_tts(times)
     with tts:

@@ -1,8 +1,8 @@
-"""What waiting for a launch costs: asleep until an event wakes the thread, or looking all the time.
+"""Time and processor use of three ways to wait for a launch.
 
-Or as the engine does, which dozes until the last frame is being made and looks for its end.
-Random weights of the 0.6B's size, one stream: milliseconds of a launch and of waiting for it, and
-the share of a core that the thread uses meanwhile.
+`event` sleeps until a CUDA event wakes the thread. `spin` polls the event. `engine` is the
+backend's own wait: it sleeps in short intervals until the last frame, then polls. The model has
+random weights of the 0.6B size and one stream. A figure covers the launch and the wait for it.
 
 python -m bench.wait --json bench/results/wait.json
 """
@@ -15,59 +15,63 @@ from statistics import median, quantiles
 import torch
 
 from bench.report import write
-from bench.step import Bench, random_model
+from bench.step import KernelTimer, random_model
 from megakernel_tts import Sampling
 from megakernel_tts.backends.protocol import PrefillRequest
 
-_FRAMES = (1, 2, 8)
+_FRAME_COUNTS = (1, 2, 8)
 _REPEATS = 200
-_LONG = 1_000_000_000  # nanoseconds, longer than any step
+_SPIN_NS = 1_000_000_000  # longer than any launch
+_WAYS = {"event": 0, "spin": _SPIN_NS, "engine": None, "event_again": 0}  # name -> spin_ns
 
 
-def measure(bench: Bench, frames: int, look: int | None) -> dict[str, float]:
-    """Of steps of so many frames.
+def measure(timer: KernelTimer, num_frames: int, spin_ns: int | None) -> dict[str, float]:
+    """Times launches with one way of waiting.
 
     Args:
-        bench: The kernel.
-        frames: Of a launch.
-        look: Nanoseconds that it looks before it sleeps; None waits as the engine does.
+        timer: Holds the backend.
+        num_frames: Frames of each launch.
+        spin_ns: Nanoseconds of polling before the thread sleeps on the event. None selects the
+            wait of the backend.
+
+    Returns:
+        Median and 95th percentile of a launch in milliseconds, and the thread's share of a core.
     """
-    kernel = bench.kernel
+    kernel = timer.kernel
     assert kernel._done is not None
-    kernel.prefill([PrefillRequest(0, bench.prompt, Sampling(seed=0))])
-    kernel.feed(0, bench.prompt[:0], True)
-    kernel.step([0], 1)  # the first frame of a stream needs no talker
-    walls: list[float] = []
-    busy, begin = time.thread_time(), time.perf_counter()
+    kernel.prefill([PrefillRequest(0, timer.prompt, Sampling(seed=0))])
+    kernel.feed(0, timer.prompt[:0], True)
+    kernel.step([0], 1)  # the first frame of a stream has no talker pass
+    times_ms: list[float] = []
+    thread_start, start = time.thread_time(), time.perf_counter()
     for _ in range(_REPEATS):
-        start = time.perf_counter()
-        kernel._launch([0], frames)
-        if look is None:
-            kernel._wait(frames)
+        launch_start = time.perf_counter()
+        kernel._launch([0], num_frames)
+        if spin_ns is None:
+            kernel._wait(num_frames)
         else:
-            kernel._ops.wait(kernel._done.cuda_event, look)
-        walls.append(1e3 * (time.perf_counter() - start))
-    core = (time.thread_time() - busy) / (time.perf_counter() - begin)
+            kernel._ops.wait(kernel._done.cuda_event, spin_ns)
+        times_ms.append(1e3 * (time.perf_counter() - launch_start))
+    share = (time.thread_time() - thread_start) / (time.perf_counter() - start)
     return {
-        "step_ms": round(median(walls), 3),
-        "step_ms_p95": round(quantiles(walls, n=20)[-1], 3),
-        "share_of_a_core": round(core, 3),
+        "step_ms": round(median(times_ms), 3),
+        "step_ms_p95": round(quantiles(times_ms, n=20)[-1], 3),
+        "share_of_a_core": round(share, 3),
     }
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Measures and reports."""
+    """Prints the figures; writes them with --json."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
-    bench = Bench(*random_model("0.6B"))
+    timer = KernelTimer(*random_model("0.6B"))
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.wait"}
-    ways = {"asleep": 0, "looking": _LONG, "as the engine": None, "asleep again": 0}
-    for name, look in ways.items():
-        figures[name] = {frames: measure(bench, frames, look) for frames in _FRAMES}
+    for way, spin_ns in _WAYS.items():
+        figures[way] = {n: measure(timer, n, spin_ns) for n in _FRAME_COUNTS}
     write(figures, options.json, packages=("torch",))
 
 
