@@ -1,0 +1,293 @@
+"""README.md and docs/ stay true: code blocks run, links resolve, figures equal the results files.
+
+The info string of a code block is a language and at most one mark, which says why the block is not
+run here. Marked Python is compiled, marked commands are checked against their `--help`.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from megakernel_tts.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+RESULTS = "bench/results/"
+MARKS = {"gpu", "network", "install", "minutes"}
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+PAGES += sorted(
+    file
+    for folder in ("csrc", "examples", "megakernel_tts")
+    for file in (ROOT / folder).rglob("README.md")
+)
+# Shell functions, so that blocks run this checkout and not an installed one.
+PRELUDE = f"""set -euo pipefail
+megakernel-tts() {{ {shlex.quote(sys.executable)} -m megakernel_tts "$@"; }}
+python() {{ {shlex.quote(sys.executable)} "$@"; }}
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced code block."""
+
+    page: Path
+    line: int
+    language: str
+    marks: tuple[str, ...]
+    text: str
+
+    @property
+    def id(self) -> str:
+        """For test names."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """The fenced code blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```(.*)\n((?s:.*?))^```$", text, re.MULTILINE):
+        language, *marks = match[1].split() or [""]
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(page, line, language, tuple(marks), match[2])
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def select(language: str, *, marked: bool) -> list[Block]:
+    """Blocks of a language, with or without a mark."""
+    return [b for b in BLOCKS if b.language == language and bool(b.marks) == marked]
+
+
+def by_id(blocks: list[Block]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("block", blocks, ids=[block.id for block in blocks])
+
+
+def test_every_block_has_a_known_language_and_mark() -> None:
+    assert len(BLOCKS) > 20
+    for block in BLOCKS:
+        assert block.language in ("", "python", "sh"), block.id
+        assert set(block.marks) <= MARKS and len(block.marks) <= 1, block.id
+        assert block.language or not block.marks, block.id
+
+
+@by_id(select("python", marked=False))
+def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
+    run_in(tmp_path, sys.executable, "-c", block.text)
+    for name in re.findall(r"save\(\"(.*?)\"", block.text):
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+@by_id(select("python", marked=True))
+def test_marked_python_blocks_compile(block: Block) -> None:
+    compile(block.text, block.id, "exec")
+
+
+@by_id(select("sh", marked=False))
+def test_shell_blocks_run(block: Block, tmp_path: Path) -> None:
+    run_in(tmp_path, "bash", "-c", PRELUDE + block.text)
+    for name in re.findall(r"(?:-o|--output|--json|>) +(\w\S*)", block.text):
+        assert (tmp_path / name).stat().st_size > 0, f"{name} is empty"
+
+
+def run_in(folder: Path, *command: str) -> None:
+    """Runs a command; the package comes from this checkout."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """The simple commands of a shell block, as lists of words."""
+    lines = block.text.replace("\\\n", " ")
+    for line in lines.splitlines():
+        words = shlex.split(line, comments=True)
+        command: list[str] = []
+        for word in words:
+            if word in ("&&", "|", "&", ";"):
+                yield command
+                command = []
+            elif not re.fullmatch(r"[A-Z_]+=.*", word) or command:
+                command.append(word)
+        if command:
+            yield command
+
+
+@by_id(select("sh", marked=True))
+def test_commands_of_marked_shell_blocks_exist(block: Block) -> None:
+    for command in commands_of(block):
+        check_command(command)
+
+
+def check_command(command: list[str]) -> None:
+    """Checks a command's program, its files and the names of its options."""
+    options = [word.split("=")[0] for word in command if re.match(r"--?[a-zA-Z]", word)]
+    match command:
+        case ["megakernel-tts", name, *_]:
+            assert set(options) <= options_in(cli_help(name)), command
+        case ["python", "-m", module, *_]:
+            options.remove("-m")
+            if options:
+                assert set(options) <= options_in(module_help(module)), command
+            else:
+                assert importlib.util.find_spec(module), command
+        case ["python", "build_ext.py", *_]:
+            assert set(options) <= options_in(script_help("build_ext.py")), command
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), command
+        case ["pip", "install", *words]:
+            for extra in re.findall(r"\[(.*?)\]", " ".join(words)):
+                assert set(extra.split(",")) <= extras(), command
+        case ["pytest", *words]:
+            for word in words:
+                assert "/" not in word or (ROOT / word.split("::")[0]).exists(), command
+        case ["apt-get" | "cat" | "echo" | "wait", *_]:
+            pass
+        case _:
+            pytest.fail(f"the test does not know the command {command}")
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text)) | {"-h", "--help"}
+
+
+@cache
+def cli_help(command: str) -> str:
+    return captured(lambda: main([command, "--help"]))
+
+
+@cache
+def module_help(module: str) -> str:
+    """The help of `python -m module`, in this process: imports are shared."""
+    return captured(lambda: runpy.run_module(module, run_name="__main__"), module, "--help")
+
+
+@cache
+def script_help(script: str) -> str:
+    path = str(ROOT / script)
+    return captured(lambda: runpy.run_path(path, run_name="__main__"), path, "--help")
+
+
+def captured(act: object, *arguments: str) -> str:
+    """The standard output of a call that ends the process."""
+    assert callable(act)
+    before, sys.argv = sys.argv, list(arguments) or sys.argv
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            act()
+    finally:
+        sys.argv = before
+    assert "usage:" in output.getvalue(), output.getvalue()
+    return output.getvalue()
+
+
+@cache
+def extras() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return set(project["optional-dependencies"])
+
+
+def links_of(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    for link in links_of(page):
+        if link.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors_of(target), f"{page.name}: {link}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts name them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """Paths in backticks, of files or folders of the repository."""
+    tops = "|".join(p.name for p in ROOT.iterdir() if p.is_dir() and p.name[0] != ".")
+    for name in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_every_results_file_is_cited() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for file in (ROOT / RESULTS).glob("*.*"):
+        assert file.name in text, f"no page says what {file.name} holds"
+
+
+def rows_with_data() -> Iterator[tuple[Path, str, Path]]:
+    """Table rows that cite a results file: page, row, file."""
+    for page in PAGES:
+        for row in re.findall(r"^\|.*\|$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            for link in re.findall(r"\(([^()\s]*results/[^()\s]+\.json)\)", row):
+                yield page, row, (page.parent / link).resolve()
+
+
+def test_figures_in_tables_are_those_of_the_file_that_the_row_cites() -> None:
+    rows = list(rows_with_data())
+    assert len(rows) >= 5
+    for page, row, file in rows:
+        values = sorted(numbers_in(json.loads(file.read_text(encoding="utf-8"))))
+        cells = row.strip("|").split("|")[1:]
+        figures = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.])", "|".join(cells))
+        assert figures, f"{page.name}: a row without figures cites {file.name}"
+        for figure in figures:
+            number = figure.replace(",", "")
+            step = 10.0 ** -len(number.partition(".")[2])
+            near = any(abs(float(number) - value) <= 0.5001 * step for value in values)
+            assert near, f"{page.name}: {figure} is not in {file.name}: {row}"
+
+
+def numbers_in(value: object) -> Iterator[float]:
+    """All numbers in a results file, and the audio seconds per second of each benchmark cell."""
+    if isinstance(value, dict):
+        if {"streams", "real_time_factor"} <= value.keys():
+            yield value["streams"] * 80 / value["ms_per_frame"]
+        for part in value.values():
+            yield from numbers_in(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from numbers_in(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+
+
+def test_ci_runs_the_commands_that_the_readme_names() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command in (r"pip install . && megakernel-tts say", "pip install '.[test]' && pytest"):
+        assert f"\n{command}" in readme
+        pattern = command.replace("[", r"\[").replace("]", r"\]").replace(" .", r" \.", 1)
+        assert pattern in ci or command in ci or re.escape(command) in ci, command
