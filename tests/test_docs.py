@@ -121,8 +121,12 @@ def run_in(folder: Path, *command: str) -> None:
 
 def commands_of(block: Block) -> Iterator[list[str]]:
     """The simple commands of a shell block, as lists of words."""
-    lines = block.text.replace("\\\n", " ")
-    for line in lines.splitlines():
+    return commands_in(block.text)
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The simple commands of a script, as lists of words."""
+    for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         command: list[str] = []
         for word in words:
@@ -139,6 +143,15 @@ def commands_of(block: Block) -> Iterator[list[str]]:
 def test_commands_of_marked_shell_blocks_exist(block: Block) -> None:
     for command in commands_of(block):
         check_command(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_text_exist(page: Path) -> None:
+    """Commands in backticks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for code in re.findall(r"`((?:megakernel-tts|python|pytest|pip) [^`]+)`", text):
+        for command in commands_in(code):
+            check_command(command)
 
 
 def check_command(command: list[str]) -> None:
