@@ -5,7 +5,7 @@ run here. Marked Python is compiled, marked commands are checked against their `
 """
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import json
 import os
@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -209,7 +210,11 @@ def captured(act: object, *arguments: str) -> str:
     before, sys.argv = sys.argv, list(arguments) or sys.argv
     output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.suppress(SystemExit),
+            warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # runs twice
+        ):
             act()
     finally:
         sys.argv = before
@@ -269,18 +274,17 @@ def rows_with_data() -> Iterator[tuple[Path, str, Path]]:
 
 
 def test_figures_in_tables_are_those_of_the_file_that_the_row_cites() -> None:
-    rows = list(rows_with_data())
-    assert len(rows) >= 5
-    for page, row, file in rows:
+    checked = 0
+    for page, row, file in rows_with_data():
         values = sorted(numbers_in(json.loads(file.read_text(encoding="utf-8"))))
-        cells = row.strip("|").split("|")[1:]
-        figures = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.])", "|".join(cells))
-        assert figures, f"{page.name}: a row without figures cites {file.name}"
-        for figure in figures:
+        cells = re.sub(r"`.*?`", "", "|".join(row.strip("|").split("|")[1:]))
+        for figure in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.])", cells):
+            checked += 1
             number = figure.replace(",", "")
             step = 10.0 ** -len(number.partition(".")[2])
             near = any(abs(float(number) - value) <= 0.5001 * step for value in values)
             assert near, f"{page.name}: {figure} is not in {file.name}: {row}"
+    assert checked > 50
 
 
 def numbers_in(value: object) -> Iterator[float]:
