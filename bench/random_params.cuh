@@ -1,0 +1,206 @@
+// Fills the kernels' Params with random weights, without torch. Used by bench/kernel_timing.cu and
+// by tests/sanitizer/launches.cu.
+#pragma once
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "../csrc/decode/kernels.cuh"
+#include "../csrc/decode/prefill_launch.cuh"
+#include "../csrc/workspace.cuh"
+
+namespace megakernel {
+
+struct RandomModelSizes {
+  int talker_layers, predictor_layers;
+  int slots;         // KV slots of the talker
+  int positions;     // of a slot; a multiple of kBlock
+  int max_frames;    // of a launch, for each stream
+  int num_blocks;    // thread blocks of a launch
+  int resident;      // positions of a talker layer that stay in the L2 cache
+  uint64_t timeout;  // nanoseconds
+};
+
+// Half the width of the uniform distributions; 0.035 gives weights a deviation of 0.02.
+constexpr float kWeightRange = 0.035f, kNormRange = 0.17f, kCacheRange = 0.5f;
+constexpr float kRopeTheta = 1e6f;
+
+inline void check_cuda(cudaError_t error, const char* action) {
+  if (error == cudaSuccess) return;
+  fprintf(stderr, "%s failed: %s.\n", action, cudaGetErrorString(error));
+  exit(1);
+}
+
+template <class T>
+T* device_copy(const std::vector<T>& values) {
+  T* copy;
+  check_cuda(cudaMalloc(&copy, values.size() * sizeof(T)), "Allocation");
+  check_cuda(cudaMemcpy(copy, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+             "Copy to the device");
+  return copy;
+}
+
+template <class T>
+T* device_zeros(size_t count) {
+  T* values;
+  check_cuda(cudaMalloc(&values, count * sizeof(T)), "Allocation");
+  check_cuda(cudaMemset(values, 0, count * sizeof(T)), "Clearing");
+  return values;
+}
+
+template <class T>
+T* pinned_zeros(size_t count) {
+  T* values;
+  check_cuda(cudaMallocHost(&values, count * sizeof(T)), "Allocation of pinned memory");
+  memset(values, 0, count * sizeof(T));
+  return values;
+}
+
+// values[i] is uniform in mean +- range; a multiplicative hash of i is the random generator.
+static __global__ void fill_uniform(bf16* values, size_t count, float range, float mean,
+                                    uint32_t seed) {
+  const size_t stride = static_cast<size_t>(gridDim.x) * blockDim.x;
+  for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
+    uint64_t bits = (i + 1) * 0x9E3779B97F4A7C15u + (static_cast<uint64_t>(seed) << 32);
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EBu;
+    const float unit = static_cast<float>(bits >> 40) * 0x1p-24f;
+    values[i] = __float2bfloat16(mean + range * (2 * unit - 1));
+  }
+}
+
+inline bf16* random_bf16(size_t count, float range, float mean = 0) {
+  static uint32_t seed = 0;
+  bf16* values;
+  check_cuda(cudaMalloc(&values, count * sizeof(bf16)), "Allocation");
+  fill_uniform<<<1024, 256>>>(values, count, range, mean, ++seed);
+  check_cuda(cudaGetLastError(), "Filling");
+  return values;
+}
+
+inline uint4* random_weights(size_t count) {
+  return reinterpret_cast<uint4*>(random_bf16(count, kWeightRange));
+}
+
+// Elements of a packed matrix: whole steps of kStep in K.
+template <class Matrix>
+constexpr size_t kPackedSize = size_t{Matrix::units} * Matrix::steps * kUnit * kStep;
+
+// [positions, kHeadDim / 2]: cosine and sine.
+inline std::vector<float2> rope_table(int positions) {
+  std::vector<float2> table;
+  for (int position = 0; position < positions; ++position) {
+    for (int i = 0; i < kHeadDim / 2; ++i) {
+      const float angle =
+          static_cast<float>(position) * powf(kRopeTheta, -2.0f * static_cast<float>(i) / kHeadDim);
+      table.push_back({cosf(angle), sinf(angle)});
+    }
+  }
+  return table;
+}
+
+// A decoder stack, with `projection_size` elements of the input projection before its layers.
+template <class S>
+Network random_network(int num_layers, int slots, int positions, size_t projection_size) {
+  const size_t layer_size = kPackedSize<typename S::Qkv> + kPackedSize<typename S::Out> +
+                            kPackedSize<typename S::GateUp> + kPackedSize<typename S::Down>;
+  const size_t cache_size = size_t{1} * num_layers * slots * S::kv_heads * positions * kKept;
+  Network n{};
+  n.weights = random_weights(projection_size + num_layers * layer_size);
+  n.norms = random_bf16(num_layers * (2 * S::hidden + 2 * kHeadDim), kNormRange, 1);
+  n.num_layers = num_layers;
+  n.norm = random_bf16(S::hidden, kNormRange, 1);
+  n.keys = random_bf16(cache_size, kCacheRange);
+  n.values = random_bf16(cache_size, kCacheRange);
+  n.slots = slots, n.positions = positions;
+  n.turns = device_copy(rope_table(positions));
+  n.eps = 1e-6f;
+  return n;
+}
+
+// All of Params but the streams, the prompt and its batches. No stream ends before its last frame:
+// there is no end-of-speech id.
+template <class M>
+Params random_params(const RandomModelSizes& sizes) {
+  using Talker = typename M::Talker;
+  using Predictor = typename M::Predictor;
+  Params p{};
+  p.talker = random_network<Talker>(sizes.talker_layers, sizes.slots, sizes.positions, 0);
+  p.predictor = random_network<Predictor>(sizes.predictor_layers, kColumns, kGroups,
+                                          kPackedSize<typename M::Project>);
+  p.talker_head = random_weights(kPackedSize<typename M::TalkerHead>);
+  p.predictor_heads = random_weights((kGroups - 1) * kPackedSize<typename M::PredictorHead>);
+  p.project_bias = random_bf16(Predictor::hidden, kWeightRange);
+  p.code_embedding = random_bf16(size_t{M::vocab} * Talker::hidden, kWeightRange);
+  for (auto& table : p.group_embeddings) {
+    table = random_bf16(size_t{M::codes} * Talker::hidden, kWeightRange);
+  }
+  p.pad = random_bf16(Talker::hidden, kWeightRange);
+  p.text = random_bf16(size_t{1} * sizes.slots * sizes.positions * Talker::hidden, kWeightRange);
+  p.hidden = device_zeros<float>(sizes.slots * Talker::hidden);
+  p.seen = device_zeros<uint8_t>(sizes.slots * M::vocab);
+  p.eos = -1;
+  p.remembered = sizes.resident;
+  p.max_frames = sizes.max_frames;
+  p.frames = pinned_zeros<Published>(kColumns * sizes.max_frames);
+  p.published = pinned_zeros<unsigned>(kColumns);
+  p.stop = pinned_zeros<unsigned>(kColumns);
+  p.failure = pinned_zeros<unsigned>(3);
+  p.patience = sizes.timeout;
+  lay_out(p, shape_of<M>(), device_zeros<uint32_t>(workspace_words(shape_of<M>())));
+  p.times = device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kPhases * kParts);
+  return p;
+}
+
+// The stream of a slot, whose next talker pass is at `position`; all its text is padding.
+inline Stream stream_at(int slot, int position, int positions) {
+  Stream s{};
+  s.slot = slot;
+  s.prompt = position, s.frames = 1;
+  s.max_frames = positions;
+  s.ended = 1;
+  s.seed[0] = slot;
+  s.penalty = 1.05f;
+  s.talker = s.predictor = {0.9f, 50, 1.0f};
+  return s;
+}
+
+// One prefill batch of a single slot: columns `first` to `first + count - 1` of the prompt array,
+// at consecutive positions from `position` on.
+inline Pass prefill_batch(int slot, int position, int first, int count, bool ends) {
+  Pass batch{};
+  batch.columns = count, batch.row = first;
+  batch.ends = ends ? 1 << (count - 1) : 0;
+  for (int c = 0; c < count; ++c) batch.places[c] = {slot, position + c, 0};
+  return batch;
+}
+
+// Launches a kernel on the default stream, behind the clearing of the workspace, as the operators
+// do. Does not wait.
+template <class M>
+void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
+  check_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(kernel.shared_bytes)),
+             "Reserving shared memory");
+  const size_t workspace_bytes = sizeof(uint32_t) * workspace_words(shape_of<M>());
+  check_cuda(cudaMemsetAsync(p.talker.words.qkv, 0xFF, workspace_bytes), "Clearing the workspace");
+  void* arguments[] = {&p};
+  check_cuda(cudaLaunchCooperativeKernel(kernel.function, dim3(num_blocks), dim3(kLaunched),
+                                         arguments, kernel.shared_bytes, nullptr),
+             "The launch");
+}
+
+// Waits for all launches; exits if a thread block timed out.
+inline void finish_launches(const Params& p) {
+  check_cuda(cudaDeviceSynchronize(), "The launch");
+  if (p.failure[0] == 0) return;
+  fprintf(stderr, "Thread block %u timed out at phase %u.\n", p.failure[1], p.failure[2]);
+  exit(1);
+}
+
+}  // namespace megakernel
