@@ -68,16 +68,13 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
 
 
 @pytest.fixture(scope="session")
-def comparison(
-    load: Callable[..., Loaded], tmp_path_factory: pytest.TempPathFactory
-) -> MakeComparison:
+def comparison(load: Callable[..., Loaded]) -> MakeComparison:
     """Makes kernels on emulated instructions; each model is compiled once."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ for the emulator")
-    folder = tmp_path_factory.mktemp("emulator")
 
     def make(size: Size = "0b6", blocks: int = 3) -> Comparison:
-        return Comparison(load("custom_voice", size), EmulatedOps(MODELS[size], folder, blocks))
+        return Comparison(load("custom_voice", size), EmulatedOps(MODELS[size], blocks))
 
     return make
 

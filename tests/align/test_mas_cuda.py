@@ -21,10 +21,10 @@ MASK_DTYPES = [torch.bool, torch.int16, torch.int32, torch.int64, *DTYPES, torch
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedAlign:
+def emulated() -> EmulatedAlign:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    return EmulatedAlign(tmp_path_factory.mktemp("emulator"))
+    return EmulatedAlign()
 
 
 def rounded(batch: Batch, dtype: torch.dtype) -> tuple[Batch, Batch]:

@@ -140,10 +140,8 @@ def check(speech: Speech) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 @pytest.mark.parametrize("size", MODELS)
-def test_a_dozen_frames(
-    load: Callable[..., Loaded], comparison: MakeComparison, tmp_path: Path, size: str
-) -> None:
-    ops = EmulatedOps(MODELS[size], tmp_path, 2, "-DMEGAKERNEL_PRECISE")
+def test_a_dozen_frames(load: Callable[..., Loaded], comparison: MakeComparison, size: str) -> None:
+    ops = EmulatedOps(MODELS[size], 2, "-DMEGAKERNEL_PRECISE")
     b, plain = Comparison(load("custom_voice", size), ops), comparison(size, blocks=2).kernel
     speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 12)
     check(speech)

@@ -96,7 +96,7 @@ def test_layers_as_wide_as_the_released_ones(
     monkeypatch.setattr(random_checkpoint, "_stack", wide)
     random_checkpoint.write_checkpoint(tmp_path / "model", "custom_voice", "1b7", codes=256)
     loaded = load_checkpoint(tmp_path / "model", torch.device("cpu"), torch.float32, 4)
-    ops = EmulatedOps(WIDE, tmp_path, 3, "-DMEGAKERNEL_MOVES_REGISTERS")
+    ops = EmulatedOps(WIDE, 3, "-DMEGAKERNEL_MOVES_REGISTERS")
     with closing(loaded.engine):
         b = Comparison(loaded, ops)
         _check_a_prompt(b, b.prompt.repeat(2, 1)[:19])

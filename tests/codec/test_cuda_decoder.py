@@ -47,13 +47,10 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make() -> Make:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    folder = tmp_path_factory.mktemp("emulator")
-    return lambda codec, processors=4: CudaDecoder(
-        *codec, slots=3, ops=EmulatedCodec(folder, processors)
-    )
+    return lambda codec, processors=4: CudaDecoder(*codec, slots=3, ops=EmulatedCodec(processors))
 
 
 @pytest.fixture(scope="module")

@@ -40,10 +40,9 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
     """A codec of few samples, and its kernels."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    folder = tmp_path_factory.mktemp("codec")
-    config = low_rate_config(folder, codes=256)
+    config = low_rate_config(tmp_path_factory.mktemp("codec"), codes=256)
     weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
-    return CodecParts((weights, config), EmulatedCodec(folder))
+    return CodecParts((weights, config), EmulatedCodec())
 
 
 @pytest.fixture(params=["torch", "late", "kernels"])

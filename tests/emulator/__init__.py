@@ -3,12 +3,11 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_ubyte, c_uint64, c_void_p
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tests.emulator.build import compiled
+from tests.emulator.build import load_library
 
 COLUMNS, WIDE = 8, 16
 STREAM = 132  # bytes
@@ -53,18 +52,17 @@ class EmulatedOps:
         late: Turns of the other blocks after which block 0 begins.
     """
 
-    def __init__(self, model: str, folder: Path, blocks: int = 3, *options: str) -> None:
+    def __init__(self, model: str, blocks: int = 3, *options: str) -> None:
         """Compiles the kernel.
 
         Args:
             model: Its name in csrc/shapes.cuh, or a type of that kind.
-            folder: Where the library goes.
             blocks: Of the emulated grid.
             options: For the compiler, beside those of every emulator.
         """
         self._blocks, self.late = blocks, 0
         options = f"-DMEGAKERNEL_MODEL={model}", *options
-        self._library = compiled("emulate.cc", folder / f"{model}.so", *options)
+        self._library = load_library("emulate.cc", *options)
         assert self._library.params_bytes() == ctypes.sizeof(_Params)
 
     def models(self) -> int:

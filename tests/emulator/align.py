@@ -2,12 +2,11 @@
 
 import ctypes
 from ctypes import c_bool, c_int, c_int64, c_uint64, c_void_p
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tests.emulator.build import compiled
+from tests.emulator.build import load_library
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -44,13 +43,8 @@ class _Path(ctypes.Structure):
 class EmulatedAlign:
     """The kernels of csrc/align, cut as one chooses."""
 
-    def __init__(self, folder: Path) -> None:
-        """Compiles the kernels.
-
-        Args:
-            folder: Where the library goes.
-        """
-        self._library = compiled("emulate_align.cc", folder / "align.so")
+    def __init__(self) -> None:
+        self._library = load_library("emulate_align.cc")
         assert self._library.align_search_bytes() == ctypes.sizeof(_Search)
 
     def durations(

@@ -1,25 +1,58 @@
-"""Compiles csrc with emulated instructions; g++ is all it takes."""
+"""Compiles csrc with emulated instructions for the CPU; needs g++ only.
+
+A library is cached in the user's cache folder under a digest of the preprocessed source, the
+options and the compiler, so that later runs and parallel test workers share one compilation.
+"""
 
 import ctypes
+import fcntl
+import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+# Read at import: a fixture redirects XDG_CACHE_HOME while tests run.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megakernel-tts-emulator"
+_OPTIONS = (
+    "-O2",
+    "-std=c++20",
+    "-fPIC",
+    "-shared",
+    "-fsanitize=alignment",
+    "-fno-sanitize-recover=all",
+    f"-I{FOLDER}",
+)
 
 
-def compiled(source: str, library: Path, *options: str) -> ctypes.CDLL:
-    """The library of one of the sources beside this file, compiled unless it is there.
+def load_library(source: str, *options: str) -> ctypes.CDLL:
+    """Loads the library of a source beside this file; compiles it unless it is cached.
 
     Args:
-        source: The file's name.
-        library: Where it goes.
-        options: For the compiler.
+        source: Name of the file.
+        options: For the compiler, in addition to those of every emulator.
+
+    Returns:
+        The library.
     """
     compiler = shutil.which("g++")
     assert compiler is not None, "the emulator needs g++"
-    if not library.exists():
-        command = [compiler, "-O2", "-std=c++20", "-fPIC", "-shared"]
-        command += ["-fsanitize=alignment", "-fno-sanitize-recover=all", f"-I{FOLDER}", *options]
-        subprocess.run([*command, "-o", str(library), str(FOLDER / source)], check=True)
+    command = [compiler, *_OPTIONS, *options, str(FOLDER / source)]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    library = CACHE / f"{Path(source).stem}-{_digest(command)}.so"
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be compiling the same library
+        if not library.exists():
+            partial = library.with_suffix(".partial")
+            subprocess.run([*command, "-o", str(partial)], check=True)
+            partial.rename(library)
     return ctypes.CDLL(str(library))
+
+
+def _digest(command: list[str]) -> str:
+    """Digest of a compilation: the compiler, its options and the source with its includes."""
+    version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
+    text = subprocess.run([*command, "-E", "-P"], capture_output=True, check=True).stdout
+    options = " ".join(command[1:]).replace(str(FOLDER), "").encode()
+    return hashlib.sha256(b"\0".join((version, options, text))).hexdigest()[:16]

@@ -3,24 +3,22 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
-from pathlib import Path
 
 from torch import Tensor
 
-from tests.emulator.build import compiled
+from tests.emulator.build import load_library
 
 
 class EmulatedCodec:
     """What `torch.ops.megakernel_tts` has for the codec on a GPU."""
 
-    def __init__(self, folder: Path, processors: int = 4) -> None:
+    def __init__(self, processors: int = 4) -> None:
         """Compiles the kernels.
 
         Args:
-            folder: Where the library goes.
             processors: Multiprocessors that the tiles are chosen for.
         """
-        self._library = compiled("emulate_codec.cc", folder / "codec.so")
+        self._library = load_library("emulate_codec.cc")
         self._processors = processors
 
     def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
