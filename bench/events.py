@@ -1,4 +1,4 @@
-"""Times of what a GPU does."""
+"""Durations of GPU work by CUDA events."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ import torch
 
 
 def event_times(act: Callable[[], object], repeats: int) -> list[float]:
-    """Milliseconds of each run on the GPU, by CUDA events.
+    """Runs work repeatedly and returns the milliseconds of each run on the GPU.
 
     Args:
         act: Launches work on the current stream.
-        repeats: How often.
+        repeats: Number of runs.
     """
     times: list[float] = []
     for _ in range(repeats):

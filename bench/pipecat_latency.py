@@ -1,7 +1,7 @@
-"""What the Pipecat service adds: to the first audio, and to the event loop.
+"""Measures the Pipecat service: what it adds to the first audio, and delays of the event loop.
 
-A simulated engine takes a fixed time for a frame, so that what is measured is the service alone; a
-model that is named shows it beside the engine that callers will have.
+The default engine is simulated and takes a fixed time per frame, so the figures are the service's.
+With --model the same is measured beside a real engine.
 
 python -m bench.pipecat_latency --json bench/results/pipecat-latency.json
 python -m megakernel_tts.model.random_released /tmp/random-0.6B
@@ -20,22 +20,24 @@ import numpy as np
 import torch
 from loguru import logger
 
-from bench.line import line
 from bench.report import write
+from bench.running_pipeline import run_pipeline
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS, AudioChunk, Sampling
 
-_FRAME = 0.005  # seconds of the simulated engine for a frame
-_RESTS = (0.02, 0.1)  # seconds in which nothing runs: a caller's audio comes as often, or none does
-_SPEECH = Sampling(seed=0, max_frames=75, guard=False)  # noise has no end of its own
-_TICK = 0.001  # seconds: how often the event loop is asked whether it still turns
+_FRAME_S = 0.005  # duration of a frame in the simulated engine
+# Pauses before a turn: with the caller's audio (a frame every 20 ms), and without any.
+_PAUSES_S = (0.02, 0.1)
+_SAMPLING = Sampling(seed=0, max_frames=75, guard=False)  # random weights never end their speech
+_TIMER_S = 0.001  # period of the timer whose delay is measured
+_SETUP_S = 1.0  # until all pipelines run
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
 
-async def first_audio_of_the_engine(engine: TTS) -> float:
-    """The same without Pipecat."""
+async def time_first_chunk(engine: TTS) -> float:
+    """Seconds from a text to its first chunk without Pipecat."""
     start = time.perf_counter()
-    session = await asyncio.to_thread(engine.open, sampling=_SPEECH)
+    session = await asyncio.to_thread(engine.open, sampling=_SAMPLING)
     with session:
         session.push_text(_TEXT)
         async for event in session:
@@ -45,14 +47,14 @@ async def first_audio_of_the_engine(engine: TTS) -> float:
 
 
 @dataclass(frozen=True)
-class Added:
-    """To the first audio, in milliseconds, engine and service taken in turn.
+class AddedLatency:
+    """Milliseconds to the first audio; engine and service are measured alternately.
 
     Attributes:
         engine_p50: Without Pipecat.
-        service_p50: With it.
-        added_p50: The difference of the medians.
-        added_p95: The difference of the 95th percentiles.
+        service_p50: With the service.
+        added_p50: Difference of the medians.
+        added_p95: Difference of the 95th percentiles.
     """
 
     engine_p50: float
@@ -61,52 +63,64 @@ class Added:
     added_p95: float
 
 
-async def measure_added(engine: TTS, turns: int, seconds: float) -> Added:
-    """Compares turn by turn, with a rest of so many seconds before each."""
+async def measure_added(engine: TTS, turns: int, pause_s: float) -> AddedLatency:
+    """Measures the added latency.
 
-    async def rest() -> None:
+    Args:
+        engine: A warm engine.
+        turns: Number of turns of each kind.
+        pause_s: Pause before each turn.
+    """
+
+    async def pause() -> None:
         while engine._loaded.engine.sessions:  # noqa: ASYNC110
-            await asyncio.sleep(_TICK)
-        await asyncio.sleep(seconds)
+            await asyncio.sleep(_TIMER_S)
+        await asyncio.sleep(pause_s)
 
-    alone: list[float] = []
-    within: list[float] = []
-    async with line(engine, _SPEECH) as call:
+    engine_times: list[float] = []
+    service_times: list[float] = []
+    async with run_pipeline(engine, _SAMPLING) as pipeline:
         for _ in range(turns):
-            await rest()
-            alone.append(await first_audio_of_the_engine(engine))
-            await rest()
-            within.append(await call.first_audio(_TEXT))
-            await call.interrupt()
-    bare, full = (1000 * np.percentile(times, [50, 95]) for times in (alone, within))
+            await pause()
+            engine_times.append(await time_first_chunk(engine))
+            await pause()
+            service_times.append(await pipeline.time_first_audio(_TEXT))
+            await pipeline.interrupt()
+    bare, full = (1000 * np.percentile(times, [50, 95]) for times in (engine_times, service_times))
     figures = [bare[0], full[0], *(full - bare)]
-    return Added(*(round(float(figure), 2) for figure in figures))
+    return AddedLatency(*(round(float(figure), 2) for figure in figures))
 
 
-async def measure_stalls(engine: TTS, sessions: int, seconds: float) -> list[float]:
-    """How late the event loop comes to a timer while sessions speak, sorted, in milliseconds."""
-    late: list[float] = []
+async def measure_delays(engine: TTS, sessions: int, seconds: float) -> list[float]:
+    """Delays of a timer on the event loop while sessions speak, in milliseconds, sorted.
 
-    async def watch() -> None:
+    Args:
+        engine: A warm engine.
+        sessions: Number of simultaneous pipelines.
+        seconds: Duration of the conversations.
+    """
+    delays: list[float] = []
+
+    async def measure() -> None:
         while True:
-            due = time.perf_counter() + _TICK
-            await asyncio.sleep(_TICK)
-            late.append(1000 * (time.perf_counter() - due))
+            due = time.perf_counter() + _TIMER_S
+            await asyncio.sleep(_TIMER_S)
+            delays.append(1000 * (time.perf_counter() - due))
 
     async def converse() -> None:
-        async with line(engine, _SPEECH) as call:
+        async with run_pipeline(engine, _SAMPLING) as pipeline:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
-                await call.begin(_TEXT)
-                await call.finish()
+                await pipeline.begin_turn(_TEXT)
+                await pipeline.finish_turn()
 
     conversations = [asyncio.create_task(converse()) for _ in range(sessions)]
-    await asyncio.sleep(1.0)  # pipelines are built before calls begin
-    watcher = asyncio.create_task(watch())
-    await asyncio.wait(conversations, timeout=seconds - 1.0)
-    watcher.cancel()
+    await asyncio.sleep(_SETUP_S)
+    timer = asyncio.create_task(measure())
+    await asyncio.wait(conversations, timeout=seconds - _SETUP_S)
+    timer.cancel()
     await asyncio.gather(*conversations)
-    return sorted(late)
+    return sorted(delays)
 
 
 def main() -> None:
@@ -114,42 +128,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", help="demo, a folder or a hub id, in place of a simulated one")
+    parser.add_argument("--model", help="demo, a folder or a hub id, instead of a simulated engine")
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
     if options.model is None:
-        name, engine = "simulated", simulated_tts(slots=16, frame_seconds=_FRAME)
+        name, engine = "simulated", simulated_tts(slots=16, frame_seconds=_FRAME_S)
     else:
         name, engine = options.model, TTS.load(options.model, slots=options.sessions)
     with engine:
         engine.warmup()
-        gc.freeze()  # as a server should
+        gc.freeze()  # as recommended for servers
         added = {
-            f"after_{round(1000 * rest)}_ms": vars(
-                asyncio.run(measure_added(engine, options.turns, rest))
+            f"after_{round(1000 * pause_s)}_ms": vars(
+                asyncio.run(measure_added(engine, options.turns, pause_s))
             )
-            for rest in _RESTS
+            for pause_s in _PAUSES_S
         }
-        late = asyncio.run(measure_stalls(engine, options.sessions, options.seconds))
+        delays = asyncio.run(measure_delays(engine, options.sessions, options.seconds))
     write(
         {
             "model": name,
             "backend": engine._loaded.engine.backend.name,
-            **({"frame_ms": 1000 * _FRAME} if options.model is None else {}),
+            **({"frame_ms": 1000 * _FRAME_S} if options.model is None else {}),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
             "turns": options.turns,
             "first_audio_ms": added,
             "sessions": options.sessions,
             "seconds": options.seconds,
             "loop_late_ms": {
-                "p50": round(late[len(late) // 2], 2),
-                "p99": round(late[len(late) * 99 // 100], 2),
-                "max": round(late[-1], 2),
+                "p50": round(delays[len(delays) // 2], 2),
+                "p99": round(delays[len(delays) * 99 // 100], 2),
+                "max": round(delays[-1], 2),
             },
         },
         options.json,

@@ -1,4 +1,4 @@
-"""Many conversations with barge-ins at random instants: nothing may leak, nothing may get stuck.
+"""Runs many conversations with random interruptions and reports what they leave behind.
 
 python -m bench.pipecat_load --json bench/results/pipecat-load.json
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 from loguru import logger
 
-from bench.line import Line, line
 from bench.report import write
+from bench.running_pipeline import RunningPipeline, run_pipeline
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
 
@@ -27,13 +27,30 @@ _TEXTS = (
     "Well, let me see. It is ten to three.",
     "你好，世界。",
 )
-_LONGEST = 1.0  # seconds into a turn that a user waits before a barge-in
-_SETTLED = 0.2  # the share of the turns after which memory should have stopped growing
+_FRAME_S = 0.005  # duration of a frame in the simulated engine
+_MAX_DELAY_S = 1.0  # from the start of a turn to its interruption
+_TURN_TIMEOUT_S = 30
+_WARM_UP_SHARE = 0.2  # of the turns, after which memory should no longer grow
+_CLEAN_UP_S = 0.2  # in which the pipelines' last tasks end
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was seen."""
+    """Work done and resources left.
+
+    Attributes:
+        conversations: Simultaneous conversations.
+        turns: Turns of all conversations.
+        interrupted: Turns that were interrupted.
+        seconds: Duration.
+        rss_settled_mb: Resident memory after the warm-up share of the turns.
+        rss_end_mb: Resident memory at the end.
+        contexts_left: Audio contexts that the services still hold.
+        speeches_left: Speeches and readers that the services still hold.
+        tasks_left: asyncio tasks that did not end.
+        sessions_left: Sessions that the engine still holds.
+        slots_free: Whether all slots of the backend are free.
+    """
 
     conversations: int
     turns: int
@@ -49,72 +66,85 @@ class Report:
 
     @property
     def growth(self) -> float:
-        """Growth of the resident memory after the first fifth, as a share."""
+        """Growth of resident memory after the warm-up share, as a fraction."""
         return self.rss_end_mb / self.rss_settled_mb - 1
 
 
 class Load:
-    """Counts what the conversations did."""
+    """Runs conversations and counts turns and leftovers."""
 
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-        self.done = 0
+    def __init__(self, num_turns: int) -> None:
+        self.num_turns = num_turns
+        self.num_done = 0
         self.interrupted = 0
         self.contexts_left = 0
         self.speeches_left = 0
-        self.settled = 0.0
+        self.rss_settled_mb = 0.0
 
     async def converse(self, engine: TTS, turns: int, rng: random.Random) -> None:
-        """One conversation."""
-        async with line(engine) as call:
+        """Runs one conversation."""
+        async with run_pipeline(engine) as pipeline:
             for _ in range(turns):
-                await self._turn(call, rng)
-                self.done += 1
-                if self.done == int(_SETTLED * self.turns):
+                await self._run_turn(pipeline, rng)
+                self.num_done += 1
+                if self.num_done == int(_WARM_UP_SHARE * self.num_turns):
                     gc.collect()
-                    self.settled = psutil.Process().memory_info().rss / 1e6
-            self.contexts_left += len(call.service.get_audio_contexts())
-            self.speeches_left += len(call.service._speeches) + len(call.service._readers)
+                    self.rss_settled_mb = psutil.Process().memory_info().rss / 1e6
+            service = pipeline.service
+            self.contexts_left += len(service.get_audio_contexts())
+            self.speeches_left += len(service._speeches) + len(service._readers)
 
-    async def _turn(self, call: Line, rng: random.Random) -> None:
-        await call.begin(rng.choice(_TEXTS) + " ")
+    async def _run_turn(self, pipeline: RunningPipeline, rng: random.Random) -> None:
+        await pipeline.begin_turn(rng.choice(_TEXTS) + " ")
         if rng.random() < 0.5:
-            await asyncio.wait_for(call.finish(), 30)
+            await asyncio.wait_for(pipeline.finish_turn(), _TURN_TIMEOUT_S)
             return
         self.interrupted += 1
-        await asyncio.sleep(rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, _LONGEST))))
-        await asyncio.wait_for(call.interrupt(), 30)
+        delay_s = rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, _MAX_DELAY_S)))
+        await asyncio.sleep(delay_s)
+        await asyncio.wait_for(pipeline.interrupt(), _TURN_TIMEOUT_S)
 
 
-async def _all(engine: TTS, conversations: int, turns: int, seed: int) -> tuple[Load, int]:
-    """Holds the conversations; gives what they did and the tasks left over."""
+async def _run_all(engine: TTS, conversations: int, turns: int, seed: int) -> tuple[Load, int]:
+    """Runs the conversations.
+
+    Returns:
+        Their counts, and the number of tasks that did not end.
+    """
     load = Load(conversations * turns)
     await asyncio.gather(
         *(load.converse(engine, turns, random.Random(seed + i)) for i in range(conversations))
     )
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(_CLEAN_UP_S)
     return load, len(asyncio.all_tasks()) - 1
 
 
 def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> Report:
-    """Holds the conversations side by side and looks at what is left of them."""
+    """Runs simultaneous conversations and reports what they leave behind.
+
+    Args:
+        engine: A warm engine.
+        conversations: Simultaneous conversations.
+        turns: Turns of each.
+        seed: Determines texts and interruptions.
+    """
     start = time.perf_counter()
-    load, tasks = asyncio.run(_all(engine, conversations, turns, seed))
+    load, tasks_left = asyncio.run(_run_all(engine, conversations, turns, seed))
     seconds = time.perf_counter() - start
     gc.collect()
-    inside = engine._loaded.engine
+    inner = engine._loaded.engine
     return Report(
         conversations=conversations,
-        turns=load.done,
+        turns=load.num_done,
         interrupted=load.interrupted,
         seconds=round(seconds, 1),
-        rss_settled_mb=round(load.settled, 1),
+        rss_settled_mb=round(load.rss_settled_mb, 1),
         rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
         contexts_left=load.contexts_left,
         speeches_left=load.speeches_left,
-        tasks_left=tasks,
-        sessions_left=inside.sessions,
-        slots_free=inside.free == inside.backend.slots,
+        tasks_left=tasks_left,
+        sessions_left=inner.sessions,
+        slots_free=inner.free == inner.backend.slots,
     )
 
 
@@ -122,12 +152,12 @@ def main() -> None:
     """Prints the report; writes it with --json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=int, default=50)
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--turns", type=int, default=20, help="of each conversation")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     options = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="ERROR")
-    with simulated_tts(slots=32, frame_seconds=0.005) as engine:
+    with simulated_tts(slots=32, frame_seconds=_FRAME_S) as engine:
         engine.warmup()
         report = run(engine, options.conversations, options.turns)
     write(asdict(report) | {"growth": round(report.growth, 4)}, options.json)

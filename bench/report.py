@@ -1,4 +1,4 @@
-"""Figures with what a reader must know of how they were taken."""
+"""Writes figures together with machine, versions, commit and date."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,13 @@ from megakernel_tts.bench.report import provenance
 def write(
     figures: Mapping[str, object], file: Path | None, packages: Sequence[str] = ("pipecat-ai",)
 ) -> None:
-    """Prints figures with date, commit and machine; writes them to the file, if one is given."""
+    """Prints figures with their provenance, and writes them to a file if one is given.
+
+    Args:
+        figures: Serialisable as JSON.
+        file: Where to write, or None.
+        packages: Distributions whose versions are added.
+    """
     content = dict(figures) | provenance(packages)
     print(json.dumps(content, indent=2))
     if file is not None:

@@ -1,28 +1,27 @@
-"""Many short sessions with random cancels: nothing may leak, nothing may get stuck.
+"""Runs many short sessions with random cancellations and reports what they leave behind.
 
-python -m bench.soak --sessions 10000 --json bench/results/soak.json
+The report counts threads, tasks, sessions and slots that remain, and the growth of resident memory.
+
+python -m bench.soak --sessions 10000 --json bench/results/soak-cpu.json
 """
 
 import argparse
 import asyncio
 import gc
-import json
-import platform
 import random
-import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 
 import psutil
 import torch
 from tqdm import tqdm
 
+from bench.report import write
 from megakernel_tts import TTS, AudioChunk, ChunkPolicy, Sampling, Voice
 
-_WORKERS = 12  # more than slots, so that sessions wait, too
+_NUM_WORKERS = 12  # more than slots, so that some sessions wait for a slot
 _TEXTS = (
     "Hello.",
     "你好，世界。",
@@ -31,12 +30,27 @@ _TEXTS = (
     "👩\u200d👧 ok",
     "A long one, of many sentences. " * 12,
 )
-_SETTLED = 0.2  # the share of the sessions after which memory should have stopped growing
+_WARM_UP_SHARE = 0.2  # of the sessions, after which memory should no longer grow
+_SESSION_TIMEOUT_S = 120
+_CLOSE_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was seen."""
+    """Work done and resources left.
+
+    Attributes:
+        sessions: Number of sessions.
+        cancelled: Sessions that were cancelled.
+        frames: Frames received by all sessions.
+        seconds: Duration.
+        rss_settled_mb: Resident memory after the warm-up share of the sessions.
+        rss_end_mb: Resident memory at the end.
+        threads_left: Threads beyond those before the first session.
+        tasks_left: asyncio tasks that did not end.
+        sessions_left: Sessions that the engine still holds.
+        slots_free: Whether all slots of the backend are free.
+    """
 
     sessions: int
     cancelled: int
@@ -51,105 +65,130 @@ class Report:
 
     @property
     def growth(self) -> float:
-        """Growth of the resident memory after the first fifth, as a share."""
+        """Growth of resident memory after the warm-up share, as a fraction."""
         return self.rss_end_mb / self.rss_settled_mb - 1
 
 
-def _voice(tts: TTS, rng: random.Random) -> str | Voice:
-    """A named voice; for a Base model one of an x-vector or of a recording."""
+@dataclass
+class _Totals:
+    frames: int = 0
+    cancelled: int = 0
+    rss_settled_mb: float = 0.0
+
+
+def _random_voice(tts: TTS, rng: random.Random) -> str | Voice:
+    """A named voice; for a Base model a cloned one, with or without a reference recording."""
     if tts.voices:
         return rng.choice(list(tts.voices))
     hidden = tts._loaded.config.talker.stack.hidden
     x_vector = torch.full((hidden,), 0.01 * rng.randrange(3))
-    recorded = torch.full((rng.randint(1, 9), 16), 7)
-    return rng.choice((Voice(x_vector), Voice(x_vector, recorded, "What was said.")))
+    codes = torch.full((rng.randint(1, 9), 16), 7)
+    return rng.choice((Voice(x_vector), Voice(x_vector, codes, "What was said.")))
 
 
-async def _one(tts: TTS, rng: random.Random) -> tuple[int, bool]:
-    """One session in a random manner; gives its frames and whether it was cancelled."""
+async def _run_session(tts: TTS, rng: random.Random) -> tuple[int, bool]:
+    """Runs one session of a random kind.
+
+    Returns:
+        Its frames, and whether it was cancelled.
+    """
     text = rng.choice(_TEXTS)
     sampling = Sampling(seed=rng.randrange(1 << 32), max_frames=rng.randint(1, 5))
-    voice = _voice(tts, rng)
-    stop_after = rng.choice((0, 1, 2, 99, 99))
-    frames = chunks = 0
-    manner = rng.choice(("stream", "whole", "late", "slow reader", "failing"))
-    if manner == "stream":
+    voice = _random_voice(tts, rng)
+    max_chunks = rng.choice((0, 1, 2, 99, 99))
+    num_frames = num_chunks = 0
+    kind = rng.choice(("stream", "whole text", "late end", "slow reader", "failing"))
+    if kind == "stream":
         stream = tts.astream(text, voice, sampling=sampling)
         async for chunk in stream:
-            frames, chunks = frames + len(chunk.codes), chunks + 1
-            if chunks >= stop_after:
+            num_frames, num_chunks = num_frames + len(chunk.codes), num_chunks + 1
+            if num_chunks >= max_chunks:
                 break
         await stream.aclose()  # type: ignore[attr-defined]
-        return frames, chunks >= stop_after
-    failing = manner == "failing" and not isinstance(voice, str)
-    if manner == "failing" and not isinstance(voice, str):  # its prompt fits no slot
+        return num_frames, num_chunks >= max_chunks
+    failing = kind == "failing" and not isinstance(voice, str)
+    if kind == "failing" and not isinstance(voice, str):  # a prompt longer than any slot
         voice = Voice(voice.x_vector, torch.full((1, 16), 7), "Many words. " * 500)
     layout = "full" if failing else rng.choice(("full", "streaming"))
     session = tts.open(voice, layout=layout, sampling=sampling, chunks=ChunkPolicy(1, 2, 3))
     session.push_text(text)
-    if stop_after == 0:
+    if max_chunks == 0:
         session.cancel()
-    if manner == "late":
+    if kind == "late end":
         asyncio.get_running_loop().call_later(0.01, session.end)
     else:
         session.end()
     async for event in session:
-        if manner == "slow reader":
+        if kind == "slow reader":
             await asyncio.sleep(0.005)
         if isinstance(event, AudioChunk):
-            frames, chunks = frames + len(event.codes), chunks + 1
-            if chunks >= stop_after:
+            num_frames, num_chunks = num_frames + len(event.codes), num_chunks + 1
+            if num_chunks >= max_chunks:
                 session.cancel()
     assert session.finish is not None
     reason = session.finish.reason
     assert reason != "error" or failing, session.finish
-    return frames, reason == "cancelled"
+    return num_frames, reason == "cancelled"
 
 
-async def _all(tts: TTS, sessions: int, seed: int) -> tuple[int, int, float, int]:
-    """Runs the workers; gives frames, cancelled sessions, settled memory and tasks left over."""
-    process, numbers = psutil.Process(), iter(range(sessions))
-    frames = cancelled = done = 0
-    settled = 0.0
-    with tqdm(total=sessions, desc="sessions", disable=None) as progress:
+async def _run_all(tts: TTS, num_sessions: int, seed: int) -> tuple[_Totals, int]:
+    """Runs the sessions on a fixed number of workers.
+
+    Returns:
+        The totals, and the number of tasks that did not end.
+    """
+    process, indices = psutil.Process(), iter(range(num_sessions))
+    totals, num_done = _Totals(), 0
+    with tqdm(total=num_sessions, desc="sessions", disable=None) as progress:
 
         async def work() -> None:
-            nonlocal frames, cancelled, done, settled
-            for number in numbers:
-                made, stopped = await asyncio.wait_for(_one(tts, random.Random(seed + number)), 120)
-                frames, cancelled = frames + made, cancelled + stopped
-                done += 1
+            nonlocal num_done
+            for index in indices:
+                session = _run_session(tts, random.Random(seed + index))
+                num_frames, cancelled = await asyncio.wait_for(session, _SESSION_TIMEOUT_S)
+                totals.frames += num_frames
+                totals.cancelled += cancelled
+                num_done += 1
                 progress.update()
-                if done == int(_SETTLED * sessions):
+                if num_done == int(_WARM_UP_SHARE * num_sessions):
                     gc.collect()
-                    settled = process.memory_info().rss / 1e6
+                    totals.rss_settled_mb = process.memory_info().rss / 1e6
 
-        await asyncio.gather(*(work() for _ in range(_WORKERS)))
-    return frames, cancelled, settled, len(asyncio.all_tasks()) - 1
+        await asyncio.gather(*(work() for _ in range(_NUM_WORKERS)))
+    return totals, len(asyncio.all_tasks()) - 1
 
 
-def soak(tts: TTS, sessions: int, seed: int = 0) -> Report:
-    """Runs the sessions and looks at what is left of them."""
-    tqdm.monitor_interval = 0  # its thread would count as left over
+def soak(tts: TTS, num_sessions: int, seed: int = 0) -> Report:
+    """Runs sessions and reports what they leave behind.
+
+    Args:
+        tts: The engine; warmed up here.
+        num_sessions: How many sessions to run.
+        seed: Determines every session.
+
+    Returns:
+        The report.
+    """
+    tqdm.monitor_interval = 0  # its thread would be counted
     tts.warmup()
-    threads = threading.active_count()
+    num_threads = threading.active_count()
     start = time.perf_counter()
-    frames, cancelled, settled, tasks = asyncio.run(_all(tts, sessions, seed))
+    totals, tasks_left = asyncio.run(_run_all(tts, num_sessions, seed))
     seconds = time.perf_counter() - start
     engine = tts._loaded.engine
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _CLOSE_TIMEOUT_S
     while engine.sessions and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
     return Report(
-        sessions=sessions,
-        cancelled=cancelled,
-        frames=frames,
+        sessions=num_sessions,
+        cancelled=totals.cancelled,
+        frames=totals.frames,
         seconds=round(seconds, 1),
-        rss_settled_mb=round(settled, 1),
+        rss_settled_mb=round(totals.rss_settled_mb, 1),
         rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
-        threads_left=threading.active_count() - threads,
-        tasks_left=tasks,
+        threads_left=threading.active_count() - num_threads,
+        tasks_left=tasks_left,
         sessions_left=engine.sessions,
         slots_free=engine.free == engine.backend.slots,
     )
@@ -157,27 +196,21 @@ def soak(tts: TTS, sessions: int, seed: int = 0) -> Report:
 
 def main() -> None:
     """Prints the report; writes it with --json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sessions", type=int, default=10_000)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sessions", type=int, default=10_000, help="default: 10000")
+    parser.add_argument("--model", default="demo", help="demo (the default), a folder or a hub id")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     options = parser.parse_args()
     with TTS.load(options.model, options.device) as tts:
         report = soak(tts, options.sessions)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
     content = asdict(report) | {
         "growth": round(report.growth, 4),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-        "commit": commit,
-        "date": date.today().isoformat(),
+        "threads": torch.get_num_threads(),
     }
-    print(json.dumps(content, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(content, options.json, ("torch",))
 
 
 if __name__ == "__main__":

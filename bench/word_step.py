@@ -1,7 +1,7 @@
-"""What finding words costs the engine's thread, beside the time of a frame on the kernel.
+"""Measures the engine thread's cost of word times per frame, beside the duration of a frame.
 
-The search takes the columns of 256 units, and everything takes the scores of 256 tokens, for as
-many frames as one launch makes; the least of many rounds.
+The online search runs on 256 units, the whole path on the scores of 256 tokens, for as many frames
+as one launch makes. Figures are the minimum of many rounds.
 
 python -m bench.word_step --json bench/results/word-step.json
 """
@@ -18,63 +18,78 @@ from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedTimes
 from megakernel_tts.align.words import Transcript
 
-_TOKENS = 256  # and as many units but for runs of punctuation: a long piece
-_FRAME = 1.6e-3  # seconds, of the 0.6B on an H200: bench/LOG.md, sixth session
-_ROUNDS = 400
-_SAMPLES = 1920
+_NUM_TOKENS = 256  # of a long segment; as many units, except for runs of punctuation
+_FRAME_S = 1.17e-3  # of the 0.6B model on an H200: bench/results/step-h200.json
+_NUM_ROUNDS = 400
+_SAMPLES_PER_FRAME = 1920
+_SAMPLE_RATE = 24_000
+_SEARCH_FRAMES = 32  # pushed per round: the search allocates its rows for as many at a time
 
 
-def least(act: Callable[[], object]) -> float:
-    """The shortest of many rounds, in seconds."""
+def minimum(act: Callable[[], object]) -> float:
+    """The shortest duration of many rounds, in seconds."""
     best = float("inf")
-    for _ in range(_ROUNDS):
+    for _ in range(_NUM_ROUNDS):
         start = time.perf_counter()
         act()
         best = min(best, time.perf_counter() - start)
     return best
 
 
-def search_step(frames: int) -> float:
-    """Seconds a frame in the search alone."""
-    search = OnlineSearch()
-    search.append([unit % 5 == 4 for unit in range(_TOKENS)])
-    columns = np.random.default_rng(0).normal(size=(frames, _TOKENS)).astype(np.float32)
+def time_search(num_frames: int) -> float:
+    """Seconds per frame of the online search.
 
-    def turn() -> None:  # as many frames as are laid out together
-        for _ in range(32 // frames):
+    Args:
+        num_frames: Frames that are pushed together.
+    """
+    search = OnlineSearch()
+    search.append([unit % 5 == 4 for unit in range(_NUM_TOKENS)])
+    shape = (num_frames, _NUM_TOKENS)
+    columns = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+    def act() -> None:
+        for _ in range(_SEARCH_FRAMES // num_frames):
             search.push(columns)
 
-    return least(turn) / 32
+    return minimum(act) / _SEARCH_FRAMES
 
 
-def whole_step(frames: int, heads: int) -> float:
-    """Seconds a frame from a launch's scores to the words of a chunk of as many frames."""
+def time_word_times(num_frames: int, num_heads: int) -> float:
+    """Seconds per frame from a launch's attention scores to the words of a chunk.
+
+    Args:
+        num_frames: Frames of the launch and of the chunk.
+        num_heads: Alignment heads.
+    """
     text = Transcript(lambda ids: [b"," if i % 5 == 4 else b" word" for i in ids])
-    text.write(range(_TOKENS), _TOKENS)
-    times = AlignedTimes(text, 24_000, 16, 1e-4)
-    shape = (frames, heads, 2048)
+    text.write(range(_NUM_TOKENS), _NUM_TOKENS)
+    times = AlignedTimes(text, _SAMPLE_RATE, 16, 1e-4)
+    shape = (num_frames, num_heads, 2048)
     scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    pcm = np.zeros((frames, _SAMPLES), np.int16)
+    pcm = np.zeros((num_frames, _SAMPLES_PER_FRAME), np.int16)
 
-    def turn() -> None:
+    def act() -> None:
         times.look(scores)
         times.hear(pcm, last=False)
 
-    return least(turn) / frames
+    return minimum(act) / num_frames
 
 
 def main() -> None:
     """Prints the figures; writes them with --json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
-    figures: dict[str, object] = {"tokens": _TOKENS, "kernel_ms_a_frame": 1e3 * _FRAME}
-    for frames in (1, 2, 4, 8):
-        alone, heads = search_step(frames), {n: whole_step(frames, n) for n in (1, 2, 8)}
-        figures[f"{frames}_frames"] = {
-            "search_us": round(1e6 * alone, 2),
-            **{f"whole_{n}_heads_us": round(1e6 * s, 2) for n, s in heads.items()},
-            **{f"whole_{n}_heads_share": round(s / _FRAME, 4) for n, s in heads.items()},
+    figures: dict[str, object] = {"tokens": _NUM_TOKENS, "kernel_ms_a_frame": 1e3 * _FRAME_S}
+    for num_frames in (1, 2, 4, 8):
+        search = time_search(num_frames)
+        whole = {n: time_word_times(num_frames, n) for n in (1, 2, 8)}
+        figures[f"{num_frames}_frames"] = {
+            "search_us": round(1e6 * search, 2),
+            **{f"whole_{n}_heads_us": round(1e6 * s, 2) for n, s in whole.items()},
+            **{f"whole_{n}_heads_share": round(s / _FRAME_S, 4) for n, s in whole.items()},
         }
     write(figures, options.json, ())
 

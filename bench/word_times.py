@@ -1,8 +1,8 @@
-"""How far the demo voice's word times are from the truth, beside the estimate without attention.
+"""Measures the error of the demo voice's word times, and of the estimate without attention.
 
-Twice: its own speech, where pocketsphinx, which knows the words, tells when each begins; and
-flite's recordings, which it is made to say again, where the synthesiser tells. The sentences are
-not those that its heads were calibrated with.
+Two kinds of speech are used: the voice's own, with word starts from pocketsphinx's forced
+alignment, and flite's recordings, which are teacher-forced, with the synthesiser's word starts. The
+sentences were not used to choose the alignment heads.
 
 python -m bench.word_times --json bench/results/word-times-demo.json
 """
@@ -29,38 +29,47 @@ from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.loader import Loaded
 
-_RATE = 16_000  # that the recogniser hears
+_RECOGNISER_RATE = 16_000  # Hz
 
 
 def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[float] | None:
-    """When each word begins, in seconds; None if the recogniser cannot follow."""
-    decoder = pocketsphinx.Decoder(samprate=_RATE, loglevel="FATAL")
+    """Word starts by forced alignment.
+
+    Args:
+        words: Lower-case words without punctuation.
+        pcm: [samples], 16 bits.
+        rate: Of `pcm`, in Hz.
+
+    Returns:
+        The start of each word in seconds, or None if the alignment failed.
+    """
+    decoder = pocketsphinx.Decoder(samprate=_RECOGNISER_RATE, loglevel="FATAL")
     if any(decoder.lookup_word(word) is None for word in words):
         return None
     decoder.set_align_text(" ".join(words))
     decoder.start_utt()
-    decoder.process_raw(soxr.resample(pcm, rate, _RATE).tobytes(), full_utt=True)
+    decoder.process_raw(soxr.resample(pcm, rate, _RECOGNISER_RATE).tobytes(), full_utt=True)
     decoder.end_utt()
     segments = decoder.seg()
     if segments is None:
         return None
-    begins = [s.start_frame / 100 for s in segments if s.word[0] not in "<["]
-    return begins if len(begins) == len(words) else None
+    starts = [entry.start_frame / 100 for entry in segments if entry.word[0] not in "<["]
+    return starts if len(starts) == len(words) else None
 
 
 def estimated(loaded: Loaded, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
-    """The same by the estimate, from [frames, samples a frame]."""
+    """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
     transcript = Transcript(loaded.tokenizer.spell)
     ids = loaded.tokenizer.encode(text)
     transcript.write(ids, len(ids))
     return [word.start for word in EstimatedTimes(transcript, rate).hear(frames, last=True)]
 
 
-Errors = dict[str, list[float]]
+Errors = dict[str, list[float]]  # of word starts, in seconds, by method
 
 
 def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
-    """What it says itself, against the recogniser, where that can follow."""
+    """Errors on the voice's own speech, where the forced alignment succeeds."""
     errors: Errors = {"attention": [], "estimate": []}
     for seed, text in enumerate(texts):
         words = re.findall(r"[a-z']+", text.lower())
@@ -68,49 +77,51 @@ def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
         speech = tts.say(text, layout=layout, sampling=Sampling(seed=seed))
         truth = aligned(words, speech.pcm, speech.sample_rate)
         frames = speech.pcm.reshape(len(speech.codes), -1)
-        guess = estimated(tts._loaded, text, frames, speech.sample_rate)
-        found = [word.start for word in speech.words]
-        if truth is not None and len(truth) == len(guess) == len(found):
-            errors["attention"] += np.subtract(found, truth).tolist()
-            errors["estimate"] += np.subtract(guess, truth).tolist()
+        estimate = estimated(tts._loaded, text, frames, speech.sample_rate)
+        attention = [word.start for word in speech.words]
+        if truth is not None and len(truth) == len(estimate) == len(attention):
+            errors["attention"] += np.subtract(attention, truth).tolist()
+            errors["estimate"] += np.subtract(estimate, truth).tolist()
     return errors
 
 
 def recordings(loaded: Loaded, alignment: Alignment) -> Errors:
-    """Flite's recordings of the sentences that are in no corpus, in both layouts."""
-    listener = SpeechCapture(loaded, None, None)
+    """Errors on flite's recordings of the held-out sentences, in both layouts."""
+    capture = SpeechCapture(loaded, None, None)
     errors: Errors = {"attention": [], "estimate": []}
     for speech in timed_speeches([text for text, _ in held_out()]):
         codes, starts = np.array(speech["codes"]), speech["starts"]
-        for heard in listener.capture_attention(
+        for captured in capture.capture_attention(
             TimedSpeech(speech["text"], speech["voice"], codes, starts)
         ):
-            found = heard.word_starts(alignment.heads, alignment.lookahead)
-            guess = estimated(loaded, speech["text"], heard.samples, heard.rate)
-            errors["attention"] += np.subtract(found, starts).tolist()
-            errors["estimate"] += np.subtract(guess, starts).tolist()
+            attention = captured.word_starts(alignment.heads, alignment.lookahead)
+            estimate = estimated(loaded, speech["text"], captured.samples, captured.rate)
+            errors["attention"] += np.subtract(attention, starts).tolist()
+            errors["estimate"] += np.subtract(estimate, starts).tolist()
     return errors
 
 
 def figures(errors: Errors) -> dict[str, object]:
-    """Means and percentiles, in seconds."""
-    found: dict[str, object] = {"words": len(errors["attention"])}
+    """Bias, and mean, percentiles and maximum of the absolute errors, in seconds."""
+    result: dict[str, object] = {"words": len(errors["attention"])}
     for name, values in errors.items():
         off = np.abs(values)
-        found[name] = {
+        result[name] = {
             "bias": round(float(np.mean(values)), 3),
             "mean": round(float(off.mean()), 3),
             **{f"p{p}": round(float(np.percentile(off, p)), 3) for p in (50, 90, 95)},
             "max": round(float(off.max()), 3),
         }
-    return found
+    return result
 
 
 def main() -> None:
     """Prints the figures; writes them with --json."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=int, default=33, help="pairs of held-out sentences")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     lines = [text for text, _ in held_out()]
     random.Random(1).shuffle(lines)

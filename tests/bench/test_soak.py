@@ -15,7 +15,7 @@ from megakernel_tts import TTS
         pytest.param("custom_voice", 10_000, marks=pytest.mark.slow),
     ],
 )
-def test_short_sessions_leave_nothing_behind(
+def test_short_sessions_leave_no_resources(
     checkpoint: Callable[..., Path], kind: str, sessions: int
 ) -> None:
     with TTS.load(checkpoint(kind), device="cpu", slots=8) as tts:
@@ -23,5 +23,5 @@ def test_short_sessions_leave_nothing_behind(
     assert 0 < report.cancelled < sessions and report.frames > sessions / 2
     assert (report.threads_left, report.tasks_left, report.sessions_left) == (0, 0, 0)
     assert report.slots_free
-    if sessions >= 1000:  # a few hundred sessions are still warming the allocator up
+    if sessions >= 1000:  # the allocator warms up in the first few hundred sessions
         assert report.growth < 0.05

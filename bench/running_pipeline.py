@@ -1,4 +1,4 @@
-"""A service with a sink behind it: the least pipeline that speaks."""
+"""The smallest Pipecat pipeline that speaks: the service, then a sink."""
 
 import asyncio
 import time
@@ -26,20 +26,27 @@ from pipecat_service import MegakernelTTSService
 
 
 class Sink(FrameProcessor):
-    """The rest of the pipeline: it notes when audio comes, and drops it."""
+    """Stands for the rest of a pipeline.
+
+    Attributes:
+        first_audio: Set by the first audio frame of a turn.
+        first_audio_at: `time.perf_counter` at that frame.
+        stopped: Set by the end of the turn's speech.
+        interrupted: Set by an interruption.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.first_audio = asyncio.Event()
+        self.first_audio_at = 0.0
         self.stopped = asyncio.Event()
         self.interrupted = asyncio.Event()
-        self.at = 0.0
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Takes a frame."""
+        """Sets the events and passes the frame on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame) and not self.first_audio.is_set():
-            self.at = time.perf_counter()
+            self.first_audio_at = time.perf_counter()
             self.first_audio.set()
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
@@ -49,41 +56,43 @@ class Sink(FrameProcessor):
 
 
 @dataclass(frozen=True)
-class Line:
-    """One running pipeline."""
+class RunningPipeline:
+    """A pipeline that runs: service, sink and the worker that feeds them."""
 
     service: MegakernelTTSService
     sink: Sink
     worker: PipelineWorker
 
-    async def begin(self, text: str) -> None:
-        """Begins a turn."""
+    async def begin_turn(self, text: str) -> None:
+        """Starts a turn with its first text."""
         self.sink.first_audio.clear()
         self.sink.stopped.clear()
         await self.worker.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame(text)])
 
-    async def first_audio(self, text: str) -> float:
-        """Begins a turn; gives the seconds until its first audio."""
+    async def time_first_audio(self, text: str) -> float:
+        """Starts a turn and returns the seconds until its first audio frame."""
         start = time.perf_counter()
-        await self.begin(text)
+        await self.begin_turn(text)
         await self.sink.first_audio.wait()
-        return self.sink.at - start
+        return self.sink.first_audio_at - start
 
-    async def finish(self) -> None:
-        """Ends a turn's text and waits for the end of its speech."""
+    async def finish_turn(self) -> None:
+        """Ends the turn's text and waits for the end of its speech."""
         await self.worker.queue_frame(LLMFullResponseEndFrame())
         await self.sink.stopped.wait()
 
     async def interrupt(self) -> None:
-        """Barges in, and waits until the interruption has passed."""
+        """Interrupts the turn and waits until the interruption reaches the sink."""
         self.sink.interrupted.clear()
         await self.worker.queue_frame(InterruptionFrame())
         await self.sink.interrupted.wait()
 
 
 @asynccontextmanager
-async def line(engine: TTS, sampling: Sampling | None = None) -> AsyncIterator[Line]:
-    """A pipeline for as long as the block lasts."""
+async def run_pipeline(
+    engine: TTS, sampling: Sampling | None = None
+) -> AsyncIterator[RunningPipeline]:
+    """Runs a pipeline for the duration of the `async with` block."""
     settings = MegakernelTTSService.Settings(sampling=sampling)
     service, sink = MegakernelTTSService(engine=engine, settings=settings), Sink()
     worker = PipelineWorker(
@@ -92,6 +101,6 @@ async def line(engine: TTS, sampling: Sampling | None = None) -> AsyncIterator[L
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
-    yield Line(service, sink, worker)
+    yield RunningPipeline(service, sink, worker)
     await worker.queue_frame(EndFrame())
     await running
