@@ -13,7 +13,7 @@ from megakernel_tts.kernels import build
 
 pytestmark = pytest.mark.gpu
 
-_SOURCES = Path(__file__).parent / "sanitizer"
+_SOURCES = Path(__file__).parents[1] / "sanitizer"
 _FOUND = re.compile(r"SUMMARY: (\d+) (?:error|hazard)")
 _GATES = 512  # of shared memory, whom racecheck follows; it would stop at fewer than there are
 
