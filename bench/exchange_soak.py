@@ -71,7 +71,7 @@ def exchanges_per_frame(config: ModelConfig) -> int:
 def _synthesise_round(tts: TTS, seed: int, max_frames: int) -> list[NDArray[np.int64]]:
     """Synthesises on all slots at once; returns the codes of each stream, [frames, groups]."""
     chunks = ChunkPolicy(first=1, largest=8)
-    num_slots = tts._loaded.engine.backend.slots
+    num_slots = tts._loaded.engine.backend.num_slots
     samplings = [
         Sampling(seed=seed + i, max_frames=max_frames, guard=False) for i in range(num_slots)
     ]
@@ -156,7 +156,7 @@ def soak(tts: TTS, other: TTS, num_exchanges: int) -> Report:
     ]
     return Report(
         backend=backend.name,
-        streams=backend.slots,
+        streams=backend.num_slots,
         frames=frames,
         exchanges=frames * per_frame,
         quiet_seconds=round(quiet_seconds, 1),

@@ -73,7 +73,7 @@ async def measure_added(engine: TTS, turns: int, pause_s: float) -> AddedLatency
     """
 
     async def pause() -> None:
-        while engine._loaded.engine.sessions:  # noqa: ASYNC110
+        while engine._loaded.engine.num_sessions:  # noqa: ASYNC110
             await asyncio.sleep(_TIMER_S)
         await asyncio.sleep(pause_s)
 
@@ -137,7 +137,7 @@ def main() -> None:
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
     if options.model is None:
-        name, engine = "simulated", simulated_tts(slots=16, frame_seconds=_FRAME_S)
+        name, engine = "simulated", simulated_tts(num_slots=16, frame_seconds=_FRAME_S)
     else:
         name, engine = options.model, TTS.load(options.model, slots=options.sessions)
     with engine:

@@ -144,7 +144,7 @@ def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> Report:
         speeches_left=load.speeches_left,
         tasks_left=tasks_left,
         sessions_left=inner.sessions,
-        slots_free=inner.free == inner.backend.slots,
+        slots_free=inner.num_free_slots == inner.backend.num_slots,
     )
 
 
@@ -157,7 +157,7 @@ def main() -> None:
     options = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="ERROR")
-    with simulated_tts(slots=32, frame_seconds=_FRAME_S) as engine:
+    with simulated_tts(num_slots=32, frame_seconds=_FRAME_S) as engine:
         engine.warmup()
         report = run(engine, options.conversations, options.turns)
     write(asdict(report) | {"growth": round(report.growth, 4)}, options.json)

@@ -164,9 +164,9 @@ class SimulatedBackend:
 
     name = "simulated"
 
-    def __init__(self, slots: int, frame_seconds: float) -> None:
-        self.slots = slots
-        self.positions = 1 << 20
+    def __init__(self, num_slots: int, frame_seconds: float) -> None:
+        self.num_slots = num_slots
+        self.max_positions = 1 << 20
         self.frame_seconds = frame_seconds
         self.poison = ""
         self.breath = 0
@@ -259,21 +259,21 @@ class SimulatedDecoder(Decoder):
         return waves.reshape(len(codes), -1), state
 
 
-def simulated_tts(slots: int = 8, frame_seconds: float = 0.005) -> TTS:
+def simulated_tts(num_slots: int = 8, frame_seconds: float = 0.005) -> TTS:
     """A model with two voices.
 
     Args:
-        slots: Streams at a time.
+        num_slots: Streams at a time.
         frame_seconds: That 80 ms of speech take, however many streams speak.
     """
     languages = ("english", "german", "chinese")
     voices = {"ryan": languages, "serena": languages}
     info = ModelInfo("custom_voice", voices, languages, takes_instruct=True, note=None)
     engine = Engine(
-        SimulatedBackend(slots, frame_seconds),
+        SimulatedBackend(num_slots, frame_seconds),
         SimulatedPrompter([*voices]),
         SimulatedDecoder(),
-        waiting=256,
+        max_waiting=256,
     )
     config = read_model_config(find_checkpoint("demo") / "config.json")
     return TTS(Loaded(config, Sampling(), CharacterTokenizer(), engine, None), info)

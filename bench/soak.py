@@ -177,7 +177,7 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> Report:
     seconds = time.perf_counter() - start
     engine = tts._loaded.engine
     deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-    while engine.sessions and time.monotonic() < deadline:
+    while engine.num_sessions and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
     return Report(
@@ -189,8 +189,8 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> Report:
         rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
         threads_left=threading.active_count() - num_threads,
         tasks_left=tasks_left,
-        sessions_left=engine.sessions,
-        slots_free=engine.free == engine.backend.slots,
+        sessions_left=engine.num_sessions,
+        slots_free=engine.num_free_slots == engine.backend.num_slots,
     )
 
 

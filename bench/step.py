@@ -123,7 +123,7 @@ class KernelTimer:
     def __init__(self, model: Model, config: ModelConfig) -> None:
         hidden = config.talker.stack.hidden
         pad = torch.randn(hidden, device="cuda").bfloat16()
-        self.kernel = Megakernel(model, config, pad, slots=8, positions=2048)
+        self.kernel = Megakernel(model, config, pad, num_slots=8, max_positions=2048)
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
 
     def prefill(self, num_streams: int, common: int, length: int = _PROMPT) -> float:
@@ -160,7 +160,7 @@ class KernelTimer:
             self.kernel.prefill([PrefillRequest(slot, self.prompt[:_PROMPT], Sampling(seed=slot))])
             self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
-            self.kernel._state[slot].prompt = position
+            self.kernel._state[slot].num_prompt = position
         return median_ms(lambda: self._launch(slots)) / _FRAMES_PER_LAUNCH
 
     def _launch(self, slots: list[int]) -> None:

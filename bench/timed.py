@@ -228,8 +228,8 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
         model,
         config,
         prompter.pad[0],
-        slots=slots,
-        positions=_POSITIONS,
+        num_slots=slots,
+        max_positions=_POSITIONS,
         ops=_KernelOps(config, device),
     )
     codec = TimedCodec(weights, codec_config, slots=slots, ops=_CodecOps())

@@ -28,7 +28,7 @@ from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import Prompter
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
+MAX_POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
         model,
         config,
         prompter.pad[0].to(device),
-        slots=slots,
-        positions=POSITIONS,
+        num_slots=slots,
+        max_positions=MAX_POSITIONS,
         captured_heads=() if alignment is None else alignment.heads,
     )
     weights = codec.load(decoder, device, torch.float32)
@@ -112,7 +112,7 @@ def _check_slots(config: ModelConfig, device: torch.device, dtype: torch.dtype, 
     if slots < 1:
         raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
     stack = config.talker.stack
-    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * POSITIONS * dtype.itemsize
+    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * MAX_POSITIONS * dtype.itemsize
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:

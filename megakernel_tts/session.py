@@ -82,7 +82,7 @@ class ChunkPolicy:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 
 
-class Mailbox:
+class EventQueue:
     """Events on their way from the engine's thread to one reader."""
 
     def __init__(self, on_read: Callable[[], None]) -> None:
@@ -153,7 +153,7 @@ class Session:
     def __init__(
         self,
         script: "TextQueue",
-        mailbox: Mailbox,
+        mailbox: EventQueue,
         wake: Callable[[], None],
         abandon: Callable[[], None],
     ) -> None:

@@ -47,7 +47,7 @@ class Speech:
             file.write(self.pcm)
 
 
-def whole(session: Session, groups: int, sample_rate: int) -> Speech:
+def collect(session: Session, groups: int, sample_rate: int) -> Speech:
     """Reads a session whose text is ended.
 
     Args:
@@ -67,7 +67,7 @@ def whole(session: Session, groups: int, sample_rate: int) -> Speech:
     return Speech(pcm, sample_rate, codes, words, finish.reason)
 
 
-def chunks_of(session: Session) -> Generator[AudioChunk, None, Finish]:
+def iterate_chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
     """Each chunk as soon as it exists; leaving the iteration stops the speech.
 
     Returns:
@@ -81,7 +81,7 @@ def chunks_of(session: Session) -> Generator[AudioChunk, None, Finish]:
             if isinstance(event, AudioChunk):
                 yield event
     finish = outcome(session)
-    log_cut(finish)
+    log_early_end(finish)
     return finish
 
 
@@ -101,7 +101,7 @@ def outcome(session: Session) -> Finish:
     return finish
 
 
-def log_cut(finish: Finish) -> None:
+def log_early_end(finish: Finish) -> None:
     """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
     if finish.reason != "eos":
         count = f"{finish.frames} frame{'s' * (finish.frames != 1)}"

@@ -19,7 +19,7 @@ from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import PORTION, AudioChunk, ChunkPolicy, Finish, Session
-from megakernel_tts.speech import Speech, chunks_of, log_cut, outcome, whole
+from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
 from megakernel_tts.text.splitter import Limits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
@@ -143,7 +143,7 @@ class TTS:
         check_type("retries", retries, int, "a whole number")
         session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
         groups = self._loaded.config.talker.groups
-        return whole(session, groups, self._loaded.engine.decoder.sample_rate)
+        return collect(session, groups, self._loaded.engine.decoder.sample_rate)
 
     def stream(
         self,
@@ -160,7 +160,7 @@ class TTS:
         Leaving the iteration stops the speech. How it ended is what the generator returns.
         """
         session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
-        return chunks_of(session)
+        return iterate_chunks(session)
 
     async def astream(
         self,
@@ -180,7 +180,7 @@ class TTS:
             async for event in session:
                 if isinstance(event, AudioChunk):
                     yield event
-        log_cut(outcome(session))
+        log_early_end(outcome(session))
 
     def open(
         self,
@@ -253,7 +253,7 @@ class TTS:
                 for layout in ("full", "streaming"):
                     self.say("Hello.", voice, "auto", instruct, layout, sampling)
         voice, instruct = self._manners()[0]
-        slots = self._loaded.engine.backend.slots
+        slots = self._loaded.engine.backend.num_slots
         sessions = [
             self._speak("Hello.", voice, "auto", instruct, "full", _WARM, None)
             for _ in range(slots)
@@ -312,7 +312,7 @@ class TTS:
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
         portion, rest = text[:PORTION], text[PORTION:]
-        with self._loaded.engine.coming():
+        with self._loaded.engine.pending_open():
             # With its text from the start: the engine need not be woken for every step of it.
             script = TextQueue(self._loaded.tokenizer, Splitter(_name(language)))
             script.push(portion, last=not rest)

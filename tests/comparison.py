@@ -36,9 +36,9 @@ class Comparison:
         exact = map_leaves(half, lambda w: w.float())
         prompter = loaded.engine.prompter
         pad = self.pad = prompter.pad[0].to(device, torch.bfloat16)
-        self.kernel = Megakernel(half, self.config, pad, slots=4, positions=64, ops=ops)
-        self.half = Reference(half, self.config, pad, slots=1, positions=64)
-        self.exact = Reference(exact, self.config, pad.float(), slots=1, positions=64)
+        self.kernel = Megakernel(half, self.config, pad, num_slots=4, max_positions=64, ops=ops)
+        self.half = Reference(half, self.config, pad, num_slots=1, max_positions=64)
+        self.exact = Reference(exact, self.config, pad.float(), num_slots=1, max_positions=64)
         self.norm = exact.talker.stack.norm
         with torch.inference_mode():
             prefix = prompter.prefix("ryan", "english", None)
@@ -47,14 +47,14 @@ class Comparison:
             assert prompt is not None
             self.prompt = prompt.prefill.to(pad.dtype)
 
-    def watching(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
+    def capturing(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
         """Another kernel, which tells the scores of these heads."""
         return Megakernel(
             self.half.model,
             self.config,
             self.pad,
-            slots=4,
-            positions=64,
+            num_slots=4,
+            max_positions=64,
             captured_heads=heads,
             ops=self.ops,
         )
@@ -77,7 +77,7 @@ def next_frame(kernel: Megakernel) -> tuple[list[int], Tensor, Tensor]:
     [[(_, *codes)]] = kernel._collect(1, 1)
     state, talker = kernel._state[0], kernel._config.talker
     state.codes = [int(code) for code in codes]
-    state.frames += 1
+    state.num_frames += 1
     places = zip(kernel._ops.logits_at(kernel._model), (talker.vocab, talker.codes), strict=True)
     first, last = (kernel._memory[7][at : at + count] & ~3 for at, count in places)
     return state.codes, first.view(torch.float32), last.view(torch.float32)

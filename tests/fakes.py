@@ -23,9 +23,9 @@ class ScriptedBackend:
 
     name = "scripted"
 
-    def __init__(self, slots: int = 2, positions: int = 512, *, tail: int = 3) -> None:
-        self.slots = slots
-        self.positions = positions
+    def __init__(self, num_slots: int = 2, max_positions: int = 512, *, tail: int = 3) -> None:
+        self.num_slots = num_slots
+        self.max_positions = max_positions
         self.tail = tail
         self.endless = False
         self.runaway: set[int] = set()  # seeds that never end

@@ -37,7 +37,7 @@ class Rig:
         self,
         loaded: Loaded,
         backend: ScriptedBackend,
-        waiting: int = 64,
+        max_waiting: int = 64,
         decoder: Decoder | None = None,
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
@@ -48,7 +48,9 @@ class Rig:
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
         prompter = prompter or loaded.engine.prompter
-        self.engine = Engine(backend, prompter, decoder, vocoder, alignment, waiting=waiting)
+        self.engine = Engine(
+            backend, prompter, decoder, vocoder, alignment, max_waiting=max_waiting
+        )
 
     def open(
         self,
@@ -81,7 +83,7 @@ class Rig:
         """Whether every slot comes free soon."""
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            if not self.backend.busy and not self.engine.sessions:
+            if not self.backend.busy and not self.engine.num_sessions:
                 return True
             time.sleep(0.005)
         return False

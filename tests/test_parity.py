@@ -99,8 +99,8 @@ def test_greedy_codes_hidden_states_and_logits(
         backend.model,
         loaded.config,
         prompter.pad[0],
-        slots=3,
-        positions=256,
+        num_slots=3,
+        max_positions=256,
         trace=lambda phase, tensor: seen[phase].append(tensor[0]),
     )
     reference.prefill(

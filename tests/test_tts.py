@@ -179,7 +179,7 @@ def test_the_guard_can_be_switched_off(tts: TTS) -> None:
 def test_a_slot_ends_with_length(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megakernel_tts.loader.POSITIONS", 40)
+    monkeypatch.setattr("megakernel_tts.loader.MAX_POSITIONS", 40)
     with TTS.load(checkpoint(), device="cpu", slots=1) as small:
         speech = small.say("Hi.", sampling=Sampling(seed=1, temperature=1e-6, guard=False))
         assert speech.finish == "length" and len(speech.codes) < 40

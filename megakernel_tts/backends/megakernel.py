@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.backends.prefill_batching import PrefillSegment, pack, whole
+from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
 from megakernel_tts.backends.prefix_cache import PrefixCache
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, Progress
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.errors import DeviceError
@@ -44,7 +44,7 @@ PHASES = (
 
 
 @dataclass(kw_only=True)
-class _Slot(Progress):
+class _Slot(SlotProgress):
     sampling: Sampling
     first_frame: int
     codes: list[int]  # of the last frame
@@ -61,8 +61,8 @@ class Megakernel:
         config: ModelConfig,
         pad: Tensor,
         *,
-        slots: int,
-        positions: int,
+        num_slots: int,
+        max_positions: int,
         captured_heads: Sequence[tuple[int, int]] = (),
         ops: Any = None,
     ) -> None:
@@ -73,8 +73,8 @@ class Megakernel:
                 they are packed matrix by matrix, and not kept.
             config: The model's numbers.
             pad: [hidden], the text vector that stands for "no text".
-            slots: Streams at a time.
-            positions: The most positions of one stream, up to 2,048.
+            num_slots: Streams at a time.
+            max_positions: The most positions of one stream, up to 2,048.
             captured_heads: (layer, head) of up to eight of the talker's heads, whose attention
                 scores `step` returns; the codes stay the same.
             ops: The kernel's operators; by default those of csrc/ops.cpp, built if need be.
@@ -84,7 +84,7 @@ class Megakernel:
             ValueError: It is not compiled for these shapes.
         """
         self._ops = _built_ops(pad.device) if ops is None else ops
-        self.slots, self.positions = slots, positions
+        self.num_slots, self.max_positions = num_slots, max_positions
         talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
         self._model = self._find_model(config)
@@ -96,10 +96,10 @@ class Megakernel:
         self._kept: list[Tensor] = []
         wide, device = talker.stack.hidden, pad.device
         embeddings = model.embeddings
-        self._text = torch.zeros(slots, positions, wide, dtype=pad.dtype, device=device)
-        self._seen = torch.zeros(slots, talker.vocab, dtype=torch.uint8, device=device)
-        self._hidden = torch.zeros(slots, wide, device=device)
-        self._keys, self._values = self._cache(talker.stack, slots, positions)
+        self._text = torch.zeros(num_slots, max_positions, wide, dtype=pad.dtype, device=device)
+        self._seen = torch.zeros(num_slots, talker.vocab, dtype=torch.uint8, device=device)
+        self._hidden = torch.zeros(num_slots, wide, device=device)
+        self._keys, self._values = self._cache(talker.stack, num_slots, max_positions)
         empty = torch.zeros(1, dtype=pad.dtype, device=device)
         project = model.predictor.project
         first = [] if project is None else [project.weight]
@@ -115,7 +115,7 @@ class Megakernel:
             embeddings.codec,
             self._addresses(embeddings.groups),
             pad.clone(),
-            self._turns(talker.stack, max(positions, _GROUPS)),
+            self._turns(talker.stack, max(max_positions, _GROUPS)),
             empty if project is None else project.bias.to(device),
         ]
         words = self._ops.workspace_words(self._model)
@@ -167,10 +167,10 @@ class Megakernel:
             )
         return compiled.index(wanted)
 
-    def _cache(self, c: StackConfig, slots: int, positions: int) -> tuple[Tensor, Tensor]:
+    def _cache(self, c: StackConfig, num_slots: int, max_positions: int) -> tuple[Tensor, Tensor]:
         """Keys [layers, slots, kv heads, positions, width]; values by blocks of 16 positions."""
-        blocks = -(-positions // _BLOCK)
-        shape = (c.layers, slots, c.kv_heads, blocks * _BLOCK, self._key_width)
+        blocks = -(-max_positions // _BLOCK)
+        shape = (c.layers, num_slots, c.kv_heads, blocks * _BLOCK, self._key_width)
         keys = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * self._key_width)
 
@@ -199,7 +199,7 @@ class Megakernel:
         with them. Then all the rest together.
         """
         for start in starts:
-            start.check(self.positions)
+            start.check(self.max_positions)
         begins = self._begin_with_common(starts)
         self._run_prompts(
             [
@@ -209,7 +209,7 @@ class Megakernel:
         )
         for start in starts:
             self._state[start.slot] = _Slot(
-                prompt=len(start.prompt),
+                num_prompt=len(start.prompt),
                 sampling=start.sampling.in_float32(),
                 first_frame=start.first_frame,
                 codes=[0] * _GROUPS,
@@ -221,32 +221,32 @@ class Megakernel:
         Returns:
             How many positions of each prompt are there.
         """
-        counts = [whole(start.common, self._columns, self._wide) for start in starts]
-        keys = [start.prefix(count) for start, count in zip(starts, counts, strict=True)]
+        counts = [whole_tiles(start.num_common, self._columns, self._wide) for start in starts]
+        keys = [start.prefix_key(count) for start, count in zip(starts, counts, strict=True)]
         known = {key: self._prefixes.get(key) for key in keys}
         new: dict[bytes, PrefillSegment] = {}
         for start, count, key in zip(starts, counts, keys, strict=True):
             if count and known[key] is None and key not in new:
                 new[key] = PrefillSegment(start.slot, start.prompt, 0, count)
-            if known[key] is None or not self._prefixes.holds(start.slot, key):
-                self._prefixes.spoil(start.slot)
+            if known[key] is None or not self._prefixes.is_in_place(start.slot, key):
+                self._prefixes.invalidate(start.slot)
         self._run_prompts([*new.values()])
         for key, part in new.items():
             known[key] = self._prefixes.put(key, self._remembered(part.slot, part.end))
-            self._prefixes.note(part.slot, key)
+            self._prefixes.mark_in_place(part.slot, key)
         for start, count, key in zip(starts, counts, keys, strict=True):
             kept = known[key]
-            if kept is None or self._prefixes.holds(start.slot, key):
+            if kept is None or self._prefixes.is_in_place(start.slot, key):
                 continue
             for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
                 part.copy_(copy)
-            self._prefixes.note(start.slot, key)
+            self._prefixes.mark_in_place(start.slot, key)
         return counts
 
     def _run_prompts(self, parts: Sequence[PrefillSegment]) -> None:
         """Has the kernel run parts of prompts; the host waits for nothing."""
         if parts:
-            rows, passes = pack(parts, self._columns, self._wide)
+            rows, passes = pack_passes(parts, self._columns, self._wide)
             self._ops.prefill(self._model, *self._lists(), rows, passes)
 
     def _upload(self, host: Tensor) -> Tensor:
@@ -263,11 +263,11 @@ class Megakernel:
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
         state = self._state[slot]
-        text = text[: self.positions - state.fed]
+        text = text[: self.max_positions - state.num_fed]
         if len(text):
-            self._text[slot, state.fed : state.fed + len(text)] = self._upload(text)
-        state.fed += len(text)
-        state.ended = last
+            self._text[slot, state.num_fed : state.num_fed + len(text)] = self._upload(text)
+        state.num_fed += len(text)
+        state.text_ended = last
 
     def release(self, slot: int) -> None:
         """Forgets the stream; see `Backend.release`."""
@@ -291,7 +291,7 @@ class Megakernel:
     ) -> list[Frames]:
         """Some frames for each slot; see `Backend.step`."""
         for slot in slots:
-            self._state[slot].check(slot, self.positions)
+            self._state[slot].check(slot, self.max_positions)
         made: list[NDArray[np.int64]] = []
         scores: list[Tensor | None] = []
         seen = self._seen.clone()  # what the kernel draws, it marks at once
@@ -379,13 +379,13 @@ class Megakernel:
         shape = (len(slots), frames, len(self._captured_heads), self._keys.shape[3])
         table = self._told[: math.prod(shape)].view(shape)
         return [
-            self._state[slot].known(rows, self.positions)
+            self._state[slot].mask_scores(rows, self.max_positions)
             for slot, rows in zip(slots, table, strict=True)
         ]
 
     def _take(self, state: _Slot, made: NDArray[np.int64], scores: Tensor | None) -> Frames:
         state.codes = made[-1, 1:].tolist()
-        state.frames += len(made)
+        state.num_frames += len(made)
         ended = bool(made[-1, 0] == _EOS)
         count = len(made) - ended
         told = None if scores is None else scores[:count]
@@ -397,7 +397,7 @@ class Megakernel:
 
     def _streams(self, slots: Sequence[int]) -> Tensor:
         """Who speaks, as the kernel is told: [streams, bytes of a `Stream` of csrc/params.cuh]."""
-        rows = b"".join(_row(slot, self._state[slot], self.positions) for slot in slots)
+        rows = b"".join(_row(slot, self._state[slot], self.max_positions) for slot in slots)
         return torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
 
     def _remembered(self, slot: int, end: int) -> list[Tensor]:
@@ -406,10 +406,10 @@ class Megakernel:
 
     def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
         """A slot's parts of the buffers, as far as its stream has come."""
-        end = state.prompt + max(state.frames - 1, 0)
+        end = state.num_prompt + max(state.num_frames - 1, 0)
         return [
             *self._remembered(slot, end),
-            self._text[slot, : state.fed],
+            self._text[slot, : state.num_fed],
             self._seen[slot],
             self._hidden[slot],
         ]
@@ -423,7 +423,7 @@ class Megakernel:
     @torch.inference_mode()
     def swap_in(self, slot: int, suspended: SlotSnapshot[_Slot]) -> None:
         """Puts a stream back; see `Backend.swap_in`."""
-        self._prefixes.spoil(slot)
+        self._prefixes.invalidate(slot)
         self._state[slot] = restore_snapshot(suspended, self._parts(slot, suspended.state))
 
 
@@ -439,7 +439,8 @@ def _row(slot: int, s: _Slot, positions: int) -> bytes:
     """A `Stream` of csrc/params.cuh."""
     rule, seed = s.sampling, s.sampling.seed or 0
     return _STREAM.pack(
-        slot, s.prompt, s.frames, positions - s.prompt, s.fed, s.ended, s.frames == 0,
+        slot, s.num_prompt, s.num_frames, positions - s.num_prompt, s.num_fed, s.text_ended,
+        s.num_frames == 0,
         *s.codes,
         s.first_frame & 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32,
         rule.repetition_penalty,

@@ -46,7 +46,7 @@ class _Pass:
             self.ends |= 1 << len(self.places) - 1
 
 
-def whole(positions: int, columns: int, wide: int) -> int:
+def whole_tiles(positions: int, columns: int, wide: int) -> int:
     """How many of a prompt's first positions are whole blocks: one of `columns`, then of `wide`."""
     return columns + (positions - columns) // wide * wide if positions >= columns else 0
 
@@ -59,7 +59,7 @@ def _blocks(part: PrefillSegment, columns: int, wide: int) -> Iterator[range]:
         begin = end
 
 
-def pack(parts: Sequence[PrefillSegment], columns: int, wide: int) -> tuple[Tensor, Tensor]:
+def pack_passes(parts: Sequence[PrefillSegment], columns: int, wide: int) -> tuple[Tensor, Tensor]:
     """Packs parts into passes: each block as early as there is room, behind the one before it.
 
     Args:

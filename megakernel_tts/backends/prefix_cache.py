@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Bytes: on a GPU, some forty voices of a released model (1.4 MB each for eight positions), or a
 # dozen with long instructions or transcripts.
-LIMIT = 64 << 20
+MAX_BYTES = 64 << 20
 
 
 class PrefixCache:
@@ -22,25 +22,25 @@ class PrefixCache:
     prefix, so that the next one in the same slot may find it in place.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         """Starts empty.
 
         Args:
-            limit: Bytes at most.
+            max_bytes: Bytes at most.
         """
-        self._limit = limit
-        self._kept: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
         self._bytes = 0
         self._in_place: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def get(self, key: bytes) -> tuple[Tensor, ...] | None:
         """The parts that were put under a key, or None."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
 
     def put(self, key: bytes, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Copies parts, and keeps them unless they alone are beyond the limit.
@@ -54,30 +54,30 @@ class PrefixCache:
         """
         copies = tuple(part.clone() for part in parts)
         size = _size(copies)
-        if size > self._limit:
+        if size > self._max_bytes:
             return copies
-        self._kept[key] = copies
+        self._entries[key] = copies
         self._bytes += size
-        while self._bytes > self._limit:
-            _, oldest = self._kept.popitem(last=False)
+        while self._bytes > self._max_bytes:
+            _, oldest = self._entries.popitem(last=False)
             self._bytes -= _size(oldest)
         return copies
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._kept.clear()
+        self._entries.clear()
         self._bytes = 0
         self._in_place.clear()
 
-    def holds(self, slot: int, key: bytes) -> bool:
+    def is_in_place(self, slot: int, key: bytes) -> bool:
         """Whether the parts of a key lie in a slot."""
         return self._in_place.get(slot) == key
 
-    def note(self, slot: int, key: bytes) -> None:
+    def mark_in_place(self, slot: int, key: bytes) -> None:
         """Takes note that the parts of a key lie in a slot."""
         self._in_place[slot] = key
 
-    def spoil(self, slot: int) -> None:
+    def invalidate(self, slot: int) -> None:
         """Takes the note back, before anything else is written there."""
         self._in_place.pop(slot, None)
 

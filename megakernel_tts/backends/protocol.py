@@ -25,7 +25,7 @@ class PrefillRequest:
         prompt: [positions, hidden], the talker's input vectors, on the host.
         sampling: With a seed.
         first_frame: The number that the random generator knows the first frame by.
-        common: How many leading positions other prompts may begin with, too: those that do not
+        num_common: How many leading positions other prompts may begin with, too: those that do not
             depend on the text. At most all but the last.
     """
 
@@ -33,7 +33,7 @@ class PrefillRequest:
     prompt: Tensor
     sampling: Sampling
     first_frame: int = 0
-    common: int = 0
+    num_common: int = 0
 
     def check(self, positions: int) -> None:
         """Whether it can be run in a slot of so many positions.
@@ -43,13 +43,13 @@ class PrefillRequest:
         """
         if len(self.prompt) >= positions:
             raise ValueError(f"A prompt of {len(self.prompt)} does not fit {positions} positions.")
-        if not 0 <= self.common < len(self.prompt):
+        if not 0 <= self.num_common < len(self.prompt):
             raise ValueError(
-                f"{self.common} positions of a prompt of {len(self.prompt)} are said to be common; "
-                "the last one must be its own."
+                f"{self.num_common} positions of a prompt of {len(self.prompt)} are said to be "
+                "common; the last one must be its own."
             )
 
-    def prefix(self, positions: int) -> bytes:
+    def prefix_key(self, positions: int) -> bytes:
         """The content of so many leading positions: what a `PrefixCache` knows them by."""
         return self.prompt[:positions].contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -71,7 +71,7 @@ class Frames(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Progress:
+class SlotProgress:
     """How far the stream in a slot has come.
 
     Attributes:
@@ -81,23 +81,23 @@ class Progress:
         ended: Whether padding follows them.
     """
 
-    prompt: int
-    frames: int = 0
-    fed: int = 0
-    ended: bool = False
+    num_prompt: int
+    num_frames: int = 0
+    num_fed: int = 0
+    text_ended: bool = False
 
     @property
     def has_text(self) -> bool:
         """Whether the text of the next frame is there."""
-        return self.frames <= self.fed or self.ended
+        return self.num_frames <= self.num_fed or self.text_ended
 
-    def known(self, scores: Tensor, positions: int) -> Tensor:
+    def mask_scores(self, scores: Tensor, positions: int) -> Tensor:
         """The next frames' scores [frames, heads, at least positions], NaN where there is no key.
 
         Frame f comes from position prompt + f - 1, but for frame 0, which comes from the prompt.
         """
-        frame = self.frames + torch.arange(len(scores))[:, None, None]
-        there = (torch.arange(positions) < self.prompt + frame) & (frame > 0)
+        frame = self.num_frames + torch.arange(len(scores))[:, None, None]
+        there = (torch.arange(positions) < self.num_prompt + frame) & (frame > 0)
         return scores[..., :positions].masked_fill(~there, torch.nan)
 
     def check(self, slot: int, positions: int) -> None:
@@ -109,9 +109,9 @@ class Progress:
         """
         if not self.has_text:
             raise RuntimeError(
-                f"Slot {slot} was stepped before the text of frame {self.frames - 1} arrived."
+                f"Slot {slot} was stepped before the text of frame {self.num_frames - 1} arrived."
             )
-        if self.prompt + self.frames >= positions:
+        if self.num_prompt + self.num_frames >= positions:
             raise ValueError(f"Slot {slot} is full: it has {positions} positions.")
 
 
@@ -127,8 +127,8 @@ class Backend(Protocol):
     """
 
     name: str
-    slots: int
-    positions: int  # prompt and frames of one stream together
+    num_slots: int
+    max_positions: int  # prompt and frames of one stream together
 
     def prefill(self, starts: Sequence[PrefillRequest]) -> None:
         """Starts streams: each as if it were alone, whatever prompts were run before.

@@ -18,7 +18,7 @@ from megakernel_tts.backends.attention_capture import (
 )
 from megakernel_tts.backends.decoder_stack import Cache, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, Progress
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.layers import linear
@@ -29,7 +29,7 @@ _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
 
 
 @dataclass(kw_only=True)
-class _Slot(Progress):
+class _Slot(SlotProgress):
     """One stream's state beside its keys and values."""
 
     sampling: Sampling
@@ -40,7 +40,7 @@ class _Slot(Progress):
     @property
     def position(self) -> int:
         """Where the last frame's input goes."""
-        return self.prompt + self.frames - 1
+        return self.num_prompt + self.num_frames - 1
 
 
 class Reference:
@@ -54,8 +54,8 @@ class Reference:
         config: ModelConfig,
         pad: Tensor,
         *,
-        slots: int,
-        positions: int,
+        num_slots: int,
+        max_positions: int,
         captured_heads: Sequence[tuple[int, int]] = (),
         trace: Callable[[str, Tensor], None] | None = None,
     ) -> None:
@@ -65,14 +65,14 @@ class Reference:
             model: Tensors on their device, in the type to compute in.
             config: The model's numbers.
             pad: [hidden], the text vector that stands for "no text".
-            slots: Streams at a time.
-            positions: The most positions of one stream.
+            num_slots: Streams at a time.
+            max_positions: The most positions of one stream.
             captured_heads: (layer, head) of the talker's heads whose scores `step` returns.
             trace: Is shown what each frame's phases give: `hidden` [batch, 1, hidden], `logits`
                 [batch, vocab] and, for each further code, `predictor` [batch, codes].
         """
-        self.slots = slots
-        self.positions = positions
+        self.num_slots = num_slots
+        self.max_positions = max_positions
         self.model = model
         self._config = config
         self._pad = pad
@@ -80,12 +80,12 @@ class Reference:
         self._trace = trace or (lambda phase, tensor: None)
         self._device = pad.device
         talker = config.talker
-        self._cache = Cache(talker.stack, slots, positions, pad)
-        self._predictor_cache = Cache(config.predictor.stack, slots, talker.groups, pad)
+        self._cache = Cache(talker.stack, num_slots, max_positions, pad)
+        self._predictor_cache = Cache(config.predictor.stack, num_slots, talker.groups, pad)
         self._text = torch.empty(
-            slots, positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
+            num_slots, max_positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
         )
-        self._seen = torch.zeros(slots, talker.vocab, dtype=torch.bool, device=pad.device)
+        self._seen = torch.zeros(num_slots, talker.vocab, dtype=torch.bool, device=pad.device)
         allowed = torch.arange(talker.vocab, device=pad.device) < talker.codes
         self._allowed_early = allowed.clone()
         allowed[talker.control.eos] = True
@@ -98,14 +98,14 @@ class Reference:
     def prefill(self, starts: Sequence[PrefillRequest]) -> None:
         """Runs the prompts one by one; see `Backend.prefill`."""
         for start in starts:
-            start.check(self.positions)
+            start.check(self.max_positions)
         for start in starts:
-            slot, own = start.slot, start.prompt[start.common :].to(self._device)
+            slot, own = start.slot, start.prompt[start.num_common :].to(self._device)
             self._begin_with_common(start)
-            hidden = self._talk([slot], own[None], [start.common])[0, -1]
+            hidden = self._talk([slot], own[None], [start.num_common])[0, -1]
             self._seen[slot] = False
             self._state[slot] = _Slot(
-                prompt=len(start.prompt),
+                num_prompt=len(start.prompt),
                 sampling=start.sampling.in_float32(),
                 first_frame=start.first_frame,
                 hidden=hidden,
@@ -113,11 +113,11 @@ class Reference:
 
     def _begin_with_common(self, start: PrefillRequest) -> None:
         """Puts the common positions' keys and values in place: a pass of their own, or a copy."""
-        slot, count = start.slot, start.common
+        slot, count = start.slot, start.num_common
         if not count:
             return
         parts = self._cache.parts(slot, count)
-        key = start.prefix(count)
+        key = start.prefix_key(count)
         kept = self._prefixes.get(key)
         if kept is None:
             self._talk([slot], start.prompt[None, :count].to(self._device), [0])
@@ -134,10 +134,10 @@ class Reference:
         """Queues text vectors; see `Backend.feed`."""
         state = self._state[slot]
         # What lies past the last position can never be used.
-        text = text[: self.positions - state.fed]
-        self._text[slot, state.fed : state.fed + len(text)] = text
-        state.fed += len(text)
-        state.ended = last
+        text = text[: self.max_positions - state.num_fed]
+        self._text[slot, state.num_fed : state.num_fed + len(text)] = text
+        state.num_fed += len(text)
+        state.text_ended = last
 
     def release(self, slot: int) -> None:
         """Forgets the stream; see `Backend.release`."""
@@ -148,7 +148,7 @@ class Reference:
         end = state.position + 1
         return [
             *self._cache.parts(slot, end),
-            self._text[slot, : state.fed],
+            self._text[slot, : state.num_fed],
             self._seen[slot],
         ]
 
@@ -207,7 +207,7 @@ class Reference:
     def _goes_on(self, slot: int) -> bool:
         s = self._state[slot]
         over = s.codes is not None and self._over(s.codes)
-        return not over and s.has_text and s.prompt + s.frames < self.positions
+        return not over and s.has_text and s.num_prompt + s.num_frames < self.max_positions
 
     def _over(self, codes: Tensor) -> bool:
         """Whether these codes [groups] end the speech."""
@@ -217,11 +217,11 @@ class Reference:
         """One frame of each: codes [slots, groups], scores [slots, watched heads, positions]."""
         states = [self._state[slot] for slot in slots]
         for slot, s in zip(slots, states, strict=True):
-            s.check(slot, self.positions)
+            s.check(slot, self.max_positions)
         hidden, scores = self._hidden(slots, states)  # [batch, 1, hidden]
         noise = gumbel(
             [s.sampling.seed or 0 for s in states],
-            [s.first_frame + s.frames for s in states],
+            [s.first_frame + s.num_frames for s in states],
             self._config.talker.groups,
             self._config.talker.vocab,
             self._device,
@@ -236,7 +236,7 @@ class Reference:
         self._seen[torch.tensor(slots, device=self._device), first] = True
         for row, state in zip(codes, states, strict=True):
             state.codes = row
-            state.frames += 1
+            state.num_frames += 1
         return codes, scores.cpu()
 
     def _hidden(self, slots: Sequence[int], states: list[_Slot]) -> tuple[Tensor, Tensor]:
@@ -244,7 +244,7 @@ class Reference:
 
         With it the scores of the watched heads, [batch, heads, positions].
         """
-        shape = (len(slots), len(self._captured_heads), self.positions)
+        shape = (len(slots), len(self._captured_heads), self.max_positions)
         scores = torch.full(shape, torch.nan, device=self._device)
         moving = [i for i, s in enumerate(states) if s.codes is not None]
         rows = {i: s.hidden[None] for i, s in enumerate(states) if s.codes is None}
@@ -260,8 +260,8 @@ class Reference:
     def _next_input(self, slot: int, state: _Slot) -> Tensor:
         """The sum of a frame's embeddings, plus the text vector of that frame: [1, hidden]."""
         assert state.codes is not None
-        frame = state.frames - 1
-        text = self._text[slot, frame] if frame < state.fed else self._pad
+        frame = state.num_frames - 1
+        text = self._text[slot, frame] if frame < state.num_fed else self._pad
         return self.model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
 
     def _first_code(
@@ -270,7 +270,7 @@ class Reference:
         """Penalty, minimum length, mask, temperature, top-k, top-p, draw: in that order."""
         rows = [s.sampling for s in states]
         penalty = [s.repetition_penalty for s in rows]
-        early = torch.tensor([s.frames < _MIN_FRAMES for s in states], device=self._device)
+        early = torch.tensor([s.num_frames < _MIN_FRAMES for s in states], device=self._device)
         logits = logits.float()
         _check_finite("talker", logits)
         seen = self._seen[torch.tensor(slots, device=self._device)]

@@ -23,8 +23,8 @@ def choose_backend(
     config: ModelConfig,
     pad: Tensor,
     *,
-    slots: int,
-    positions: int,
+    num_slots: int,
+    max_positions: int,
     captured_heads: Sequence[tuple[int, int]] = (),
 ) -> Backend:
     """The backend for the device that `pad` is on.
@@ -34,22 +34,32 @@ def choose_backend(
             there or on the host: the backend takes them to the device in its own layout.
         config: The model's numbers.
         pad: [hidden], the text vector that stands for "no text", on the device.
-        slots: Streams at a time.
-        positions: The most positions of one stream.
+        num_slots: Streams at a time.
+        max_positions: The most positions of one stream.
         captured_heads: Layer and head of the talker's heads whose attention scores `step` tells.
     """
     if pad.is_cuda and pad.dtype == torch.bfloat16:
         from megakernel_tts.backends.megakernel import Megakernel
 
         return Megakernel(
-            model, config, pad, slots=slots, positions=positions, captured_heads=captured_heads
+            model,
+            config,
+            pad,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            captured_heads=captured_heads,
         )
     from megakernel_tts.backends.reference import Reference
 
     networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
     there = replace(model, talker=networks[0], predictor=networks[1])
     return Reference(
-        there, config, pad, slots=slots, positions=positions, captured_heads=captured_heads
+        there,
+        config,
+        pad,
+        num_slots=num_slots,
+        max_positions=max_positions,
+        captured_heads=captured_heads,
     )
 
 

@@ -15,7 +15,7 @@ from megakernel_tts.backends.reference import Reference
 from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.calibration.ranking import CapturedSpeech
 from megakernel_tts.errors import TextError
-from megakernel_tts.loader import POSITIONS, Loaded
+from megakernel_tts.loader import MAX_POSITIONS, Loaded
 from megakernel_tts.text.prompt import Layout, Prefix
 from megakernel_tts.tts import TTS
 from megakernel_tts.voice import Voice
@@ -40,7 +40,7 @@ class SpeechCapture:
         self._voice, self._instruct = voice, instruct
         self._prompter = prompter = loaded.engine.prompter
         self._reference = Reference(
-            backend.model, loaded.config, prompter.pad[0], slots=1, positions=POSITIONS
+            backend.model, loaded.config, prompter.pad[0], num_slots=1, max_positions=MAX_POSITIONS
         )
 
     def capture_attention(self, speech: TimedSpeech) -> list[CapturedSpeech]:

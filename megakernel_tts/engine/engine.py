@@ -18,7 +18,7 @@ from megakernel_tts.engine.loop import Loop
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import ChunkPolicy, Mailbox, Session
+from megakernel_tts.session import ChunkPolicy, EventQueue, Session
 from megakernel_tts.text.prompt import Layout, Prefix, Prompter
 from megakernel_tts.text.text_queue import TextQueue
 
@@ -42,7 +42,7 @@ class Engine:
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
         *,
-        waiting: int = 64,
+        max_waiting: int = 64,
     ) -> None:
         """Starts the thread.
 
@@ -52,13 +52,13 @@ class Engine:
             decoder: The codec in plain torch.
             vocoder: The codec for many streams; by default in plain torch, too.
             alignment: How words are found by the heads that the backend watches; None estimates.
-            waiting: Sessions beyond the backend's slots that may be open and wait for one.
+            max_waiting: Sessions beyond the backend's slots that may be open and wait for one.
         """
         self.backend = backend
         self.prompter = prompter
         self.decoder = decoder
         self.alignment = alignment
-        self._most = backend.slots + waiting
+        self._most = backend.num_slots + max_waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
         self._fresh = self.vocoder.prepare_state(decoder.start())
         self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
@@ -102,7 +102,7 @@ class Engine:
         if voice is not None and voice.codes is not None:
             codes = voice.codes.numpy(force=True)
             start = self._primed(codes.tobytes(), codes.shape[1])
-        mailbox = Mailbox(on_read=self._loop.wakeup.set)
+        mailbox = EventQueue(on_read=self._loop.wakeup.set)
         stream = Stream(
             script, mailbox, prefix, start, layout, sampling, chunks, self.alignment, retries
         )
@@ -113,7 +113,7 @@ class Engine:
         wake, abandon = partial(self._text_came, stream), partial(self._abandon, stream)
         return Session(script, mailbox, wake, abandon)
 
-    def coming(self) -> AbstractContextManager[None]:
+    def pending_open(self) -> AbstractContextManager[None]:
         """While a session is opened with its text: who begins meanwhile waits for it a moment."""
         return self._loop.arrivals.one()
 
@@ -124,8 +124,8 @@ class Engine:
         live = sum(not stream.abandoned for stream in loop.streams)
         if live >= self._most:
             raise EngineBusyError(
-                f"{self.backend.slots} streams can speak at once, and {live} sessions are open, as "
-                "many as may wait. Try again later, or load with more slots."
+                f"{self.backend.num_slots} streams can speak at once, and {live} sessions are "
+                "open, as many as may wait. Try again later, or load with more slots."
             )
 
     def _text_came(self, stream: Stream) -> None:
@@ -140,13 +140,13 @@ class Engine:
         self._loop.interrupt()
 
     @property
-    def sessions(self) -> int:
+    def num_sessions(self) -> int:
         """How many sessions are open."""
         with self._loop.lock:
             return len(self._loop.streams)
 
     @property
-    def free(self) -> int:
+    def num_free_slots(self) -> int:
         """How many slots nobody has."""
         return len(self._loop.free)
 

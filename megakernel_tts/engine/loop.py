@@ -55,7 +55,7 @@ class Loop:
         self.streams: list[Stream] = []
         self.closed = False
         self.broken: BaseException | None = None
-        self.free = list(range(backend.slots))
+        self.free = list(range(backend.num_slots))
         self.sounding = DecodePipeline(vocoder)
 
     def stop(self) -> None:
@@ -209,10 +209,11 @@ class Loop:
         _, ids, ended = stream.text()
         try:
             prompt = self.prompter.start(stream.prefix, ids, stream.layout, ended=ended)
-            if prompt is not None and len(prompt.prefill) >= self.backend.positions:
+            if prompt is not None and len(prompt.prefill) >= self.backend.max_positions:
                 raise SynthesisError(
                     f"The prompt takes {len(prompt.prefill)} positions and a slot has "
-                    f"{self.backend.positions}: use a shorter reference recording or instruction."
+                    f"{self.backend.max_positions}: "
+                    "use a shorter reference recording or instruction."
                 )
         except Exception as error:
             self._fail(stream, error)
@@ -247,7 +248,7 @@ class Loop:
         piece, _, _ = stream.text()
         assert piece is not None
         self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)
-        cap = min(stream.sampling.max_frames, self.backend.positions - len(prompt.prefill))
+        cap = min(stream.sampling.max_frames, self.backend.max_positions - len(prompt.prefill))
         times = stream.times(prompt.text_at, self.vocoder.sample_rate)
         progress = prompt.taken, len(prompt.lead), prompt.closed
         stream.utterance = u = Segment(piece, cap, *progress, times, stream.seconds)

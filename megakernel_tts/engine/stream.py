@@ -18,7 +18,7 @@ from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import PendingDecodeRequest
 from megakernel_tts.engine.guard import Guard
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import AudioChunk, ChunkPolicy, FinishReason, Mailbox
+from megakernel_tts.session import AudioChunk, ChunkPolicy, EventQueue, FinishReason
 from megakernel_tts.text.prompt import Layout, Prefix
 from megakernel_tts.text.text_queue import TextQueue, TextSegment
 
@@ -153,7 +153,7 @@ class Stream:
     """
 
     script: TextQueue
-    mailbox: Mailbox
+    mailbox: EventQueue
     prefix: Prefix
     start: Any
     layout: Layout

@@ -44,8 +44,8 @@ def sound(audible: Sequence[bool]) -> NDArray[np.int16]:
 class PlantedBackend(ScriptedBackend):
     """A `ScriptedBackend` in the streaming layout, that spends `PACE` frames on every token."""
 
-    def __init__(self, slots: int = 2) -> None:
-        super().__init__(slots)
+    def __init__(self, num_slots: int = 2) -> None:
+        super().__init__(num_slots)
         self._starts: dict[int, int] = {}  # the position of each stream's first token
 
     def prefill(self, starts: Sequence[PrefillRequest]) -> None:
@@ -69,7 +69,7 @@ class PlantedBackend(ScriptedBackend):
 
     def _scores(self, slot: int, first: int, count: int) -> Tensor:
         start = self._starts[slot]
-        scores = np.full((count, 1, self.positions), np.nan, np.float32)
+        scores = np.full((count, 1, self.max_positions), np.nan, np.float32)
         for frame in range(max(first, 1), first + count):
             scores[frame - first, :, : start + 1 + frame] = -6.0
             token = min(frame // PACE, self._streams[slot]["fed"] - 1)

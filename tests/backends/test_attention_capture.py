@@ -47,7 +47,7 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
-    watching = b.watching(HEADS)
+    watching = b.capturing(HEADS)
     _begin(b, b.kernel, 3)
     _begin(b, watching, 3)
     plain = _heard(b.kernel, [0, 1, 2], [5])
@@ -65,7 +65,7 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
 
 def test_scores_end_where_the_keys_end(any_comparison: MakeComparison) -> None:
     b = any_comparison()
-    watching = b.watching(HEADS)
+    watching = b.capturing(HEADS)
     _begin(b, watching, 1)
     (frames,) = watching.step([0], 4)
     there = ~_scores(frames).isnan()
@@ -78,9 +78,9 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(
 ) -> None:
     """All three are told the same codes, so that their frames have the same inputs."""
     b = any_comparison()
-    watching = b.watching(HEADS)
+    watching = b.capturing(HEADS)
     references = [
-        Reference(r.model, b.config, r._pad, slots=1, positions=64, captured_heads=HEADS)
+        Reference(r.model, b.config, r._pad, num_slots=1, max_positions=64, captured_heads=HEADS)
         for r in (b.half, b.exact)
     ]
     _begin(b, watching, 1)
@@ -107,7 +107,8 @@ def test_watching_changes_no_code_of_the_reference(
     b = any_comparison()
     models = [b.exact.model, b.config, b.exact._pad]
     plain, watching = (
-        Reference(*models, slots=2, positions=64, captured_heads=heads) for heads in ((), HEADS)
+        Reference(*models, num_slots=2, max_positions=64, captured_heads=heads)
+        for heads in ((), HEADS)
     )
     made: list[list[Tensor]] = []
     for backend in (plain, watching):
@@ -126,7 +127,9 @@ def test_overhearing_a_speech_gives_what_watching_gave(
     c = b.config.talker.stack
     every = [(layer, head) for layer in range(c.layers) for head in range(c.heads)]
     pad = b.exact._pad
-    backend = Reference(b.exact.model, b.config, pad, slots=1, positions=64, captured_heads=every)
+    backend = Reference(
+        b.exact.model, b.config, pad, num_slots=1, max_positions=64, captured_heads=every
+    )
     prompt, text = b.prompt.to(pad.dtype), b.text.to(pad.dtype)
     backend.prefill([PrefillRequest(0, prompt, SAMPLINGS[0])])
     backend.feed(0, text, True)
@@ -144,7 +147,7 @@ def test_scores_do_not_wait_for_what_the_device_is_given_behind_the_step(
     gpu_comparison: MakeComparison,
 ) -> None:
     b = gpu_comparison()
-    watching, over = b.watching(HEADS), torch.cuda.Event()
+    watching, over = b.capturing(HEADS), torch.cuda.Event()
     _begin(b, watching, 1)
     (expected,) = _heard(watching, [0], [5])
     watching.release(0)

@@ -99,7 +99,7 @@ def speak(
             asked.append(tensor[0])
 
     positions = len(prompt) + frames
-    exact = Reference(model, config, pad, slots=1, positions=positions, trace=note)
+    exact = Reference(model, config, pad, num_slots=1, max_positions=positions, trace=note)
     for backend, x in ((kernel, prompt), (exact, prompt.float())):
         backend.prefill([PrefillRequest(0, x, _GREEDY)])
         backend.feed(0, x[:0], True)
@@ -184,7 +184,7 @@ def main(size: str, frames: int) -> None:
     """Speaks on the GPU; beside it, the same codes in torch's bfloat16."""
     build.load(torch.device("cuda"), precise=True)
     half, config, pad, prompt = _tiny(cast(Size, size)) if size in MODELS else _large(size)
-    kernel = Megakernel(half, config, pad, slots=1, positions=1024)
+    kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024)
     exact = map_leaves(half, lambda t: t.float())
     speech = speak(kernel, exact, config, pad.float(), prompt, frames)
     check(speech)

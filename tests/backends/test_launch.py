@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megakernel_tts import ChunkPolicy, Sampling
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.backends.prefill_batching import PrefillSegment, pack
+from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes
 from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.errors import DeviceError
@@ -218,7 +218,7 @@ def _arguments(b: Comparison) -> tuple[Any, ...]:
 
 
 def _check_operators(b: Comparison, operators: Any) -> None:
-    rows, passes = pack([PrefillSegment(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
+    rows, passes = pack_passes([PrefillSegment(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
     for name in ("generate", "prefill"):
         arguments = _arguments(b)
         last = (b.kernel._streams([0]), 1, []) if name == "generate" else (rows, passes)
@@ -301,7 +301,7 @@ def test_what_is_wrong_is_said(
 @pytest.mark.gpu
 def test_a_wrong_prompt_is_said(gpu_comparison: MakeComparison) -> None:
     b = gpu_comparison("0b6")
-    rows, passes = pack([PrefillSegment(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
+    rows, passes = pack_passes([PrefillSegment(0, b.prompt, 0, len(b.prompt))], COLUMNS, WIDE)
 
     def beyond(place: int, value: int) -> Tensor:
         wrong = passes.clone()

@@ -197,13 +197,15 @@ def test_another_rope_for_the_predictor_is_refused(comparison: MakeComparison) -
     stack = replace(b.config.predictor.stack, theta=1e4)
     config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
     with pytest.raises(ValueError, match="one rope_theta"):
-        Megakernel(b.half.model, config, b.pad, slots=1, positions=64, ops=b.ops)
+        Megakernel(b.half.model, config, b.pad, num_slots=1, max_positions=64, ops=b.ops)
 
 
 def test_a_shape_that_is_not_compiled_is_refused(comparison: MakeComparison) -> None:
     b = comparison("0b6")
     with pytest.raises(ValueError, match="not compiled for the shapes"):
-        Megakernel(b.half.model, comparison("1b7").config, b.pad, slots=1, positions=64, ops=b.ops)
+        Megakernel(
+            b.half.model, comparison("1b7").config, b.pad, num_slots=1, max_positions=64, ops=b.ops
+        )
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def test_packed_weights_replace_the_originals_and_embeddings_are_shared(
     networks = (model.talker, model.predictor)
     matrices = [weakref.ref(t) for t in leaves(networks) if t.dim() == 2]
     embeddings = model.embeddings
-    kernel = Megakernel(model, b.config, b.pad, slots=1, positions=64, ops=b.ops)
+    kernel = Megakernel(model, b.config, b.pad, num_slots=1, max_positions=64, ops=b.ops)
     del model, networks
     assert len(matrices) > 30 and not any(matrix() is not None for matrix in matrices)
     held = {part.data_ptr() for part in (*kernel._weights, *kernel._kept)}
@@ -41,7 +41,7 @@ def test_a_released_size_with_eight_slots_of_2048_positions(
     torch.cuda.reset_peak_memory_stats()
     with TTS.load(tmp_path, device="cuda", slots=8) as tts:
         backend = tts._loaded.engine.backend
-        assert (backend.name, backend.slots, backend.positions) == ("megakernel", 8, 2048)
+        assert (backend.name, backend.num_slots, backend.max_positions) == ("megakernel", 8, 2048)
         loaded, peak = (
             (read() - before) / 1e9
             for read in (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated)

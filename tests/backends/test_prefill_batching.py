@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.backends.prefill_batching import PrefillSegment, pack, whole
+from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
 from tests.emulator import COLUMNS, WIDE
 
 # Lengths of prompts, and how many blocks of each were run before.
@@ -26,7 +26,7 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
     ]
     if not parts:
         return
-    rows, passes = pack(parts, COLUMNS, WIDE)
+    rows, passes = pack_passes(parts, COLUMNS, WIDE)
     row, seen = 0, defaultdict[int, list[int]](list)
     for columns, begin, ends, *table in passes.tolist():
         assert 1 <= columns <= WIDE and begin == row and ends < 1 << columns
@@ -36,7 +36,7 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
             assert (ends >> c & 1) == (position == given[slot][0] - 1)
             # The columns of its slot in this pass are those of its block so far, side by side.
             ours = [i for i, place in enumerate(places) if place[0] == slot]
-            begins = {whole(places[i][1], COLUMNS, WIDE) for i in ours}
+            begins = {whole_tiles(places[i][1], COLUMNS, WIDE) for i in ours}
             assert first == ours[0] and begins == {position - (c - first)}
             seen[slot].append(position)
         row += columns
@@ -47,12 +47,14 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
 def test_what_is_left_of_short_prompts_shares_passes() -> None:
     """Eight prompts of ten positions, of which eight were run before: one pass, not eight."""
     prompt = torch.zeros(10, 1)
-    _, cold = pack([PrefillSegment(slot, prompt, 0, 10) for slot in range(8)], COLUMNS, WIDE)
-    _, warm = pack([PrefillSegment(slot, prompt, 8, 10) for slot in range(8)], COLUMNS, WIDE)
+    _, cold = pack_passes([PrefillSegment(slot, prompt, 0, 10) for slot in range(8)], COLUMNS, WIDE)
+    _, warm = pack_passes([PrefillSegment(slot, prompt, 8, 10) for slot in range(8)], COLUMNS, WIDE)
     assert (len(cold), len(warm)) == (5, 1)
 
 
 @given(st.integers(0, 100))
 def test_whole_blocks_are_as_many_as_fit(positions: int) -> None:
-    assert positions - whole(positions, COLUMNS, WIDE) < (WIDE if positions >= COLUMNS else COLUMNS)
-    assert whole(positions, COLUMNS, WIDE) in {_begin(block) for block in range(8)}
+    assert positions - whole_tiles(positions, COLUMNS, WIDE) < (
+        WIDE if positions >= COLUMNS else COLUMNS
+    )
+    assert whole_tiles(positions, COLUMNS, WIDE) in {_begin(block) for block in range(8)}

@@ -28,7 +28,7 @@ Said = list[list[int] | None]
 
 
 def test_it_forgets_what_was_used_longest_ago() -> None:
-    cache = PrefixCache(limit=3 * 16)
+    cache = PrefixCache(max_bytes=3 * 16)
     keys = [bytes([i]) for i in range(4)]
     for key in keys[:3]:
         cache.put(key, [torch.full((2,), float(key[0])), torch.zeros(2)])
@@ -41,7 +41,7 @@ def test_it_forgets_what_was_used_longest_ago() -> None:
 
 def test_it_never_holds_more_than_its_limit() -> None:
     rng = random.Random(0)
-    cache, sizes = PrefixCache(limit=100), dict[bytes, int]()
+    cache, sizes = PrefixCache(max_bytes=100), dict[bytes, int]()
     for i in range(200):
         key, size = i.to_bytes(2, "big"), rng.randint(1, 60)
         sizes[key] = size
@@ -134,7 +134,7 @@ def _without(backend: Any, prompts: list[Prompt], text: Tensor, frames: int) -> 
     """What each says alone, nothing kept."""
     said: list[Said] = []
     for number, prompt in enumerate(prompts):
-        backend._prefixes = PrefixCache(limit=0)
+        backend._prefixes = PrefixCache(max_bytes=0)
         _begin(backend, {0: (number, prompt)}, text)
         said += _said(backend, [0], frames)
         assert len(backend._prefixes) == 0
@@ -148,7 +148,7 @@ def _check(
     """Random groups begin together in random slots while somebody speaks."""
     alone = _without(backend, prompts, text, frames)
     backend._prefixes = PrefixCache(limit)
-    rng, others = random.Random(1), backend.slots - 1
+    rng, others = random.Random(1), backend.num_slots - 1
     _begin(backend, {others: (0, prompts[0])}, text)
     speaker: Said = []
     for _ in range(groups):
@@ -162,7 +162,7 @@ def _check(
         for slot in slots:
             backend.release(slot)
     backend.release(others)
-    backend._prefixes = PrefixCache(limit=0)
+    backend._prefixes = PrefixCache(max_bytes=0)
     _begin(backend, {1: (0, prompts[0])}, text)
     assert _said(backend, [1], len(speaker))[0] == speaker
     backend.release(1)
@@ -172,7 +172,7 @@ def _bytes_of_one(backend: Any, prompt: Prompt, text: Tensor) -> int:
     backend._prefixes = PrefixCache()
     _begin(backend, {0: (0, prompt)}, text)
     backend.release(0)
-    (parts,) = backend._prefixes._kept.values()
+    (parts,) = backend._prefixes._entries.values()
     return sum(part.nbytes for part in parts)
 
 
@@ -183,7 +183,7 @@ def test_the_reference_says_the_same_with_the_cache(load: Callable[..., Loaded],
     backend, prompts = loaded.engine.backend, _prompts(loaded)
     assert isinstance(backend, Reference)
     pad = loaded.engine.prompter.pad
-    reference = Reference(backend.model, loaded.config, pad[0], slots=4, positions=128)
+    reference = Reference(backend.model, loaded.config, pad[0], num_slots=4, max_positions=128)
     limit = room * _bytes_of_one(reference, prompts[0], pad)
     _check(reference, prompts, pad, groups=15, frames=2, limit=limit)
 
@@ -219,7 +219,7 @@ def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -
         for prefix in prefixes
         for own in (1, 2, 11)
     ]
-    kernel = Megakernel(model, config, noise[99].cuda(), slots=8, positions=256)
+    kernel = Megakernel(model, config, noise[99].cuda(), num_slots=8, max_positions=256)
     room = _bytes_of_one(kernel, prompts[0], noise[:40])
     _check(kernel, prompts, noise[:40], groups=12, frames=3, limit=2 * room)
 
@@ -261,7 +261,7 @@ def test_what_lies_in_a_slot_already_is_not_copied(
         return b.kernel._hidden[slot].clone()
 
     expected = begin(0)
-    (kept,) = b.kernel._prefixes._kept.values()
+    (kept,) = b.kernel._prefixes._entries.values()
     with torch.inference_mode():
         for part in kept:
             part.fill_(1.0)

@@ -20,11 +20,15 @@ TEXTS = [
 ]
 
 
-def make(loaded: Loaded, *, slots: int = 4, dtype: torch.dtype = torch.float32) -> Reference:
+def make(loaded: Loaded, *, num_slots: int = 4, dtype: torch.dtype = torch.float32) -> Reference:
     backend = loaded.engine.backend
     assert isinstance(backend, Reference)
     return Reference(
-        backend.model, loaded.config, loaded.engine.prompter.pad[0], slots=slots, positions=128
+        backend.model,
+        loaded.config,
+        loaded.engine.prompter.pad[0],
+        num_slots=num_slots,
+        max_positions=128,
     )
 
 
@@ -59,7 +63,7 @@ def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> 
     count = 12
     solo: list[list[list[int]]] = []
     for text, sampling in zip(TEXTS, SAMPLINGS, strict=True):
-        reference = make(loaded, slots=1)
+        reference = make(loaded, num_slots=1)
         start(reference, loaded, 0, text, sampling)
         solo.append(frames(reference, 0, count))
     rng = random.Random(0)
@@ -93,12 +97,12 @@ def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
     count = 10
     solo: list[list[list[int]]] = []
     for text, sampling in zip(TEXTS[:3], SAMPLINGS[:3], strict=True):
-        reference = make(loaded, slots=1)
+        reference = make(loaded, num_slots=1)
         start(reference, loaded, 0, text, sampling)
         solo.append(frames(reference, 0, count))
     rng = random.Random(0)
     for _ in range(4):
-        reference = make(loaded, slots=2)
+        reference = make(loaded, num_slots=2)
         made: list[list[list[int]]] = [[], [], []]
         away: dict[int, object] = {}
         for stream in range(3):
@@ -225,8 +229,8 @@ def test_bfloat16_stays_close_to_float32(
             backend.model,
             loaded.config,
             loaded.engine.prompter.pad[0],
-            slots=1,
-            positions=128,
+            num_slots=1,
+            max_positions=128,
             trace=lambda phase, x, seen=seen: seen.append(x) if phase == "logits" else None,
         )
         start(reference, loaded, 0, TEXTS[0], Sampling.greedy(seed=0))

@@ -128,7 +128,7 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
 
     model = map_leaves(model_specs(config), weight)
     pad = torch.randn(hidden, device="cuda", generator=generator).to(dtype)
-    reference = Reference(model, config, pad, slots=4, positions=64)
+    reference = Reference(model, config, pad, num_slots=4, max_positions=64)
     prompts = [
         torch.randn(9 + i, hidden, device="cuda", generator=generator).to(dtype).cpu()
         for i in range(4)

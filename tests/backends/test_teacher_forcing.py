@@ -35,7 +35,7 @@ def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
 def torchs(model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, codes: Tensor) -> Tensor:
     """The same of plain torch in the type of the weights, all positions at once."""
     length = len(prompt) + len(codes)
-    reference = Reference(model, config, pad, slots=1, positions=length)
+    reference = Reference(model, config, pad, num_slots=1, max_positions=length)
     x = torch.cat([prompt.to(pad), model.embeddings.of_frames(codes.to(pad.device)) + pad])
     hidden = reference._talk([0], x[None], [0])[0, len(prompt) - 1 :]
     return (hidden @ model.talker.head.T).float()
@@ -73,5 +73,5 @@ def test_five_hundred_frames_that_are_given(size: str) -> None:
     hidden = config.talker.stack.hidden
     noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
     prompt, pad = noise[:10].cpu(), noise[10]
-    kernel = Megakernel(half, config, pad, slots=1, positions=1024)
+    kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024)
     compare(kernel, half, config, pad, prompt, 500)

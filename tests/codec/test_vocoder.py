@@ -56,7 +56,7 @@ def codec_rig(
         vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
     if request.param != "torch":  # emulated, kernels read codes at once
         vocoder.max_pending_frames = 0
-    rig = Rig(load(), ScriptedBackend(slots=SLOTS), decoder=decoder, vocoder=vocoder)
+    rig = Rig(load(), ScriptedBackend(num_slots=SLOTS), decoder=decoder, vocoder=vocoder)
     yield rig
     rig.engine.close()
 

@@ -82,7 +82,7 @@ def test_leaving_or_dropping_a_session_cancels_it(rig: Rig) -> None:
 
 
 def test_a_full_queue_refuses_with_a_sentence(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=1), waiting=2)
+    rig = Rig(load(), ScriptedBackend(num_slots=1), max_waiting=2)
     rig.backend.endless = True
     sessions = [rig.open(seed=i) for i in range(3)]
     with pytest.raises(EngineBusyError, match="3 sessions are open"):
@@ -148,7 +148,7 @@ def test_an_engine_that_nobody_holds_ends(load: Callable[..., Loaded]) -> None:
 def test_a_voice_is_not_primed_for_a_session_that_is_refused(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(load("base"), ScriptedBackend(slots=1), waiting=0)
+    rig = Rig(load("base"), ScriptedBackend(num_slots=1), max_waiting=0)
     plain = Voice(torch.randn(128))
     cloned = Voice(plain.x_vector, torch.zeros(3, 16, dtype=torch.long), "Hi.")
     rig.backend.endless = True

@@ -32,7 +32,7 @@ def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
 
 def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> None:
     """With one slot a short text waits for a piece of the long one, not for its end."""
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
     short = rig.open("Hello there.", seed=2)
     order: list[str] = []
@@ -49,7 +49,7 @@ def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> N
 
 
 def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     live = rig.open(None, layout="full", limits=Limits(hard=1))
     live.push_text("hello to you. And then")
     next(iter(live))
@@ -64,7 +64,7 @@ def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(
 ) -> None:
     """The one who waits stands before the one who leaves, and nothing else moves."""
     monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 60.0)
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     waiting = rig.open(None, seed=2)
     live = rig.open(None, seed=1)
     live.push_text("hello to ")
@@ -137,7 +137,7 @@ def test_short_pauses_cost_no_slot(
 ) -> None:
     """A writer of a word now and then keeps its slot, however long it goes on."""
     monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.4)
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     live = rig.open(None, seed=1)
     live.push_text("hello to ")
     next(iter(live))
@@ -166,7 +166,7 @@ def test_suspended_streams_may_be_cancelled(rig: Rig) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_who_was_suspended_goes_on_before_anyone_begins(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     late, live = rig.open(None, seed=1), rig.open(None, seed=2)
     live.push_text("hello to ")
     next(iter(live))
@@ -204,7 +204,7 @@ def test_streams_that_come_together_begin_together(
 ) -> None:
     """After a frame every one of them has its first chunk, also if some prompts go ahead."""
     monkeypatch.setattr("megakernel_tts.engine.loop._AHEAD", 2)  # of ten, nine are common
-    rig = Rig(load(), ScriptedBackend(slots=6))
+    rig = Rig(load(), ScriptedBackend(num_slots=6))
     _burst(rig, range(1, 6))
     assert rig.backend.together == [1, 2, 3]
     begun = rig.backend.events.index("prefill")
@@ -219,7 +219,7 @@ def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(
     """After so many positions of prompts there is a frame for those who speak."""
     for most in ("_AHEAD", "_PROMPTS"):
         monkeypatch.setattr(f"megakernel_tts.engine.loop.{most}", 2)  # of ten, nine are common
-    rig = Rig(load(), ScriptedBackend(slots=6))
+    rig = Rig(load(), ScriptedBackend(num_slots=6))
     _burst(rig, range(1, 6))
     assert rig.backend.together == [1, 2, 2, 1]
     prefills = [i for i, event in enumerate(rig.backend.events) if event == "prefill"]
@@ -228,7 +228,7 @@ def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(
 
 
 def test_a_prompt_that_fails_ends_its_stream_alone(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=6))
+    rig = Rig(load(), ScriptedBackend(num_slots=6))
     rig.backend.unable = {13}
     rig.backend.endless = True
     next(iter(rig.open(seed=0)))
@@ -248,7 +248,7 @@ def test_a_prompt_that_fails_ends_its_stream_alone(load: Callable[..., Loaded]) 
 
 
 def test_who_cancels_is_seen_to_before_the_next_prompt(load: Callable[..., Loaded]) -> None:
-    backend = ScriptedBackend(slots=2)
+    backend = ScriptedBackend(num_slots=2)
     rig = Rig(load(), backend)
     backend.endless = True
     first, second = rig.open(seed=0), rig.open(seed=1)
@@ -267,7 +267,7 @@ def test_a_sentence_that_is_not_ended_takes_nobodys_slot(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.02)
-    rig = Rig(load(), ScriptedBackend(slots=1))
+    rig = Rig(load(), ScriptedBackend(num_slots=1))
     live = rig.open(None, seed=1)
     live.push_text("hello to ")
     next(iter(live))
@@ -318,7 +318,7 @@ def test_who_leaves_while_others_begin_gets_no_prompt(
 
 def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megakernel_tts.engine.loop._COURTESY", 20.0)
-    with rig.engine.coming():
+    with rig.engine.pending_open():
         first = rig.open(seed=1)
         time.sleep(0.05)
         assert rig.backend.events == ["prefill"]
@@ -331,7 +331,7 @@ def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 def test_nobody_waits_long_for_one_who_does_not_come(rig: Rig) -> None:
     begin = time.monotonic()
-    with rig.engine.coming():
+    with rig.engine.pending_open():
         assert drain(rig.open())[1].reason == "eos"
     assert time.monotonic() - begin < 3, "it waited for longer than a courtesy lasts"
 
@@ -339,13 +339,13 @@ def test_nobody_waits_long_for_one_who_does_not_come(rig: Rig) -> None:
 def test_what_was_decoded_leaves_before_others_are_waited_for(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(load(), ScriptedBackend(slots=3))
+    rig = Rig(load(), ScriptedBackend(num_slots=3))
     rig.backend.gate.clear()
     speaks = rig.open(seed=1, first=1, largest=1)
     while not rig.backend.asked:  # its first frame is being made
         time.sleep(0.001)
     monkeypatch.setattr("megakernel_tts.engine.loop._COURTESY", 20.0)
-    with rig.engine.coming():
+    with rig.engine.pending_open():
         other = rig.open(seed=2)
         begin = time.monotonic()
         rig.backend.gate.set()

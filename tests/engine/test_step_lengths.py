@@ -37,7 +37,7 @@ class Speaker:
 
     def start(self, slot: int) -> PrefillRequest:
         """All of its prompt but the end is kept for the next time."""
-        return PrefillRequest(slot, self.prompt, self.sampling, common=len(self.prompt) - 1)
+        return PrefillRequest(slot, self.prompt, self.sampling, num_common=len(self.prompt) - 1)
 
     @property
     def ready(self) -> bool:
@@ -73,7 +73,7 @@ def frame_by_frame(backend: Backend, speakers: list[Speaker]) -> list[list[list[
 
 def play(backend: Backend, speakers: list[Speaker], rng: random.Random, most: int) -> None:
     """Steps of any length; who joins, gets text, is interrupted, is cut off or leaves is random."""
-    waiting, free = list(speakers), rng.sample(range(backend.slots), backend.slots)
+    waiting, free = list(speakers), rng.sample(range(backend.num_slots), backend.num_slots)
     running: dict[int, Speaker] = {}
     while waiting or running:
         while waiting and free and (not running or rng.random() < 0.5):
@@ -131,7 +131,7 @@ def test_any_steps_of_the_reference_give_the_same_codes(
     comparison: MakeComparison,
 ) -> None:
     b = comparison("1b7")
-    reference = Reference(b.exact.model, b.config, b.pad.float(), slots=4, positions=64)
+    reference = Reference(b.exact.model, b.config, b.pad.float(), num_slots=4, max_positions=64)
     speakers = _speakers(b.prompt.float(), b.text.float().repeat(3, 1), [12, 3, 17, 9])
     check(reference, speakers, plays=8, most=9)
 
@@ -216,7 +216,7 @@ class Spoken:
         assert isinstance(backend, Reference)
         prompter = loaded.engine.prompter
         self.reference = Reference(
-            backend.model, loaded.config, prompter.pad[0], slots=slots, positions=256
+            backend.model, loaded.config, prompter.pad[0], num_slots=slots, max_positions=256
         )
         self.engine = Engine(self.reference, prompter, loaded.engine.decoder)
 

@@ -23,7 +23,7 @@ logger.add(sys.stderr, level="WARNING")
 @pytest.fixture(scope="package")
 def engine() -> Iterator[TTS]:
     """Shared: warming up takes longer than most tests."""
-    with simulated_tts(slots=16) as tts:
+    with simulated_tts(num_slots=16) as tts:
         tts.warmup()
         yield tts
 

@@ -125,12 +125,12 @@ def test_the_engine_stops_within_a_frame_and_little_was_made_in_vain(engine: TTS
     async def drive(bot: Bot) -> None:
         await bot.ask()
         await bot.until(lambda: heard_seconds(bot) >= 2)
-        assert sessions.sessions == 1
+        assert sessions.num_sessions == 1
         made = sessions.backend.made - before  # type: ignore[attr-defined]
         assert made * 0.08 <= heard_seconds(bot) + 3.2, "the engine runs too far ahead"
         await bot.interrupt()
-        await bot.until(lambda: sessions.sessions == 0, 0.5)
-        assert sessions.free == sessions.backend.slots
+        await bot.until(lambda: sessions.num_sessions == 0, 0.5)
+        assert sessions.num_free_slots == sessions.backend.num_slots
 
     before = sessions.backend.made  # type: ignore[attr-defined]
     hold([bot], drive)

@@ -41,7 +41,7 @@ class Disk:
         assert self.ready.wait(PATIENCE), "nobody else runs while a model is loaded"
         if self.broken:
             raise CheckpointError(f"There is no model {model}.")
-        self.loaded.append(simulated_tts(slots=4))
+        self.loaded.append(simulated_tts(num_slots=4))
         return self.loaded[-1]
 
     @property

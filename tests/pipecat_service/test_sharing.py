@@ -24,7 +24,7 @@ LONG = "One two three four five six seven eight nine ten. " * 2
 @pytest.fixture
 def own() -> Iterator[TTS]:
     """An engine that a test may break."""
-    with simulated_tts(slots=2) as tts:
+    with simulated_tts(num_slots=2) as tts:
         tts.warmup()
         yield tts
 
@@ -122,7 +122,7 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session_behi
         await bot.interrupt()
         await bot.until(lambda: bool(opened))
         await asyncio.sleep(0.2)
-        assert own._loaded.engine.sessions == 0
+        assert own._loaded.engine.num_sessions == 0
 
     before = own._loaded.engine.backend.made  # type: ignore[attr-defined]
     hold([bot], drive)

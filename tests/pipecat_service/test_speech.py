@@ -3,7 +3,7 @@ import pytest
 
 from bench.simulation import CharacterTokenizer
 from megakernel_tts import AudioChunk, Word
-from megakernel_tts.session import Mailbox, Session
+from megakernel_tts.session import EventQueue, Session
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from pipecat_service.speech import Speech
@@ -14,7 +14,7 @@ RATE = 24_000
 def test_words_are_timed_from_where_the_audio_begins_that_leaves() -> None:
     """The silence before speech is cut off; a word that was timed within it begins at once."""
     script = TextQueue(CharacterTokenizer(), Splitter())
-    speech = Speech(Session(script, Mailbox(lambda: None), lambda: None, lambda: None), RATE)
+    speech = Speech(Session(script, EventQueue(lambda: None), lambda: None, lambda: None), RATE)
     pcm = np.concatenate([np.zeros(6000, np.int16), np.full(18_000, 3000, np.int16)])
     words = (Word("One", 0.24, None, False), Word("two", 0.5, None, False))
     quiet = speech.hear(AudioChunk(pcm[:2400], RATE, np.zeros((1, 16), np.int64), 0))

@@ -213,7 +213,7 @@ def test_text_outside_of_a_turn_is_spoken_and_ended(engine: TTS) -> None:
     async def drive(bot: Bot) -> None:
         await bot.worker.queue_frame(TextFrame("Hello there, caller. "))
         await bot.until(lambda: len(bot.of(TTSStoppedFrame)) == 2)
-        assert sessions.sessions == 0
+        assert sessions.num_sessions == 0
 
     hold([bot], drive)
     assert heard_words(bot.output.pcm) == [0, 1, 0]
@@ -248,13 +248,13 @@ def test_a_cancel_frame_stops_at_once(engine: TTS) -> None:
     async def drive(bot: Bot) -> None:
         await bot.ask()
         await bot.until(lambda: bool(bot.of(TTSAudioRawFrame)))
-        assert sessions.sessions == 1
+        assert sessions.num_sessions == 1
         await bot.worker.queue_frame(CancelFrame())
-        await bot.until(lambda: sessions.sessions == 0, 0.5)
+        await bot.until(lambda: sessions.num_sessions == 0, 0.5)
 
     asyncio.run(asyncio.wait_for(bot.run(drive, end=False), PATIENCE))
     assert len(heard_words(bot.output.pcm)) < 5
-    assert sessions.free == sessions.backend.slots
+    assert sessions.num_free_slots == sessions.backend.num_slots
 
 
 def test_a_cold_engine_is_refused() -> None:

@@ -25,7 +25,7 @@ def planted(load: Callable[..., Loaded]) -> Iterator[TTS]:
     """A model whose attention is planted, and whose every frame sounds."""
     loaded = load()
     engine = Engine(
-        PlantedBackend(slots=8),
+        PlantedBackend(num_slots=8),
         loaded.engine.prompter,
         LoudDecoder(),
         None,
