@@ -143,7 +143,7 @@ def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> Report:
         contexts_left=load.contexts_left,
         speeches_left=load.speeches_left,
         tasks_left=tasks_left,
-        sessions_left=inner.sessions,
+        sessions_left=inner.num_sessions,
         slots_free=inner.num_free_slots == inner.backend.num_slots,
     )
 
