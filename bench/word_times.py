@@ -59,10 +59,10 @@ def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[flo
 
 def estimated(loaded: Loaded, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
     """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
-    transcript = Transcript(loaded.tokenizer.spell)
+    times = EstimatedTimes(Transcript(loaded.tokenizer.spell), rate)
     ids = loaded.tokenizer.encode(text)
-    transcript.write(ids, len(ids))
-    return [word.start for word in EstimatedTimes(transcript, rate).hear(frames, last=True)]
+    times.read(ids, len(ids))
+    return [word.start for word in times.hear(frames, last=True)]
 
 
 Errors = dict[str, list[float]]  # of word starts, in seconds, by method
