@@ -63,8 +63,8 @@ class Report:
 
 def exchanges_per_frame(config: ModelConfig) -> int:
     """Exchanges of a frame: five per layer (one per phase), two per sampled code."""
-    groups = config.talker.groups
-    num_layers = config.talker.stack.layers + groups * config.predictor.stack.layers
+    groups = config.talker.num_groups
+    num_layers = config.talker.stack.num_layers + groups * config.predictor.stack.num_layers
     return 5 * num_layers + 2 * groups
 
 

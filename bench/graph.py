@@ -17,10 +17,10 @@ class _Layer:
     """A decoder layer with fused projections (qkv, gate_up) and fused head norms."""
 
     def __init__(self, w: Layer, config: StackConfig) -> None:
-        self.w, self.heads = w, (config.heads, config.kv_heads, config.kv_heads)
+        self.w, self.heads = w, (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.qkv, self.gate_up = torch.cat([w.q, w.k, w.v]), torch.cat([w.gate, w.up])
         self.head_norms = torch.cat(
-            [w.q_norm.expand(config.heads, -1), w.k_norm.expand(config.kv_heads, -1)]
+            [w.q_norm.expand(config.num_heads, -1), w.k_norm.expand(config.num_kv_heads, -1)]
         )[None, :, None]
 
 
@@ -29,12 +29,12 @@ class _Network:
 
     def __init__(self, stack: Stack, config: StackConfig, positions: int) -> None:
         device = stack.norm.device
-        shape = (len(stack.layers), 2, 1, config.kv_heads, positions, config.head_dim)
+        shape = (len(stack.layers), 2, 1, config.num_kv_heads, positions, config.head_dim)
         self.norm, self.config = stack.norm, config
         self.layers = [_Layer(w, config) for w in stack.layers]
         self.caches = torch.randn(shape, device=device).bfloat16()
         indices = torch.arange(positions, device=device)[None]
-        self.rope_table = rotary(indices, config.head_dim, config.theta, torch.bfloat16)
+        self.rope_table = rotary(indices, config.head_dim, config.rope_theta, torch.bfloat16)
 
     def __call__(self, x: Tensor, position: int) -> Tensor:
         for layer, cache in zip(self.layers, self.caches, strict=True):
@@ -44,13 +44,13 @@ class _Network:
         return self._norm(x, self.norm)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.eps)
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def _attention(self, x: Tensor, layer: _Layer, cache: Tensor, position: int) -> Tensor:
         end, width = position + 1, self.config.head_dim
         heads = F.linear(x, layer.qkv).view(1, -1, 1, width)
         queries_keys = heads[:, : -layer.heads[2]]
-        normed = F.rms_norm(queries_keys, (width,), eps=self.config.eps) * layer.head_norms
+        normed = F.rms_norm(queries_keys, (width,), eps=self.config.norm_eps) * layer.head_norms
         query, key = rotate(normed, self.rope_table[..., position:end, :]).split(layer.heads[:2], 1)
         keys, values = cache
         keys[:, :, position:end] = key
@@ -80,7 +80,7 @@ def frame_graph(model: Model, config: ModelConfig, position: int) -> Callable[[]
         A function that replays the graph on the current CUDA stream.
     """
     talker = _Network(model.talker.stack, config.talker.stack, position + 1)
-    predictor = _Network(model.predictor.stack, config.predictor.stack, config.talker.groups)
+    predictor = _Network(model.predictor.stack, config.predictor.stack, config.talker.num_groups)
     embeddings, project = model.embeddings, model.predictor.project
     x = embeddings.codec[:1].clone()
 
@@ -89,7 +89,7 @@ def frame_graph(model: Model, config: ModelConfig, position: int) -> Callable[[]
 
     def frame() -> None:
         hidden = talker(x, position)
-        code = _sample(F.linear(hidden, model.talker.head)) % config.talker.codes
+        code = _sample(F.linear(hidden, model.talker.head)) % config.talker.num_codes
         rows = [embeddings.codec[code]]
         predictor(project_input(hidden), 0)
         for group, head in enumerate(model.predictor.heads):

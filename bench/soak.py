@@ -80,7 +80,7 @@ def _random_voice(tts: TTS, rng: random.Random) -> str | Voice:
     """A named voice; for a Base model a cloned one, with or without a reference recording."""
     if tts.voices:
         return rng.choice(list(tts.voices))
-    hidden = tts._loaded.config.talker.stack.hidden
+    hidden = tts._loaded.config.talker.stack.hidden_size
     x_vector = torch.full((hidden,), 0.01 * rng.randrange(3))
     codes = torch.full((rng.randint(1, 9), 16), 7)
     return rng.choice((Voice(x_vector), Voice(x_vector, codes, "What was said.")))

@@ -121,7 +121,7 @@ class KernelTimer:
     """
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
-        hidden = config.talker.stack.hidden
+        hidden = config.talker.stack.hidden_size
         pad = torch.randn(hidden, device="cuda").bfloat16()
         self.kernel = Megakernel(model, config, pad, num_slots=8, max_positions=2048)
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
@@ -243,7 +243,7 @@ def measure(size: str) -> dict[str, object]:
     """Measures all figures of a size, `0.6B` or `1.7B`."""
     phases = profiled_phases(size)
     model, config = random_model(size)
-    num_passes = config.talker.groups  # with one stream, positions 0 and 1 share a pass
+    num_passes = config.talker.num_groups  # with one stream, positions 0 and 1 share a pass
     prefill = stack_bytes(model.talker.stack)
     weight_bytes = {
         "frame": frame_bytes(model, num_passes - 1),

@@ -111,9 +111,13 @@ class _KernelOps:
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
         stacks = (config.talker.stack, config.predictor.stack)
-        self._shape = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
-        self._shape += [config.talker.codes, 1, 64, _MAX_STREAMS, _MAX_STREAMS, 128]
-        self._groups, self._codes = config.talker.groups, config.talker.codes
+        self._shape = [
+            n
+            for s in stacks
+            for n in (s.hidden_size, s.num_heads, s.num_kv_heads, s.intermediate_size)
+        ]
+        self._shape += [config.talker.num_codes, 1, 64, _MAX_STREAMS, _MAX_STREAMS, 128]
+        self._groups, self._codes = config.talker.num_groups, config.talker.num_codes
         self._device = device
         self._launched = torch.zeros(0), 0.0, 0.0  # stop flags, end, seconds per frame
 
@@ -215,7 +219,7 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     config = read_model_config(folder / "config.json")
     codec_config = read_codec_config(folder / "speech_tokenizer" / "config.json")
     cpu = torch.device("cpu")
-    tokenizer = TextTokenizer(folder, config.talker.text_vocab)
+    tokenizer = TextTokenizer(folder, config.talker.text_vocab_size)
     model = Checkpoint(folder).load(model_specs(config), cpu, torch.bfloat16)
     weights = Checkpoint(folder / "speech_tokenizer").load(
         decoder_specs(codec_config.decoder), cpu, torch.float32

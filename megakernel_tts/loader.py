@@ -70,10 +70,10 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     codec_config = read_codec_config(codec_folder / "config.json")
     _check_match(folder, config, codec_config)
     sampling = _read_sampling(folder / "generation_config.json")
-    tokenizer = TextTokenizer(folder, config.talker.text_vocab)
+    tokenizer = TextTokenizer(folder, config.talker.text_vocab_size)
     checkpoint, codec = Checkpoint(folder), Checkpoint(codec_folder)
     specs, decoder = model_specs(config), decoder_specs(codec_config.decoder)
-    encoder = encoder_specs(codec_config.encoder, config.talker.groups)
+    encoder = encoder_specs(codec_config.encoder, config.talker.num_groups)
     speaker = speaker_specs(config.speaker) if config.speaker is not None else None
     checkpoint.verify((specs, speaker))
     codec.verify((decoder, encoder) if speaker is not None else decoder)
@@ -90,7 +90,7 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
             codec_config.sample_rate,
         )
     stack = config.talker.stack
-    alignment = read_alignment(folder / FILE, stack.layers, stack.heads)
+    alignment = read_alignment(folder / FILE, stack.num_layers, stack.num_heads)
     backend = choose_backend(
         model,
         config,
@@ -112,7 +112,9 @@ def _check_slots(config: ModelConfig, device: torch.device, dtype: torch.dtype, 
     if slots < 1:
         raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
     stack = config.talker.stack
-    one = 2 * stack.layers * stack.kv_heads * stack.head_dim * MAX_POSITIONS * dtype.itemsize
+    one = (
+        2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * MAX_POSITIONS * dtype.itemsize
+    )
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
@@ -126,19 +128,21 @@ def _check_slots(config: ModelConfig, device: torch.device, dtype: torch.dtype, 
 
 def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:
     talker, predictor, decoder = config.talker, config.predictor, codec.decoder
-    if decoder.groups != talker.groups:
+    if decoder.num_groups != talker.num_groups:
         raise CheckpointError(
-            f"{folder}: the codec has {decoder.groups} codes a frame, the talker {talker.groups}."
+            f"{folder}: the codec has {decoder.num_groups} codes a frame, the talker "
+            f"{talker.num_groups}."
         )
-    if not decoder.codebook == predictor.vocab == talker.codes:
+    if not decoder.codebook_size == predictor.vocab_size == talker.num_codes:
         raise CheckpointError(
-            f"{folder}: the codec has {decoder.codebook} entries a codebook, the predictor "
-            f"{predictor.vocab}, the talker {talker.codes} below its control ids; they must agree."
+            f"{folder}: the codec has {decoder.codebook_size} entries a codebook, the predictor "
+            f"{predictor.vocab_size}, the talker {talker.num_codes} below its control ids; "
+            "they must agree."
         )
-    if config.speaker is not None and config.speaker.dim != talker.stack.hidden:
+    if config.speaker is not None and config.speaker.dim != talker.stack.hidden_size:
         raise CheckpointError(
             f"{folder}: x-vectors have {config.speaker.dim} values (enc_dim) and the talker takes "
-            f"{talker.stack.hidden} (hidden_size)."
+            f"{talker.stack.hidden_size} (hidden_size)."
         )
 
 

@@ -142,7 +142,7 @@ class TTS:
         """
         check_type("retries", retries, int, "a whole number")
         session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
-        groups = self._loaded.config.talker.groups
+        groups = self._loaded.config.talker.num_groups
         return collect(session, groups, self._loaded.engine.decoder.sample_rate)
 
     def stream(
@@ -275,8 +275,8 @@ class TTS:
         """A voice and an instruction of each kind that the model takes."""
         talker = self._loaded.config.talker
         if self._info.kind == "base":
-            x_vector = torch.zeros(talker.stack.hidden)
-            codes = torch.zeros(2, talker.groups, dtype=torch.long)
+            x_vector = torch.zeros(talker.stack.hidden_size)
+            codes = torch.zeros(2, talker.num_groups, dtype=torch.long)
             return [(Voice(x_vector), None), (Voice(x_vector, codes, "Hi."), None)]
         manners: list[tuple[Voice | None, str | None]] = []
         if self._info.kind == "custom_voice":

@@ -78,6 +78,8 @@ def next_frame(kernel: Megakernel) -> tuple[list[int], Tensor, Tensor]:
     state, talker = kernel._state[0], kernel._config.talker
     state.codes = [int(code) for code in codes]
     state.num_frames += 1
-    places = zip(kernel._ops.logits_at(kernel._model), (talker.vocab, talker.codes), strict=True)
+    places = zip(
+        kernel._ops.logits_at(kernel._model), (talker.vocab_size, talker.num_codes), strict=True
+    )
     first, last = (kernel._memory[7][at : at + count] & ~3 for at, count in places)
     return state.codes, first.view(torch.float32), last.view(torch.float32)

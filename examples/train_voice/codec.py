@@ -122,7 +122,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
         used = state["used"]
     else:
         model.calibrate(recordings.crops(8, frames, rng)[0])
-    training, groups = _Training(model, device), config.decoder.groups
+    training, groups = _Training(model, device), config.decoder.num_groups
     average = Average(training.parameters)
     budget = Budget(minutes, used)
     steps: dict[str, Replayed] = {}

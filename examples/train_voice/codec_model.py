@@ -40,7 +40,7 @@ class CodecModel:
     def __init__(self, config: CodecConfig, device: torch.device) -> None:
         self.config = config
         dec = decoder_specs(config.decoder)
-        enc = encoder_specs(config.encoder, config.decoder.groups)
+        enc = encoder_specs(config.encoder, config.decoder.num_groups)
         dim = config.encoder.codebook_dim
         specs = [s for s in (*leaves(enc), *leaves(dec)) if "codebook." not in s.name]
         heads = [
@@ -52,7 +52,9 @@ class CodecModel:
         fast = fast_type(device)
         self.encoder = EncoderNet(self._enc, config, fast)
         self.decoder = DecoderNet(self._dec, config, fast)
-        self.quantizer = Quantizer(config.decoder.groups, config.decoder.codebook, dim, device)
+        self.quantizer = Quantizer(
+            config.decoder.num_groups, config.decoder.codebook_size, dim, device
+        )
 
     def embed(self, wave: Tensor) -> tuple[Tensor, Tensor]:
         """The two projections [batch, frames, dim] of a waveform's embedding."""

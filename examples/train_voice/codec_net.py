@@ -48,7 +48,7 @@ def _attend(
 ) -> Tensor:
     """Causal attention over the last `window` positions."""
     positions = torch.arange(x.shape[1], device=x.device)
-    turn = rotary(positions[None], s.head_dim, s.theta, x.dtype)
+    turn = rotary(positions[None], s.head_dim, s.rope_theta, x.dtype)
     q, k, v = (
         split_heads(F.linear(x, p.to(x.dtype)), s.head_dim) for p in (layer.q, layer.k, layer.v)
     )
@@ -79,8 +79,8 @@ class EncoderNet(_Net):
             x = self.conv(F.elu(x), stage.down)
         x = self.conv(F.elu(x), tree.conv_out)
         for layer in tree.layers:
-            x = x + _attend(_norm(x, layer.input_norm, s.eps), layer, s, window=1 << 30)
-            n = _norm(x, layer.post_norm, s.eps)
+            x = x + _attend(_norm(x, layer.input_norm, s.norm_eps), layer, s, window=1 << 30)
+            n = _norm(x, layer.post_norm, s.norm_eps)
             n = F.linear(F.gelu(F.linear(n, layer.fc1.to(x.dtype))), layer.fc2.to(x.dtype))
             x = x + layer.mlp_scale.to(x.dtype) * n
         return self.conv(x, tree.downsample, replicate=True).float()
@@ -110,16 +110,16 @@ class DecoderNet(_Net):
         return self.conv(snake(x, tree.snake), tree.conv_out, deviation=0.1)[..., 0]
 
     def _transform(self, x: Tensor) -> Tensor:
-        tree, s, window = self._w, self._config.stack, self._config.window
+        tree, s, window = self._w, self._config.stack, self._config.sliding_window
         dtype = x.dtype
         x = F.linear(x, tree.input.to(dtype), tree.input_bias.to(dtype))
         for layer in tree.layers:
-            x = x + _attend(rms_norm(x, layer.input_norm, s.eps).to(dtype), layer, s, window)
-            n = rms_norm(x, layer.post_norm, s.eps).to(dtype)
+            x = x + _attend(rms_norm(x, layer.input_norm, s.norm_eps).to(dtype), layer, s, window)
+            n = rms_norm(x, layer.post_norm, s.norm_eps).to(dtype)
             gate = F.silu(F.linear(n, layer.gate.to(dtype)))
             n = F.linear(gate * F.linear(n, layer.up.to(dtype)), layer.down.to(dtype))
             x = x + layer.mlp_scale.to(dtype) * n
-        x = rms_norm(x, tree.norm, s.eps).to(dtype)
+        x = rms_norm(x, tree.norm, s.norm_eps).to(dtype)
         return F.linear(x, tree.output.to(dtype), tree.output_bias.to(dtype))
 
     def _convnext(self, x: Tensor, c: w.ConvNext) -> Tensor:

@@ -57,7 +57,7 @@ class Dialogue:
         self._speakers: NDArray[np.int64] = tables["speaker"]
         self._frames: NDArray[np.int64] = tables["frames"]
         self._first_frame = np.cumsum(self._frames) - self._frames
-        tokenizer = TextTokenizer(work.voice, config.talker.text_vocab)
+        tokenizer = TextTokenizer(work.voice, config.talker.text_vocab_size)
         self._newline = tokenizer.encode("\n")[0]
         width = _token_widths(work)
         texts = work.texts()

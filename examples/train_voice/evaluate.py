@@ -86,7 +86,7 @@ def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16
     config = Work(folder.parent).codec_config()
     tensors = Checkpoint(folder / "speech_tokenizer")
     encoder = Encoder(
-        tensors.load(encoder_specs(config.encoder, config.decoder.groups), _CPU, torch.float32),
+        tensors.load(encoder_specs(config.encoder, config.decoder.num_groups), _CPU, torch.float32),
         config,
     )
     decoder = Decoder(tensors.load(decoder_specs(config.decoder), _CPU, torch.float32), config)

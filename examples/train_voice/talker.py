@@ -54,7 +54,7 @@ class Losses:
         codes = batch.codes
         if wrong:
             share = 2 * wrong * torch.rand(len(codes), 1, 1, device=codes.device)
-            made_up = torch.randint_like(codes, net.config.predictor.vocab)
+            made_up = torch.randint_like(codes, net.config.predictor.vocab_size)
             replaced = torch.rand(codes.shape, device=codes.device) < share
             codes = torch.where(replaced, made_up, codes)
         x = net.text(batch.text) + net.frames(codes) * batch.fed[..., None]

@@ -26,8 +26,8 @@ class TalkerNet:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.config = config
         specs = model_specs(config)
-        head = Spec("phone_head", (2 * len(PHONES), config.talker.stack.hidden))
-        layers = config.talker.stack.layers
+        head = Spec("phone_head", (2 * len(PHONES), config.talker.stack.hidden_size))
+        layers = config.talker.stack.num_layers
         self.parameters = {
             s.name: nn.Parameter(_initial(s, layers).to(device)) for s in (*leaves(specs), head)
         }
@@ -70,7 +70,7 @@ class TalkerNet:
             x, q, k = self._layer(x, layer, c, turn)
             if i in GUIDED or i == len(stack.layers) - 1 < GUIDED[0]:
                 guided.append((q[:, 0], k[:, 0]))
-        return rms_norm(x, stack.norm, c.eps), middle, guided
+        return rms_norm(x, stack.norm, c.norm_eps), middle, guided
 
     def first_logits(self, hidden: Tensor) -> Tensor:
         """Of code 0 and the end of speech."""
@@ -91,24 +91,24 @@ class TalkerNet:
         turn = self._turn(x, c)
         for layer in predictor.stack.layers:
             x, _, _ = self._layer(x, layer, c, turn)
-        x = rms_norm(x, predictor.stack.norm, c.eps)[:, 1:]
+        x = rms_norm(x, predictor.stack.norm, c.norm_eps)[:, 1:]
         return torch.einsum("nkd,kvd->nkv", x, torch.stack(predictor.heads))
 
     def _turn(self, x: Tensor, c: StackConfig) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        return rotary(positions, c.head_dim, c.theta, torch.float32)
+        return rotary(positions, c.head_dim, c.rope_theta, torch.float32)
 
     def _layer(
         self, x: Tensor, layer: Layer, c: StackConfig, turn: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        n = rms_norm(x, layer.input_norm, c.eps)
+        n = rms_norm(x, layer.input_norm, c.norm_eps)
         q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
-        q = rotate(rms_norm(q.float(), layer.q_norm, c.eps), turn).to(v.dtype)
-        k = rotate(rms_norm(k.float(), layer.k_norm, c.eps), turn).to(v.dtype)
-        keys, values = (t.repeat_interleave(c.heads // c.kv_heads, 1) for t in (k, v))
+        q = rotate(rms_norm(q.float(), layer.q_norm, c.norm_eps), turn).to(v.dtype)
+        k = rotate(rms_norm(k.float(), layer.k_norm, c.norm_eps), turn).to(v.dtype)
+        keys, values = (t.repeat_interleave(c.num_heads // c.num_kv_heads, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
         x = x + self._drop(F.linear(merge_heads(y), layer.o))
-        n = rms_norm(x, layer.post_norm, c.eps)
+        n = rms_norm(x, layer.post_norm, c.norm_eps)
         y = F.linear(F.silu(F.linear(n, layer.gate)) * F.linear(n, layer.up), layer.down)
         return x + self._drop(y), q, k
 

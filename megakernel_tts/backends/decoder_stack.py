@@ -28,7 +28,7 @@ class Cache:
 
     def __init__(self, c: StackConfig, slots: int, positions: int, like: Tensor) -> None:
         """Allocates them, of the type and on the device of `like`."""
-        shape = (c.layers, slots, c.kv_heads, positions, c.head_dim)
+        shape = (c.num_layers, slots, c.num_kv_heads, positions, c.head_dim)
         self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.values = torch.empty_like(self.keys)
 
@@ -62,23 +62,23 @@ def run_stack(
     """
     steps = torch.arange(x.shape[1], device=x.device)
     positions = torch.tensor(starts, device=x.device)[:, None] + steps
-    turn = rotary(positions, c.head_dim, c.theta, x.dtype)
+    turn = rotary(positions, c.head_dim, c.rope_theta, x.dtype)
     for i, layer in enumerate(stack.layers):
         q, k, v = _qkv(x, layer, c, turn)
         keys, values = cache.keys[i], cache.values[i]
         x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
         if watch is not None:
             watch.look(i, q, keys, slots)
-        n = rms_norm(x, layer.post_norm, c.eps)
+        n = rms_norm(x, layer.post_norm, c.norm_eps)
         x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
-    return rms_norm(x, stack.norm, c.eps)
+    return rms_norm(x, stack.norm, c.norm_eps)
 
 
 def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Norm, projections, per-head norms of query and key, rotary embedding."""
-    n = rms_norm(x, layer.input_norm, c.eps)
-    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.eps)
-    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.eps)
+    n = rms_norm(x, layer.input_norm, c.norm_eps)
+    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.norm_eps)
+    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.norm_eps)
     return rotate(q, turn), rotate(k, turn), split_heads(linear(n, layer.v), c.head_dim)
 
 

@@ -92,12 +92,14 @@ class Megakernel:
         packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
         pack = packer.pack
         self._columns = columns
-        self._captured_heads = [layer * talker.stack.heads + head for layer, head in captured_heads]
+        self._captured_heads = [
+            layer * talker.stack.num_heads + head for layer, head in captured_heads
+        ]
         self._kept: list[Tensor] = []
-        wide, device = talker.stack.hidden, pad.device
+        wide, device = talker.stack.hidden_size, pad.device
         embeddings = model.embeddings
         self._text = torch.zeros(num_slots, max_positions, wide, dtype=pad.dtype, device=device)
-        self._seen = torch.zeros(num_slots, talker.vocab, dtype=torch.uint8, device=device)
+        self._seen = torch.zeros(num_slots, talker.vocab_size, dtype=torch.uint8, device=device)
         self._hidden = torch.zeros(num_slots, wide, device=device)
         self._keys, self._values = self._cache(talker.stack, num_slots, max_positions)
         empty = torch.zeros(1, dtype=pad.dtype, device=device)
@@ -151,13 +153,18 @@ class Megakernel:
     def _find_model(self, config: ModelConfig) -> int:
         """The compiled model of these shapes."""
         stacks = (config.talker.stack, config.predictor.stack)
-        if len({(s.theta, s.eps) for s in stacks}) > 1:
+        if len({(s.rope_theta, s.norm_eps) for s in stacks}) > 1:
             raise ValueError(
                 f"The kernel takes one rope_theta and one rms_norm_eps for talker and predictor, "
-                f"found {[(s.theta, s.eps) for s in stacks]}; use dtype='float32' for plain torch."
+                f"found {[(s.rope_theta, s.norm_eps) for s in stacks]}; use dtype='float32' for "
+                "plain torch."
             )
-        wanted = [n for s in stacks for n in (s.hidden, s.heads, s.kv_heads, s.intermediate)]
-        wanted += [config.talker.codes, config.talker.groups, *(s.head_dim for s in stacks)]
+        wanted = [
+            n
+            for s in stacks
+            for n in (s.hidden_size, s.num_heads, s.num_kv_heads, s.intermediate_size)
+        ]
+        wanted += [config.talker.num_codes, config.talker.num_groups, *(s.head_dim for s in stacks)]
         fixed = [_GROUPS, _HEAD, _HEAD]
         compiled = [[*self._ops.shape(i)[:9], *fixed] for i in range(self._ops.models())]
         if wanted not in compiled:
@@ -170,7 +177,7 @@ class Megakernel:
     def _cache(self, c: StackConfig, num_slots: int, max_positions: int) -> tuple[Tensor, Tensor]:
         """Keys [layers, slots, kv heads, positions, width]; values by blocks of 16 positions."""
         blocks = -(-max_positions // _BLOCK)
-        shape = (c.layers, num_slots, c.kv_heads, blocks * _BLOCK, self._key_width)
+        shape = (c.num_layers, num_slots, c.num_kv_heads, blocks * _BLOCK, self._key_width)
         keys = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * self._key_width)
 
@@ -187,7 +194,9 @@ class Megakernel:
 
     def _turns(self, c: StackConfig, positions: int) -> Tensor:
         """[positions, 64, 2]: cosine and sine of the rotary embedding."""
-        inverse = 1.0 / c.theta ** (torch.arange(0, _HEAD, 2, device=self._device).float() / _HEAD)
+        inverse = 1.0 / c.rope_theta ** (
+            torch.arange(0, _HEAD, 2, device=self._device).float() / _HEAD
+        )
         angle = torch.arange(positions, device=self._device).float()[:, None] * inverse
         return torch.stack([angle.cos(), angle.sin()], dim=-1).contiguous()
 
@@ -393,7 +402,7 @@ class Megakernel:
 
     def _lists(self) -> tuple[object, ...]:
         control, stack = self._config.talker.control, self._config.talker.stack
-        return self._weights, self._memory, self._mailbox, control.eos, stack.eps, _PATIENCE
+        return self._weights, self._memory, self._mailbox, control.eos, stack.norm_eps, _PATIENCE
 
     def _streams(self, slots: Sequence[int]) -> Tensor:
         """Who speaks, as the kernel is told: [streams, bytes of a `Stream` of csrc/params.cuh]."""

@@ -81,12 +81,12 @@ class Reference:
         self._device = pad.device
         talker = config.talker
         self._cache = Cache(talker.stack, num_slots, max_positions, pad)
-        self._predictor_cache = Cache(config.predictor.stack, num_slots, talker.groups, pad)
+        self._predictor_cache = Cache(config.predictor.stack, num_slots, talker.num_groups, pad)
         self._text = torch.empty(
-            num_slots, max_positions, talker.stack.hidden, dtype=pad.dtype, device=pad.device
+            num_slots, max_positions, talker.stack.hidden_size, dtype=pad.dtype, device=pad.device
         )
-        self._seen = torch.zeros(num_slots, talker.vocab, dtype=torch.bool, device=pad.device)
-        allowed = torch.arange(talker.vocab, device=pad.device) < talker.codes
+        self._seen = torch.zeros(num_slots, talker.vocab_size, dtype=torch.bool, device=pad.device)
+        allowed = torch.arange(talker.vocab_size, device=pad.device) < talker.num_codes
         self._allowed_early = allowed.clone()
         allowed[talker.control.eos] = True
         self._allowed = allowed
@@ -222,8 +222,8 @@ class Reference:
         noise = gumbel(
             [s.sampling.seed or 0 for s in states],
             [s.first_frame + s.num_frames for s in states],
-            self._config.talker.groups,
-            self._config.talker.vocab,
+            self._config.talker.num_groups,
+            self._config.talker.vocab_size,
             self._device,
         )
         logits = linear(hidden, self.model.talker.head)[:, 0]
@@ -306,7 +306,7 @@ class Reference:
             logits = linear(h, head)[:, 0]
             self._trace("predictor", logits)
             peaks.append(logits.amax())
-            codes.append(draw(logits.float(), rule, noise[:, i, : c.vocab]))
+            codes.append(draw(logits.float(), rule, noise[:, i, : c.vocab_size]))
             x = model.embeddings.groups[i][codes[-1]][:, None]
         _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)

@@ -101,7 +101,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
     with TTS(loaded, model_info(config, options.model)) as tts:
         if options.truth is not None:
             talker = config.talker
-            speeches = read_truth(options.truth, talker.groups, talker.codes)
+            speeches = read_truth(options.truth, talker.num_groups, talker.num_codes)
         else:
             said = speak(tts, sentences, voice, options.instruct)
             speeches = list(tqdm(said, "speaking", len(sentences), disable=None))
@@ -109,7 +109,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
         heard = [listener.capture_attention(s) for s in tqdm(speeches, "listening", disable=None)]
     layouts = list(zip(*heard, strict=True))
     stack = config.talker.stack
-    heads = [(layer, head) for layer in range(stack.layers) for head in range(stack.heads)]
+    heads = [(layer, head) for layer in range(stack.num_layers) for head in range(stack.num_heads)]
     ranked = ranking.rank(layouts, tqdm(heads, "ranking", disable=None))
     chosen = ranking.choose(layouts, ranked)
     everything = [speech for speeches in layouts for speech in speeches]

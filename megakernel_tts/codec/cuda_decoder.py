@@ -73,8 +73,12 @@ class CudaDecoder:
         """
         self._device = weights.input.device
         self.max_pending_frames = MOST_FRAMES
-        self.slots, self.frame, self.sample_rate = slots, config.frame, config.sample_rate
-        self._codes = config.decoder.codebook
+        self.slots, self.frame, self.sample_rate = (
+            slots,
+            config.samples_per_frame,
+            config.sample_rate,
+        )
+        self._codes = config.decoder.codebook_size
         self.capacity = min(_CAPACITY, slots * MOST_FRAMES)
         with torch.inference_mode():
             self._network = Network(

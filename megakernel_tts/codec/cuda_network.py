@@ -94,19 +94,19 @@ class Network:
         self._layers: list[Callable[[int], None]] = []
         self._remembered: list[_Rows] = []
         self._size = 0  # of a slot's history
-        self._wide = s.heads * s.head_dim
+        self._wide = s.num_heads * s.head_dim
         self.ring = WINDOW - 1 + MOST_FRAMES
         asked = self._mail(capacity * FRAME.itemsize // 4, torch.int32).view(capacity, -1)
         self.asked = asked.numpy().view(FRAME)[:, 0]
         self._asked, self._frames = asked, torch.zeros_like(asked, device=self._device)
         self.kept = self._mail(capacity, torch.int32)
-        self.pcm = self._mail(capacity * config.frame, torch.int16)
+        self.pcm = self._mail(capacity * config.samples_per_frame, torch.int16)
         self.broken = self._mail(capacity, torch.int32)
-        self.memory = self._floats(slots, s.layers, 2, self.ring, self._wide)
+        self.memory = self._floats(slots, s.num_layers, 2, self.ring, self._wide)
         self._turns = self._floats(capacity, s.head_dim // 2, 2)
         self._queries = self._floats(capacity, self._wide)
         rows = self._front(weights)
-        rate = math.prod(d.upsampling)
+        rate = math.prod(d.upsampling_ratios)
         snakes = [fold_snake(block.snake) for block in weights.blocks[1:]]
         snakes.append(fold_snake(weights.snake))
         depths = [1] * (len(snakes) - 1) + [_depth(weights.conv_out)]  # of what comes after
@@ -177,7 +177,7 @@ class Network:
         embedded = self._rows(1, d.codebook_dim, _BOTH, _depth(weights.pre_conv))
         self._stage = "codes"
         self._embed(weights, embedded)
-        latent = self._rows(1, d.latent, _BOTH)
+        latent = self._rows(1, d.latent_dim, _BOTH)
         self._product(embedded, packing.convolution(weights.pre_conv), latent)
         rows = self._transformer(weights, latent)
         rate = 1
@@ -187,7 +187,7 @@ class Network:
             depth = _depth(weights.conv_in) if last else 0
             rows = self._upsample(rows, up, rate, depth)
         self._stage = "convolution in"
-        into = self._rows(rate, packing.padded(d.width), _BOTH, 1)
+        into = self._rows(rate, packing.padded(d.decoder_dim), _BOTH, 1)
         snake = fold_snake(weights.blocks[0].snake)
         self._product(rows, packing.convolution(weights.conv_in, snake), into, finish=_SNAKE)
         return into
@@ -195,9 +195,9 @@ class Network:
     def _transformer(self, weights: w.Decoder, latent: _Rows) -> _Rows:
         s = self._stack
         self._stage = "transformer"
-        x = self._floats(self._capacity, s.hidden)
-        a, b = self._rows(1, s.hidden, _BOTH), self._rows(1, self._wide, _BOTH)
-        c = self._rows(1, s.intermediate, _BOTH)
+        x = self._floats(self._capacity, s.hidden_size)
+        a, b = self._rows(1, s.hidden_size, _BOTH), self._rows(1, self._wide, _BOTH)
+        c = self._rows(1, s.intermediate_size, _BOTH)
         self._product(latent, packing.linear(weights.input, weights.input_bias), a, sums=x)
         for i, layer in enumerate(weights.layers):
             qk = [packing.turned(m, s.head_dim) for m in (layer.q, layer.k)]
@@ -220,7 +220,7 @@ class Network:
     def _upsample(self, rows: _Rows, up: w.Upsample, rate: int, depth: int) -> _Rows:
         """Returns its output, of which `depth` rows are remembered."""
         self._stage = f"upsampling to {rate} rows"
-        block, latent = up.convnext, self._config.decoder.latent
+        block, latent = up.convnext, self._config.decoder.latent_dim
         x = self._floats(self._capacity * rate, latent)
         a = self._rows(rate, latent, _BOTH, _depth(block.depthwise))
         b, c = self._rows(rate, latent, _BOTH), self._rows(rate, 4 * latent, _BOTH)
@@ -258,7 +258,7 @@ class Network:
         s = self._stack
         tables = codebook_tables(weights).contiguous()
         exponents = torch.arange(0, s.head_dim, 2, device=self._device).float() / s.head_dim
-        angles = 1.0 / s.theta**exponents
+        angles = 1.0 / s.rope_theta**exponents
         tensors = [self._frames, self._asked, tables, angles, self._turns, out.now]
         numbers = [tables.shape[1], s.head_dim // 2]
 
@@ -270,7 +270,7 @@ class Network:
     def _attend(self, layer: int, out: _Rows) -> None:
         s = self._stack
         tensors = [self._frames, self._queries, self.memory[:, layer], out.now]
-        numbers = [s.heads, s.head_dim, self.memory.stride(0), self.ring]
+        numbers = [s.num_heads, s.head_dim, self.memory.stride(0), self.ring]
 
         def launch(count: int) -> None:
             self._ops.codec_attend(tensors, [count, *numbers, *self._numbers(out)])
@@ -324,11 +324,11 @@ class Network:
             tensors = [self._frames, rows.now, self._past(rows), packed.weights, packed.column]
             tensors += [*given, to.now, self._turns, self._queries, memory]
             numbers = [count * rows.rate, packed.taps, packed.dilation, packed.columns]
-            numbers += [self._stack.hidden if norm else 0, finish, self.memory.stride(0)]
+            numbers += [self._stack.hidden_size if norm else 0, finish, self.memory.stride(0)]
             numbers += [self.ring, self._stack.head_dim, early]
             numbers += [*self._numbers(rows), *self._numbers(to)]
             mail = [self.pcm, self.broken]
-            self._ops.codec_product([*tensors, *mail], numbers, self._stack.eps)
+            self._ops.codec_product([*tensors, *mail], numbers, self._stack.norm_eps)
 
         assert packed.channels == rows.channels
         self._append(launch)
@@ -350,18 +350,24 @@ def _check(config: CodecConfig) -> None:
     d = config.decoder
     s = d.stack
     for name, found, wanted in (
-        ("sliding_window", d.window, (WINDOW,)),
-        ("num_quantizers", d.groups, (_GROUPS,)),
+        ("sliding_window", d.sliding_window, (WINDOW,)),
+        ("num_quantizers", d.num_groups, (_GROUPS,)),
         ("head_dim", s.head_dim, _HEADS),
-        ("num_key_value_heads", s.kv_heads, (s.heads,)),
+        ("num_key_value_heads", s.num_kv_heads, (s.num_heads,)),
     ):
         if found not in wanted:
             raise ValueError(
                 f"The codec's kernels are compiled for {name} in {wanted}, found {found}; use the "
                 "decoder in plain torch."
             )
-    sizes = (d.latent, d.codebook_dim, s.hidden, s.intermediate, s.heads * s.head_dim)
-    if any(size % packing.STEP for size in sizes) or d.latent > 1024:
+    sizes = (
+        d.latent_dim,
+        d.codebook_dim,
+        s.hidden_size,
+        s.intermediate_size,
+        s.num_heads * s.head_dim,
+    )
+    if any(size % packing.STEP for size in sizes) or d.latent_dim > 1024:
         raise ValueError(
             f"The codec's kernels take multiples of {packing.STEP} channels and a latent_dim of at "
             f"most 1,024, found {sizes}; use the decoder in plain torch."

@@ -166,7 +166,7 @@ class Decoder:
 
     def __init__(self, weights: w.Decoder, config: CodecConfig) -> None:
         self.config = config.decoder
-        self.frame = config.frame  # samples
+        self.frame = config.samples_per_frame  # samples
         self.sample_rate = config.sample_rate
         self._w = weights
         self._tables = codebook_tables(weights)
@@ -189,15 +189,15 @@ class Decoder:
         c, weights = self.config, self._w
         device = self._tables.device
         widths: list[tuple[int, int]] = [(c.codebook_dim, _memory(weights.pre_conv))]
-        widths += [(c.latent, _memory(up.convnext.depthwise)) for up in weights.upsample]
-        widths.append((c.latent, _memory(weights.conv_in)))
+        widths += [(c.latent_dim, _memory(up.convnext.depthwise)) for up in weights.upsample]
+        widths.append((c.latent_dim, _memory(weights.conv_in)))
         for block in weights.blocks:
             into, out, _ = block.transposed.weight.shape
             widths.append((into, 1))
             widths += [(out, _memory(r.conv1)) for r in block.residuals]
         widths.append((weights.conv_out.weight.shape[1], _memory(weights.conv_out)))
         s = c.stack
-        window = (s.layers, batch, s.kv_heads, c.window - 1, s.head_dim)
+        window = (s.num_layers, batch, s.num_kv_heads, c.sliding_window - 1, s.head_dim)
         return State(
             columns=tuple(torch.zeros(batch, n, width, device=device) for n, width in widths),
             keys=torch.zeros(window, device=device),
@@ -252,19 +252,19 @@ class Decoder:
 
     def _transform(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """The windowed transformer; x is [batch, frames, latent]."""
-        weights, s, window = self._w, self.config.stack, self.config.window
+        weights, s, window = self._w, self.config.stack, self.config.sliding_window
         frames = x.shape[1]
         positions = state.position[:, None] + torch.arange(frames, device=x.device)
         past = state.position[:, None] + torch.arange(1 - window, 0, device=x.device)
         seen = torch.cat([past, positions], dim=1)[:, None, :]  # [batch, 1, keys]
         query = positions[:, :, None]  # [batch, frames, 1]
         visible = (seen >= 0) & (seen <= query) & (seen > query - window)
-        turn = rotary(positions, s.head_dim, s.theta, x.dtype)
+        turn = rotary(positions, s.head_dim, s.rope_theta, x.dtype)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         x = linear(x, weights.input, weights.input_bias)
         for i, layer in enumerate(weights.layers):
-            n = rms_norm(x, layer.input_norm, s.eps)
+            n = rms_norm(x, layer.input_norm, s.norm_eps)
             q = rotate(split_heads(linear(n, layer.q), s.head_dim), turn)
             k = rotate(split_heads(linear(n, layer.k), s.head_dim), turn)
             k = torch.cat([state.keys[i], k], dim=2)
@@ -273,10 +273,10 @@ class Decoder:
             scores = scores.masked_fill(~visible[:, None], -torch.inf)
             attended = merge_heads(scores.softmax(dim=-1) @ v)
             x = x + layer.scale * linear(attended, layer.o)
-            n = rms_norm(x, layer.post_norm, s.eps)
+            n = rms_norm(x, layer.post_norm, s.norm_eps)
             x = x + layer.mlp_scale * gated_mlp(n, layer.gate, layer.up, layer.down)
             keys.append(k[:, :, 1 - window :])
             values.append(v[:, :, 1 - window :])
-        x = rms_norm(x, weights.norm, s.eps)
+        x = rms_norm(x, weights.norm, s.norm_eps)
         x = linear(x, weights.output, weights.output_bias)
         return x, torch.stack(keys), torch.stack(values)

@@ -39,7 +39,7 @@ class Encoder:
 
     def __init__(self, weights: w.Encoder, config: CodecConfig) -> None:
         self.config = config.encoder
-        self.frame = config.frame
+        self.frame = config.samples_per_frame
         self._w = weights
 
     @torch.inference_mode()
@@ -78,15 +78,15 @@ class Encoder:
     def _transform(self, x: Tensor) -> Tensor:
         s = self.config.stack
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        turn = rotary(positions, s.head_dim, s.theta, x.dtype)
+        turn = rotary(positions, s.head_dim, s.rope_theta, x.dtype)
         for layer in self._w.layers:
-            n = _norm(layer.input_norm, x, s.eps)
+            n = _norm(layer.input_norm, x, s.norm_eps)
             q = rotate(split_heads(linear(n, layer.q), s.head_dim), turn)
             k = rotate(split_heads(linear(n, layer.k), s.head_dim), turn)
             v = split_heads(linear(n, layer.v), s.head_dim)
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + layer.scale * linear(merge_heads(attended), layer.o)
-            n = _norm(layer.post_norm, x, s.eps)
+            n = _norm(layer.post_norm, x, s.norm_eps)
             x = x + layer.mlp_scale * linear(F.gelu(linear(n, layer.fc1)), layer.fc2)
         return x
 

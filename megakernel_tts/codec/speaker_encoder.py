@@ -75,7 +75,7 @@ class SpeakerEncoder:
     def __init__(self, weights: Speaker, config: SpeakerConfig) -> None:
         self.config = config
         self._w = weights
-        self._filters = mel_filters(config.mels).to(weights.fc.weight.device)
+        self._filters = mel_filters(config.num_mels).to(weights.fc.weight.device)
 
     @torch.inference_mode()
     def embed(self, wave: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class SpeakerEncoder:
         x = _tdnn(weights.first, x, c.dilations[0])
         outputs: list[Tensor] = []
         for block, dilation in zip(weights.blocks, c.dilations[1:-1], strict=True):
-            x = _block(block, x, dilation, c.scale)
+            x = _block(block, x, dilation, c.res2net_scale)
             outputs.append(x)
         x = _tdnn(weights.aggregate, torch.cat(outputs, dim=1), c.dilations[-1])
         mean, deviation = _statistics(x, torch.full_like(x, 1.0 / x.shape[2]))

@@ -129,29 +129,29 @@ def _conv(name: str, *shape: int, bias: int | None = None, **how: int) -> Conv:
 
 def decoder_specs(c: CodecDecoderConfig) -> Decoder:
     """The decoder's tensors, as specs."""
-    s, latent = c.stack, c.latent
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    s, latent = c.stack, c.latent_dim
+    q, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
 
     def codebook(name: str, i: int) -> Codebook:
         p = f"decoder.quantizer.{name}.vq.layers.{i}._codebook"
         return Codebook(
-            spec(f"{p}.embedding_sum", c.codebook, c.codebook_dim // 2),
-            spec(f"{p}.cluster_usage", c.codebook),
+            spec(f"{p}.embedding_sum", c.codebook_size, c.codebook_dim // 2),
+            spec(f"{p}.cluster_usage", c.codebook_size),
         )
 
     def layer(p: str) -> DecoderLayer:
         return DecoderLayer(
-            input_norm=spec(f"{p}.input_layernorm.weight", s.hidden),
-            q=spec(f"{p}.self_attn.q_proj.weight", q, s.hidden),
-            k=spec(f"{p}.self_attn.k_proj.weight", kv, s.hidden),
-            v=spec(f"{p}.self_attn.v_proj.weight", kv, s.hidden),
-            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden, q),
-            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden),
-            post_norm=spec(f"{p}.post_attention_layernorm.weight", s.hidden),
-            gate=spec(f"{p}.mlp.gate_proj.weight", s.intermediate, s.hidden),
-            up=spec(f"{p}.mlp.up_proj.weight", s.intermediate, s.hidden),
-            down=spec(f"{p}.mlp.down_proj.weight", s.hidden, s.intermediate),
-            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden),
+            input_norm=spec(f"{p}.input_layernorm.weight", s.hidden_size),
+            q=spec(f"{p}.self_attn.q_proj.weight", q, s.hidden_size),
+            k=spec(f"{p}.self_attn.k_proj.weight", kv, s.hidden_size),
+            v=spec(f"{p}.self_attn.v_proj.weight", kv, s.hidden_size),
+            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden_size, q),
+            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden_size),
+            post_norm=spec(f"{p}.post_attention_layernorm.weight", s.hidden_size),
+            gate=spec(f"{p}.mlp.gate_proj.weight", s.intermediate_size, s.hidden_size),
+            up=spec(f"{p}.mlp.up_proj.weight", s.intermediate_size, s.hidden_size),
+            down=spec(f"{p}.mlp.down_proj.weight", s.hidden_size, s.intermediate_size),
+            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden_size),
         )
 
     def upsample(i: int, ratio: int) -> Upsample:
@@ -181,29 +181,37 @@ def decoder_specs(c: CodecDecoderConfig) -> Decoder:
         )
 
     def block(i: int, rate: int) -> Block:
-        p, into, out = f"decoder.decoder.{i + 1}.block", c.width >> i, c.width >> (i + 1)
+        p, into, out = (
+            f"decoder.decoder.{i + 1}.block",
+            c.decoder_dim >> i,
+            c.decoder_dim >> (i + 1),
+        )
         return Block(
             snake(f"{p}.0", into),
             _conv(f"{p}.1.conv", into, out, 2 * rate, bias=out, stride=rate),
             tuple(residual(f"{p}.{j + 2}", out, 3**j) for j in range(3)),
         )
 
-    dim, end, last = c.codebook_dim, len(c.rates) + 1, c.width >> len(c.rates)
+    dim, end, last = (
+        c.codebook_dim,
+        len(c.upsample_rates) + 1,
+        c.decoder_dim >> len(c.upsample_rates),
+    )
     return Decoder(
         first=codebook("rvq_first", 0),
         first_out=spec("decoder.quantizer.rvq_first.output_proj.weight", dim, dim // 2, 1),
-        rest=tuple(codebook("rvq_rest", i) for i in range(c.groups - 1)),
+        rest=tuple(codebook("rvq_rest", i) for i in range(c.num_groups - 1)),
         rest_out=spec("decoder.quantizer.rvq_rest.output_proj.weight", dim, dim // 2, 1),
         pre_conv=_conv("decoder.pre_conv.conv", latent, dim, 3),
-        input=spec("decoder.pre_transformer.input_proj.weight", s.hidden, latent),
-        input_bias=spec("decoder.pre_transformer.input_proj.bias", s.hidden),
-        layers=tuple(layer(f"decoder.pre_transformer.layers.{i}") for i in range(s.layers)),
-        norm=spec("decoder.pre_transformer.norm.weight", s.hidden),
-        output=spec("decoder.pre_transformer.output_proj.weight", latent, s.hidden),
+        input=spec("decoder.pre_transformer.input_proj.weight", s.hidden_size, latent),
+        input_bias=spec("decoder.pre_transformer.input_proj.bias", s.hidden_size),
+        layers=tuple(layer(f"decoder.pre_transformer.layers.{i}") for i in range(s.num_layers)),
+        norm=spec("decoder.pre_transformer.norm.weight", s.hidden_size),
+        output=spec("decoder.pre_transformer.output_proj.weight", latent, s.hidden_size),
         output_bias=spec("decoder.pre_transformer.output_proj.bias", latent),
-        upsample=tuple(upsample(i, ratio) for i, ratio in enumerate(c.upsampling)),
-        conv_in=_conv("decoder.decoder.0.conv", c.width, latent, 7),
-        blocks=tuple(block(i, rate) for i, rate in enumerate(c.rates)),
+        upsample=tuple(upsample(i, ratio) for i, ratio in enumerate(c.upsampling_ratios)),
+        conv_in=_conv("decoder.decoder.0.conv", c.decoder_dim, latent, 7),
+        blocks=tuple(block(i, rate) for i, rate in enumerate(c.upsample_rates)),
         snake=snake(f"decoder.decoder.{end}", last),
         conv_out=_conv(f"decoder.decoder.{end + 1}.conv", 1, last, 7),
     )
@@ -258,57 +266,62 @@ class Encoder:
 def encoder_specs(c: CodecEncoderConfig, groups: int) -> Encoder:
     """The encoder's tensors, as specs; of its quantisers only those of the first `groups` codes."""
     s = c.stack
-    wide = s.heads * s.head_dim
+    wide = s.num_heads * s.head_dim
 
     def stage(i: int, ratio: int) -> EncoderStage:
-        n, p = c.filters << i, 1 + 3 * i
+        n, p = c.num_filters << i, 1 + 3 * i
         block = f"encoder.encoder.layers.{p}.block"
         return EncoderStage(
-            _conv(f"{block}.1.conv", n // c.compress, n, c.residual_kernel),
+            _conv(f"{block}.1.conv", n // c.compress, n, c.residual_kernel_size),
             _conv(f"{block}.3.conv", n, n // c.compress, 1),
             _conv(f"encoder.encoder.layers.{p + 2}.conv", 2 * n, n, 2 * ratio, stride=ratio),
         )
 
     def norm(p: str) -> Norm:
-        return Norm(spec(f"{p}.weight", s.hidden), spec(f"{p}.bias", s.hidden))
+        return Norm(spec(f"{p}.weight", s.hidden_size), spec(f"{p}.bias", s.hidden_size))
 
     def layer(p: str) -> EncoderLayer:
         return EncoderLayer(
             input_norm=norm(f"{p}.input_layernorm"),
-            q=spec(f"{p}.self_attn.q_proj.weight", wide, s.hidden),
-            k=spec(f"{p}.self_attn.k_proj.weight", wide, s.hidden),
-            v=spec(f"{p}.self_attn.v_proj.weight", wide, s.hidden),
-            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden, wide),
-            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden),
+            q=spec(f"{p}.self_attn.q_proj.weight", wide, s.hidden_size),
+            k=spec(f"{p}.self_attn.k_proj.weight", wide, s.hidden_size),
+            v=spec(f"{p}.self_attn.v_proj.weight", wide, s.hidden_size),
+            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden_size, wide),
+            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden_size),
             post_norm=norm(f"{p}.post_attention_layernorm"),
-            fc1=spec(f"{p}.mlp.fc1.weight", s.intermediate, s.hidden),
-            fc2=spec(f"{p}.mlp.fc2.weight", s.hidden, s.intermediate),
-            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden),
+            fc1=spec(f"{p}.mlp.fc1.weight", s.intermediate_size, s.hidden_size),
+            fc2=spec(f"{p}.mlp.fc2.weight", s.hidden_size, s.intermediate_size),
+            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden_size),
         )
 
     def quantizer(name: str, count: int) -> Quantizer:
         p = f"encoder.quantizer.{name}_residual_vector_quantizer"
         return Quantizer(
-            spec(f"{p}.input_proj.weight", c.codebook_dim, s.hidden, 1),
+            spec(f"{p}.input_proj.weight", c.codebook_dim, s.hidden_size, 1),
             tuple(
                 Codebook(
-                    spec(f"{p}.layers.{i}.codebook.embed_sum", c.codebook, c.codebook_dim),
-                    spec(f"{p}.layers.{i}.codebook.cluster_usage", c.codebook),
+                    spec(f"{p}.layers.{i}.codebook.embed_sum", c.codebook_size, c.codebook_dim),
+                    spec(f"{p}.layers.{i}.codebook.cluster_usage", c.codebook_size),
                 )
                 for i in range(count)
             ),
         )
 
-    ratios = tuple(reversed(c.ratios))
+    ratios = tuple(reversed(c.downsampling_ratios))
     end = 3 * len(ratios) + 2
     return Encoder(
-        conv_in=_conv("encoder.encoder.layers.0.conv", c.filters, 1, c.kernel),
+        conv_in=_conv("encoder.encoder.layers.0.conv", c.num_filters, 1, c.kernel_size),
         stages=tuple(stage(i, ratio) for i, ratio in enumerate(ratios)),
         conv_out=_conv(
-            f"encoder.encoder.layers.{end}.conv", s.hidden, c.filters << len(ratios), c.last_kernel
+            f"encoder.encoder.layers.{end}.conv",
+            s.hidden_size,
+            c.num_filters << len(ratios),
+            c.last_kernel_size,
         ),
-        layers=tuple(layer(f"encoder.encoder_transformer.layers.{i}") for i in range(s.layers)),
-        downsample=_conv("encoder.downsample.conv", s.hidden, s.hidden, 4, bias=0, stride=2),
+        layers=tuple(layer(f"encoder.encoder_transformer.layers.{i}") for i in range(s.num_layers)),
+        downsample=_conv(
+            "encoder.downsample.conv", s.hidden_size, s.hidden_size, 4, bias=0, stride=2
+        ),
         semantic=quantizer("semantic", 1),
         acoustic=quantizer("acoustic", groups - 1),
     )

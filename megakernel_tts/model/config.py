@@ -22,14 +22,14 @@ _MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096  # what no hostile fil
 class StackConfig:
     """A stack of Qwen3 decoder layers: the talker, or the code predictor."""
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
-    eps: float
-    theta: float
+    norm_eps: float
+    rope_theta: float
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class TalkerConfig:
     """The network that reads text and makes code 0 of every frame."""
 
     stack: StackConfig
-    vocab: int
-    text_vocab: int
-    text_hidden: int
-    groups: int
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_groups: int
     control: ControlIds
     languages: Mapping[str, int] = field(repr=False)
     speakers: Mapping[str, int] = field(repr=False)
     dialects: Mapping[str, str] = field(repr=False)  # speaker -> dialect's name in `languages`
 
     @property
-    def codes(self) -> int:
+    def num_codes(self) -> int:
         """How many ids at the bottom of the vocabulary are codes; the top 1,024 are control ids."""
-        return self.vocab - 1024
+        return self.vocab_size - 1024
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PredictorConfig:
     """The network that completes a frame: codes 1 to groups - 1."""
 
     stack: StackConfig
-    vocab: int
+    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ class SpeakerConfig:
     """The ECAPA-TDNN that turns a recording into an x-vector (Base checkpoints only)."""
 
     dim: int
-    mels: int
+    num_mels: int
     channels: tuple[int, ...]
     kernels: tuple[int, ...]
     dilations: tuple[int, ...]
-    attention: int
-    scale: int
-    squeeze: int
+    attention_channels: int
+    res2net_scale: int
+    squeeze_channels: int
 
 
 @dataclass(frozen=True)
@@ -120,31 +120,31 @@ class ModelConfig:
 class CodecDecoderConfig:
     """Codes to waveform."""
 
-    groups: int
-    codebook: int
+    num_groups: int
+    codebook_size: int
     codebook_dim: int
-    latent: int
+    latent_dim: int
     stack: StackConfig
-    window: int
-    upsampling: tuple[int, ...]
-    width: int
-    rates: tuple[int, ...]
+    sliding_window: int
+    upsampling_ratios: tuple[int, ...]
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class CodecEncoderConfig:
     """Waveform to codes (Mimi's encoder)."""
 
-    filters: int
-    kernel: int
-    residual_kernel: int
-    last_kernel: int
+    num_filters: int
+    kernel_size: int
+    residual_kernel_size: int
+    last_kernel_size: int
     compress: int
-    ratios: tuple[int, ...]
+    downsampling_ratios: tuple[int, ...]
     stack: StackConfig
-    codebook: int
+    codebook_size: int
     codebook_dim: int
-    quantizers: int
+    num_quantizers: int
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CodecConfig:
     """A whole `speech_tokenizer/config.json`."""
 
     sample_rate: int
-    frame: int  # samples a frame
+    samples_per_frame: int  # samples a frame
     decoder: CodecDecoderConfig
     encoder: CodecEncoderConfig
 
@@ -163,17 +163,17 @@ def _stack(fields: Fields) -> StackConfig:
     if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
         raise fields.wrong("rope_scaling", "the rope_type default, the only one implemented")
     stack = StackConfig(
-        hidden=fields.integer("hidden_size"),
-        intermediate=fields.integer("intermediate_size"),
-        layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
-        heads=fields.integer("num_attention_heads"),
-        kv_heads=fields.integer("num_key_value_heads"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_heads=fields.integer("num_attention_heads"),
+        num_kv_heads=fields.integer("num_key_value_heads"),
         head_dim=fields.integer("head_dim"),
-        eps=fields.number("rms_norm_eps"),
-        theta=fields.number("rope_theta"),
+        norm_eps=fields.number("rms_norm_eps"),
+        rope_theta=fields.number("rope_theta"),
     )
-    if stack.heads % stack.kv_heads:
-        raise fields.wrong("num_key_value_heads", f"a divisor of {stack.heads} attention heads")
+    if stack.num_heads % stack.num_kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of {stack.num_heads} attention heads")
     if stack.head_dim % 2:
         raise fields.wrong("head_dim", "an even number")
     if any(kind != "full_attention" for kind in fields.values.get("layer_types") or ()):
@@ -216,10 +216,10 @@ def _talker(fields: Fields) -> TalkerConfig:
             )
     return TalkerConfig(
         stack=_stack(fields),
-        vocab=vocab,
-        text_vocab=fields.integer("text_vocab_size"),
-        text_hidden=fields.integer("text_hidden_size"),
-        groups=fields.integer("num_code_groups", least=2, most=_MOST_GROUPS),
+        vocab_size=vocab,
+        text_vocab_size=fields.integer("text_vocab_size"),
+        text_hidden_size=fields.integer("text_hidden_size"),
+        num_groups=fields.integer("num_code_groups", least=2, most=_MOST_GROUPS),
         control=ControlIds(**control),
         languages=languages,
         speakers=speakers,
@@ -232,19 +232,19 @@ def _speaker(fields: Fields) -> SpeakerConfig:
     fields.must_be(sample_rate=24000)
     config = SpeakerConfig(
         dim=fields.integer("enc_dim"),
-        mels=fields.integer("mel_dim", 128),
+        num_mels=fields.integer("mel_dim", 128),
         channels=fields.integers("enc_channels", (512, 512, 512, 512, 1536)),
         kernels=fields.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
         dilations=fields.integers("enc_dilations", (1, 2, 3, 4, 1)),
-        attention=fields.integer("enc_attention_channels", 128),
-        scale=fields.integer("enc_res2net_scale", 8, most=64),
-        squeeze=fields.integer("enc_se_channels", 128),
+        attention_channels=fields.integer("enc_attention_channels", 128),
+        res2net_scale=fields.integer("enc_res2net_scale", 8, most=64),
+        squeeze_channels=fields.integer("enc_se_channels", 128),
     )
     if not len(config.channels) == len(config.kernels) == len(config.dilations) >= 3:
         raise fields.wrong(
             "enc_channels", "as many entries as kernel sizes and dilations, 3 or more"
         )
-    if any(channels % config.scale for channels in config.channels[1:-1]):
+    if any(channels % config.res2net_scale for channels in config.channels[1:-1]):
         raise fields.wrong("enc_res2net_scale", "a divisor of the inner channels")
     if len(set(config.channels[:-1])) > 1:
         raise fields.wrong("enc_channels", "equal widths but for the last")
@@ -267,8 +267,8 @@ def read_model_config(file: Path) -> ModelConfig:
     predictor_fields = talker_fields.section("code_predictor_config")
     talker = _talker(talker_fields)
     predictor = PredictorConfig(_stack(predictor_fields), predictor_fields.integer("vocab_size"))
-    if predictor_fields.integer("num_code_groups") != talker.groups:
-        raise predictor_fields.wrong("num_code_groups", f"{talker.groups}, as in talker_config")
+    if predictor_fields.integer("num_code_groups") != talker.num_groups:
+        raise predictor_fields.wrong("num_code_groups", f"{talker.num_groups}, as in talker_config")
     text = TextIds(
         **{
             name: fields.integer(f"{name}_token_id", least=0)
@@ -277,7 +277,7 @@ def read_model_config(file: Path) -> ModelConfig:
         **{name: fields.integer(f"tts_{name}_token_id", least=0) for name in ("pad", "bos", "eos")},
     )
     for name, index in vars(text).items():
-        if index >= talker.text_vocab:
+        if index >= talker.text_vocab_size:
             raise talker_fields.wrong("text_vocab_size", f"more than the {name} token's id {index}")
     return ModelConfig(
         kind=kind,  # pyright: ignore[reportArgumentType]  # `word` has checked it
@@ -291,15 +291,15 @@ def read_model_config(file: Path) -> ModelConfig:
 
 def _codec_decoder(fields: Fields) -> CodecDecoderConfig:
     return CodecDecoderConfig(
-        groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
-        codebook=fields.integer("codebook_size"),
+        num_groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
+        codebook_size=fields.integer("codebook_size"),
         codebook_dim=fields.integer("codebook_dim", least=2),
-        latent=fields.integer("latent_dim"),
+        latent_dim=fields.integer("latent_dim"),
         stack=_stack(fields),
-        window=fields.integer("sliding_window", least=2, most=_MOST_WINDOW),
-        upsampling=fields.integers("upsampling_ratios"),
-        width=fields.integer("decoder_dim"),
-        rates=fields.integers("upsample_rates"),
+        sliding_window=fields.integer("sliding_window", least=2, most=_MOST_WINDOW),
+        upsampling_ratios=fields.integers("upsampling_ratios"),
+        decoder_dim=fields.integer("decoder_dim"),
+        upsample_rates=fields.integers("upsample_rates"),
     )
 
 
@@ -320,25 +320,25 @@ def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
     if fields.integer("num_key_value_heads") != heads:
         raise fields.wrong("num_key_value_heads", f"{heads}, as many as attention heads")
     return CodecEncoderConfig(
-        filters=fields.integer("num_filters"),
-        kernel=fields.integer("kernel_size"),
-        residual_kernel=fields.integer("residual_kernel_size"),
-        last_kernel=fields.integer("last_kernel_size"),
+        num_filters=fields.integer("num_filters"),
+        kernel_size=fields.integer("kernel_size"),
+        residual_kernel_size=fields.integer("residual_kernel_size"),
+        last_kernel_size=fields.integer("last_kernel_size"),
         compress=fields.integer("compress"),
-        ratios=fields.integers("upsampling_ratios"),
+        downsampling_ratios=fields.integers("upsampling_ratios"),
         stack=StackConfig(
-            hidden=fields.integer("hidden_size"),
-            intermediate=fields.integer("intermediate_size"),
-            layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
-            heads=heads,
-            kv_heads=heads,
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+            num_heads=heads,
+            num_kv_heads=heads,
             head_dim=fields.integer("head_dim"),
-            eps=fields.number("norm_eps"),
-            theta=fields.number("rope_theta"),
+            norm_eps=fields.number("norm_eps"),
+            rope_theta=fields.number("rope_theta"),
         ),
-        codebook=fields.integer("codebook_size"),
+        codebook_size=fields.integer("codebook_size"),
         codebook_dim=fields.integer("codebook_dim"),
-        quantizers=fields.integer("num_quantizers", least=2),
+        num_quantizers=fields.integer("num_quantizers", least=2),
     )
 
 
@@ -354,16 +354,18 @@ def read_codec_config(file: Path) -> CodecConfig:
     frame = fields.integer("decode_upsample_rate")
     decoder = _codec_decoder(fields.section("decoder_config"))
     encoder = _codec_encoder(fields.section("encoder_config"))
-    if math.prod(decoder.rates) * math.prod(decoder.upsampling) != frame:
+    if math.prod(decoder.upsample_rates) * math.prod(decoder.upsampling_ratios) != frame:
         raise fields.wrong("decode_upsample_rate", "the product of all of the decoder's rates")
-    if 2 * math.prod(encoder.ratios) != fields.integer("encode_downsample_rate"):
+    if 2 * math.prod(encoder.downsampling_ratios) != fields.integer("encode_downsample_rate"):
         raise fields.wrong("encode_downsample_rate", "twice the product of the encoder's ratios")
     if fields.integer("encode_downsample_rate") != frame:
         raise fields.wrong("encode_downsample_rate", f"{frame}, as decode_upsample_rate")
-    if encoder.codebook != decoder.codebook:
-        raise fields.wrong("encoder_config", f"a codebook_size of {decoder.codebook}")
-    if fields.integer("encoder_valid_num_quantizers") != decoder.groups:
-        raise fields.wrong("encoder_valid_num_quantizers", f"{decoder.groups}, as num_quantizers")
-    if encoder.quantizers < decoder.groups:
-        raise fields.wrong("encoder_config", f"at least {decoder.groups} quantizers")
-    return CodecConfig(sample_rate=24000, frame=frame, decoder=decoder, encoder=encoder)
+    if encoder.codebook_size != decoder.codebook_size:
+        raise fields.wrong("encoder_config", f"a codebook_size of {decoder.codebook_size}")
+    if fields.integer("encoder_valid_num_quantizers") != decoder.num_groups:
+        raise fields.wrong(
+            "encoder_valid_num_quantizers", f"{decoder.num_groups}, as num_quantizers"
+        )
+    if encoder.num_quantizers < decoder.num_groups:
+        raise fields.wrong("encoder_config", f"at least {decoder.num_groups} quantizers")
+    return CodecConfig(sample_rate=24000, samples_per_frame=frame, decoder=decoder, encoder=encoder)

@@ -80,7 +80,7 @@ def write_checkpoint(
     )
     config = read_codec_config(codec / "config.json")
     specs = [*leaves(decoder_specs(config.decoder))]
-    specs += leaves(encoder_specs(config.encoder, config.decoder.groups))
+    specs += leaves(encoder_specs(config.encoder, config.decoder.num_groups))
     save_file(
         {s.name: random_tensor(s, seed) for s in specs},
         str(codec / "model.safetensors"),

@@ -94,7 +94,7 @@ class Model:
 
 
 def _stack(prefix: str, c: StackConfig) -> Stack:
-    h, q, kv = c.hidden, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    h, q, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
 
     def layer(p: str) -> Layer:
         return Layer(
@@ -106,12 +106,12 @@ def _stack(prefix: str, c: StackConfig) -> Stack:
             k_norm=spec(f"{p}.self_attn.k_norm.weight", c.head_dim),
             o=spec(f"{p}.self_attn.o_proj.weight", h, q),
             post_norm=spec(f"{p}.post_attention_layernorm.weight", h),
-            gate=spec(f"{p}.mlp.gate_proj.weight", c.intermediate, h),
-            up=spec(f"{p}.mlp.up_proj.weight", c.intermediate, h),
-            down=spec(f"{p}.mlp.down_proj.weight", h, c.intermediate),
+            gate=spec(f"{p}.mlp.gate_proj.weight", c.intermediate_size, h),
+            up=spec(f"{p}.mlp.up_proj.weight", c.intermediate_size, h),
+            down=spec(f"{p}.mlp.down_proj.weight", h, c.intermediate_size),
         )
 
-    layers = tuple(layer(f"{prefix}.layers.{i}") for i in range(c.layers))
+    layers = tuple(layer(f"{prefix}.layers.{i}") for i in range(c.num_layers))
     return Stack(layers, spec(f"{prefix}.norm.weight", h))
 
 
@@ -122,30 +122,31 @@ def _projection(name: str, out: int, into: int) -> Projection:
 def model_specs(c: ModelConfig) -> Model:
     """The talker's and the predictor's tensors, as specs."""
     t, p = c.talker, c.predictor
-    h, wide = t.stack.hidden, t.text_hidden
-    rest = range(t.groups - 1)
+    h, wide = t.stack.hidden_size, t.text_hidden_size
+    rest = range(t.num_groups - 1)
     predictor = "talker.code_predictor"
-    same_width = p.stack.hidden == h
+    same_width = p.stack.hidden_size == h
     return Model(
         embeddings=Embeddings(
-            text=spec("talker.model.text_embedding.weight", t.text_vocab, wide),
+            text=spec("talker.model.text_embedding.weight", t.text_vocab_size, wide),
             text_up=_projection("talker.text_projection.linear_fc1", wide, wide),
             text_down=_projection("talker.text_projection.linear_fc2", h, wide),
-            codec=spec("talker.model.codec_embedding.weight", t.vocab, h),
+            codec=spec("talker.model.codec_embedding.weight", t.vocab_size, h),
             groups=tuple(
-                spec(f"{predictor}.model.codec_embedding.{i}.weight", p.vocab, h) for i in rest
+                spec(f"{predictor}.model.codec_embedding.{i}.weight", p.vocab_size, h) for i in rest
             ),
         ),
         talker=Talker(
-            _stack("talker.model", t.stack), spec("talker.codec_head.weight", t.vocab, h)
+            _stack("talker.model", t.stack), spec("talker.codec_head.weight", t.vocab_size, h)
         ),
         predictor=Predictor(
             project=None
             if same_width
-            else _projection(f"{predictor}.small_to_mtp_projection", p.stack.hidden, h),
+            else _projection(f"{predictor}.small_to_mtp_projection", p.stack.hidden_size, h),
             stack=_stack(f"{predictor}.model", p.stack),
             heads=tuple(
-                spec(f"{predictor}.lm_head.{i}.weight", p.vocab, p.stack.hidden) for i in rest
+                spec(f"{predictor}.lm_head.{i}.weight", p.vocab_size, p.stack.hidden_size)
+                for i in rest
             ),
         ),
     )
@@ -190,26 +191,26 @@ def speaker_specs(c: SpeakerConfig) -> Speaker:
         return Tdnn(spec(f"{name}.weight", out, into, kernel), spec(f"{name}.bias", out))
 
     def block(i: int) -> SpeakerBlock:
-        into, out, part = c.channels[i - 1], c.channels[i], c.channels[i] // c.scale
+        into, out, part = c.channels[i - 1], c.channels[i], c.channels[i] // c.res2net_scale
         p = f"blocks.{i}"
         return SpeakerBlock(
             tdnn1=tdnn(f"{p}.tdnn1.conv", out, into),
             res2net=tuple(
                 tdnn(f"{p}.res2net_block.blocks.{j}.conv", part, part, c.kernels[i])
-                for j in range(c.scale - 1)
+                for j in range(c.res2net_scale - 1)
             ),
             tdnn2=tdnn(f"{p}.tdnn2.conv", out, out),
-            squeeze=tdnn(f"{p}.se_block.conv1", c.squeeze, out),
-            excite=tdnn(f"{p}.se_block.conv2", out, c.squeeze),
+            squeeze=tdnn(f"{p}.se_block.conv1", c.squeeze_channels, out),
+            excite=tdnn(f"{p}.se_block.conv2", out, c.squeeze_channels),
         )
 
     inner = range(1, len(c.channels) - 1)
     last = c.channels[-1]
     return Speaker(
-        first=tdnn("blocks.0.conv", c.channels[0], c.mels, c.kernels[0]),
+        first=tdnn("blocks.0.conv", c.channels[0], c.num_mels, c.kernels[0]),
         blocks=tuple(block(i) for i in inner),
         aggregate=tdnn("mfa.conv", last, sum(c.channels[i] for i in inner), c.kernels[-1]),
-        attention_tdnn=tdnn("asp.tdnn.conv", c.attention, 3 * last),
-        attention_conv=tdnn("asp.conv", last, c.attention),
+        attention_tdnn=tdnn("asp.tdnn.conv", c.attention_channels, 3 * last),
+        attention_conv=tdnn("asp.conv", last, c.attention_channels),
         fc=tdnn("fc", c.dim, 2 * last),
     )

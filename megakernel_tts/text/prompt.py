@@ -101,7 +101,7 @@ class Prompter:
 
     def _sum_of_frames(self, codes: bytes) -> Tensor:
         """The embeddings [frames, hidden] of a recording, whose codes are given by content."""
-        table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.groups)
+        table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.num_groups)
         return self._embeddings.of_frames(torch.tensor(table, device=self.device)).cpu()
 
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
@@ -157,7 +157,7 @@ class Prompter:
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:
         """The speaker's name, and the vector of the speaker position."""
         talker, kind = self.config.talker, self.config.kind
-        hidden = talker.stack.hidden
+        hidden = talker.stack.hidden_size
         if kind == "base":
             if not isinstance(voice, Voice):
                 found = "no voice was given" if voice is None else f"{voice!r} is none"
@@ -194,7 +194,7 @@ class Prompter:
         return name, self._codec(talker.speakers[name])[0]
 
     def _codes_fit(self, codes: Tensor) -> bool:
-        groups, vocab = self.config.talker.groups, self.config.predictor.vocab
+        groups, vocab = self.config.talker.num_groups, self.config.predictor.vocab_size
         return codes.shape[1] == groups and 0 <= int(codes.min()) and int(codes.max()) < vocab
 
     def _choices(self) -> str:

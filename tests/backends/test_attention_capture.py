@@ -125,7 +125,7 @@ def test_overhearing_a_speech_gives_what_watching_gave(
 ) -> None:
     b = any_comparison()
     c = b.config.talker.stack
-    every = [(layer, head) for layer in range(c.layers) for head in range(c.heads)]
+    every = [(layer, head) for layer in range(c.num_layers) for head in range(c.num_heads)]
     pad = b.exact._pad
     backend = Reference(
         b.exact.model, b.config, pad, num_slots=1, max_positions=64, captured_heads=every

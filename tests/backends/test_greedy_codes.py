@@ -174,7 +174,7 @@ def _large(size: str) -> tuple[Model, ModelConfig, Tensor, Tensor]:
     """The same of a released size."""
     model, config = random_model(size)
     generator = torch.Generator("cuda").manual_seed(1)
-    hidden = config.talker.stack.hidden
+    hidden = config.talker.stack.hidden_size
     noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
     return model, config, noise[10], noise[:10].cpu()
 

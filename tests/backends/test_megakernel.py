@@ -194,7 +194,7 @@ def test_a_broken_neighbour_changes_nothing(comparison: MakeComparison) -> None:
 
 def test_another_rope_for_the_predictor_is_refused(comparison: MakeComparison) -> None:
     b = comparison("0b6")
-    stack = replace(b.config.predictor.stack, theta=1e4)
+    stack = replace(b.config.predictor.stack, rope_theta=1e4)
     config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
     with pytest.raises(ValueError, match="one rope_theta"):
         Megakernel(b.half.model, config, b.pad, num_slots=1, max_positions=64, ops=b.ops)

@@ -204,7 +204,7 @@ def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -
     """Eight slots, prompts of one pass to five, prefixes of one to three."""
     model, config = random_model(size)
     generator = torch.Generator().manual_seed(0)
-    hidden = config.talker.stack.hidden
+    hidden = config.talker.stack.hidden_size
     noise = 0.05 * torch.randn(100, hidden, generator=generator).bfloat16()
     prefixes = (noise[:8], noise[10:19], noise[20:46])
     prompts = [

@@ -165,7 +165,7 @@ def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
     reference = make(loaded)
     head = reference.model.talker.head
     pushed = head.clone()
-    pushed[loaded.config.talker.codes :] = 50 * head.abs().max()  # every control id is tempting
+    pushed[loaded.config.talker.num_codes :] = 50 * head.abs().max()  # every control id is tempting
     backend = reference.model
     reference.model = type(backend)(
         backend.embeddings, type(backend.talker)(backend.talker.stack, pushed), backend.predictor
@@ -174,11 +174,11 @@ def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
         start(reference, loaded, 0, TEXTS[0], Sampling(seed=seed))
         made = [one_frame(reference, [0])[0] for _ in range(2)]
         assert all(
-            codes is not None and int(codes[0]) < loaded.config.talker.codes for codes in made
+            codes is not None and int(codes[0]) < loaded.config.talker.num_codes for codes in made
         )
         third = one_frame(reference, [0])[0]
-        assert third is None or int(third[0]) < loaded.config.talker.codes
-    assert eos >= loaded.config.talker.codes
+        assert third is None or int(third[0]) < loaded.config.talker.num_codes
+    assert eos >= loaded.config.talker.num_codes
 
 
 def test_a_failed_step_leaves_the_slots_as_they_were(
@@ -200,7 +200,7 @@ def test_a_failed_step_leaves_the_slots_as_they_were(
 def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> None:
     loaded = load()
     reference = make(loaded)
-    prompt = torch.zeros(128, loaded.config.talker.stack.hidden)
+    prompt = torch.zeros(128, loaded.config.talker.stack.hidden_size)
     with pytest.raises(ValueError, match="128 does not fit 128"):
         reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
 
@@ -208,7 +208,7 @@ def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> N
 def test_not_finite_logits_are_an_error(load: Callable[..., Loaded]) -> None:
     loaded = load()
     reference = make(loaded)
-    prompt = torch.full((3, loaded.config.talker.stack.hidden), torch.nan)
+    prompt = torch.full((3, loaded.config.talker.stack.hidden_size), torch.nan)
     reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
     with pytest.raises(FloatingPointError):
         one_frame(reference, [0])

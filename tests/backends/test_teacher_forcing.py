@@ -47,7 +47,9 @@ def compare(
 ) -> None:
     """At every frame, the kernel's error is at most twice that of bfloat16 in torch."""
     generator = torch.Generator().manual_seed(0)
-    codes = torch.randint(config.talker.codes, (frames, config.talker.groups), generator=generator)
+    codes = torch.randint(
+        config.talker.num_codes, (frames, config.talker.num_groups), generator=generator
+    )
     exact_model = map_leaves(half, lambda t: t.float())
     exact = torchs(exact_model, config, pad.float(), prompt, codes)
     plain = (torchs(half, config, pad, prompt, codes) - exact).norm(dim=-1)
@@ -70,7 +72,7 @@ def test_a_few_frames_that_are_given(comparison: MakeComparison, size: str) -> N
 def test_five_hundred_frames_that_are_given(size: str) -> None:
     half, config = random_model(size)
     generator = torch.Generator("cuda").manual_seed(1)
-    hidden = config.talker.stack.hidden
+    hidden = config.talker.stack.hidden_size
     noise = 0.05 * torch.randn(11, hidden, device="cuda", generator=generator).bfloat16()
     prompt, pad = noise[:10].cpu(), noise[10]
     kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024)

@@ -254,7 +254,7 @@ def test_what_cannot_be_decoded_is_refused(codec: Codec, decoder: CudaDecoder, m
     with pytest.raises(ValueError, match=r"each slot once, found \[1, 1\]"):
         decoder.decode([DecodeRequest(1, some_codes(1, 0)), DecodeRequest(1, some_codes(1, 0))])
     weights, config = codec
-    other = replace(config, decoder=replace(config.decoder, window=71))
+    other = replace(config, decoder=replace(config.decoder, sliding_window=71))
     with pytest.raises(ValueError, match=r"sliding_window in \(72,\), found 71"):
         make((weights, other))
 

@@ -87,7 +87,7 @@ def test_a_state_holds_what_the_architecture_needs_and_no_more(decoder: Decoder)
     _, state = decoder.decode(some_codes(100, 4)[None], start)
     assert [c.shape for c in state.columns] == [c.shape for c in start.columns]
     assert state.keys.shape == start.keys.shape
-    assert state.keys.shape[3] == decoder.config.window - 1
+    assert state.keys.shape[3] == decoder.config.sliding_window - 1
     for tensor in state.columns:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 

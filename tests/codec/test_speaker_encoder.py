@@ -30,6 +30,6 @@ def test_x_vectors_differ_between_voices_and_not_between_calls(load: Callable[..
     embed = loaded.cloner.speaker.embed
     one = torch.randn(24_000, generator=torch.Generator().manual_seed(0)) * 0.1
     other = torch.sin(torch.arange(24_000) / 20) * 0.3
-    assert embed(one).shape == (loaded.config.talker.stack.hidden,)
+    assert embed(one).shape == (loaded.config.talker.stack.hidden_size,)
     assert torch.equal(embed(one), embed(one))
     assert torch.cosine_similarity(embed(one), embed(other), dim=0) < 0.999

@@ -29,11 +29,11 @@ def edited(source: Path, target: Path, path: str, value: Any) -> Path:
 def test_reads_every_kind_and_size(checkpoint: Checkpoint) -> None:
     small = read_model_config(checkpoint("custom_voice", "0b6") / "config.json")
     assert small.kind == "custom_voice" and not small.takes_instruct
-    assert small.talker.codes == 256 and small.talker.control.eos == 2150 - 1792
+    assert small.talker.num_codes == 256 and small.talker.control.eos == 2150 - 1792
     assert small.talker.dialects == {"eric": "sichuan_dialect", "dylan": "beijing_dialect"}
     large = read_model_config(checkpoint("base", "1b7") / "config.json")
     assert large.kind == "base" and large.speaker is not None and large.speaker.dim == 192
-    assert large.talker.stack.hidden == 192 != large.predictor.stack.hidden
+    assert large.talker.stack.hidden_size == 192 != large.predictor.stack.hidden_size
     design = read_model_config(checkpoint("voice_design", "1b7") / "config.json")
     assert design.takes_instruct and design.speaker is None
 

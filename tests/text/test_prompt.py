@@ -76,7 +76,7 @@ def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
 ) -> None:
     """Other tokens change the positions from `text_at` on, and the vectors fed after them."""
     loaded = load("base")
-    prompter, hidden = loaded.engine.prompter, loaded.config.talker.stack.hidden
+    prompter, hidden = loaded.engine.prompter, loaded.config.talker.stack.hidden_size
     codes = None if reference is None else torch.zeros(reference, 16, dtype=torch.long)
     text = None if reference is None else "a few words of a transcript"
     prefix = prompter.prefix(Voice(torch.zeros(hidden), codes, text), "english", None)
