@@ -1,7 +1,7 @@
-"""What the codec's kernels take, beside the decoder in plain torch, eager and as a CUDA graph.
+"""Times the codec's kernels and the decoder in plain torch, eager and as a CUDA graph.
 
-Random weights of the released size. A call is timed from its codes in the host's memory to its
-samples there, by the host's clock; the graphs alone with CUDA events.
+The codec has the released size and random weights. A call is timed by the host's clock, from codes
+in host memory to samples in host memory. Graphs are timed with CUDA events.
 
 python -m bench.codec --json bench/results/codec.json
 """
@@ -38,12 +38,12 @@ def _codes(frames: int, seed: int) -> Tensor:
 
 
 def _summary(times: list[float]) -> dict[str, float]:
-    """Of milliseconds."""
+    """Median and 95th percentile of milliseconds."""
     return {"p50": round(median(times), 3), "p95": round(quantiles(times, n=20)[-1], 3)}
 
 
-def _calls(act: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds of a call that waits for its own result."""
+def _time_calls(act: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of a call that waits for its result."""
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
@@ -52,21 +52,21 @@ def _calls(act: Callable[[], object]) -> dict[str, float]:
     return _summary(times)
 
 
-def _on_device(act: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds on the GPU."""
+def _time_on_device(act: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds on the GPU, by CUDA events."""
     return _summary(event_times(act, _REPEATS))
 
 
-def _kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:
+def _time_kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:
     for slot in range(streams):
         decoder.load_slot(slot)
     parts = [DecodeRequest(slot, _codes(frames, slot)) for slot in range(streams)]
     decoder.decode(parts)()
-    return _calls(lambda: decoder.decode(parts)())
+    return _time_calls(lambda: decoder.decode(parts)())
 
 
-def _plain(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
-    """One stream in plain torch; eager with its samples on the host, and a graph on the GPU."""
+def _time_torch(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
+    """One stream in plain torch: eager with samples on the host, and as a graph on the GPU."""
     codes, state = _codes(frames, 0)[None].cuda(), decoder.start()
 
     def call() -> Tensor:
@@ -74,16 +74,16 @@ def _plain(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
         return wave.cpu()
 
     call()
-    eager = _calls(call)
+    eager = _time_calls(call)
     graph = torch.cuda.CUDAGraph()
     with exact_convolutions(codes.device), torch.cuda.graph(graph):
         decoder._decode(codes, state)
     graph.replay()
-    return {"eager": eager, "graph": _on_device(graph.replay)}
+    return {"eager": eager, "graph": _time_on_device(graph.replay)}
 
 
-def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
-    """Microseconds by stage: from the end of the kernel before it to the end of its last."""
+def _time_stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
+    """Microseconds per stage: from the end of the previous kernel to the end of its last kernel."""
     graph, _ = decoder.graphs(frames)
     graph.replay()
     torch.cuda.synchronize()
@@ -93,7 +93,9 @@ def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     on_gpu = (e for e in profiled.events() or [] if e.device_type.name == "CUDA")
     spans = sorted((e.time_range.start, e.time_range.end) for e in on_gpu)
     stages = decoder.stages
-    assert len(spans) == len(stages), "the profiler missed a kernel"
+    assert len(spans) == len(stages), (
+        "the profiler recorded fewer kernels than the decoder launches"
+    )
     taken = dict.fromkeys(stages, 0.0)
     before = spans[0][0]
     for stage, (_, end) in zip(stages, spans, strict=True):
@@ -102,24 +104,24 @@ def _stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     return {stage: round(t, 1) for stage, t in taken.items()}
 
 
-def _noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
-    """Signal to noise against plain torch in float32, with and without the constant part."""
+def _signal_to_noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
+    """Signal to noise ratio against plain torch in float32, with and without the constant part."""
     codes = _codes(100, 0)
     decoder.load_slot(0)
     (samples,) = decoder.decode([DecodeRequest(0, codes)])()
     assert samples is not None
     wave = reference.decode(codes[None].cuda(), reference.start())[0][0].cpu().numpy()
     error = samples / 32767.0 - wave
-    root = float(np.sqrt(np.square(error).mean()))
+    rms_error = float(np.sqrt(np.square(error).mean()))
     return {
-        "db": round(20 * math.log10(float(np.sqrt(np.square(wave).mean())) / root), 1),
+        "db": round(20 * math.log10(float(np.sqrt(np.square(wave).mean())) / rms_error), 1),
         "db_without_mean": round(20 * math.log10(float(wave.std()) / float(error.std())), 1),
     }
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Measures and reports."""
+    """Measures and prints the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -137,14 +139,14 @@ def main() -> None:
         "warmup_s": round(warmup, 2),
         "state_mb": round(decoder.state_bytes / 1e6, 2),
         "call_ms_by_streams_and_frames": {
-            s: {f: _kernel_calls(decoder, s, f) for f in _FRAMES} for s in _STREAMS
+            s: {f: _time_kernel_calls(decoder, s, f) for f in _FRAMES} for s in _STREAMS
         },
         "graph_ms_by_frames": {
-            f: _on_device(decoder.graphs(f)[0].replay) for f in (1, 2, 4, 8, 16, 32, 64)
+            f: _time_on_device(decoder.graphs(f)[0].replay) for f in (1, 2, 4, 8, 16, 32, 64)
         },
-        "stages_us_by_frames": {f: _stages(decoder, f) for f in (1, 8)},
-        "plain_torch_ms_by_frames": {f: _plain(reference, f) for f in _FRAMES},
-        "signal_to_noise": _noise(decoder, reference),
+        "stages_us_by_frames": {f: _time_stages(decoder, f) for f in (1, 8)},
+        "plain_torch_ms_by_frames": {f: _time_torch(reference, f) for f in _FRAMES},
+        "signal_to_noise": _signal_to_noise(decoder, reference),
     }
     write(figures, arguments.json, packages=("torch",))
 

@@ -1,5 +1,5 @@
-// What the operators are given, as the kernels take it: lists of addresses and of numbers, in the
-// order of the enums below. A missing tensor's address is null.
+// Converts the operators' arguments to kernel parameters: lists of addresses and of numbers in the
+// order of the enums below. The address of an absent tensor is null.
 #pragma once
 
 #include "params.cuh"
@@ -9,81 +9,92 @@ namespace megakernel::codec {
 using Addresses = void* const*;
 using Numbers = const int64_t*;
 
-// The numbers of `Rows`, in the same order everywhere.
-enum RowNumbers { kPlanes, kChannels, kDepth, kRate, kStride, kNumRowNumbers };
+// The numbers of one `Activations`.
+enum ActivationNumbers {
+  kPlanes,
+  kChannels,
+  kHistoryRows,
+  kRowsPerFrame,
+  kHistoryStride,
+  kNumActivationNumbers
+};
 
-inline Rows rows(void* now, void* past, Numbers n) {
-  return {static_cast<f16*>(now),       static_cast<f16*>(past),        n[kStride],
-          static_cast<int>(n[kPlanes]), static_cast<int>(n[kChannels]), static_cast<int>(n[kDepth]),
-          static_cast<int>(n[kRate])};
+inline Activations activations(void* data, void* history, Numbers n) {
+  return {static_cast<f16*>(data),
+          static_cast<f16*>(history),
+          n[kHistoryStride],
+          static_cast<int>(n[kPlanes]),
+          static_cast<int>(n[kChannels]),
+          static_cast<int>(n[kHistoryRows]),
+          static_cast<int>(n[kRowsPerFrame])};
 }
 
-enum ProductTensors {
-  kProductFrames,
-  kProductIn,
-  kProductPast,
-  kProductWeights,
-  kProductColumn,
-  kProductResidual,
-  kProductSum,
-  kProductOut,
-  kProductTurns,
-  kProductQueries,
-  kProductMemory,
-  kProductPcm,
-  kProductBroken,
-  kNumProductTensors
+enum ProjectionTensors {
+  kProjectionFrames,
+  kProjectionIn,
+  kProjectionHistory,
+  kProjectionWeights,
+  kProjectionColumn,
+  kProjectionResidual,
+  kProjectionSum,
+  kProjectionOut,
+  kProjectionRope,
+  kProjectionQueries,
+  kProjectionKvCache,
+  kProjectionPcm,
+  kProjectionNonFinite,
+  kNumProjectionTensors
 };
-enum ProductNumbers {
-  kProductRows,
-  kProductTaps,
-  kProductDilation,
-  kProductColumns,
-  kProductNorm,
-  kProductFinish,
-  kProductMemoryStride,
-  kProductRing,
-  kProductHead,
-  kProductEarly,
-  kProductInRows,
-  kProductOutRows = kProductInRows + kNumRowNumbers,
-  kNumProductNumbers = kProductOutRows + kNumRowNumbers
+enum ProjectionNumbers {
+  kProjectionRows,
+  kProjectionTaps,
+  kProjectionDilation,
+  kProjectionColumns,
+  kProjectionNorm,
+  kProjectionEpilogue,
+  kProjectionKvCacheStride,
+  kProjectionRing,
+  kProjectionHead,
+  kProjectionOverlapsPrevious,
+  kProjectionInRows,
+  kProjectionOutRows = kProjectionInRows + kNumActivationNumbers,
+  kNumProjectionNumbers = kProjectionOutRows + kNumActivationNumbers
 };
 
-inline Product product_of(Addresses t, Numbers n, double eps) {
-  Product p{};
-  p.frames = static_cast<const Frame*>(t[kProductFrames]);
-  p.rows = static_cast<int>(n[kProductRows]);
-  p.in = rows(t[kProductIn], t[kProductPast], n + kProductInRows);
-  p.taps = static_cast<int>(n[kProductTaps]);
-  p.dilation = static_cast<int>(n[kProductDilation]);
-  p.weights = static_cast<const uint4*>(t[kProductWeights]);
-  p.early = n[kProductEarly] != 0;
-  p.column = static_cast<const Column*>(t[kProductColumn]);
-  p.columns = static_cast<int>(n[kProductColumns]);
-  p.norm = static_cast<int>(n[kProductNorm]);
+inline ProjectionParams projection_params(Addresses t, Numbers n, double eps) {
+  ProjectionParams p{};
+  p.frames = static_cast<const Frame*>(t[kProjectionFrames]);
+  p.num_rows = static_cast<int>(n[kProjectionRows]);
+  p.input = activations(t[kProjectionIn], t[kProjectionHistory], n + kProjectionInRows);
+  p.num_taps = static_cast<int>(n[kProjectionTaps]);
+  p.dilation = static_cast<int>(n[kProjectionDilation]);
+  p.weights = static_cast<const uint4*>(t[kProjectionWeights]);
+  p.overlaps_previous = n[kProjectionOverlapsPrevious] != 0;
+  p.column_params = static_cast<const ColumnParams*>(t[kProjectionColumn]);
+  p.num_columns = static_cast<int>(n[kProjectionColumns]);
+  p.norm_channels = static_cast<int>(n[kProjectionNorm]);
   p.eps = static_cast<float>(eps);
-  p.residual = static_cast<const float*>(t[kProductResidual]);
-  p.sum = static_cast<float*>(t[kProductSum]);
-  p.finish = static_cast<Finish>(n[kProductFinish]);
-  p.out = rows(t[kProductOut], nullptr, n + kProductOutRows);
-  p.turns = static_cast<const float2*>(t[kProductTurns]);
-  p.queries = static_cast<float*>(t[kProductQueries]);
-  p.memory = static_cast<float*>(t[kProductMemory]);
-  p.memory_stride = n[kProductMemoryStride];
-  p.ring = static_cast<int>(n[kProductRing]);
-  p.head = static_cast<int>(n[kProductHead]);
-  p.pcm = static_cast<short*>(t[kProductPcm]);
-  p.broken = static_cast<int*>(t[kProductBroken]);
+  p.residual = static_cast<const float*>(t[kProjectionResidual]);
+  p.residual_out = static_cast<float*>(t[kProjectionSum]);
+  p.epilogue = static_cast<Epilogue>(n[kProjectionEpilogue]);
+  p.output = activations(t[kProjectionOut], nullptr, n + kProjectionOutRows);
+  p.rope = static_cast<const float2*>(t[kProjectionRope]);
+  p.queries = static_cast<float*>(t[kProjectionQueries]);
+  p.kv_cache = static_cast<float*>(t[kProjectionKvCache]);
+  p.kv_slot_stride = n[kProjectionKvCacheStride];
+  p.kv_ring_size = static_cast<int>(n[kProjectionRing]);
+  p.head_dim = static_cast<int>(n[kProjectionHead]);
+  p.pcm = static_cast<short*>(t[kProjectionPcm]);
+  p.non_finite = static_cast<int*>(t[kProjectionNonFinite]);
   return p;
 }
 
 enum EmbedTensors {
   kEmbedFrames,
-  kEmbedAsked,
+  kEmbedRequests,
   kEmbedTables,
   kEmbedInverse,
-  kEmbedTurns,
+  kEmbedRope,
   kEmbedOut,
   kNumEmbedTensors
 };
@@ -92,52 +103,58 @@ enum EmbedNumbers {
   kEmbedCodes,
   kEmbedHalf,
   kEmbedOutRows,
-  kNumEmbedNumbers = kEmbedOutRows + kNumRowNumbers
+  kNumEmbedNumbers = kEmbedOutRows + kNumActivationNumbers
 };
 
-inline Embed embed_of(Addresses t, Numbers n) {
-  Embed p{};
+inline EmbedParams embed_params(Addresses t, Numbers n) {
+  EmbedParams p{};
   p.frames = static_cast<Frame*>(t[kEmbedFrames]);
-  p.asked = static_cast<const Frame*>(t[kEmbedAsked]);
-  p.count = static_cast<int>(n[kEmbedCount]);
-  p.codes = static_cast<int>(n[kEmbedCodes]);
-  p.tables = static_cast<const float*>(t[kEmbedTables]);
-  p.inverse = static_cast<const float*>(t[kEmbedInverse]);
-  p.turns = static_cast<float2*>(t[kEmbedTurns]);
-  p.half = static_cast<int>(n[kEmbedHalf]);
-  p.out = rows(t[kEmbedOut], nullptr, n + kEmbedOutRows);
+  p.requests = static_cast<const Frame*>(t[kEmbedRequests]);
+  p.num_frames = static_cast<int>(n[kEmbedCount]);
+  p.codebook_size = static_cast<int>(n[kEmbedCodes]);
+  p.codebooks = static_cast<const float*>(t[kEmbedTables]);
+  p.inverse_frequencies = static_cast<const float*>(t[kEmbedInverse]);
+  p.rope = static_cast<float2*>(t[kEmbedRope]);
+  p.half_head_dim = static_cast<int>(n[kEmbedHalf]);
+  p.output = activations(t[kEmbedOut], nullptr, n + kEmbedOutRows);
   return p;
 }
 
-enum AttendTensors { kAttendFrames, kAttendQueries, kAttendMemory, kAttendOut, kNumAttendTensors };
-enum AttendNumbers {
-  kAttendCount,
-  kAttendHeads,
-  kAttendHead,
-  kAttendMemoryStride,
-  kAttendRing,
-  kAttendOutRows,
-  kNumAttendNumbers = kAttendOutRows + kNumRowNumbers
+enum AttentionTensors {
+  kAttentionFrames,
+  kAttentionQueries,
+  kAttentionKvCache,
+  kAttentionOut,
+  kNumAttentionTensors
+};
+enum AttentionNumbers {
+  kAttentionCount,
+  kAttentionHeads,
+  kAttentionHead,
+  kAttentionKvCacheStride,
+  kAttentionRing,
+  kAttentionOutRows,
+  kNumAttentionNumbers = kAttentionOutRows + kNumActivationNumbers
 };
 
-inline Attend attend_of(Addresses t, Numbers n) {
-  Attend p{};
-  p.frames = static_cast<const Frame*>(t[kAttendFrames]);
-  p.count = static_cast<int>(n[kAttendCount]);
-  p.heads = static_cast<int>(n[kAttendHeads]);
-  p.head = static_cast<int>(n[kAttendHead]);
-  p.queries = static_cast<const float*>(t[kAttendQueries]);
-  p.memory = static_cast<const float*>(t[kAttendMemory]);
-  p.memory_stride = n[kAttendMemoryStride];
-  p.ring = static_cast<int>(n[kAttendRing]);
-  p.out = rows(t[kAttendOut], nullptr, n + kAttendOutRows);
+inline AttentionParams attention_params(Addresses t, Numbers n) {
+  AttentionParams p{};
+  p.frames = static_cast<const Frame*>(t[kAttentionFrames]);
+  p.num_frames = static_cast<int>(n[kAttentionCount]);
+  p.num_heads = static_cast<int>(n[kAttentionHeads]);
+  p.head_dim = static_cast<int>(n[kAttentionHead]);
+  p.queries = static_cast<const float*>(t[kAttentionQueries]);
+  p.kv_cache = static_cast<const float*>(t[kAttentionKvCache]);
+  p.kv_slot_stride = n[kAttentionKvCacheStride];
+  p.kv_ring_size = static_cast<int>(n[kAttentionRing]);
+  p.output = activations(t[kAttentionOut], nullptr, n + kAttentionOutRows);
   return p;
 }
 
 enum DepthwiseTensors {
   kDepthwiseFrames,
   kDepthwiseIn,
-  kDepthwisePast,
+  kDepthwiseHistory,
   kDepthwiseWeights,
   kDepthwiseBias,
   kDepthwiseNorm,
@@ -147,16 +164,16 @@ enum DepthwiseTensors {
 enum DepthwiseNumbers {
   kDepthwiseRows,
   kDepthwiseInRows,
-  kDepthwiseOutRows = kDepthwiseInRows + kNumRowNumbers,
-  kNumDepthwiseNumbers = kDepthwiseOutRows + kNumRowNumbers
+  kDepthwiseOutRows = kDepthwiseInRows + kNumActivationNumbers,
+  kNumDepthwiseNumbers = kDepthwiseOutRows + kNumActivationNumbers
 };
 
-inline Depthwise depthwise_of(Addresses t, Numbers n, double eps) {
-  Depthwise p{};
+inline DepthwiseParams depthwise_params(Addresses t, Numbers n, double eps) {
+  DepthwiseParams p{};
   p.frames = static_cast<const Frame*>(t[kDepthwiseFrames]);
-  p.rows = static_cast<int>(n[kDepthwiseRows]);
-  p.in = rows(t[kDepthwiseIn], t[kDepthwisePast], n + kDepthwiseInRows);
-  p.out = rows(t[kDepthwiseOut], nullptr, n + kDepthwiseOutRows);
+  p.num_rows = static_cast<int>(n[kDepthwiseRows]);
+  p.input = activations(t[kDepthwiseIn], t[kDepthwiseHistory], n + kDepthwiseInRows);
+  p.output = activations(t[kDepthwiseOut], nullptr, n + kDepthwiseOutRows);
   p.weights = static_cast<const float*>(t[kDepthwiseWeights]);
   p.bias = static_cast<const float*>(t[kDepthwiseBias]);
   p.norm = static_cast<const float*>(t[kDepthwiseNorm]);
@@ -164,19 +181,19 @@ inline Depthwise depthwise_of(Addresses t, Numbers n, double eps) {
   return p;
 }
 
-enum RememberTensors { kRememberFrames, kRememberKept, kRememberLayers };
+enum StateUpdateTensors { kStateUpdateFrames, kStateUpdateNumKeptFrames, kStateUpdateLayers };
 
-// Then, for every layer, its rows and its history. Numbers: the frames, then for every layer those
-// of its rows.
-inline Remember remember_of(Addresses t, Numbers n, int layers) {
-  Remember p{};
-  p.frames = static_cast<const Frame*>(t[kRememberFrames]);
-  p.kept = static_cast<const int*>(t[kRememberKept]);
-  p.count = static_cast<int>(n[0]);
-  p.layers = layers;
+// Two tensors per layer follow: its activations and its history. Numbers: the number of frames,
+// then the numbers of the activations of every layer.
+inline StateUpdateParams state_update_params(Addresses t, Numbers n, int layers) {
+  StateUpdateParams p{};
+  p.frames = static_cast<const Frame*>(t[kStateUpdateFrames]);
+  p.num_kept_frames = static_cast<const int*>(t[kStateUpdateNumKeptFrames]);
+  p.num_frames = static_cast<int>(n[0]);
+  p.num_layers = layers;
   for (int i = 0; i < layers; ++i) {
-    const Addresses layer = t + kRememberLayers + 2 * i;
-    p.rows[i] = rows(layer[0], layer[1], n + 1 + i * kNumRowNumbers);
+    const Addresses layer = t + kStateUpdateLayers + 2 * i;
+    p.activations[i] = activations(layer[0], layer[1], n + 1 + i * kNumActivationNumbers);
   }
   return p;
 }

@@ -1,98 +1,113 @@
-// A frame's attention to the window that ends with it: a block a frame and head.
+// Sliding-window attention of the codec's transformer.
+//
+//   output = sum over k of exp(query . key[k]) value[k] / sum over k of exp(query . key[k])
+//
+// k runs over the last kAttentionWindow frames of the stream. One block per frame and head. Each
+// warp takes a quarter of the window: head_dim / 8 lanes share a key, and all keys of the warp are
+// loaded before the first score is computed. The warps' partial results are merged in shared
+// memory.
 #pragma once
 
-#include "projection.cuh"
+#include "activations.cuh"
 
 namespace megakernel::codec {
 
-constexpr int kAttendWarps = 4;
-constexpr int kWarpKeys = kWindow / kAttendWarps;
-static_assert(kWindow % kAttendWarps == 0);
+constexpr int kAttentionWarps = 4;
+constexpr int kKeysPerWarp = kAttentionWindow / kAttentionWarps;
+static_assert(kAttentionWindow % kAttentionWarps == 0, "Warps share the window evenly.");
 
-template <int Head>
-struct AttendShared {
-  float mixed[kAttendWarps][Head];
-  float most[kAttendWarps], total[kAttendWarps];
+template <int kHeadDim>
+struct AttentionShared {
+  float weighted_values[kAttentionWarps][kHeadDim];
+  float max_scores[kAttentionWarps], exp_sums[kAttentionWarps];
 };
 
-struct Eight {
-  float of[8];
+struct Float8 {
+  float values[8];
 };
 
-DEVICE Eight load_eight(const float* at) {
+DEVICE Float8 load_float8(const float* at) {
   const float4 a = reinterpret_cast<const float4*>(at)[0];
   const float4 b = reinterpret_cast<const float4*>(at)[1];
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-// Head / 8 lanes share a key; a warp has every key of its quarter of the window at once.
-template <int Head>
-DEVICE void attend(const Attend& p, AttendShared<Head>& shared) {
-  constexpr int kLanes = Head / 8, kAtOnce = 32 / kLanes;
-  constexpr int kPasses = (kWarpKeys + kAtOnce - 1) / kAtOnce;
+// Reads queries [frames, heads, head_dim], kv_cache [slots, 2, ring, heads, head_dim]; writes
+// output [frames, planes, heads * head_dim].
+template <int kHeadDim>
+DEVICE void attend(const AttentionParams& p, AttentionShared<kHeadDim>& shared) {
+  static_assert(kHeadDim % 8 == 0 && kHeadDim <= 256, "A lane has eight channels of a head.");
+  constexpr int kLanesPerKey = kHeadDim / 8, kKeysPerPass = 32 / kLanesPerKey;
+  constexpr int kPasses = (kKeysPerWarp + kKeysPerPass - 1) / kKeysPerPass;
   launch_next();
-  const int row = block() / p.heads, head = block() % p.heads, wide = p.heads * Head;
-  const int channel = head * Head + lane() % kLanes * 8;
+  const int row = block() / p.num_heads, head = block() % p.num_heads;
+  const int width = p.num_heads * kHeadDim;
+  const int channel = head * kHeadDim + lane() % kLanesPerKey * 8;
   const Frame& frame = p.frames[row];
-  const float* keys = p.memory + frame.slot * p.memory_stride + channel;
-  const float* values = keys + static_cast<long long>(p.ring) * wide;
+  const float* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
+  const float* values = keys + static_cast<long long>(p.kv_ring_size) * width;
   wait_for_previous();
 
-  Eight key[kPasses], value[kPasses];
-  bool seen[kPasses];
+  Float8 key[kPasses], value[kPasses];
+  bool visible[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    const int k = i * kAtOnce + lane() / kLanes;
-    const int position = frame.position + 1 - kWindow + warp() * kWarpKeys + k;
-    seen[i] = k < kWarpKeys && position >= 0;
-    const int at = (seen[i] ? position : frame.position) % p.ring * wide;
-    key[i] = load_eight(keys + at);
-    value[i] = load_eight(values + at);
+    const int k = i * kKeysPerPass + lane() / kLanesPerKey;
+    const int position = frame.position + 1 - kAttentionWindow + warp() * kKeysPerWarp + k;
+    visible[i] = k < kKeysPerWarp && position >= 0;
+    const int at = (visible[i] ? position : frame.position) % p.kv_ring_size * width;
+    key[i] = load_float8(keys + at);
+    value[i] = load_float8(values + at);
   }
-  const Eight query = load_eight(p.queries + static_cast<long long>(row) * wide + channel);
-  float score[kPasses], most = -1e30f;
+  const Float8 query = load_float8(p.queries + static_cast<long long>(row) * width + channel);
+  float score[kPasses], max_score = -1e30f;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     score[i] = 0;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) score[i] += query.of[c] * key[i].of[c];
+    for (int c = 0; c < 8; ++c) score[i] += query.values[c] * key[i].values[c];
 #pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) score[i] += shuffle_xor(score[i], mask);
-    if (seen[i]) most = max(most, score[i]);
+    for (int mask = 1; mask < kLanesPerKey; mask *= 2) score[i] += shuffle_xor(score[i], mask);
+    if (visible[i]) max_score = max(max_score, score[i]);
   }
 #pragma unroll
-  for (int mask = kLanes; mask < 32; mask *= 2) most = max(most, shuffle_xor(most, mask));
-  float total = 0;
-  Eight mixed = {};
+  for (int mask = kLanesPerKey; mask < 32; mask *= 2) {
+    max_score = max(max_score, shuffle_xor(max_score, mask));
+  }
+  float exp_sum = 0;
+  Float8 weighted = {};
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    const float part = seen[i] ? expf(score[i] - most) : 0.0f;
-    total += part;
+    const float weight = visible[i] ? expf(score[i] - max_score) : 0.0f;
+    exp_sum += weight;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) mixed.of[c] += part * value[i].of[c];
+    for (int c = 0; c < 8; ++c) weighted.values[c] += weight * value[i].values[c];
   }
 #pragma unroll
-  for (int mask = kLanes; mask < 32; mask *= 2) {
-    total += shuffle_xor(total, mask);
+  for (int mask = kLanesPerKey; mask < 32; mask *= 2) {
+    exp_sum += shuffle_xor(exp_sum, mask);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) mixed.of[c] += shuffle_xor(mixed.of[c], mask);
+    for (int c = 0; c < 8; ++c) weighted.values[c] += shuffle_xor(weighted.values[c], mask);
   }
-  if (lane() < kLanes) {
-    for (int c = 0; c < 8; ++c) shared.mixed[warp()][8 * lane() + c] = mixed.of[c];
+  if (lane() < kLanesPerKey) {
+    for (int c = 0; c < 8; ++c) {
+      shared.weighted_values[warp()][8 * lane() + c] = weighted.values[c];
+    }
   }
-  if (lane() == 0) shared.most[warp()] = most, shared.total[warp()] = total;
+  if (lane() == 0) shared.max_scores[warp()] = max_score, shared.exp_sums[warp()] = exp_sum;
   all_sync();
 
-  if (thread() >= Head / 2) return;
-  for (int w = 0; w < kAttendWarps; ++w) most = max(most, shared.most[w]);
-  float low = 0, high = 0, sum = 0;
-  for (int w = 0; w < kAttendWarps; ++w) {
-    const float factor = expf(shared.most[w] - most);
-    sum += factor * shared.total[w];
-    low += factor * shared.mixed[w][2 * thread()];
-    high += factor * shared.mixed[w][2 * thread() + 1];
+  // Merge of the warps: a thread has two channels.
+  if (thread() >= kHeadDim / 2) return;
+  for (int w = 0; w < kAttentionWarps; ++w) max_score = max(max_score, shared.max_scores[w]);
+  float low = 0, high = 0, total = 0;
+  for (int w = 0; w < kAttentionWarps; ++w) {
+    const float factor = expf(shared.max_scores[w] - max_score);
+    total += factor * shared.exp_sums[w];
+    low += factor * shared.weighted_values[w][2 * thread()];
+    high += factor * shared.weighted_values[w][2 * thread() + 1];
   }
-  put(p.out, row, head * Head + 2 * thread(), low / sum, high / sum);
+  store_activations(p.output, row, head * kHeadDim + 2 * thread(), low / total, high / total);
 }
 
 }  // namespace megakernel::codec

@@ -1,4 +1,4 @@
-// The codec's kernels as torch operators: what is asked for is checked here; no device code.
+// The codec's kernels as torch operators: argument checks, no device code.
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -10,11 +10,10 @@
 namespace megakernel::codec {
 namespace {
 
-using Tensors = at::TensorList;
 using Integers = at::IntArrayRef;
 
-// Their addresses; null for what has no elements.
-std::vector<void*> addresses(Tensors tensors) {
+// Addresses of the tensors; null for tensors without elements.
+std::vector<void*> addresses(at::TensorList tensors) {
   std::vector<void*> at;
   for (const at::Tensor& t : tensors) {
     TORCH_CHECK(t.numel() == 0 || t.is_cuda() || t.is_pinned(),
@@ -26,7 +25,7 @@ std::vector<void*> addresses(Tensors tensors) {
   return at;
 }
 
-void check_lists(const char* name, Tensors tensors, Integers numbers, size_t num_tensors,
+void check_lists(const char* name, at::TensorList tensors, Integers numbers, size_t num_tensors,
                  size_t num_numbers) {
   TORCH_CHECK(tensors.size() == num_tensors && numbers.size() == num_numbers, name, " takes ",
               num_tensors, " tensors and ", num_numbers, " numbers, found ", tensors.size(),
@@ -44,50 +43,54 @@ void launch_checked(const char* name, const P& p, const at::Tensor& frames) {
               " could not be launched: ", cudaGetErrorString(error), ".");
 }
 
-void embed(Tensors tensors, Integers numbers) {
+void embed(at::TensorList tensors, Integers numbers) {
   check_lists("embed", tensors, numbers, kNumEmbedTensors, kNumEmbedNumbers);
-  launch_checked("embed", embed_of(addresses(tensors).data(), numbers.data()), tensors[0]);
+  launch_checked("embed", embed_params(addresses(tensors).data(), numbers.data()), tensors[0]);
 }
 
-void product(Tensors tensors, Integers numbers, double eps) {
-  check_lists("product", tensors, numbers, kNumProductTensors, kNumProductNumbers);
-  const Product p = product_of(addresses(tensors).data(), numbers.data(), eps);
-  TORCH_CHECK(p.in.channels % 32 == 0 && p.columns % 8 == 0,
-              "A product takes multiples of 32 channels and of 8 columns, found ", p.in.channels,
-              " and ", p.columns, ".");
-  TORCH_CHECK(p.in.planes == 1 || p.in.planes == 2, "Rows have one or two planes.");
-  TORCH_CHECK(p.taps == 1 || p.in.past != nullptr, "A convolution needs the rows before it.");
-  TORCH_CHECK(tensors[kProductWeights].nbytes() ==
-                  static_cast<size_t>(2 * p.columns * p.taps * p.in.channels),
-              "The weights do not fit ", p.columns, " columns, ", p.taps, " taps and ",
-              p.in.channels, " channels.");
-  launch_checked("product", p, tensors[0]);
+void project(at::TensorList tensors, Integers numbers, double eps) {
+  check_lists("project", tensors, numbers, kNumProjectionTensors, kNumProjectionNumbers);
+  const ProjectionParams p = projection_params(addresses(tensors).data(), numbers.data(), eps);
+  TORCH_CHECK(p.input.num_channels % 32 == 0 && p.num_columns % 8 == 0,
+              "A product takes multiples of 32 channels and of 8 columns, found ",
+              p.input.num_channels, " and ", p.num_columns, ".");
+  TORCH_CHECK(p.input.num_planes == 1 || p.input.num_planes == 2,
+              "Activations have one or two planes.");
+  TORCH_CHECK(p.num_taps == 1 || p.input.history != nullptr,
+              "A convolution needs the rows before it.");
+  TORCH_CHECK(tensors[kProjectionWeights].nbytes() ==
+                  static_cast<size_t>(2 * p.num_columns * p.num_taps * p.input.num_channels),
+              "The weights do not fit ", p.num_columns, " columns, ", p.num_taps, " taps and ",
+              p.input.num_channels, " channels.");
+  launch_checked("project", p, tensors[0]);
 }
 
-void attend(Tensors tensors, Integers numbers) {
-  check_lists("attend", tensors, numbers, kNumAttendTensors, kNumAttendNumbers);
-  const Attend p = attend_of(addresses(tensors).data(), numbers.data());
-  TORCH_CHECK(p.head == 16 || p.head == 32 || p.head == 64,
-              "Attention is compiled for heads of 16, 32 and 64 channels, found ", p.head, ".");
+void attend(at::TensorList tensors, Integers numbers) {
+  check_lists("attend", tensors, numbers, kNumAttentionTensors, kNumAttentionNumbers);
+  const AttentionParams p = attention_params(addresses(tensors).data(), numbers.data());
+  TORCH_CHECK(p.head_dim == 16 || p.head_dim == 32 || p.head_dim == 64,
+              "Attention is compiled for heads of 16, 32 and 64 channels, found ", p.head_dim, ".");
   launch_checked("attend", p, tensors[0]);
 }
 
-void depthwise(Tensors tensors, Integers numbers, double eps) {
+void depthwise(at::TensorList tensors, Integers numbers, double eps) {
   check_lists("depthwise", tensors, numbers, kNumDepthwiseTensors, kNumDepthwiseNumbers);
-  const Depthwise p = depthwise_of(addresses(tensors).data(), numbers.data(), eps);
-  TORCH_CHECK(p.in.planes == 2 && p.in.channels <= 2 * kMostPairs * kBlockThreads,
-              "The depthwise convolution takes two planes of at most ",
-              2 * kMostPairs * kBlockThreads, " channels.");
+  const DepthwiseParams p = depthwise_params(addresses(tensors).data(), numbers.data(), eps);
+  TORCH_CHECK(
+      p.input.num_planes == 2 && p.input.num_channels <= 2 * kMaxChannelPairs * kBlockThreads,
+      "The depthwise convolution takes two planes of at most ",
+      2 * kMaxChannelPairs * kBlockThreads, " channels.");
   launch_checked("depthwise", p, tensors[0]);
 }
 
-void remember(Tensors tensors, Integers numbers) {
-  const size_t layers = numbers.size() / kNumRowNumbers;
-  check_lists("remember", tensors, numbers, kRememberLayers + 2 * layers,
-              1 + kNumRowNumbers * layers);
-  TORCH_CHECK(layers <= kMostHistories, "There is room for ", kMostHistories, " histories.");
+void update_state(at::TensorList tensors, Integers numbers) {
+  const size_t layers = numbers.size() / kNumActivationNumbers;
+  check_lists("update_state", tensors, numbers, kStateUpdateLayers + 2 * layers,
+              1 + kNumActivationNumbers * layers);
+  TORCH_CHECK(layers <= kMaxHistories, "There is room for ", kMaxHistories, " histories.");
   const auto at = addresses(tensors);
-  launch_checked("remember", remember_of(at.data(), numbers.data(), static_cast<int>(layers)),
+  launch_checked("update_state",
+                 state_update_params(at.data(), numbers.data(), static_cast<int>(layers)),
                  tensors[0]);
 }
 
@@ -96,16 +99,16 @@ void remember(Tensors tensors, Integers numbers) {
 
 TORCH_LIBRARY_FRAGMENT(megakernel_tts, m) {
   m.def("codec_embed(Tensor(a!)[] tensors, int[] numbers) -> ()");
-  m.def("codec_product(Tensor(a!)[] tensors, int[] numbers, float eps) -> ()");
+  m.def("codec_project(Tensor(a!)[] tensors, int[] numbers, float eps) -> ()");
   m.def("codec_attend(Tensor(a!)[] tensors, int[] numbers) -> ()");
   m.def("codec_depthwise(Tensor(a!)[] tensors, int[] numbers, float eps) -> ()");
-  m.def("codec_remember(Tensor(a!)[] tensors, int[] numbers) -> ()");
+  m.def("codec_update_state(Tensor(a!)[] tensors, int[] numbers) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) {
   m.impl("codec_embed", &megakernel::codec::embed);
-  m.impl("codec_product", &megakernel::codec::product);
+  m.impl("codec_project", &megakernel::codec::project);
   m.impl("codec_attend", &megakernel::codec::attend);
   m.impl("codec_depthwise", &megakernel::codec::depthwise);
-  m.impl("codec_remember", &megakernel::codec::remember);
+  m.impl("codec_update_state", &megakernel::codec::update_state);
 }

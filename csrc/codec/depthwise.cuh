@@ -1,7 +1,12 @@
-// Depthwise convolution and layer norm: a block a row.
+// Depthwise causal convolution followed by layer norm.
+//
+//   v[c]      = bias[c] + sum over taps of weights[tap, c] * input[row - back, c]
+//   output[c] = (v[c] - mean(v)) / sqrt(var(v) + eps) * norm[0, c] + norm[1, c]
+//
+// One block per row; a thread owns up to kMaxChannelPairs pairs of adjacent channels.
 #pragma once
 
-#include "projection.cuh"
+#include "activations.cuh"
 
 namespace megakernel::codec {
 
@@ -9,73 +14,76 @@ struct DepthwiseShared {
   float sums[2][kBlockThreads / 32];
 };
 
-// Of the whole block, to every thread, in one order.
-DEVICE float block_add(float value, float* sums) {
+// Sum over the block, in a fixed order, returned to every thread.
+DEVICE float block_sum(float value, float* warp_sums) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  if (lane() == 0) sums[warp()] = value;
+  if (lane() == 0) warp_sums[warp()] = value;
   all_sync();
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < kBlockThreads / 32; ++w) sum += sums[w];
+  for (int w = 0; w < kBlockThreads / 32; ++w) sum += warp_sums[w];
   return sum;
 }
 
-DEVICE void depthwise(const Depthwise& p, DepthwiseShared& shared) {
+// Reads input [rows, 2, channels] and its history; writes output [rows, planes, channels].
+DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
   launch_next();
-  const int row = block(), channels = p.in.channels, width = 2 * channels;
-  const Place from = place(p.in, p.frames, row);
-  float2 weight[kMostPairs][kTaps], v[kMostPairs] = {}, scale[kMostPairs], shift[kMostPairs];
+  const int row = block(), num_channels = p.input.num_channels, width = 2 * num_channels;
+  const RowAddress input = row_address(p.input, p.frames, row);
+  float2 weight[kMaxChannelPairs][kDepthwiseTaps], v[kMaxChannelPairs] = {};
+  float2 scale[kMaxChannelPairs], shift[kMaxChannelPairs];
 #pragma unroll
-  for (int i = 0; i < kMostPairs; ++i) {
+  for (int i = 0; i < kMaxChannelPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
-    if (c >= channels) break;
+    if (c >= num_channels) break;
     v[i] = *reinterpret_cast<const float2*>(p.bias + c);
     scale[i] = *reinterpret_cast<const float2*>(p.norm + c);
-    shift[i] = *reinterpret_cast<const float2*>(p.norm + channels + c);
+    shift[i] = *reinterpret_cast<const float2*>(p.norm + num_channels + c);
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
-      weight[i][tap] = *reinterpret_cast<const float2*>(p.weights + tap * channels + c);
+    for (int tap = 0; tap < kDepthwiseTaps; ++tap) {
+      weight[i][tap] = *reinterpret_cast<const float2*>(p.weights + tap * num_channels + c);
     }
   }
   wait_for_previous();
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kMostPairs; ++i) {
+  for (int i = 0; i < kMaxChannelPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
-    if (c >= channels) break;
-    uint32_t x[kTaps], rest[kTaps];
+    if (c >= num_channels) break;
+    uint32_t rounded[kDepthwiseTaps], error[kDepthwiseTaps];
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
-      const int back = kTaps - 1 - tap;
-      const f16* at = (from.since >= back ? from.now : from.past) - back * width + c;
-      x[tap] = *reinterpret_cast<const uint32_t*>(at);
-      rest[tap] = *reinterpret_cast<const uint32_t*>(at + channels);
+    for (int tap = 0; tap < kDepthwiseTaps; ++tap) {
+      const int back = kDepthwiseTaps - 1 - tap;
+      const f16* at =
+          (input.rows_since_start >= back ? input.current : input.history) - back * width + c;
+      rounded[tap] = *reinterpret_cast<const uint32_t*>(at);
+      error[tap] = *reinterpret_cast<const uint32_t*>(at + num_channels);
     }
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap) {
-      const float2 one = unpack_f16(x[tap]), two = unpack_f16(rest[tap]);
-      v[i].x += weight[i][tap].x * (one.x + two.x);
-      v[i].y += weight[i][tap].y * (one.y + two.y);
+    for (int tap = 0; tap < kDepthwiseTaps; ++tap) {
+      const float2 plane0 = unpack_f16(rounded[tap]), plane1 = unpack_f16(error[tap]);
+      v[i].x += weight[i][tap].x * (plane0.x + plane1.x);
+      v[i].y += weight[i][tap].y * (plane0.y + plane1.y);
     }
     sum += v[i].x + v[i].y;
   }
-  const float mean = block_add(sum, shared.sums[0]) / channels;
-  float square = 0;
+  const float mean = block_sum(sum, shared.sums[0]) / num_channels;
+  float square_sum = 0;
 #pragma unroll
-  for (int i = 0; i < kMostPairs; ++i) {
-    if (2 * (thread() + i * kBlockThreads) >= channels) break;
+  for (int i = 0; i < kMaxChannelPairs; ++i) {
+    if (2 * (thread() + i * kBlockThreads) >= num_channels) break;
     v[i].x -= mean;
     v[i].y -= mean;
-    square += v[i].x * v[i].x + v[i].y * v[i].y;
+    square_sum += v[i].x * v[i].x + v[i].y * v[i].y;
   }
-  const float factor = rsqrtf(block_add(square, shared.sums[1]) / channels + p.eps);
+  const float factor = rsqrtf(block_sum(square_sum, shared.sums[1]) / num_channels + p.eps);
 #pragma unroll
-  for (int i = 0; i < kMostPairs; ++i) {
+  for (int i = 0; i < kMaxChannelPairs; ++i) {
     const int c = 2 * (thread() + i * kBlockThreads);
-    if (c >= channels) break;
-    put(p.out, row, c, v[i].x * factor * scale[i].x + shift[i].x,
-        v[i].y * factor * scale[i].y + shift[i].y);
+    if (c >= num_channels) break;
+    store_activations(p.output, row, c, v[i].x * factor * scale[i].x + shift[i].x,
+                      v[i].y * factor * scale[i].y + shift[i].y);
   }
 }
 

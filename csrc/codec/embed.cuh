@@ -1,38 +1,46 @@
-// Codes to vectors: the sum of a frame's codebook rows, and the angles that its position turns by.
+// Embeds codes and computes the rope table of the call.
+//
+//   output[f]  = sum over g of codebooks[g, codes[f, g]]
+//   rope[f, i] = cos and sin of position[f] * inverse_frequencies[i]
+//
+// One block per frame.
 #pragma once
 
-#include "projection.cuh"
+#include "activations.cuh"
 
 namespace megakernel::codec {
 
-// A block a frame.
-DEVICE void embed(const Embed& p, Frame& shared) {
-  const int row = block(), width = p.out.channels;
+static_assert(kFrameInts <= kBlockThreads, "Each thread copies at most one integer of a frame.");
+
+// Reads requests [num_frames], codebooks [kNumCodebooks, codebook_size, channels]. Writes frames
+// [num_frames], output [num_frames, planes, channels], rope [num_frames, head_dim / 2].
+DEVICE void embed(const EmbedParams& p, Frame& shared) {
+  const int row = block(), num_channels = p.output.num_channels;
   if (thread() < kFrameInts) {
-    const int value = reinterpret_cast<const int*>(p.asked + row)[thread()];
+    const int value = reinterpret_cast<const int*>(p.requests + row)[thread()];
     reinterpret_cast<int*>(p.frames + row)[thread()] = value;
     reinterpret_cast<int*>(&shared)[thread()] = value;
   }
   all_sync();
-  if (thread() < kCodes) {
-    const int* codes = shared.coming == nullptr ? shared.codes : shared.coming;
-    shared.codes[thread()] = min(max(codes[thread()], 0), p.codes - 1);
+  if (thread() < kNumCodebooks) {
+    const int* codes = shared.pending_address == nullptr ? shared.codes : shared.pending_address;
+    shared.codes[thread()] = min(max(codes[thread()], 0), p.codebook_size - 1);
   }
   all_sync();
-  for (int c = 2 * thread(); c < width; c += 2 * kBlockThreads) {
+  for (int c = 2 * thread(); c < num_channels; c += 2 * kBlockThreads) {
     float low = 0, high = 0;
 #pragma unroll
-    for (int g = 0; g < kCodes; ++g) {
-      const long long entry = static_cast<long long>(g) * p.codes + shared.codes[g];
-      const float2 part = *reinterpret_cast<const float2*>(p.tables + entry * width + c);
-      low += part.x;
-      high += part.y;
+    for (int g = 0; g < kNumCodebooks; ++g) {
+      const long long entry = static_cast<long long>(g) * p.codebook_size + shared.codes[g];
+      const float2 term = *reinterpret_cast<const float2*>(p.codebooks + entry * num_channels + c);
+      low += term.x;
+      high += term.y;
     }
-    put(p.out, row, c, low, high);
+    store_activations(p.output, row, c, low, high);
   }
-  for (int i = thread(); i < p.half; i += kBlockThreads) {
-    const float angle = static_cast<float>(shared.position) * p.inverse[i];
-    p.turns[row * p.half + i] = {cosf(angle), sinf(angle)};
+  for (int i = thread(); i < p.half_head_dim; i += kBlockThreads) {
+    const float angle = static_cast<float>(shared.position) * p.inverse_frequencies[i];
+    p.rope[row * p.half_head_dim + i] = {cosf(angle), sinf(angle)};
   }
 }
 

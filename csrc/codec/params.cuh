@@ -1,5 +1,8 @@
-// What each kernel of the codec is given. Activations lie row by row, one row an instant, all
-// streams of a call side by side; a stream's rows before its first are its history.
+// Parameters of the codec's kernels.
+//
+// One call decodes frames of several streams. Activations are rows: one row per time step, all
+// frames of the call side by side, frames of a stream adjacent. A layer that needs rows before the
+// first one of a stream reads them from the history in the stream's slot.
 #pragma once
 
 #include "../types.cuh"
@@ -7,120 +10,123 @@
 namespace megakernel::codec {
 
 constexpr int kBlockThreads = 256;
-constexpr int kCodes = 16;   // of a frame
-constexpr int kWindow = 72;  // frames that attention sees
+constexpr int kNumCodebooks = 16;     // codes of a frame
+constexpr int kAttentionWindow = 72;  // frames, the current one included
 
-// A frame of a call; frames of a stream follow each other. The host writes them.
+// One frame of a call; written by the host.
 struct Frame {
-  const int* coming;  // where its codes are by now, if the host did not know them; else null
+  const int* pending_address;  // codes that the host did not have when it launched; else null
   int slot;
-  int first;     // of its stream, in the call
-  int position;  // in its stream
-  int codes[kCodes];
+  int first_frame;  // index in the call of the first frame of the same stream
+  int position;     // frames of the stream before this one
+  int codes[kNumCodebooks];
 };
 constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 
-// Half-precision rows [rows, planes, channels]: a second plane holds what the first one rounds off.
-// The rows before a stream's first are in `past`: [slots][.. depth rows ..], the slots `stride`
-// apart.
-struct Rows {
-  f16* now;
-  f16* past;
-  long long stride;
-  int planes, channels;
-  int depth;  // rows that are remembered
-  int rate;   // rows a frame
+// Half-precision activations [rows, num_planes, num_channels]. Plane 1, if there is one, holds the
+// rounding error of plane 0.
+struct Activations {
+  f16* data;
+  f16* history;              // [slots][.. history_rows rows ..]: the rows before those of the call
+  long long history_stride;  // from slot to slot, in elements
+  int num_planes, num_channels;
+  int history_rows;
+  int rows_per_frame;
 };
 
-enum Finish {
-  kPlain,
-  kSnake,  // v + sin^2(a v) / b
-  kGelu,
-  kGate,  // silu of the even columns times the odd ones: half as many
-  kTurn,  // queries, keys and values: turned, and into the stream's memory
-  kWave   // two columns' sum is a sample
+// Applied to v = scale * sum + bias.
+enum Epilogue {
+  kLinear,
+  kSnake,     // v + sin^2(alpha v) * beta
+  kGelu,      // exact
+  kSiluGate,  // silu(even column) * odd column: half as many columns
+  kRopeQkv,   // rotated queries; rotated keys and values into the KV cache
+  kSamples    // the sum of columns 0 and 1 is a 16-bit sample
 };
 
-// What follows a column's sum.
-struct alignas(16) Column {
-  float scale, bias;  // v = scale * sum + bias
-  float alpha, beta;  // of a snake, beta inverted
+struct alignas(16) ColumnParams {
+  float scale, bias;
+  float alpha, beta;  // of kSnake; beta is the inverse of the trained parameter
 };
 
-// A causal convolution, or a matrix product as that of one tap; a transposed one is that of two
-// taps whose columns are the samples of all its phases.
-struct Product {
+// output[r, n] = epilogue(sum over taps and channels of input[r - back, c] * weights[n, tap, c]).
+// A causal convolution has num_taps taps; a linear layer has one. A transposed convolution of
+// stride s has two, and its columns are the channels of s output rows.
+struct ProjectionParams {
   const Frame* frames;
-  bool early;  // whether it may begin before the kernel in front of it ends, the frames being known
-  int rows;
-  Rows in;
-  int taps, dilation;
-  const uint4* weights;  // [columns / 8][steps][32 lanes], see product.cuh
-  const Column* column;  // [columns]
-  int columns;
-  int norm;  // channels of the input's root-mean-square norm, or 0
+  bool overlaps_previous;  // may start before the previous kernel ends: `frames` is complete
+  int num_rows;
+  Activations input;
+  int num_taps, dilation;
+  const uint4* weights;               // [columns / 8][steps][32 lanes], see weight_packing.py
+  const ColumnParams* column_params;  // [num_columns]
+  int num_columns;
+  int norm_channels;  // channels of the input's RMS norm; 0: no norm
   float eps;
-  const float* residual;  // [rows, columns], added
-  float* sum;             // [rows, columns], as the next residual
-  Finish finish;
-  Rows out;  // of its `channels`, several rows side by side in the columns of one
-  // kTurn
-  const float2* turns;  // [frames, head / 2]
-  float* queries;       // [frames, columns / 3]
-  float* memory;        // a layer's keys and values [slots][2][ring][columns / 3]
-  long long memory_stride;
-  int ring, head;
-  // kWave
-  short* pcm;   // [rows], on the host
-  int* broken;  // [frames], on the host: set where a sample is not finite
+  const float* residual;  // [num_rows, num_columns], added before the epilogue; may be null
+  float* residual_out;    // [num_rows, num_columns], the sum before the epilogue; may be null
+  Epilogue epilogue;
+  Activations output;  // num_columns / num_channels rows for each row of the input
+  // kRopeQkv
+  const float2* rope;        // [frames, head_dim / 2]: cosine and sine
+  float* queries;            // [frames, num_columns / 3]
+  float* kv_cache;           // one layer: [slots][2][kv_ring_size][num_columns / 3]
+  long long kv_slot_stride;  // in elements
+  int kv_ring_size, head_dim;
+  // kSamples
+  short* pcm;       // [num_rows], on the host
+  int* non_finite;  // [frames], on the host: set to 1 where a sample is not finite
 };
 
-// The sum of a frame's codebook rows, and its rotary angles. `frames` is brought from the host.
-// Codes that were coming may be of no frame, and beyond the tables: the nearest code is taken.
-struct Embed {
-  const Frame* asked;  // on the host
+// output[f] = sum over g of codebooks[g, codes[f, g]]; rope[f] = cos and sin of position *
+// frequency. Copies the requests from the host to `frames`. Codes are clamped to the codebook: a
+// pending frame that was not generated may hold any value.
+struct EmbedParams {
+  const Frame* requests;  // on the host
   Frame* frames;
-  int count, codes;
-  const float* tables;   // [kCodes, codes, channels]
-  const float* inverse;  // [head / 2] radians a frame
-  float2* turns;         // [frames, head / 2]
-  int half;
-  Rows out;
+  int num_frames, codebook_size;
+  const float* codebooks;            // [kNumCodebooks, codebook_size, num_channels]
+  const float* inverse_frequencies;  // [head_dim / 2], radians per frame
+  float2* rope;                      // [num_frames, head_dim / 2]
+  int half_head_dim;
+  Activations output;
 };
 
-// Attention to the last frames of the own stream.
-struct Attend {
+// output = softmax(queries keys^T) values, over the last kAttentionWindow frames of the stream.
+// The queries are scaled by 1 / sqrt(head_dim) already.
+struct AttentionParams {
   const Frame* frames;
-  int count, heads, head;
-  const float* queries;
-  const float* memory;
-  long long memory_stride;
-  int ring;
-  Rows out;
+  int num_frames, num_heads, head_dim;
+  const float* queries;   // [num_frames, num_heads * head_dim]
+  const float* kv_cache;  // one layer: [slots][2][kv_ring_size][num_heads * head_dim]
+  long long kv_slot_stride;
+  int kv_ring_size;
+  Activations output;
 };
 
-constexpr int kTaps = 7;       // of a depthwise convolution
-constexpr int kMostPairs = 2;  // of its channels, for a thread
+constexpr int kDepthwiseTaps = 7;
+constexpr int kMaxChannelPairs = 2;  // per thread
 
-// Depthwise convolution and layer norm.
-struct Depthwise {
+// output = layer_norm(bias + sum over taps of input[r - back] * weights[tap]), channel by channel.
+struct DepthwiseParams {
   const Frame* frames;
-  int rows;
-  Rows in, out;
-  const float* weights;  // [taps, channels]
-  const float* bias;
-  const float* norm;  // [2, channels]: scale and shift
+  int num_rows;
+  Activations input, output;
+  const float* weights;  // [kDepthwiseTaps, channels]
+  const float* bias;     // [channels]
+  const float* norm;     // [2, channels]: scale and shift
   float eps;
 };
 
-constexpr int kMostHistories = 32;
+constexpr int kMaxHistories = 32;
 
-// Every stream's last rows of every layer become its history.
-struct Remember {
+// Moves the last rows of every convolution's input into the histories.
+struct StateUpdateParams {
   const Frame* frames;
-  const int* kept;  // [frames], on the host: of a stream's first, how many of its frames count
-  int count, layers;
-  Rows rows[kMostHistories];
+  const int* num_kept_frames;  // [num_frames], on the host; read at a stream's first frame: how
+                               // many of its frames in this call were generated
+  int num_frames, num_layers;
+  Activations activations[kMaxHistories];
 };
 
 }  // namespace megakernel::codec

@@ -1,73 +1,63 @@
-// Rows times weights: every convolution of the codec and every product of its transformer.
+// Convolutions and linear layers: one kernel for all of them.
 //
-// K is the taps' channels, 32 a step. A lane loads eight neighbouring channels of a row at once and
-// feeds them to two matrix instructions; weights are packed for that order, so that nothing passes
-// through shared memory but the sums. Warps share K among them in ranges that depend on K alone and
-// are added in their order: a row's bits do not depend on the rows beside it.
+//   sum[r, n]    = sum over k of input[r, k] * weights[n, k],   k = (tap, channel)
+//   output[r, n] = epilogue(scale[n] * sum[r, n] + bias[n] + residual[r, n])
+//
+// K is processed in steps of 32 channels of one tap. A lane loads eight adjacent channels of a row
+// at once and uses them in two matrix instructions; the weights are packed for that order. Only the
+// partial sums pass through shared memory. Warps split K into ranges that depend on K alone, and
+// their sums are added in a fixed order, so the bits of a row do not depend on the other rows.
 #pragma once
 
-#include "../memory.cuh"
-#include "params.cuh"
+#include "activations.cuh"
+#include "epilogue.cuh"
 
 namespace megakernel::codec {
 
-// A warp has 8 `Tall` rows and 8 `Wide` columns; `Ways` warps share K, the others have other rows.
-template <int Tall, int Wide, int Ways, int Planes>
+// A warp computes 8 * RowGroups rows and 8 * ColumnGroups columns; KSplits warps split K, the other
+// warps of the block have other rows.
+template <int RowGroups, int ColumnGroups, int KSplits, int Planes>
 struct Tile {
-  static constexpr int tall = Tall, wide = Wide, ways = Ways, planes = Planes;
-  static constexpr int beside = kBlockThreads / 32 / Ways;  // warps that have other rows
-  static constexpr int rows = 8 * Tall * beside;            // of a block
-  static constexpr int columns = 8 * Wide;                  // of a block
-  static constexpr int padded = columns + 8;  // keeps sums of neighbouring rows in other banks
-  // Blocks of a multiprocessor: where there is little to fetch, two hide each other's beginnings
-  // and ends.
-  static constexpr int resident = Tall <= 2 && Wide <= 2 && Planes == 1 ? 2 : 1;
-  // Steps that are fetched together, two groups in turn: what registers allow. (A ring of single
-  // steps would not do: a warp has few counters of loads under way, and waits for all that share
-  // one.)
-  static constexpr int registers = 8 * (Tall * Planes + Wide);
-  static constexpr int fitting = (resident == 2 ? 64 : 128) / registers;
-  static constexpr int group = fitting < 1 ? 1 : fitting;
+  static_assert(kBlockThreads / 32 % KSplits == 0, "The splits of K share the warps evenly.");
+  static_assert(Planes == 1 || Planes == 2, "Activations have one or two planes.");
+  static constexpr int kRowGroups = RowGroups, kColumnGroups = ColumnGroups;
+  static constexpr int kKSplits = KSplits, kPlanes = Planes;
+  static constexpr int kRowWarps = kBlockThreads / 32 / KSplits;  // warps with different rows
+  static constexpr int kRows = 8 * RowGroups * kRowWarps;         // of a block
+  static constexpr int kColumns = 8 * ColumnGroups;               // of a block
+  static constexpr int kPaddedColumns = kColumns + 8;  // adjacent rows use different banks
+  // With little to load, two blocks per multiprocessor hide each other's prologue and epilogue.
+  static constexpr int kBlocksPerSm = RowGroups <= 2 && ColumnGroups <= 2 && Planes == 1 ? 2 : 1;
+  // Steps per batch of loads, as many as registers allow; two batches alternate. A ring of single
+  // steps is slower: a warp has few load scoreboards, and steps that share one wait for each other.
+  static constexpr int kRegistersPerStep = 8 * (RowGroups * Planes + ColumnGroups);
+  static constexpr int kFittingSteps = (kBlocksPerSm == 2 ? 64 : 128) / kRegistersPerStep;
+  static constexpr int kStepsPerBatch = kFittingSteps < 1 ? 1 : kFittingSteps;
 };
 
 template <class T>
-struct alignas(16) Sums {
-  float of[T::ways][T::rows][T::padded];
-  float squares[T::ways][T::rows];
+struct alignas(16) ProjectionShared {
+  float sums[T::kKSplits][T::kRows][T::kPaddedColumns];
+  float square_sums[T::kKSplits][T::kRows];  // of the RMS norm
 };
 
-// Where a row of a tile is found, and its taps before it.
-struct Place {
-  const f16* now;
-  const f16* past;
-  int since;  // rows since the stream's first
-};
+// Position of a step in K.
+struct KStep {
+  int rows_back;  // of its tap
+  int channel;    // first of 32
 
-DEVICE Place place(const Rows& in, const Frame* frames, int row) {
-  const Frame& frame = frames[row / in.rate];
-  const int since = row - frame.first * in.rate;
-  const int width = in.planes * in.channels;
-  return {in.now + static_cast<long long>(row) * width,
-          in.past + frame.slot * in.stride + (in.depth + since) * width, since};
-}
-
-// A step's place in K: the row's tap, and its channels.
-struct Step {
-  int back;     // rows before the row
-  int channel;  // first of 32
-
-  DEVICE Step(const Product& p, int step) {
-    const int whole = p.in.channels / 32;
-    back = (p.taps - 1 - step / whole) * p.dilation;
-    channel = step % whole * 32;
+  DEVICE KStep(const ProjectionParams& p, int step) {
+    const int steps_per_tap = p.input.num_channels / 32;
+    rows_back = (p.num_taps - 1 - step / steps_per_tap) * p.dilation;
+    channel = step % steps_per_tap * 32;
   }
-  DEVICE void next(const Product& p) {
+  DEVICE void advance(const ProjectionParams& p) {
     channel += 32;
-    if (channel == p.in.channels) channel = 0, back -= p.dilation;
+    if (channel == p.input.num_channels) channel = 0, rows_back -= p.dilation;
   }
 };
 
-DEVICE float squares(uint4 v) {
+DEVICE float sum_of_squares(uint4 v) {
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
   float sum = 0;
 #pragma unroll
@@ -78,266 +68,207 @@ DEVICE float squares(uint4 v) {
   return sum;
 }
 
-// A warp's part of the block's sums.
+// The partial sums of one warp: its rows and columns, its range of K.
 template <class T>
-struct Warp {
-  const Product& p;
-  static constexpr int kPairs = (T::tall + 1) / 2;  // of eight rows: the instruction takes sixteen
-  Place places[T::tall];
+struct WarpAccumulator {
+  static constexpr int kRowGroupPairs = (T::kRowGroups + 1) / 2;  // an instruction takes 16 rows
+
+  const ProjectionParams& p;
+  RowAddress rows[T::kRowGroups];
   const uint4* weights;
-  float sums[T::planes][kPairs][T::wide][4] = {};
-  float square[T::tall] = {};
-  uint4 a[2][T::group][T::planes][T::tall];
-  uint4 w[2][T::group][T::wide];
+  float sums[T::kPlanes][kRowGroupPairs][T::kColumnGroups][4] = {};
+  float square_sums[T::kRowGroups] = {};
+  uint4 row_fragments[2][T::kStepsPerBatch][T::kPlanes][T::kRowGroups];
+  uint4 weight_fragments[2][T::kStepsPerBatch][T::kColumnGroups];
 
-  DEVICE Warp(const Product& p, int row, int column, int steps) : p(p) {
+  DEVICE WarpAccumulator(const ProjectionParams& p, int first_row, int first_column, int num_steps)
+      : p(p) {
 #pragma unroll
-    for (int i = 0; i < T::tall; ++i) {
-      const int mine = min(row + 8 * i + lane() / 4, p.rows - 1);
-      places[i] = place(p.in, p.frames, mine);
-      places[i].now += 8 * (lane() % 4);
-      places[i].past += 8 * (lane() % 4);
+    for (int i = 0; i < T::kRowGroups; ++i) {
+      const int row = min(first_row + 8 * i + lane() / 4, p.num_rows - 1);
+      rows[i] = row_address(p.input, p.frames, row);
+      rows[i].current += 8 * (lane() % 4);
+      rows[i].history += 8 * (lane() % 4);
     }
-    weights = p.weights + static_cast<long long>(column / 8) * steps * 32 + lane();
+    weights = p.weights + static_cast<long long>(first_column / 8) * num_steps * 32 + lane();
   }
 
-  DEVICE void load_weights(int half, int step, int end, int steps) {
+  DEVICE void load_weights(int batch, int step, int end, int num_steps) {
 #pragma unroll
-    for (int d = 0; d < T::group; ++d) {
+    for (int d = 0; d < T::kStepsPerBatch; ++d) {
       if (step + d >= end) continue;
 #pragma unroll
-      for (int j = 0; j < T::wide; ++j) {
-        const uint4* from = weights + (static_cast<long long>(j) * steps + step + d) * 32;
-        w[half][d][j] = T::beside > 1 ? *from : load_constant(from);
+      for (int j = 0; j < T::kColumnGroups; ++j) {
+        const uint4* from = weights + (static_cast<long long>(j) * num_steps + step + d) * 32;
+        weight_fragments[batch][d][j] = T::kRowWarps > 1 ? *from : load_constant(from);
       }
     }
   }
 
-  DEVICE void load_rows(int half, int step, int end, Step& at) {
-    const int width = T::planes * p.in.channels;
+  DEVICE void load_rows(int batch, int step, int end, KStep& at) {
+    const int width = T::kPlanes * p.input.num_channels;
 #pragma unroll
-    for (int d = 0; d < T::group; ++d) {
+    for (int d = 0; d < T::kStepsPerBatch; ++d) {
       if (step + d >= end) continue;
 #pragma unroll
-      for (int i = 0; i < T::tall; ++i) {
-        const f16* from = places[i].since >= at.back ? places[i].now : places[i].past;
-        from += at.channel - at.back * width;
+      for (int i = 0; i < T::kRowGroups; ++i) {
+        const f16* from =
+            rows[i].rows_since_start >= at.rows_back ? rows[i].current : rows[i].history;
+        from += at.channel - at.rows_back * width;
 #pragma unroll
-        for (int plane = 0; plane < T::planes; ++plane) {
-          a[half][d][plane][i] = *reinterpret_cast<const uint4*>(from + plane * p.in.channels);
+        for (int plane = 0; plane < T::kPlanes; ++plane) {
+          row_fragments[batch][d][plane][i] =
+              *reinterpret_cast<const uint4*>(from + plane * p.input.num_channels);
         }
       }
-      at.next(p);
+      at.advance(p);
     }
   }
 
-  DEVICE void multiply_step(const uint4 (&a)[T::planes][T::tall], const uint4 (&w)[T::wide]) {
+  DEVICE void multiply_step(const uint4 (&a)[T::kPlanes][T::kRowGroups],
+                            const uint4 (&b)[T::kColumnGroups]) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
+    for (int i = 0; i < kRowGroupPairs; ++i) {
 #pragma unroll
-      for (int plane = 0; plane < T::planes; ++plane) {
+      for (int plane = 0; plane < T::kPlanes; ++plane) {
         const uint4 low = a[plane][2 * i];
-        const uint4 high = T::tall > 1 ? a[plane][2 * i + (T::tall > 1)] : uint4{};
+        const uint4 high = T::kRowGroups > 1 ? a[plane][2 * i + (T::kRowGroups > 1)] : uint4{};
 #pragma unroll
-        for (int j = 0; j < T::wide; ++j) {
-          multiply_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {w[j].x, w[j].y});
-          multiply_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {w[j].z, w[j].w});
+        for (int j = 0; j < T::kColumnGroups; ++j) {
+          multiply_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
+          multiply_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
         }
       }
     }
-    if constexpr (T::planes == 2) {  // what is normed has two
-      if (p.norm == 0) return;
+    if constexpr (T::kPlanes == 2) {  // every normed input has two planes
+      if (p.norm_channels == 0) return;
 #pragma unroll
-      for (int i = 0; i < T::tall; ++i) square[i] += squares(a[0][i]);
+      for (int i = 0; i < T::kRowGroups; ++i) square_sums[i] += sum_of_squares(a[0][i]);
     }
   }
 
-  // The first weights, which are there before the rows are.
-  DEVICE void begin(int first, int end, int steps) {
+  // Loads the first weights; they do not depend on the previous kernel.
+  DEVICE void prefetch_weights(int begin, int end, int num_steps) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) load_weights(half, first + half * T::group, end, steps);
+    for (int batch = 0; batch < 2; ++batch) {
+      load_weights(batch, begin + batch * T::kStepsPerBatch, end, num_steps);
+    }
   }
 
-  // Its range of K.
-  DEVICE void run(int first, int end, int steps) {
-    Step at(p, first);
+  // Accumulates steps `begin` to `end` of K.
+  DEVICE void accumulate(int begin, int end, int num_steps) {
+    KStep at(p, begin);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) load_rows(half, first + half * T::group, end, at);
+    for (int batch = 0; batch < 2; ++batch) {
+      load_rows(batch, begin + batch * T::kStepsPerBatch, end, at);
+    }
 #pragma unroll 1
-    for (int s = first; s < end; s += 2 * T::group) {
+    for (int step = begin; step < end; step += 2 * T::kStepsPerBatch) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int now = s + half * T::group, next = now + 2 * T::group;
+      for (int batch = 0; batch < 2; ++batch) {
+        const int current = step + batch * T::kStepsPerBatch;
+        const int next = current + 2 * T::kStepsPerBatch;
 #pragma unroll
-        for (int d = 0; d < T::group; ++d) {
-          if (now + d < end) multiply_step(a[half][d], w[half][d]);
+        for (int d = 0; d < T::kStepsPerBatch; ++d) {
+          if (current + d < end) multiply_step(row_fragments[batch][d], weight_fragments[batch][d]);
         }
-        load_weights(half, next, end, steps);
-        load_rows(half, next, end, at);
+        load_weights(batch, next, end, num_steps);
+        load_rows(batch, next, end, at);
       }
     }
   }
 
-  DEVICE void store(Sums<T>& shared, int way, int row) {
+  DEVICE void store(ProjectionShared<T>& shared, int k_split, int first_row) {
     const int g = lane() / 4, t = lane() % 4;
 #pragma unroll
-    for (int i = 0; i < T::tall; ++i) {
+    for (int i = 0; i < T::kRowGroups; ++i) {
+      const int row = first_row + 8 * i + g;
 #pragma unroll
-      for (int j = 0; j < T::wide; ++j) {
+      for (int j = 0; j < T::kColumnGroups; ++j) {
         float2 sum = {sums[0][i / 2][j][i % 2 * 2], sums[0][i / 2][j][i % 2 * 2 + 1]};
-        if constexpr (T::planes == 2) {
+        if constexpr (T::kPlanes == 2) {
           sum.x += sums[1][i / 2][j][i % 2 * 2];
           sum.y += sums[1][i / 2][j][i % 2 * 2 + 1];
         }
-        float* to = &shared.of[way][row + 8 * i + g][8 * j + 2 * t];
-        *reinterpret_cast<float2*>(to) = sum;
+        *reinterpret_cast<float2*>(&shared.sums[k_split][row][8 * j + 2 * t]) = sum;
       }
-      if (p.norm == 0) continue;
-      float sum = square[i];
-      sum += shuffle_xor(sum, 1);
-      sum += shuffle_xor(sum, 2);
-      if (t == 0) shared.squares[way][row + 8 * i + g] = sum;
+      if (p.norm_channels == 0) continue;
+      float square_sum = square_sums[i];
+      square_sum += shuffle_xor(square_sum, 1);
+      square_sum += shuffle_xor(square_sum, 2);
+      if (t == 0) shared.square_sums[k_split][row] = square_sum;
     }
   }
 };
 
-DEVICE float snake(float v, const Column& c) {
-  const float s = sinf(v * c.alpha);
-  return v + s * s * c.beta;
-}
-DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
-DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
-
-// What the first plane rounds off goes into the second.
-DEVICE void put(const Rows& out, long long row, int channel, float low, float high) {
-  f16* at = out.now + row * out.planes * out.channels + channel;
-  const uint32_t bits = pack_f16(low, high);
-  *reinterpret_cast<uint32_t*>(at) = bits;
-  if (out.planes == 1) return;
-  const float2 kept = unpack_f16(bits);
-  *reinterpret_cast<uint32_t*>(at + out.channels) = pack_f16(low - kept.x, high - kept.y);
-}
-DEVICE void put(const Rows& out, long long row, int channel, float value) {
-  f16* at = out.now + row * out.planes * out.channels + channel;
-  *at = to_f16(value);
-  if (out.planes == 2) at[out.channels] = to_f16(value - to_float(*at));
-}
-
-// Turned queries; keys and values into the stream's memory.
-DEVICE void put_turned(const Product& p, int row, int n, float low, float high, float2 turn) {
-  const int wide = p.columns / 3;
-  if (n < 2 * wide) {
-    const float turned = low * turn.x - high * turn.y;
-    high = high * turn.x + low * turn.y;
-    low = turned;
-  }
-  const Frame& frame = p.frames[row];
-  float* at = p.queries + static_cast<long long>(row) * wide + n;
-  if (n >= wide) {
-    const int which = n / wide - 1, place = which * p.ring + frame.position % p.ring;
-    at = p.memory + frame.slot * p.memory_stride + static_cast<long long>(place) * wide + n % wide;
-  }
-  *reinterpret_cast<float2*>(at) = {low, high};
-}
-
-DEVICE void put_sample(const Product& p, int row, float v) {
-  if (!isfinite(v)) {
-    p.broken[row / p.in.rate] = 1;
-    v = 0;
-  }
-  p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
-}
-
-// Columns n and n + 1 of a row; `before` is the residual there, or the turn.
-DEVICE void finish(const Product& p, int row, int n, float2 sum, Column one, Column two,
-                   float2 before) {
-  float low = sum.x * one.scale + one.bias;
-  float high = sum.y * two.scale + two.bias;
-  if (p.finish == kTurn) return put_turned(p, row, n, low, high, before);
-  if (p.residual != nullptr) {
-    low += before.x;
-    high += before.y;
-  }
-  if (p.sum != nullptr) {
-    const long long at = static_cast<long long>(row) * p.columns + n;
-    *reinterpret_cast<float2*>(p.sum + at) = {low, high};
-  }
-  if (p.finish == kWave) {
-    if (n == 0) put_sample(p, row, low + high);
-    return;
-  }
-  if (p.finish == kGate) return put(p.out, row, n / 2, silu(low) * high);
-  if (p.finish == kSnake) low = snake(low, one), high = snake(high, two);
-  if (p.finish == kGelu) low = gelu(low), high = gelu(high);
-  const int beside = p.columns / p.out.channels, which = n / p.out.channels;
-  put(p.out, static_cast<long long>(row) * beside + which, n - which * p.out.channels, low, high);
-}
-
-DEVICE float2 load_before(const Product& p, int row, int n) {
-  if (p.finish == kTurn) return p.turns[row * (p.head / 2) + n % p.head / 2];
-  if (p.residual == nullptr) return {0, 0};
-  return *reinterpret_cast<const float2*>(p.residual + static_cast<long long>(row) * p.columns + n);
-}
-
+// Reads input [rows, planes, channels], its history, weights and residual [rows, columns]; writes
+// output [rows * columns / channels, planes, channels] and residual_out [rows, columns].
 template <class T>
-DEVICE void product(const Product& p, Sums<T>& shared) {
+DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
   launch_next();
-  const int steps = p.taps * p.in.channels / 32;
-  const int across = p.columns / T::columns;
-  const int column = block() % across * T::columns, row = block() / across * T::rows;
-  const int way = warp() % T::ways, beside = warp() / T::ways * 8 * T::tall;
-  const int first = steps * way / T::ways, end = steps * (way + 1) / T::ways;
+  const int num_steps = p.num_taps * p.input.num_channels / 32;
+  const int column_tiles = p.num_columns / T::kColumns;
+  const int first_column = block() % column_tiles * T::kColumns;
+  const int first_row = block() / column_tiles * T::kRows;
+  const int k_split = warp() % T::kKSplits, warp_row = warp() / T::kKSplits * 8 * T::kRowGroups;
+  const int begin = num_steps * k_split / T::kKSplits;
+  const int end = num_steps * (k_split + 1) / T::kKSplits;
 
-  // A thread will finish the same two columns of several rows.
-  constexpr int kPairs = T::columns / 2, kApart = kBlockThreads / kPairs;
-  constexpr int kRows = T::rows / kApart, kEarly = kRows < 1 ? 1 : kRows < 4 ? kRows : 4;
-  const int n = column + thread() % kPairs * 2, begin = thread() / kPairs;
-  const int rows = min(T::rows, p.rows - row);
-  float2 before[kEarly];
-  const Column one = p.column[n], two = p.column[n + 1];
+  // In the epilogue a thread has two adjacent columns of several rows. Some of its operands are
+  // loaded before the sums are complete.
+  constexpr int kColumnPairs = T::kColumns / 2, kRowStride = kBlockThreads / kColumnPairs;
+  constexpr int kRowsPerThread = T::kRows / kRowStride;
+  constexpr int kRowsPerBatch = kRowsPerThread < 1 ? 1 : kRowsPerThread < 4 ? kRowsPerThread : 4;
+  const int n = first_column + thread() % kColumnPairs * 2, thread_row = thread() / kColumnPairs;
+  const int num_rows = min(T::kRows, p.num_rows - first_row);
+  float2 operands[kRowsPerBatch];
+  const ColumnParams even = p.column_params[n], odd = p.column_params[n + 1];
   {
-    Warp<T> mine(p, row + beside, column, steps);
-    mine.begin(first, end, steps);
+    WarpAccumulator<T> accumulator(p, first_row + warp_row, first_column, num_steps);
+    accumulator.prefetch_weights(begin, end, num_steps);
     wait_for_previous();
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      if (begin + i * kApart < rows) before[i] = load_before(p, row + begin + i * kApart, n);
+    for (int i = 0; i < kRowsPerBatch; ++i) {
+      if (thread_row + i * kRowStride >= num_rows) continue;
+      operands[i] = load_epilogue_operand(p, first_row + thread_row + i * kRowStride, n);
     }
-    mine.run(first, end, steps);
-    mine.store(shared, way, beside);
+    accumulator.accumulate(begin, end, num_steps);
+    accumulator.store(shared, k_split, warp_row);
   }
   all_sync();
-  const auto finish_row = [&](int r, float2 before) {
+  const auto finish_row = [&](int r, float2 operand) {
     float2 sum = {0, 0};
-    float square = 0;
+    float square_sum = 0;
 #pragma unroll
-    for (int w = 0; w < T::ways; ++w) {
-      const float2 part = *reinterpret_cast<const float2*>(&shared.of[w][r][n - column]);
-      sum.x += part.x;
-      sum.y += part.y;
-      if (p.norm > 0) square += shared.squares[w][r];
+    for (int w = 0; w < T::kKSplits; ++w) {
+      const float2 partial = *reinterpret_cast<const float2*>(&shared.sums[w][r][n - first_column]);
+      sum.x += partial.x;
+      sum.y += partial.y;
+      if (p.norm_channels > 0) square_sum += shared.square_sums[w][r];
     }
-    if (p.norm > 0) {
-      const float factor = rsqrtf(square / p.norm + p.eps);
+    if (p.norm_channels > 0) {
+      const float factor = rsqrtf(square_sum / p.norm_channels + p.eps);
       sum = {sum.x * factor, sum.y * factor};
     }
-    finish(p, row + r, n, sum, one, two, before);
+    apply_epilogue(p, first_row + r, n, sum, even, odd, operand);
   };
-  // Some rows at a time; what the next ones need is on its way meanwhile.
+  // A batch of rows at a time; the operands of the next batch are loaded meanwhile.
 #pragma unroll 1
-  for (int r = begin; r < rows; r += kEarly * kApart) {
-    float2 next[kEarly];
+  for (int r = thread_row; r < num_rows; r += kRowsPerBatch * kRowStride) {
+    float2 next[kRowsPerBatch];
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      const int later = r + (kEarly + i) * kApart;
-      if (kRows > kEarly && later < rows) next[i] = load_before(p, row + later, n);
+    for (int i = 0; i < kRowsPerBatch; ++i) {
+      const int later = r + (kRowsPerBatch + i) * kRowStride;
+      if (kRowsPerThread > kRowsPerBatch && later < num_rows) {
+        next[i] = load_epilogue_operand(p, first_row + later, n);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      if (r + i * kApart < rows) finish_row(r + i * kApart, before[i]);
+    for (int i = 0; i < kRowsPerBatch; ++i) {
+      if (r + i * kRowStride < num_rows) finish_row(r + i * kRowStride, operands[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) before[i] = next[i];
+    for (int i = 0; i < kRowsPerBatch; ++i) operands[i] = next[i];
   }
 }
 

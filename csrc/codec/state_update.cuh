@@ -1,36 +1,44 @@
-// After all have read: the last rows of every layer's input that count become its stream's history.
+// Updates the histories after all layers have read them.
+//
+//   history = the last history_rows rows of [history, rows of the frames that were generated]
+//
+// One block per frame and layer; only the blocks of a stream's first frame do work.
 #pragma once
 
-#include "projection.cuh"
+#include "activations.cuh"
 
 namespace megakernel::codec {
 
-constexpr int kTogether = 6;  // rows that are moved at once; few histories are not a multiple
+// Rows that a thread moves at once. Few history lengths are a multiple.
+constexpr int kRowsPerMove = 6;
 
-// A block a frame and layer; those of a stream's first frame work. A thread has columns of its own,
-// so that rows may move within the history, oldest first.
-DEVICE void remember(const Remember& p) {
-  const int first = block() % p.count;
-  if (p.frames[first].first != first) return;
-  const Rows& rows = p.rows[block() / p.count];
-  const int width = rows.planes * rows.channels / 8, made = p.kept[first] * rows.rate;
-  if (made == 0) return;
-  const uint4* now =
-      reinterpret_cast<const uint4*>(rows.now) + static_cast<long long>(first) * rows.rate * width;
-  uint4* past = reinterpret_cast<uint4*>(rows.past + p.frames[first].slot * rows.stride);
+// Reads and writes history [history_rows, planes, channels] of each layer and slot; reads data
+// [rows, planes, channels]. A thread owns its columns, so rows can move within the history, oldest
+// first.
+DEVICE void update_state(const StateUpdateParams& p) {
+  const int first_frame = block() % p.num_frames;
+  if (p.frames[first_frame].first_frame != first_frame) return;
+  const Activations& layer = p.activations[block() / p.num_frames];
+  const int width = layer.num_planes * layer.num_channels / 8;
+  const int num_new_rows = p.num_kept_frames[first_frame] * layer.rows_per_frame;
+  if (num_new_rows == 0) return;
+  const uint4* data = reinterpret_cast<const uint4*>(layer.data) +
+                      static_cast<long long>(first_frame) * layer.rows_per_frame * width;
+  uint4* history =
+      reinterpret_cast<uint4*>(layer.history + p.frames[first_frame].slot * layer.history_stride);
   for (int c = thread(); c < width; c += kBlockThreads) {
 #pragma unroll 1
-    for (int row = 0; row < rows.depth; row += kTogether) {
-      uint4 moved[kTogether];
+    for (int row = 0; row < layer.history_rows; row += kRowsPerMove) {
+      uint4 values[kRowsPerMove];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int from = min(row + i, rows.depth - 1) + made - rows.depth;
-        moved[i] = from >= 0 ? now[static_cast<long long>(from) * width + c]
-                             : past[(from + rows.depth) * width + c];
+      for (int i = 0; i < kRowsPerMove; ++i) {
+        const int from = min(row + i, layer.history_rows - 1) + num_new_rows - layer.history_rows;
+        values[i] = from >= 0 ? data[static_cast<long long>(from) * width + c]
+                              : history[(from + layer.history_rows) * width + c];
       }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (row + i < rows.depth) past[(row + i) * width + c] = moved[i];
+      for (int i = 0; i < kRowsPerMove; ++i) {
+        if (row + i < layer.history_rows) history[(row + i) * width + c] = values[i];
       }
     }
   }

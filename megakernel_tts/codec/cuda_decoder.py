@@ -1,7 +1,7 @@
-"""The streaming decoder as CUDA kernels: many streams in a call, PCM in the host's memory.
+"""The streaming decoder as CUDA kernels: many streams in a call, samples in host memory.
 
-Every stream has a slot, where its state stays between calls. One CUDA graph for each number of
-frames serves any slots and chunk lengths: who speaks is read from a table.
+Every stream has a slot that holds its state between calls. There is one CUDA graph for each number
+of frames. It serves any slots and chunk lengths, because the kernels read both from a table.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,41 +17,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-from megakernel_tts.codec.cuda_network import MOST_FRAMES, Network
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
+from megakernel_tts.codec.decoder_kernels import MAX_FRAMES, DecoderKernels
 from megakernel_tts.model.config import CodecConfig
 
-_CAPACITY = 64  # frames of a call
+_CAPACITY = 64  # frames of a call, over all streams
 
 Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
-Chunk = tuple[int, NDArray[np.int64]]
+Chunk = tuple[int, NDArray[np.int64]]  # a slot and codes [frames, groups]
 Samples = list[NDArray[np.int16] | None]
 
 
 @dataclass(frozen=True)
 class SlotState:
-    """What a stream carries, outside of any slot; about 5 MB at the released size.
+    """The state of one stream outside of any slot; about 5 MB at the released size.
 
     Attributes:
-        history: The rows that every convolution remembers, float16 [values].
-        memory: Keys and values of the last frames, float32 [layers, 2, ring, channels].
+        history: The last rows of every convolution's input, float16 [values].
+        kv_cache: Keys and values of the last frames, float32 [layers, 2, ring, channels].
         position: Frames decoded so far.
     """
 
     history: Tensor
-    memory: Tensor
+    kv_cache: Tensor
     position: int
 
 
 class CudaDecoder:
-    """Codes -> 16-bit samples, a few frames of several streams at a time.
+    """A `Vocoder`: codes to 16-bit samples, a few frames of several streams at a time.
 
-    A stream gives the same bits whatever the chunks and whoever is beside it. One thread at a time
-    may call it.
+    The samples of a stream do not depend on its chunk lengths or on the other streams of a call.
+    One thread at a time may call it.
 
     Attributes:
-        slots: Streams at a time.
+        slots: Number of slots.
         max_pending_frames: Largest number of frames of a pending request.
+        capacity: Largest number of frames of a call, over all streams.
         frame: Samples of a frame.
         sample_rate: In Hz.
     """
@@ -63,25 +64,22 @@ class CudaDecoder:
 
         Args:
             weights: float32 tensors on their device; not needed afterwards.
-            config: The codec's numbers.
-            slots: Streams at a time.
-            ops: The kernels; by default those of csrc/codec, built if need be.
+            config: The codec's configuration.
+            slots: Number of streams at a time.
+            ops: The kernels' operators; by default those of csrc/codec, built if necessary.
 
         Raises:
-            RuntimeError: The kernels cannot be built here.
-            ValueError: They are not compiled for these shapes.
+            RuntimeError: The kernels cannot be built on this machine.
+            ValueError: The kernels are not compiled for these shapes.
         """
         self._device = weights.input.device
-        self.max_pending_frames = MOST_FRAMES
-        self.slots, self.frame, self.sample_rate = (
-            slots,
-            config.samples_per_frame,
-            config.sample_rate,
-        )
-        self._codes = config.decoder.codebook_size
-        self.capacity = min(_CAPACITY, slots * MOST_FRAMES)
+        self.max_pending_frames = MAX_FRAMES
+        self.slots = slots
+        self.frame, self.sample_rate = config.samples_per_frame, config.sample_rate
+        self._codebook_size = config.decoder.codebook_size
+        self.capacity = min(_CAPACITY, slots * MAX_FRAMES)
         with torch.inference_mode():
-            self._network = Network(
+            self._kernels = DecoderKernels(
                 weights,
                 config,
                 slots=slots,
@@ -89,285 +87,290 @@ class CudaDecoder:
                 ops=_built_ops(self._device) if ops is None else ops,
             )
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the codec has a stream of its own
-        self._position = [0] * slots
+            torch.cuda.synchronize(self._device)  # the codec launches on its own stream
+        self._positions = [0] * slots
         self._graphs: dict[int, Graphs] = {}
-        self._queue = _Queue(self._device) if self._device.type == "cuda" else None
+        self._stream = _CodecStream(self._device) if self._device.type == "cuda" else None
 
     @property
     def stages(self) -> list[str]:
-        """What each kernel of a call is part of."""
-        return self._network.stages
+        """The part of the network that each kernel of a call belongs to."""
+        return self._kernels.stages
 
     @property
     def state_bytes(self) -> int:
-        """What a slot keeps between calls."""
-        return sum(t[0].nbytes for t in (self._network.history, self._network.memory))
+        """Size of a slot's state."""
+        return sum(t[0].nbytes for t in (self._kernels.history, self._kernels.kv_cache))
 
     def warmup(self) -> None:
-        """Records the graphs of all numbers of frames, so that no call is slower than another."""
-        if self._queue is not None:
-            for count in range(1, self.capacity + 1):
-                self.graphs(count)
+        """Records the graphs of all numbers of frames, so that no call has to."""
+        if self._stream is not None:
+            for num_frames in range(1, self.capacity + 1):
+                self.graphs(num_frames)
 
     @torch.inference_mode()
     def load_slot(self, slot: int, state: SlotState | None = None) -> None:
-        """Puts a stream into a slot: a new one, or one that goes on from a state.
+        """Sets the state of a slot; see `Vocoder.load_slot`. The host does not wait.
 
-        The host waits for nothing, and the slot for nothing but the calls before it.
+        Args:
+            slot: The slot.
+            state: The state; None: that of a new stream.
         """
-        network = self._network
-        with nullcontext() if self._queue is None else self._queue.behind():
+        kernels = self._kernels
+        with nullcontext() if self._stream is None else self._stream.use():
             if state is None:
-                network.history[slot].zero_()  # keys and values are masked by their position
+                kernels.history[slot].zero_()  # old keys and values are masked by position
             else:
-                for place, kept in (
-                    (network.history[slot], state.history),
-                    (network.memory[slot], state.memory),
+                for target, saved in (
+                    (kernels.history[slot], state.history),
+                    (kernels.kv_cache[slot], state.kv_cache),
                 ):
-                    place.copy_(kept)
-                    if self._queue is not None:
-                        self._queue.keep(kept)
-        self._position[slot] = 0 if state is None else state.position
+                    target.copy_(saved)
+                    if self._stream is not None:
+                        self._stream.keep(saved)
+        self._positions[slot] = 0 if state is None else state.position
 
     @torch.inference_mode()
     def save_slot(self, slot: int) -> SlotState:
-        """A copy of a slot's state, on the device."""
-        network = self._network
-        with nullcontext() if self._queue is None else self._queue.behind():
-            history, memory = network.history[slot].clone(), network.memory[slot].clone()
-        if self._queue is not None:
-            self._queue.finish()
-        return SlotState(history, memory, self._position[slot])
+        """Returns a copy of a slot's state, on the device; see `Vocoder.save_slot`."""
+        kernels = self._kernels
+        with nullcontext() if self._stream is None else self._stream.use():
+            history, kv_cache = kernels.history[slot].clone(), kernels.kv_cache[slot].clone()
+        if self._stream is not None:
+            self._stream.synchronize()
+        return SlotState(history, kv_cache, self._positions[slot])
 
     @torch.inference_mode()
     def prepare_state(self, state: State) -> SlotState:
-        """What plain torch (`decoder.Decoder`) carries for one stream, on the same device."""
-        history, memory = self._network.adopt(state)
-        if self._queue is not None:  # whole when it is given: `load_slot` waits for nobody
+        """Converts the state of one stream of `decoder.Decoder`, on the same device."""
+        history, kv_cache = self._kernels.pack_state(state)
+        if self._stream is not None:  # `load_slot` does not wait for torch's current stream
             torch.cuda.current_stream(self._device).synchronize()
-        return SlotState(history, memory, int(state.position))
+        return SlotState(history, kv_cache, int(state.position))
 
     def decode(self, requests: Sequence[DecodeRequest]) -> Callable[[], Samples]:
-        """Begins to decode the next frames of several streams, each as many as it has.
+        """Starts decoding the next frames of several streams; see `Vocoder.decode`.
 
-        Long chunks go in rounds of at most `MOST_FRAMES` a stream. What torch's current stream is
-        given from now on comes after the first round, since the networks' kernel would take every
-        multiprocessor and make it wait for a frame.
+        Long requests are split into rounds of at most `MAX_FRAMES` frames per stream. Only the
+        first round is started here. Later work on torch's current stream is ordered after it,
+        because the decode kernel occupies every multiprocessor for a frame.
 
         Args:
-            requests: Every slot at most once; its codes [frames, groups], on the host.
+            requests: At most one per slot.
 
         Returns:
-            What waits for them, and gives for every request its samples, or None if they were not
-            finite: a weight is broken. Meanwhile nothing is called but `load_slot` of other slots.
+            A function that waits for the samples, and starts and waits for the remaining rounds.
+            Until it returns, only `load_slot` of other slots may be called.
 
         Raises:
-            ValueError: A code is beyond its codebook, or a slot is named twice.
+            ValueError: A code is outside its codebook, or a slot occurs twice.
         """
-        given = [(slot, codes.numpy()) for slot, codes in requests]
-        if len({slot for slot, _ in given}) < len(given):
-            raise ValueError(f"A call takes each slot once, found {[slot for slot, _ in given]}.")
-        together = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in given)])
-        if together.size and not 0 <= together.min() <= together.max() < self._codes:
-            self._refuse(given)
-        left = [[*map(_known, chunks)] for chunks in rounds(given, self.capacity)]
-        for first in left[:1]:
-            self._decode(first)
-        return partial(self._finish, [slot for slot, _ in given], left)
+        chunks = [(request.slot, request.codes.numpy()) for request in requests]
+        slots = [slot for slot, _ in chunks]
+        if len(set(slots)) < len(slots):
+            raise ValueError(f"A call takes each slot once, found {slots}.")
+        codes = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in chunks)])
+        if codes.size and not 0 <= codes.min() <= codes.max() < self._codebook_size:
+            self._raise_invalid_codes(chunks)
+        left = [[*map(_without_pending, part)] for part in rounds(chunks, self.capacity)]
+        if left:
+            self._start_round(left[0])
+        return partial(self._finish_rounds, slots, left)
 
     def decode_pending(
         self, requests: Sequence[PendingDecodeRequest]
     ) -> Callable[[Sequence[int]], Callable[[], Samples]]:
-        """Begins to decode frames behind what makes them; see `Vocoder.decode_pending`.
+        """Starts decoding after the kernels that generate the codes; see `Vocoder.decode_pending`.
 
-        Without a GPU there is nothing to be behind of: the codes must be there already.
+        On a CPU there is no stream to wait for: the codes must have been written.
         """
-        if self._queue is not None:
-            self._queue.follow()
+        if self._stream is not None:
+            self._stream.wait_for_current_stream()
         self._start(requests)
-        return partial(self._settle, requests)
+        return partial(self._confirm, requests)
 
-    def _settle(
+    def _confirm(
         self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
     ) -> Callable[[], Samples]:
-        """So many frames of each request count."""
-        self._remember(requests, counts)
+        self._update_state(requests, counts)
         return partial(self._collect, requests, counts)
 
-    def _refuse(self, given: Sequence[Chunk]) -> None:
-        """Names the first slot with a code that there is not."""
-        for slot, codes in given:
-            if codes.size and not 0 <= codes.min() <= codes.max() < self._codes:
+    def _raise_invalid_codes(self, chunks: Sequence[Chunk]) -> None:
+        for slot, codes in chunks:
+            if codes.size and not 0 <= codes.min() <= codes.max() < self._codebook_size:
                 raise ValueError(
-                    f"Codes must be between 0 and {self._codes - 1}, found {codes.min()} to "
-                    f"{codes.max()} in slot {slot}."
+                    f"Codes must be between 0 and {self._codebook_size - 1}, found {codes.min()} "
+                    f"to {codes.max()} in slot {slot}."
                 )
 
-    def _finish(
+    def _finish_rounds(
         self, slots: Sequence[int], left: Sequence[Sequence[PendingDecodeRequest]]
     ) -> Samples:
-        """Waits for the first round, which was started, and goes through the others."""
-        made: dict[int, Samples] = {slot: [] for slot in slots}
+        """Waits for the first round, which is running, then runs the others."""
+        samples: dict[int, Samples] = {slot: [] for slot in slots}
         for i, requests in enumerate(left):
             if i > 0:
-                self._decode(requests)
-            found = self._collect(requests, [request.num_frames for request in requests])
-            for request, samples in zip(requests, found, strict=True):
-                made[request.slot].append(samples)
-        return [_joined(made[slot]) for slot in slots]
+                self._start_round(requests)
+            made = self._collect(requests, [request.num_frames for request in requests])
+            for request, part in zip(requests, made, strict=True):
+                samples[request.slot].append(part)
+        return [_joined(samples[slot]) for slot in slots]
 
-    def graphs(self, count: int) -> Graphs:
-        """The graphs of so many frames: to their samples, and what is left to do then."""
-        assert self._queue is not None
-        if count not in self._graphs:
-            network = self._network
-            self._graphs[count] = (
-                self._queue.record(lambda: network.decode(count)),
-                self._queue.record(lambda: network.remember(count)),
+    def graphs(self, num_frames: int) -> Graphs:
+        """The graphs of a call of `num_frames`: the decoder, and the update of the state."""
+        assert self._stream is not None
+        if num_frames not in self._graphs:
+            kernels = self._kernels
+            self._graphs[num_frames] = (
+                self._stream.record(lambda: kernels.decode(num_frames)),
+                self._stream.record(lambda: kernels.update_state(num_frames)),
             )
-        return self._graphs[count]
+        return self._graphs[num_frames]
 
-    def _decode(self, requests: Sequence[PendingDecodeRequest]) -> None:
-        """A round of frames that are known, all of which count."""
+    def _start_round(self, requests: Sequence[PendingDecodeRequest]) -> None:
+        """Starts requests without pending codes and keeps all of their frames."""
         self._start(requests)
-        self._remember(requests, [request.num_frames for request in requests])
+        self._update_state(requests, [request.num_frames for request in requests])
 
-    def _launch(self, count: int) -> None:
-        if self._queue is not None:
-            self._queue.decode(self.graphs(count)[0])
+    def _launch(self, num_frames: int) -> None:
+        if self._stream is not None:
+            self._stream.decode(self.graphs(num_frames)[0])
             return
         with torch.inference_mode():
-            self._network.decode(count)
+            self._kernels.decode(num_frames)
 
     def _start(self, requests: Sequence[PendingDecodeRequest]) -> None:
-        """Tells the kernels who speaks, and starts them."""
-        table, first = self._network.asked, 0
+        """Writes the table of requests and starts the decoder."""
+        table, first = self._kernels.requests, 0
         for request in requests:
-            rows, there = table[first : first + request.num_frames], len(request.known)
-            rows["slot"], rows["first"] = request.slot, first
-            rows["position"] = self._position[request.slot] + np.arange(request.num_frames)
-            rows["codes"][:there] = request.known
-            rows["coming"][:there] = 0
-            rows["coming"][there:] = _addresses(request.pending)
+            rows, num_known = table[first : first + request.num_frames], len(request.known)
+            rows["slot"], rows["first_frame"] = request.slot, first
+            rows["position"] = self._positions[request.slot] + np.arange(request.num_frames)
+            rows["codes"][:num_known] = request.known
+            rows["pending_address"][:num_known] = 0
+            rows["pending_address"][num_known:] = _row_addresses(request.pending)
             first += request.num_frames
-        self._network.broken.numpy()[:first] = 0
+        self._kernels.non_finite.numpy()[:first] = 0
         self._launch(first)
 
-    def _remember(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> None:
-        """After what was started: streams go on behind so many frames of each request."""
-        if self._queue is not None:
-            self._queue.remembered.synchronize()  # `kept` is read until then
-        kept, first = self._network.kept.numpy(), 0
+    def _update_state(
+        self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
+    ) -> None:
+        """Advances every stream by the number of its frames that are kept."""
+        if self._stream is not None:
+            self._stream.state_updated.synchronize()  # until then the kernel reads the counts
+        num_kept_frames, first = self._kernels.num_kept_frames.numpy(), 0
         for request, count in zip(requests, counts, strict=True):
-            kept[first] = count
+            num_kept_frames[first] = count
             first += request.num_frames
-        if self._queue is not None:
-            self._queue.remember(self.graphs(first)[1])
+        if self._stream is not None:
+            self._stream.update_state(self.graphs(first)[1])
         else:
             with torch.inference_mode():
-                self._network.remember(first)
+                self._kernels.update_state(first)
         for request, count in zip(requests, counts, strict=True):
-            self._position[request.slot] += count
+            self._positions[request.slot] += count
 
     def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
-        """Waits for what was started, and takes the samples of the requests that count."""
-        if self._queue is not None:
-            self._queue.decoded.synchronize()
-        pcm, broken, first = self._network.pcm.numpy(), self._network.broken.numpy(), 0
-        made: Samples = []
+        """Waits for the decoder and copies the samples of requests with frames to keep."""
+        if self._stream is not None:
+            self._stream.decoded.synchronize()
+        pcm, non_finite = self._kernels.pcm.numpy(), self._kernels.non_finite.numpy()
+        samples: Samples = []
+        first = 0
         for request, count in zip(requests, counts, strict=True):
             end = first + count
             if count:
-                fine = not broken[first:end].any()
-                made.append(pcm[first * self.frame : end * self.frame].copy() if fine else None)
+                finite = not non_finite[first:end].any()
+                part = pcm[first * self.frame : end * self.frame].copy() if finite else None
+                samples.append(part)
             first += request.num_frames
-        return made
+        return samples
 
 
-class _Queue:
-    """The codec's own stream of a GPU, beside that of the networks."""
+class _CodecStream:
+    """The CUDA stream of the codec, beside the stream of the decode kernel."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._made = torch.cuda.Event()
+        self._codes_written = torch.cuda.Event()
         self.decoded = torch.cuda.Event()
-        self.remembered = torch.cuda.Event()
+        self.state_updated = torch.cuda.Event()
 
-    def behind(self) -> AbstractContextManager[None]:
-        """Work that comes after what the codec was given before."""
+    def use(self) -> AbstractContextManager[None]:
+        """Makes it torch's current stream: work is ordered after the codec's earlier work."""
         return torch.cuda.stream(self._stream)
 
     def keep(self, tensor: Tensor) -> None:
-        """Keeps a tensor's memory, whoever drops it, until all that was begun is done."""
+        """Keeps a tensor's memory allocated until the work launched so far is done."""
         tensor.record_stream(self._stream)
 
-    def finish(self) -> None:
-        """Waits for all that was begun."""
+    def synchronize(self) -> None:
+        """Waits for all work launched so far."""
         self._stream.synchronize()
 
-    def record(self, act: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of what `act` launches; other threads may go on meanwhile."""
+    def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Captures the launches of a function; other threads may use CUDA during the capture."""
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             graph.capture_begin(capture_error_mode="thread_local")
-            act()
+            launch()
             graph.capture_end()
         return graph
 
-    def follow(self) -> None:
-        """What comes next waits for the networks, for all that they were given so far."""
-        self._made.record(torch.cuda.current_stream(self._stream.device))
-        self._stream.wait_event(self._made)
+    def wait_for_current_stream(self) -> None:
+        """Orders later work after all work launched so far on torch's current stream."""
+        self._codes_written.record(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_event(self._codes_written)
 
     def decode(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Starts it; the networks wait for its end, of which the event tells."""
+        """Starts the decoder; torch's current stream waits for it."""
         with torch.cuda.stream(self._stream):
             graph.replay()
             self.decoded.record(self._stream)
         torch.cuda.current_stream(self._stream.device).wait_event(self.decoded)
 
-    def remember(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Starts it, for which nobody waits."""
+    def update_state(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Starts the update of the state; torch's current stream does not wait for it."""
         with torch.cuda.stream(self._stream):
             graph.replay()
-            self.remembered.record(self._stream)
+            self.state_updated.record(self._stream)
 
 
-def rounds(parts: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
-    """Parts of at most `MOST_FRAMES` frames of a stream and `capacity` frames together."""
-    left = [(slot, codes) for slot, codes in parts if len(codes)]
+def rounds(chunks: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
+    """Splits chunks into rounds of at most `MAX_FRAMES` frames per stream and `capacity` in all."""
+    left = [(slot, codes) for slot, codes in chunks if len(codes)]
     while left:
-        taken = [(slot, codes[:MOST_FRAMES]) for slot, codes in left]
-        room = list(accumulate(len(codes) for _, codes in taken))
-        taken = taken[: sum(end <= capacity for end in room)]
+        taken = [(slot, codes[:MAX_FRAMES]) for slot, codes in left]
+        ends = list(accumulate(len(codes) for _, codes in taken))
+        taken = taken[: sum(end <= capacity for end in ends)]
         yield taken
-        rest = [(slot, codes[MOST_FRAMES:]) for slot, codes in left[: len(taken)]]
+        rest = [(slot, codes[MAX_FRAMES:]) for slot, codes in left[: len(taken)]]
         left = [(slot, codes) for slot, codes in rest if len(codes)] + left[len(taken) :]
 
 
-def _known(chunk: Chunk) -> PendingDecodeRequest:
-    """Frames that are all made."""
+def _without_pending(chunk: Chunk) -> PendingDecodeRequest:
     return PendingDecodeRequest(*chunk, np.empty((0, 0), np.int32))
 
 
-def _addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Where each of them lies."""
+def _row_addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """Addresses of the rows of a host array."""
     return np.uint64(rows.ctypes.data) + np.uint64(rows.strides[0]) * np.arange(
         len(rows), dtype=np.uint64
     )
 
 
 def _joined(parts: Samples) -> NDArray[np.int16] | None:
-    whole = [part for part in parts if part is not None]
-    if len(whole) < len(parts):
+    """The samples of all rounds, or None if those of one were not finite."""
+    finite = [part for part in parts if part is not None]
+    if len(finite) < len(parts):
         return None
-    return np.concatenate([np.empty(0, np.int16), *whole])
+    return np.concatenate([np.empty(0, np.int16), *finite])
 
 
 def _built_ops(device: torch.device) -> Any:
     from megakernel_tts.kernels.build import load
 
-    if not hasattr(torch.ops.megakernel_tts, "codec_product"):
+    if not hasattr(torch.ops.megakernel_tts, "codec_project"):
         load(device)
     return torch.ops.megakernel_tts

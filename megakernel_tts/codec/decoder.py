@@ -1,8 +1,9 @@
-"""Codes -> waveform, a few frames at a time: streaming equals decoding the whole.
+"""The codec's streaming decoder in plain torch: codes to waveform, a few frames at a time.
 
-Everything is causal, so a stream is exact if each layer is given the last columns of its own
-input: that, and the last keys and values of the attention window, is the `State`. It is passed in
-and a new one is passed out; nothing is kept here but weights.
+Streaming gives the same waveform as decoding all frames at once: every layer is causal, and the
+`State` carries the last columns of every convolution's input and the keys and values of the
+attention window. The caller passes the state in and receives the next one; a `Decoder` holds only
+weights.
 """
 
 import math
@@ -64,12 +65,13 @@ class PendingDecodeRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What a stream carries from one call to the next.
+    """State of a batch of streams between two calls.
 
     Attributes:
-        columns: For every convolution with a memory, in order: its last inputs [batch, in, width].
-        keys: Turned keys of the last window - 1 frames, [layers, batch, heads, window - 1, dim].
-        values: The values of the same frames.
+        columns: The last columns of every convolution's input, in layer order, [batch, in, width];
+            only of convolutions that read earlier columns.
+        keys: Rotated keys of the last window - 1 frames, [layers, batch, heads, window - 1, dim].
+        values: Values of the same frames, of the same shape.
         position: Frames decoded so far, [batch].
     """
 
@@ -80,7 +82,7 @@ class State:
 
     @staticmethod
     def stack(states: "Sequence[State]") -> "State":
-        """Joins streams into one batch."""
+        """Concatenates states along the batch."""
         return State(
             columns=tuple(
                 torch.cat(parts) for parts in zip(*(s.columns for s in states), strict=True)
@@ -91,7 +93,7 @@ class State:
         )
 
     def split(self) -> "list[State]":
-        """Takes a batch apart into streams, which share no memory: one may outlive the others."""
+        """Splits a batch into states that share no memory, so that each can be freed alone."""
         return [
             State(
                 columns=tuple(c[i : i + 1].clone() for c in self.columns),
@@ -103,54 +105,57 @@ class State:
         ]
 
 
-class _Memory:
-    """The columns of a state, taken one by one in layer order, and the new ones in their place."""
+class _Histories:
+    """Reads the columns of a state in layer order and collects those of the next state."""
 
     def __init__(self, columns: tuple[Tensor, ...]) -> None:
         self._old = iter(columns)
         self.new: list[Tensor] = []
 
     def extend(self, x: Tensor) -> Tensor:
-        """Puts a layer's remembered columns before x and remembers x's last ones."""
+        """Prepends a layer's history to x [batch, channels, time] and stores the next history."""
         old = next(self._old)
         x = torch.cat([old, x], dim=-1)
-        # A copy: a view would keep the whole of x alive for as long as the stream lives.
+        # A copy: a view would keep all of x allocated.
         self.new.append(x[..., x.shape[-1] - old.shape[-1] :].clone())
         return x
 
 
-def _memory(conv: w.Conv) -> int:
-    """Columns of its input that a causal convolution must remember."""
+def history_length(conv: w.Conv) -> int:
+    """Columns before the current one that a causal convolution reads."""
     return (conv.weight.shape[-1] - 1) * conv.dilation
 
 
-def _causal(conv: w.Conv, x: Tensor, memory: _Memory) -> Tensor:
+def _causal(conv: w.Conv, x: Tensor, histories: _Histories) -> Tensor:
     if conv.weight.shape[-1] > 1:
-        x = memory.extend(x)
+        x = histories.extend(x)
     return F.conv1d(x, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
 
 
-def _transposed(conv: w.Conv, x: Tensor, memory: _Memory) -> Tensor:
-    """Stride-s transposed convolution of kernel s or 2s: output column t needs inputs t and t-1."""
-    s, kernel = conv.stride, conv.weight.shape[-1]
-    if kernel == s:
-        return F.conv_transpose1d(x, conv.weight, conv.bias, stride=s)
-    y = F.conv_transpose1d(memory.extend(x), conv.weight, conv.bias, stride=s)
-    return y[..., s : y.shape[-1] - (kernel - s)]
+def _transposed(conv: w.Conv, x: Tensor, histories: _Histories) -> Tensor:
+    """Transposed convolution of stride s and kernel s or 2s.
+
+    With kernel 2s, an output column depends on the input columns t and t - 1.
+    """
+    stride, kernel = conv.stride, conv.weight.shape[-1]
+    if kernel == stride:
+        return F.conv_transpose1d(x, conv.weight, conv.bias, stride=stride)
+    y = F.conv_transpose1d(histories.extend(x), conv.weight, conv.bias, stride=stride)
+    return y[..., stride : y.shape[-1] - (kernel - stride)]
 
 
 def _snake(snake: w.Snake, x: Tensor) -> Tensor:
-    """SnakeBeta: x + sin^2(a x) / b; `Decoder` has folded a = e^alpha and 1/b into the tensors."""
+    """SnakeBeta: x + sin^2(a x) / b, of folded parameters a and 1 / b (`fold_snake`)."""
     return x + torch.sin(x * snake.alpha).square() * snake.beta
 
 
 def fold_snake(snake: w.Snake) -> w.Snake:
-    """The factors themselves in place of their logarithms: a = e^alpha, and 1/b; [channels, 1]."""
+    """Replaces the logarithms alpha and beta by e^alpha and 1 / e^beta, [channels, 1]."""
     return w.Snake(snake.alpha.exp()[:, None], 1.0 / (snake.beta.exp()[:, None] + 1e-9))
 
 
 def codebook_tables(weights: w.Decoder) -> Tensor:
-    """Every codebook's vectors behind its projection, [groups, codes, dim]."""
+    """The projected vectors of every codebook, [groups, codes, dim]."""
     projected = [
         (book.total / book.usage.clamp(min=1e-5)[:, None]) @ out[:, :, 0].t()
         for book, out in [
@@ -162,11 +167,18 @@ def codebook_tables(weights: w.Decoder) -> Tensor:
 
 
 class Decoder:
-    """The codec's decoder; one instance serves any number of streams."""
+    """The codec's decoder; one instance serves any number of streams.
+
+    Attributes:
+        config: The decoder's configuration.
+        frame: Samples of a frame.
+        sample_rate: In Hz.
+    """
 
     def __init__(self, weights: w.Decoder, config: CodecConfig) -> None:
+        """Folds the weights' constants; float32 tensors on the decoder's device."""
         self.config = config.decoder
-        self.frame = config.samples_per_frame  # samples
+        self.frame = config.samples_per_frame
         self.sample_rate = config.sample_rate
         self._w = weights
         self._tables = codebook_tables(weights)
@@ -185,19 +197,27 @@ class Decoder:
 
     @torch.inference_mode()
     def start(self, batch: int = 1) -> State:
-        """The state before the first frame: empty histories, no frames."""
-        c, weights = self.config, self._w
+        """The state before the first frame: histories of zeros."""
+        config, weights = self.config, self._w
         device = self._tables.device
-        widths: list[tuple[int, int]] = [(c.codebook_dim, _memory(weights.pre_conv))]
-        widths += [(c.latent_dim, _memory(up.convnext.depthwise)) for up in weights.upsample]
-        widths.append((c.latent_dim, _memory(weights.conv_in)))
+        widths: list[tuple[int, int]] = [(config.codebook_dim, history_length(weights.pre_conv))]
+        widths += [
+            (config.latent_dim, history_length(up.convnext.depthwise)) for up in weights.upsample
+        ]
+        widths.append((config.latent_dim, history_length(weights.conv_in)))
         for block in weights.blocks:
             into, out, _ = block.transposed.weight.shape
             widths.append((into, 1))
-            widths += [(out, _memory(r.conv1)) for r in block.residuals]
-        widths.append((weights.conv_out.weight.shape[1], _memory(weights.conv_out)))
-        s = c.stack
-        window = (s.num_layers, batch, s.num_kv_heads, c.sliding_window - 1, s.head_dim)
+            widths += [(out, history_length(r.conv1)) for r in block.residuals]
+        widths.append((weights.conv_out.weight.shape[1], history_length(weights.conv_out)))
+        stack = config.stack
+        window = (
+            stack.num_layers,
+            batch,
+            stack.num_kv_heads,
+            config.sliding_window - 1,
+            stack.head_dim,
+        )
         return State(
             columns=tuple(torch.zeros(batch, n, width, device=device) for n, width in widths),
             keys=torch.zeros(window, device=device),
@@ -211,13 +231,13 @@ class Decoder:
 
         Args:
             codes: [batch, frames, groups], each below the codebook's size.
-            state: What the last call gave back, or `start`.
+            state: The state that the last call returned, or `start`.
 
         Returns:
-            The waveform [batch, frames * samples a frame] in [-1, 1], and the state after it.
+            The waveform [batch, frames * samples per frame] in [-1, 1], and the next state.
 
         Raises:
-            FloatingPointError: The waveform is not finite: a weight is broken.
+            FloatingPointError: The waveform is not finite.
         """
         with exact_convolutions(codes.device):
             wave, after = self._decode(codes, state)
@@ -226,57 +246,60 @@ class Decoder:
         return wave, after
 
     def _decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        weights, memory = self._w, _Memory(state.columns)
+        weights, histories = self._w, _Histories(state.columns)
         groups = torch.arange(self._tables.shape[0], device=codes.device)
         x = self._tables[groups, codes].sum(dim=-2)  # [batch, frames, dim]
-        x = _causal(weights.pre_conv, x.transpose(1, 2), memory).transpose(1, 2)
+        x = _causal(weights.pre_conv, x.transpose(1, 2), histories).transpose(1, 2)
         x, keys, values = self._transform(x, state)
         x = x.transpose(1, 2)
         for up in weights.upsample:
-            x = self._convnext(up.convnext, _transposed(up.transposed, x, memory), memory)
-        x = _causal(weights.conv_in, x, memory)
+            x = self._convnext(up.convnext, _transposed(up.transposed, x, histories), histories)
+        x = _causal(weights.conv_in, x, histories)
         for block in self._blocks:
-            x = _transposed(block.transposed, _snake(block.snake, x), memory)
+            x = _transposed(block.transposed, _snake(block.snake, x), histories)
             for r in block.residuals:
-                y = _causal(r.conv1, _snake(r.snake1, x), memory)
-                x = x + _causal(r.conv2, _snake(r.snake2, y), memory)
-        x = _causal(weights.conv_out, _snake(self._last_snake, x), memory)
+                y = _causal(r.conv1, _snake(r.snake1, x), histories)
+                x = x + _causal(r.conv2, _snake(r.snake2, y), histories)
+        x = _causal(weights.conv_out, _snake(self._last_snake, x), histories)
         position = state.position + codes.shape[1]
-        return x.clamp(-1, 1)[:, 0], State(tuple(memory.new), keys, values, position)
+        return x.clamp(-1, 1)[:, 0], State(tuple(histories.new), keys, values, position)
 
-    def _convnext(self, block: w.ConvNext, x: Tensor, memory: _Memory) -> Tensor:
-        y = _causal(block.depthwise, x, memory).transpose(1, 2)
+    def _convnext(self, block: w.ConvNext, x: Tensor, histories: _Histories) -> Tensor:
+        y = _causal(block.depthwise, x, histories).transpose(1, 2)
         y = F.layer_norm(y, y.shape[-1:], block.norm.weight, block.norm.bias, eps=1e-6)
         y = F.gelu(linear(y, block.up, block.up_bias))
         return x + (block.gamma * linear(y, block.down, block.down_bias)).transpose(1, 2)
 
     def _transform(self, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """The windowed transformer; x is [batch, frames, latent]."""
-        weights, s, window = self._w, self.config.stack, self.config.sliding_window
+        """The sliding-window transformer, [batch, frames, latent]; also returns keys and values."""
+        weights, stack, window = self._w, self.config.stack, self.config.sliding_window
         frames = x.shape[1]
         positions = state.position[:, None] + torch.arange(frames, device=x.device)
         past = state.position[:, None] + torch.arange(1 - window, 0, device=x.device)
-        seen = torch.cat([past, positions], dim=1)[:, None, :]  # [batch, 1, keys]
-        query = positions[:, :, None]  # [batch, frames, 1]
-        visible = (seen >= 0) & (seen <= query) & (seen > query - window)
-        turn = rotary(positions, s.head_dim, s.rope_theta, x.dtype)
+        key_positions = torch.cat([past, positions], dim=1)[:, None, :]  # [batch, 1, keys]
+        query_positions = positions[:, :, None]  # [batch, frames, 1]
+        visible = (key_positions >= 0) & (key_positions <= query_positions)
+        visible &= key_positions > query_positions - window
+        rope = rotary(positions, stack.head_dim, stack.rope_theta, x.dtype)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         x = linear(x, weights.input, weights.input_bias)
         for i, layer in enumerate(weights.layers):
-            n = rms_norm(x, layer.input_norm, s.norm_eps)
-            q = rotate(split_heads(linear(n, layer.q), s.head_dim), turn)
-            k = rotate(split_heads(linear(n, layer.k), s.head_dim), turn)
+            normed = rms_norm(x, layer.input_norm, stack.norm_eps)
+            q = rotate(split_heads(linear(normed, layer.q), stack.head_dim), rope)
+            k = rotate(split_heads(linear(normed, layer.k), stack.head_dim), rope)
             k = torch.cat([state.keys[i], k], dim=2)
-            v = torch.cat([state.values[i], split_heads(linear(n, layer.v), s.head_dim)], dim=2)
-            scores = q @ k.transpose(2, 3) / math.sqrt(s.head_dim)
+            v = torch.cat(
+                [state.values[i], split_heads(linear(normed, layer.v), stack.head_dim)], dim=2
+            )
+            scores = q @ k.transpose(2, 3) / math.sqrt(stack.head_dim)
             scores = scores.masked_fill(~visible[:, None], -torch.inf)
             attended = merge_heads(scores.softmax(dim=-1) @ v)
             x = x + layer.scale * linear(attended, layer.o)
-            n = rms_norm(x, layer.post_norm, s.norm_eps)
-            x = x + layer.mlp_scale * gated_mlp(n, layer.gate, layer.up, layer.down)
+            normed = rms_norm(x, layer.post_norm, stack.norm_eps)
+            x = x + layer.mlp_scale * gated_mlp(normed, layer.gate, layer.up, layer.down)
             keys.append(k[:, :, 1 - window :])
             values.append(v[:, :, 1 - window :])
-        x = rms_norm(x, weights.norm, s.norm_eps)
+        x = rms_norm(x, weights.norm, stack.norm_eps)
         x = linear(x, weights.output, weights.output_bias)
         return x, torch.stack(keys), torch.stack(values)

@@ -1,7 +1,7 @@
-"""Waveform -> codes: Mimi's encoder with the release's settings.
+"""The codec's encoder: waveform to codes, with Mimi's architecture (Défossez et al., 2024).
 
-As in the official package's pinned library, attention is causal over the whole recording: the
-window of 250 steps that the config names is not applied there.
+Attention is causal over the whole recording, as in the reference implementation: the window of 250
+steps in the configuration is not applied.
 """
 
 import math
@@ -23,7 +23,7 @@ from megakernel_tts.model.layers import (
 
 
 def _conv(conv: w.Conv, x: Tensor, mode: str = "constant") -> Tensor:
-    """Causal convolution: padded on the left, and on the right up to a whole number of strides."""
+    """Causal convolution: pads on the left, and on the right to a whole number of strides."""
     left = conv.weight.shape[-1] - conv.stride
     right = -x.shape[-1] % conv.stride
     x = F.pad(x, (left, right), mode=mode)
@@ -35,9 +35,15 @@ def _norm(norm: w.Norm, x: Tensor, eps: float) -> Tensor:
 
 
 class Encoder:
-    """The codec's encoder."""
+    """The codec's encoder.
+
+    Attributes:
+        config: The encoder's configuration.
+        frame: Samples of a frame.
+    """
 
     def __init__(self, weights: w.Encoder, config: CodecConfig) -> None:
+        """Uses the weights as they are, on their device."""
         self.config = config.encoder
         self.frame = config.samples_per_frame
         self._w = weights
@@ -50,10 +56,10 @@ class Encoder:
             wave: [samples], float32 at 24 kHz in [-1, 1].
 
         Returns:
-            Codes [ceil(samples / samples a frame), groups].
+            Codes, int64 [ceil(samples / samples per frame), groups].
 
         Raises:
-            FloatingPointError: The embedding is not finite: a weight is broken.
+            FloatingPointError: The embedding is not finite.
         """
         with exact_convolutions(self._w.conv_in.weight.device):
             return self._encode(wave)
@@ -76,22 +82,22 @@ class Encoder:
         return torch.stack(codes, dim=-1)[: math.ceil(len(wave) / self.frame)]
 
     def _transform(self, x: Tensor) -> Tensor:
-        s = self.config.stack
+        stack = self.config.stack
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        turn = rotary(positions, s.head_dim, s.rope_theta, x.dtype)
+        rope = rotary(positions, stack.head_dim, stack.rope_theta, x.dtype)
         for layer in self._w.layers:
-            n = _norm(layer.input_norm, x, s.norm_eps)
-            q = rotate(split_heads(linear(n, layer.q), s.head_dim), turn)
-            k = rotate(split_heads(linear(n, layer.k), s.head_dim), turn)
-            v = split_heads(linear(n, layer.v), s.head_dim)
+            normed = _norm(layer.input_norm, x, stack.norm_eps)
+            q = rotate(split_heads(linear(normed, layer.q), stack.head_dim), rope)
+            k = rotate(split_heads(linear(normed, layer.k), stack.head_dim), rope)
+            v = split_heads(linear(normed, layer.v), stack.head_dim)
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + layer.scale * linear(merge_heads(attended), layer.o)
-            n = _norm(layer.post_norm, x, s.norm_eps)
-            x = x + layer.mlp_scale * linear(F.gelu(linear(n, layer.fc1)), layer.fc2)
+            normed = _norm(layer.post_norm, x, stack.norm_eps)
+            x = x + layer.mlp_scale * linear(F.gelu(linear(normed, layer.fc1)), layer.fc2)
         return x
 
     def _quantize(self, quantizer: w.Quantizer, x: Tensor) -> list[Tensor]:
-        """Nearest entry of each codebook in turn to what the ones before left over."""
+        """Residual quantisation: each codebook quantises the residual of the previous ones."""
         residual = F.conv1d(x, quantizer.input)[0].t()  # [frames, dim]
         codes: list[Tensor] = []
         for book in quantizer.codebooks:

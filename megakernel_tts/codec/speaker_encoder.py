@@ -1,4 +1,4 @@
-"""Waveform -> x-vector: the ECAPA-TDNN of a Base checkpoint (Desplanques et al., 2020)."""
+"""The speaker encoder of a Base checkpoint: ECAPA-TDNN (Desplanques et al., 2020)."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ _FFT, _HOP = 1024, 256
 
 def mel_filters(mels: int) -> Tensor:
     """Slaney's triangular filters from 0 to 12 kHz with unit area, [mels, fft / 2 + 1]."""
-    # Slaney's scale: linear to 1 kHz at 200/3 Hz a mel, then 27 mels for each factor of 6.4.
+    # Slaney's scale: 200/3 Hz per mel up to 1 kHz, then 27 mels per factor of 6.4.
     break_mel, step = 15.0, torch.log(torch.tensor(6.4, dtype=torch.float64)) / 27.0
     top = break_mel + torch.log(torch.tensor(12.0, dtype=torch.float64)) / step
     mel = torch.linspace(0.0, float(top), mels + 2, dtype=torch.float64)
@@ -55,8 +55,8 @@ def _tdnn(conv: Tdnn, x: Tensor, dilation: int = 1) -> Tensor:
 def _block(block: SpeakerBlock, x: Tensor, dilation: int, scale: int) -> Tensor:
     parts = list(_tdnn(block.tdnn1, x).chunk(scale, dim=1))
     for i, conv in enumerate(block.res2net, start=1):
-        carried = parts[i] if i == 1 else parts[i] + parts[i - 1]
-        parts[i] = _tdnn(conv, carried, dilation)
+        res_input = parts[i] if i == 1 else parts[i] + parts[i - 1]
+        parts[i] = _tdnn(conv, res_input, dilation)
     y = _tdnn(block.tdnn2, torch.cat(parts, dim=1))
     gate = F.relu(_conv(block.squeeze, y.mean(dim=2, keepdim=True)))
     return x + y * torch.sigmoid(_conv(block.excite, gate))
@@ -70,36 +70,41 @@ def _statistics(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SpeakerEncoder:
-    """The network; `embed` is its one use."""
+    """Waveform to speaker embedding (x-vector).
+
+    Attributes:
+        config: The speaker encoder's configuration.
+    """
 
     def __init__(self, weights: Speaker, config: SpeakerConfig) -> None:
+        """Uses the weights as they are, on their device."""
         self.config = config
         self._w = weights
         self._filters = mel_filters(config.num_mels).to(weights.fc.weight.device)
 
     @torch.inference_mode()
     def embed(self, wave: Tensor) -> Tensor:
-        """The x-vector of a recording.
+        """Computes the speaker embedding of a recording.
 
         Args:
             wave: [samples], float32 at 24 kHz.
 
         Returns:
-            [dim], in the weights' type, not normalised.
+            The embedding [dim] in the weights' dtype, not normalised.
         """
         wave = wave.to(self._w.fc.weight.device)
         with exact_convolutions(wave.device):
             return self._embed(wave)
 
     def _embed(self, wave: Tensor) -> Tensor:
-        weights, c = self._w, self.config
+        weights, config = self._w, self.config
         x = log_mel(wave, self._filters)[None].to(weights.fc.weight.dtype)
-        x = _tdnn(weights.first, x, c.dilations[0])
+        x = _tdnn(weights.first, x, config.dilations[0])
         outputs: list[Tensor] = []
-        for block, dilation in zip(weights.blocks, c.dilations[1:-1], strict=True):
-            x = _block(block, x, dilation, c.res2net_scale)
+        for block, dilation in zip(weights.blocks, config.dilations[1:-1], strict=True):
+            x = _block(block, x, dilation, config.res2net_scale)
             outputs.append(x)
-        x = _tdnn(weights.aggregate, torch.cat(outputs, dim=1), c.dilations[-1])
+        x = _tdnn(weights.aggregate, torch.cat(outputs, dim=1), config.dilations[-1])
         mean, deviation = _statistics(x, torch.full_like(x, 1.0 / x.shape[2]))
         context = torch.cat([x, mean.expand_as(x), deviation.expand_as(x)], dim=1)
         attention = _conv(

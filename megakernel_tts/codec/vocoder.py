@@ -1,4 +1,7 @@
-"""Codes -> samples, for the streams in a backend's slots: CUDA kernels, or plain torch."""
+"""The vocoder protocol: codes to samples for the streams in a backend's slots.
+
+There are two implementations: `TorchVocoder` in plain torch, and `cuda_decoder.CudaDecoder`.
+"""
 
 import logging
 import sys
@@ -19,18 +22,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("megakernel_tts")
 
+# Waits for a decode and returns the samples of each request, int16 [frames * samples per frame];
+# None for a request whose samples are not finite.
 PendingSamples = Callable[[], Sequence[NDArray[np.int16] | None]]
+# Takes the number of frames of each request that were generated.
 ConfirmFrames = Callable[[Sequence[int]], PendingSamples]
 
 
 class Vocoder(Protocol):
-    """The codec's decoder for a fixed number of slots, one stream a slot; one thread calls it.
+    """The codec's decoder for a fixed number of slots, one stream per slot.
 
-    A method that raises leaves every slot as it was.
+    One thread calls it. A method that raises leaves the state of every slot unchanged.
 
     Attributes:
-        max_pending_frames: Largest number of frames of a request to `decode_pending`; 0
-            disables it.
+        max_pending_frames: Largest number of frames of a request to `decode_pending`; 0 disables
+            it.
     """
 
     max_pending_frames: int
@@ -41,48 +47,53 @@ class Vocoder(Protocol):
         ...
 
     def prepare_state(self, state: State) -> Any:
-        """What `load_slot` takes, of what plain torch carries for one stream."""
+        """Converts the state of one stream in plain torch to the argument of `load_slot`."""
         ...
 
     def load_slot(self, slot: int, state: Any) -> None:
-        """Puts a stream into a slot, where it goes on from a state."""
+        """Sets the state of a slot; the next frames in it continue from there."""
         ...
 
     def save_slot(self, slot: int) -> Any:
-        """A copy of a slot's state, for `load_slot`."""
+        """Returns a copy of a slot's state, for `load_slot`."""
         ...
 
     def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
-        """Begins to decode the next frames of several streams, each as many as it has.
+        """Starts decoding the next frames of several streams; their numbers may differ.
+
+        Args:
+            requests: At most one per slot.
 
         Returns:
-            What waits for them and gives for every part its samples, or None if they were not
-            finite. Meanwhile nothing is called but `load_slot` of other slots.
+            A function that waits for the samples. Until it returns, only `load_slot` of other
+            slots may be called.
 
         Raises:
-            FloatingPointError: Some were not, and it is not known whose; at once, or when awaited.
+            FloatingPointError: Samples are not finite and their request is unknown; raised here or
+                by the returned function.
         """
         ...
 
     def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
-        """Begins to decode frames that are still being made, right behind what makes them.
+        """Starts decoding frames whose codes are still being generated on the device.
 
         Args:
-            requests: Every slot at most once, of at most eight slots.
+            requests: At most one per slot, for at most eight slots.
 
         Returns:
-            What is told, once it is known, how many frames of each part there are, from the first
-            on; the others never were. It gives what `decode` gives, for the requests that have any.
-            Until that was awaited, nothing is called but `load_slot` of other slots.
+            A function to call once the codes are complete, with the number of frames of each
+            request that were generated; the remaining frames are discarded. It returns the same as
+            `decode`, for the requests with at least one frame. Until the samples are received, only
+            `load_slot` of other slots may be called.
         """
         ...
 
 
 class TorchVocoder:
-    """A `Vocoder` in plain torch: streams with as many frames go together."""
+    """A `Vocoder` in plain torch; requests of equal length are decoded as one batch."""
 
     def __init__(self, decoder: Decoder) -> None:
-        """Streams share the decoder's weights."""
+        """Uses the decoder's weights and device."""
         self.max_pending_frames = sys.maxsize
         self._decoder = decoder
         self._states: dict[int, State] = {}
@@ -93,7 +104,7 @@ class TorchVocoder:
         return self._decoder.sample_rate
 
     def prepare_state(self, state: State) -> State:
-        """The state itself."""
+        """Returns the state itself."""
         return state
 
     def load_slot(self, slot: int, state: State) -> None:
@@ -101,49 +112,50 @@ class TorchVocoder:
         self._states[slot] = state
 
     def save_slot(self, slot: int) -> State:
-        """The state itself: it never changes."""
+        """Returns the state itself, which is immutable."""
         return self._states[slot]
 
     def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
-        """See `Vocoder.decode`; it decodes at once."""
+        """See `Vocoder.decode`; decodes before it returns."""
         lengths = {len(codes): None for _, codes in requests}
-        after: dict[int, State] = {}
+        states: dict[int, State] = {}
         samples: dict[int, NDArray[np.int16]] = {}
         for length in lengths:
             slots = [slot for slot, codes in requests if len(codes) == length]
             codes = torch.stack([codes for _, codes in requests if len(codes) == length])
             state = State.stack([self._states[slot] for slot in slots])
             waves, state = self._decoder.decode(codes.to(state.position.device), state)
-            after |= zip(slots, state.split(), strict=True)
+            states |= zip(slots, state.split(), strict=True)
             samples |= zip(slots, pcm16(waves.float().cpu().numpy()), strict=True)
-        self._states |= after
+        self._states |= states
         return lambda: [samples[slot] for slot, _ in requests]
 
     def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
-        """See `Vocoder.decode_pending`; it decodes once it is told how many frames there are."""
-        return partial(self._settle, requests)
+        """See `Vocoder.decode_pending`; decodes when the numbers of frames are confirmed."""
+        return partial(self._decode_confirmed, requests)
 
-    def _settle(
+    def _decode_confirmed(
         self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
     ) -> PendingSamples:
-        codes = [torch.from_numpy(np.concatenate([p.known, p.pending])) for p in requests]
-        counted = zip(requests, codes, counts, strict=True)
-        return self.decode(
-            [DecodeRequest(p.slot, some[:count]) for p, some, count in counted if count]
-        )
+        confirmed: list[DecodeRequest] = []
+        for request, count in zip(requests, counts, strict=True):
+            if count:
+                codes = torch.from_numpy(np.concatenate([request.known, request.pending]))
+                confirmed.append(DecodeRequest(request.slot, codes[:count]))
+        return self.decode(confirmed)
 
 
 def choose_vocoder(
     decoder: Decoder, weights: "w.Decoder", config: "CodecConfig", *, slots: int, kernels: bool
 ) -> Vocoder:
-    """The kernels, where the networks run as kernels, too, and they fit the codec.
+    """Chooses the CUDA kernels if the decode kernels are used too and the shapes are supported.
 
     Args:
-        decoder: In plain torch.
+        decoder: The decoder in plain torch.
         weights: Its weights.
-        config: Its numbers.
-        slots: Streams at a time.
-        kernels: Whether the networks run as kernels.
+        config: The codec's configuration.
+        slots: Number of streams at a time.
+        kernels: Whether talker and code predictor run as CUDA kernels.
     """
     if kernels:
         from megakernel_tts.codec.cuda_decoder import CudaDecoder

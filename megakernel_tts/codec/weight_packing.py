@@ -1,8 +1,9 @@
-"""The codec's weights as its CUDA kernels take them.
+"""Packs the codec's weights for its CUDA kernels.
 
-Every convolution is a product: of a row's taps, oldest first, with columns. A transposed one of
-stride s and kernel 2s has two taps, and the columns of s output rows side by side. Channels are
-padded to a multiple of 32 with zeros, which stay zeros all the way.
+Every convolution is a matrix product over K = (tap, channel), oldest tap first. A transposed
+convolution of stride s and kernel 2s is a product of two taps; its columns are the channels of s
+output rows side by side. Channels are padded with zeros to a multiple of 32 and stay zero in all
+layers.
 """
 
 from dataclasses import dataclass
@@ -13,32 +14,32 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 
-STEP = 32  # channels that a warp multiplies at a time
+STEP = 32  # channels of a step of K
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A layer's weights.
+    """Weights of one layer.
 
     Attributes:
-        weights: float16 [columns / 8, steps, 32, 8]: of a tile of eight columns and 32 channels,
-            lane 4 c + t has column c, channels 8 t to 8 t + 7.
-        column: float32 [columns, 4]: scale and bias of the sum, and the two factors of a snake.
-        taps: Rows that a row depends on.
-        channels: Of a row of the input.
+        weights: float16 [columns / 8, steps, 32, 8]. In a tile of 8 columns and 32 channels, lane
+            4 c + t has column c, channels 8 t to 8 t + 7.
+        columns: float32 [columns, 4]: scale and bias of the sum, alpha and beta of a snake.
+        taps: Input rows of an output row.
+        channels: Channels of an input row.
         dilation: Rows from one tap to the next.
     """
 
     weights: Tensor
-    column: Tensor
+    columns: Tensor
     taps: int
     channels: int
     dilation: int
 
     @property
-    def columns(self) -> int:
-        """How many sums a row has."""
-        return len(self.column)
+    def num_columns(self) -> int:
+        """Output columns of an input row."""
+        return len(self.columns)
 
 
 def padded(channels: int) -> int:
@@ -52,7 +53,7 @@ def _pad(x: Tensor, dim: int) -> Tensor:
 
 
 def pad_last(x: Tensor) -> Tensor:
-    """[..., channels] with padded channels."""
+    """Pads the last dimension of [..., channels] with zeros to a multiple of `STEP`."""
     return _pad(x, -1)
 
 
@@ -63,13 +64,13 @@ def pack(
     snake: w.Snake | None = None,
     dilation: int = 1,
 ) -> Packed:
-    """Rounds a layer to float16, each column in units of its own power of two.
+    """Rounds a layer to float16, each column scaled by a power of two of its own.
 
     Args:
-        weight: float32 [columns, taps, channels], of multiples of 8 columns and 32 channels.
-        bias: [columns].
-        scale: [columns], of sum and bias.
-        snake: What follows, folded (`decoder.fold_snake`), [columns].
+        weight: float32 [columns, taps, channels]; multiples of 8 columns and 32 channels.
+        bias: float32 [columns].
+        scale: float32 [columns], applied to sum and bias.
+        snake: The activation that follows, folded (`decoder.fold_snake`), [columns].
         dilation: Rows from one tap to the next.
     """
     columns, taps, channels = weight.shape
@@ -94,34 +95,34 @@ def linear(
     scale: Tensor | None = None,
     norm: Tensor | None = None,
 ) -> Packed:
-    """A product [out, in], behind a norm whose own scale goes into the weights."""
+    """A linear layer [out, in]; the weight of a norm in front of it is folded into the weights."""
     return pack((weight if norm is None else weight * norm)[:, None], bias, scale)
 
 
-def _pad_snake(snake: w.Snake | None, times: int = 1) -> w.Snake | None:
+def _pad_snake(snake: w.Snake | None, repeats: int = 1) -> w.Snake | None:
     if snake is None:
         return None
-    return w.Snake(_pad(snake.alpha, 0).repeat(times, 1), _pad(snake.beta, 0).repeat(times, 1))
+    return w.Snake(_pad(snake.alpha, 0).repeat(repeats, 1), _pad(snake.beta, 0).repeat(repeats, 1))
 
 
 def convolution(conv: w.Conv, snake: w.Snake | None = None) -> Packed:
-    """A causal convolution, and the folded snake after it."""
+    """A causal convolution and the folded snake after it."""
     assert conv.bias is not None and conv.groups == 1
     weight = _pad(_pad(conv.weight.transpose(1, 2), 0), 2)
     return pack(weight, _pad(conv.bias, 0), None, _pad_snake(snake), conv.dilation)
 
 
 def transposed(conv: w.Conv, snake: w.Snake | None = None) -> Packed:
-    """A transposed convolution of kernel s or 2s, and the folded snake after it."""
+    """A transposed convolution of kernel s or 2s and the folded snake after it."""
     assert conv.bias is not None
-    s = conv.stride
-    weight = conv.weight.unflatten(2, (-1, s)).permute(3, 1, 2, 0).flip(2)  # [s, out, taps, in]
-    weight = _pad(_pad(weight, 1), 3).flatten(0, 1)
-    return pack(weight, _pad(conv.bias, 0).repeat(s), None, _pad_snake(snake, s))
+    stride = conv.stride
+    weight = conv.weight.unflatten(2, (-1, stride)).permute(3, 1, 2, 0).flip(2)
+    weight = _pad(_pad(weight, 1), 3).flatten(0, 1)  # from [stride, out, taps, in]
+    return pack(weight, _pad(conv.bias, 0).repeat(stride), None, _pad_snake(snake, stride))
 
 
 def sample(conv: w.Conv) -> Packed:
-    """The convolution to one channel: its rounded weights, and what was rounded off beside them."""
+    """The convolution to one channel: rounded weights in column 0, rounding errors in column 1."""
     assert conv.bias is not None
     weight = _pad(conv.weight.transpose(1, 2), 2)
     _, exponent = torch.frexp(weight.abs().amax())
@@ -130,11 +131,11 @@ def sample(conv: w.Conv) -> Packed:
     return pack(rows, F.pad(conv.bias, (0, 7)))
 
 
-def turned(weight: Tensor, head: int) -> Tensor:
-    """Rows [heads * head, in] with the two channels that turn together side by side."""
-    return turned_last(weight.t().unflatten(1, (-1, head))).flatten(1).t()
+def interleave_rope_rows(weight: Tensor, head_dim: int) -> Tensor:
+    """Permutes the rows of [heads * head_dim, in]: the two rows of a rope pair become adjacent."""
+    return interleave_rope_pairs(weight.t().unflatten(1, (-1, head_dim))).flatten(1).t()
 
 
-def turned_last(x: Tensor) -> Tensor:
-    """The same of a head's channels, [..., head]: i and i + head / 2 become 2 i and 2 i + 1."""
+def interleave_rope_pairs(x: Tensor) -> Tensor:
+    """Permutes the channels of [..., head_dim]: i and i + head_dim / 2 become 2 i and 2 i + 1."""
     return x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""Every tensor of the codec: name, shape, place. The one table that knows the codec's names."""
+"""Tensors of the codec: names in the checkpoint, shapes, and the structure of the network."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from megakernel_tts.model.config import CodecDecoderConfig, CodecEncoderConfig
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution: weight [out, in / groups, kernel], or [in, out, kernel] when transposed."""
+    """A convolution: weight [out, in / groups, kernel]; transposed: [in, out, kernel]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -29,7 +29,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Codebook:
-    """Running sums of a codebook's vectors and how often each was used."""
+    """Running sums of a codebook's vectors, and the usage counts to divide them by."""
 
     total: Tensor  # [codes, dim]
     usage: Tensor  # [codes]
@@ -37,7 +37,7 @@ class Codebook:
 
 @dataclass(frozen=True)
 class Snake:
-    """Per-channel parameters of the periodic activation, both as logarithms."""
+    """Per-channel parameters of the SnakeBeta activation, as logarithms."""
 
     alpha: Tensor
     beta: Tensor
@@ -62,7 +62,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class ConvNext:
-    """Depthwise convolution and pointwise MLP."""
+    """ConvNeXt block: depthwise convolution, layer norm, pointwise MLP."""
 
     depthwise: Conv
     norm: Norm
@@ -75,7 +75,7 @@ class ConvNext:
 
 @dataclass(frozen=True)
 class Upsample:
-    """Twice the rate."""
+    """Upsampling by a transposed convolution, followed by a ConvNeXt block."""
 
     transposed: Conv
     convnext: ConvNext
@@ -102,7 +102,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Codes to waveform."""
+    """The decoder: codes to waveform."""
 
     first: Codebook
     first_out: Tensor  # [dim, dim / 2, 1]
@@ -122,36 +122,38 @@ class Decoder:
     conv_out: Conv
 
 
-def _conv(name: str, *shape: int, bias: int | None = None, **how: int) -> Conv:
+def _conv(name: str, *shape: int, bias: int | None = None, **options: int) -> Conv:
     out = shape[0] if bias is None else bias
-    return Conv(spec(f"{name}.weight", *shape), spec(f"{name}.bias", out) if out else None, **how)
+    return Conv(
+        spec(f"{name}.weight", *shape), spec(f"{name}.bias", out) if out else None, **options
+    )
 
 
-def decoder_specs(c: CodecDecoderConfig) -> Decoder:
-    """The decoder's tensors, as specs."""
-    s, latent = c.stack, c.latent_dim
-    q, kv = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
+def decoder_specs(config: CodecDecoderConfig) -> Decoder:
+    """Specs of the decoder's tensors."""
+    stack, latent = config.stack, config.latent_dim
+    q, kv = stack.num_heads * stack.head_dim, stack.num_kv_heads * stack.head_dim
 
     def codebook(name: str, i: int) -> Codebook:
         p = f"decoder.quantizer.{name}.vq.layers.{i}._codebook"
         return Codebook(
-            spec(f"{p}.embedding_sum", c.codebook_size, c.codebook_dim // 2),
-            spec(f"{p}.cluster_usage", c.codebook_size),
+            spec(f"{p}.embedding_sum", config.codebook_size, config.codebook_dim // 2),
+            spec(f"{p}.cluster_usage", config.codebook_size),
         )
 
     def layer(p: str) -> DecoderLayer:
         return DecoderLayer(
-            input_norm=spec(f"{p}.input_layernorm.weight", s.hidden_size),
-            q=spec(f"{p}.self_attn.q_proj.weight", q, s.hidden_size),
-            k=spec(f"{p}.self_attn.k_proj.weight", kv, s.hidden_size),
-            v=spec(f"{p}.self_attn.v_proj.weight", kv, s.hidden_size),
-            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden_size, q),
-            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden_size),
-            post_norm=spec(f"{p}.post_attention_layernorm.weight", s.hidden_size),
-            gate=spec(f"{p}.mlp.gate_proj.weight", s.intermediate_size, s.hidden_size),
-            up=spec(f"{p}.mlp.up_proj.weight", s.intermediate_size, s.hidden_size),
-            down=spec(f"{p}.mlp.down_proj.weight", s.hidden_size, s.intermediate_size),
-            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden_size),
+            input_norm=spec(f"{p}.input_layernorm.weight", stack.hidden_size),
+            q=spec(f"{p}.self_attn.q_proj.weight", q, stack.hidden_size),
+            k=spec(f"{p}.self_attn.k_proj.weight", kv, stack.hidden_size),
+            v=spec(f"{p}.self_attn.v_proj.weight", kv, stack.hidden_size),
+            o=spec(f"{p}.self_attn.o_proj.weight", stack.hidden_size, q),
+            scale=spec(f"{p}.self_attn_layer_scale.scale", stack.hidden_size),
+            post_norm=spec(f"{p}.post_attention_layernorm.weight", stack.hidden_size),
+            gate=spec(f"{p}.mlp.gate_proj.weight", stack.intermediate_size, stack.hidden_size),
+            up=spec(f"{p}.mlp.up_proj.weight", stack.intermediate_size, stack.hidden_size),
+            down=spec(f"{p}.mlp.down_proj.weight", stack.hidden_size, stack.intermediate_size),
+            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", stack.hidden_size),
         )
 
     def upsample(i: int, ratio: int) -> Upsample:
@@ -181,37 +183,31 @@ def decoder_specs(c: CodecDecoderConfig) -> Decoder:
         )
 
     def block(i: int, rate: int) -> Block:
-        p, into, out = (
-            f"decoder.decoder.{i + 1}.block",
-            c.decoder_dim >> i,
-            c.decoder_dim >> (i + 1),
-        )
+        p = f"decoder.decoder.{i + 1}.block"
+        into, out = config.decoder_dim >> i, config.decoder_dim >> (i + 1)
         return Block(
             snake(f"{p}.0", into),
             _conv(f"{p}.1.conv", into, out, 2 * rate, bias=out, stride=rate),
             tuple(residual(f"{p}.{j + 2}", out, 3**j) for j in range(3)),
         )
 
-    dim, end, last = (
-        c.codebook_dim,
-        len(c.upsample_rates) + 1,
-        c.decoder_dim >> len(c.upsample_rates),
-    )
+    dim, num_blocks = config.codebook_dim, len(config.upsample_rates)
+    end, last = num_blocks + 1, config.decoder_dim >> num_blocks
     return Decoder(
         first=codebook("rvq_first", 0),
         first_out=spec("decoder.quantizer.rvq_first.output_proj.weight", dim, dim // 2, 1),
-        rest=tuple(codebook("rvq_rest", i) for i in range(c.num_groups - 1)),
+        rest=tuple(codebook("rvq_rest", i) for i in range(config.num_groups - 1)),
         rest_out=spec("decoder.quantizer.rvq_rest.output_proj.weight", dim, dim // 2, 1),
         pre_conv=_conv("decoder.pre_conv.conv", latent, dim, 3),
-        input=spec("decoder.pre_transformer.input_proj.weight", s.hidden_size, latent),
-        input_bias=spec("decoder.pre_transformer.input_proj.bias", s.hidden_size),
-        layers=tuple(layer(f"decoder.pre_transformer.layers.{i}") for i in range(s.num_layers)),
-        norm=spec("decoder.pre_transformer.norm.weight", s.hidden_size),
-        output=spec("decoder.pre_transformer.output_proj.weight", latent, s.hidden_size),
+        input=spec("decoder.pre_transformer.input_proj.weight", stack.hidden_size, latent),
+        input_bias=spec("decoder.pre_transformer.input_proj.bias", stack.hidden_size),
+        layers=tuple(layer(f"decoder.pre_transformer.layers.{i}") for i in range(stack.num_layers)),
+        norm=spec("decoder.pre_transformer.norm.weight", stack.hidden_size),
+        output=spec("decoder.pre_transformer.output_proj.weight", latent, stack.hidden_size),
         output_bias=spec("decoder.pre_transformer.output_proj.bias", latent),
-        upsample=tuple(upsample(i, ratio) for i, ratio in enumerate(c.upsampling_ratios)),
-        conv_in=_conv("decoder.decoder.0.conv", c.decoder_dim, latent, 7),
-        blocks=tuple(block(i, rate) for i, rate in enumerate(c.upsample_rates)),
+        upsample=tuple(upsample(i, ratio) for i, ratio in enumerate(config.upsampling_ratios)),
+        conv_in=_conv("decoder.decoder.0.conv", config.decoder_dim, latent, 7),
+        blocks=tuple(block(i, rate) for i, rate in enumerate(config.upsample_rates)),
         snake=snake(f"decoder.decoder.{end}", last),
         conv_out=_conv(f"decoder.decoder.{end + 1}.conv", 1, last, 7),
     )
@@ -244,7 +240,7 @@ class EncoderLayer:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """A chain of codebooks behind one projection."""
+    """A projection followed by residual codebooks."""
 
     input: Tensor  # [codebook_dim, hidden, 1]
     codebooks: tuple[Codebook, ...]
@@ -252,7 +248,7 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Waveform to codes."""
+    """The encoder: waveform to codes."""
 
     conv_in: Conv
     stages: tuple[EncoderStage, ...]
@@ -263,65 +259,65 @@ class Encoder:
     acoustic: Quantizer
 
 
-def encoder_specs(c: CodecEncoderConfig, groups: int) -> Encoder:
-    """The encoder's tensors, as specs; of its quantisers only those of the first `groups` codes."""
-    s = c.stack
-    wide = s.num_heads * s.head_dim
+def encoder_specs(config: CodecEncoderConfig, groups: int) -> Encoder:
+    """Specs of the encoder's tensors; quantisers of the first `groups` codes only."""
+    stack = config.stack
+    width = stack.num_heads * stack.head_dim
 
     def stage(i: int, ratio: int) -> EncoderStage:
-        n, p = c.num_filters << i, 1 + 3 * i
+        n, p = config.num_filters << i, 1 + 3 * i
         block = f"encoder.encoder.layers.{p}.block"
         return EncoderStage(
-            _conv(f"{block}.1.conv", n // c.compress, n, c.residual_kernel_size),
-            _conv(f"{block}.3.conv", n, n // c.compress, 1),
+            _conv(f"{block}.1.conv", n // config.compress, n, config.residual_kernel_size),
+            _conv(f"{block}.3.conv", n, n // config.compress, 1),
             _conv(f"encoder.encoder.layers.{p + 2}.conv", 2 * n, n, 2 * ratio, stride=ratio),
         )
 
     def norm(p: str) -> Norm:
-        return Norm(spec(f"{p}.weight", s.hidden_size), spec(f"{p}.bias", s.hidden_size))
+        return Norm(spec(f"{p}.weight", stack.hidden_size), spec(f"{p}.bias", stack.hidden_size))
 
     def layer(p: str) -> EncoderLayer:
         return EncoderLayer(
             input_norm=norm(f"{p}.input_layernorm"),
-            q=spec(f"{p}.self_attn.q_proj.weight", wide, s.hidden_size),
-            k=spec(f"{p}.self_attn.k_proj.weight", wide, s.hidden_size),
-            v=spec(f"{p}.self_attn.v_proj.weight", wide, s.hidden_size),
-            o=spec(f"{p}.self_attn.o_proj.weight", s.hidden_size, wide),
-            scale=spec(f"{p}.self_attn_layer_scale.scale", s.hidden_size),
+            q=spec(f"{p}.self_attn.q_proj.weight", width, stack.hidden_size),
+            k=spec(f"{p}.self_attn.k_proj.weight", width, stack.hidden_size),
+            v=spec(f"{p}.self_attn.v_proj.weight", width, stack.hidden_size),
+            o=spec(f"{p}.self_attn.o_proj.weight", stack.hidden_size, width),
+            scale=spec(f"{p}.self_attn_layer_scale.scale", stack.hidden_size),
             post_norm=norm(f"{p}.post_attention_layernorm"),
-            fc1=spec(f"{p}.mlp.fc1.weight", s.intermediate_size, s.hidden_size),
-            fc2=spec(f"{p}.mlp.fc2.weight", s.hidden_size, s.intermediate_size),
-            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", s.hidden_size),
+            fc1=spec(f"{p}.mlp.fc1.weight", stack.intermediate_size, stack.hidden_size),
+            fc2=spec(f"{p}.mlp.fc2.weight", stack.hidden_size, stack.intermediate_size),
+            mlp_scale=spec(f"{p}.mlp_layer_scale.scale", stack.hidden_size),
         )
 
     def quantizer(name: str, count: int) -> Quantizer:
         p = f"encoder.quantizer.{name}_residual_vector_quantizer"
         return Quantizer(
-            spec(f"{p}.input_proj.weight", c.codebook_dim, s.hidden_size, 1),
+            spec(f"{p}.input_proj.weight", config.codebook_dim, stack.hidden_size, 1),
             tuple(
                 Codebook(
-                    spec(f"{p}.layers.{i}.codebook.embed_sum", c.codebook_size, c.codebook_dim),
-                    spec(f"{p}.layers.{i}.codebook.cluster_usage", c.codebook_size),
+                    spec(f"{book}.embed_sum", config.codebook_size, config.codebook_dim),
+                    spec(f"{book}.cluster_usage", config.codebook_size),
                 )
-                for i in range(count)
+                for book in (f"{p}.layers.{i}.codebook" for i in range(count))
             ),
         )
 
-    ratios = tuple(reversed(c.downsampling_ratios))
-    end = 3 * len(ratios) + 2
+    ratios = tuple(reversed(config.downsampling_ratios))
+    hidden, end = stack.hidden_size, 3 * len(ratios) + 2
     return Encoder(
-        conv_in=_conv("encoder.encoder.layers.0.conv", c.num_filters, 1, c.kernel_size),
+        conv_in=_conv("encoder.encoder.layers.0.conv", config.num_filters, 1, config.kernel_size),
         stages=tuple(stage(i, ratio) for i, ratio in enumerate(ratios)),
         conv_out=_conv(
             f"encoder.encoder.layers.{end}.conv",
-            s.hidden_size,
-            c.num_filters << len(ratios),
-            c.last_kernel_size,
+            hidden,
+            config.num_filters << len(ratios),
+            config.last_kernel_size,
         ),
-        layers=tuple(layer(f"encoder.encoder_transformer.layers.{i}") for i in range(s.num_layers)),
-        downsample=_conv(
-            "encoder.downsample.conv", s.hidden_size, s.hidden_size, 4, bias=0, stride=2
+        layers=tuple(
+            layer(f"encoder.encoder_transformer.layers.{i}") for i in range(stack.num_layers)
         ),
+        downsample=_conv("encoder.downsample.conv", hidden, hidden, 4, bias=0, stride=2),
         semantic=quantizer("semantic", 1),
         acoustic=quantizer("acoustic", groups - 1),
     )

@@ -19,7 +19,7 @@ def some_codes(frames: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 256, (frames, 16), generator=torch.Generator().manual_seed(seed))
 
 
-def stream(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+def decode_chunks(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     state, parts = decoder.start(), []
     for part in codes.split(sizes):
         wave, state = decoder.decode(part[None], state)
@@ -28,28 +28,30 @@ def stream(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> torch.Ten
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 72, 159])
-def test_streamed_equals_whole(decoder: Decoder, size: int) -> None:
+def test_streaming_equals_whole(decoder: Decoder, size: int) -> None:
     codes = some_codes(FRAMES, 0)
-    whole = stream(decoder, codes, [FRAMES])
+    whole = decode_chunks(decoder, codes, [FRAMES])
     sizes = [size] * (FRAMES // size) + ([FRAMES % size] if FRAMES % size else [])
-    streamed = stream(decoder, codes, sizes)
+    streamed = decode_chunks(decoder, codes, sizes)
     assert (streamed - whole).abs().max() <= 2e-6 * whole.abs().max()
 
 
-def test_streamed_equals_whole_for_random_chunks(decoder: Decoder) -> None:
+def test_streaming_equals_whole_for_random_chunks(decoder: Decoder) -> None:
     codes = some_codes(FRAMES, 1)
-    whole = stream(decoder, codes, [FRAMES])
+    whole = decode_chunks(decoder, codes, [FRAMES])
     rng = random.Random(0)
     for _ in range(3):
         sizes: list[int] = []
         while sum(sizes) < FRAMES:
             sizes.append(min(rng.choice([1, 2, 5, 13]), FRAMES - sum(sizes)))
-        assert (stream(decoder, codes, sizes) - whole).abs().max() <= 2e-6 * whole.abs().max()
+        assert (
+            decode_chunks(decoder, codes, sizes) - whole
+        ).abs().max() <= 2e-6 * whole.abs().max()
 
 
-def test_streams_at_different_positions_share_a_batch(decoder: Decoder) -> None:
+def test_batching_streams_at_different_positions_does_not_change_samples(decoder: Decoder) -> None:
     codes = [some_codes(40, seed) for seed in range(3)]
-    expected = [stream(decoder, c, [40]) for c in codes]
+    expected = [decode_chunks(decoder, c, [40]) for c in codes]
     states: list[State] = []
     parts: list[list[torch.Tensor]] = []
     for i, c in enumerate(codes):  # stream i has a head start of 10 i frames
@@ -70,7 +72,7 @@ def test_streams_at_different_positions_share_a_batch(decoder: Decoder) -> None:
         assert (made - reference).abs().max() <= 2e-6 * reference.abs().max()
 
 
-def test_a_state_is_not_touched_and_may_be_used_again(decoder: Decoder) -> None:
+def test_decode_does_not_modify_its_state(decoder: Decoder) -> None:
     codes = some_codes(12, 3)
     _, state = decoder.decode(codes[None, :5], decoder.start())
     before = [c.clone() for c in (*state.columns, state.keys, state.values, state.position)]
@@ -81,8 +83,8 @@ def test_a_state_is_not_touched_and_may_be_used_again(decoder: Decoder) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_state_holds_what_the_architecture_needs_and_no_more(decoder: Decoder) -> None:
-    """The widths of the convolutions' memories and the attention window, whatever the chunk."""
+def test_a_state_has_constant_size(decoder: Decoder) -> None:
+    """The histories and the attention window, independent of the chunk length."""
     start = decoder.start()
     _, state = decoder.decode(some_codes(100, 4)[None], start)
     assert [c.shape for c in state.columns] == [c.shape for c in start.columns]
@@ -93,13 +95,13 @@ def test_a_state_holds_what_the_architecture_needs_and_no_more(decoder: Decoder)
 
 
 def test_output_length_and_range(decoder: Decoder) -> None:
-    wave = stream(decoder, some_codes(9, 5), [9])
+    wave = decode_chunks(decoder, some_codes(9, 5), [9])
     assert wave.shape == (9 * 1920,)
     assert wave.abs().max() <= 1
 
 
-def test_streams_of_a_batch_share_no_memory(decoder: Decoder) -> None:
-    """One that goes on must not keep the whole batch alive."""
+def test_split_states_share_no_memory(decoder: Decoder) -> None:
+    """A stream must not keep the whole batch allocated."""
     state = State.stack([decoder.start() for _ in range(4)])
     _, state = decoder.decode(torch.stack([some_codes(2, seed) for seed in range(4)]), state)
     for one in state.split():

@@ -15,7 +15,7 @@ def encoder(load: Callable[..., Loaded]) -> Encoder:
 
 
 @pytest.mark.parametrize("samples", [1920, 1921, 12_000, 48_720])
-def test_one_frame_for_each_begun_80_ms(encoder: Encoder, samples: int) -> None:
+def test_number_of_frames_is_rounded_up(encoder: Encoder, samples: int) -> None:
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(0)) * 0.1
     codes = encoder.encode(wave)
     assert codes.shape == (-(-samples // 1920), 16)
@@ -23,7 +23,7 @@ def test_one_frame_for_each_begun_80_ms(encoder: Encoder, samples: int) -> None:
 
 
 def test_encoding_is_causal(encoder: Encoder) -> None:
-    """What comes later does not change earlier frames."""
+    """Later samples do not change earlier frames."""
     wave = torch.randn(24_000, generator=torch.Generator().manual_seed(1)) * 0.1
     whole, head = encoder.encode(wave), encoder.encode(wave[: 1920 * 6])
     assert torch.equal(whole[:6], head)

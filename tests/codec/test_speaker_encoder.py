@@ -11,11 +11,11 @@ def test_slaney_filters_have_unit_area_and_cover_the_band() -> None:
     assert filters.shape == (128, 513)
     bin_width = 12_000 / 512
     areas = filters.sum(dim=1) * bin_width
-    assert (areas[80:] - 1).abs().max() < 0.02  # the narrow low ones span only a few bins
+    assert (areas[80:] - 1).abs().max() < 0.02  # narrow low filters span only a few bins
     assert filters.sum(dim=0)[2:-1].min() > 0
 
 
-def test_a_tone_lights_up_its_own_band() -> None:
+def test_a_tone_is_loudest_in_its_band() -> None:
     t = torch.arange(24_000) / 24_000
     filters = mel_filters(128)
     mel = log_mel(torch.sin(2 * torch.pi * 1000 * t), filters)
@@ -24,7 +24,7 @@ def test_a_tone_lights_up_its_own_band() -> None:
     assert filters[loudest, round(1000 / (12_000 / 512))] > 0
 
 
-def test_x_vectors_differ_between_voices_and_not_between_calls(load: Callable[..., Loaded]) -> None:
+def test_speaker_embeddings_are_deterministic_and_distinct(load: Callable[..., Loaded]) -> None:
     loaded = load("base")
     assert loaded.cloner is not None
     embed = loaded.cloner.speaker.embed

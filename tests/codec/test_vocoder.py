@@ -1,9 +1,9 @@
-"""The loop over either vocoder: what is heard is the codes, whoever speaks beside."""
+"""The engine with either vocoder: chunks are the decoded codes, in any batch."""
 
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
-from megakernel_tts.codec.decoder import Decoder, DecodeRequest
-from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder, Vocoder
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
+from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder, Vocoder
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
@@ -37,7 +37,7 @@ class CodecParts(NamedTuple):
 
 @pytest.fixture(scope="module")
 def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
-    """A codec of few samples, and its kernels."""
+    """A codec of 64 samples per frame and its emulated kernels."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
     config = low_rate_config(tmp_path_factory.mktemp("codec"), codes=256)
@@ -45,16 +45,16 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
     return CodecParts((weights, config), EmulatedCodec())
 
 
-@pytest.fixture(params=["torch", "late", "kernels"])
+@pytest.fixture(params=["torch", "torch-without-pending", "kernels"])
 def codec_rig(
     request: pytest.FixtureRequest, load: Callable[..., Loaded], codec_parts: CodecParts
 ) -> Iterator[Rig]:
-    """A scripted backend before a codec of few samples."""
+    """A scripted backend with a codec of 64 samples per frame."""
     decoder = Decoder(*codec_parts.codec)
     vocoder: Vocoder = TorchVocoder(decoder)
     if request.param == "kernels":
         vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
-    if request.param != "torch":  # emulated, kernels read codes at once
+    if request.param != "torch":  # emulated kernels read the codes at the launch
         vocoder.max_pending_frames = 0
     rig = Rig(load(), ScriptedBackend(num_slots=SLOTS), decoder=decoder, vocoder=vocoder)
     yield rig
@@ -65,22 +65,22 @@ def pcm(chunks: list[AudioChunk]) -> NDArray[np.int16]:
     return np.concatenate([chunk.pcm for chunk in chunks])
 
 
-def expected(rig: Rig, chunks: list[AudioChunk]) -> NDArray[np.float32]:
+def decode_whole(rig: Rig, chunks: list[AudioChunk]) -> NDArray[np.float32]:
     decoder = rig.engine.decoder
     frames = torch.from_numpy(codes(chunks))[None]
     return decoder.decode(frames, decoder.start())[0][0].numpy()
 
 
-def test_streams_of_any_chunks_together(codec_rig: Rig) -> None:
-    """More than there are slots, so that a slot serves one after another."""
+def test_streams_with_different_chunk_lengths_match_torch(codec_rig: Rig) -> None:
+    """Three streams share two slots."""
     policies = [(1, 1), (3, 8), (1, 4)]
     sessions = [
         codec_rig.open(seed=seed, first=first, largest=largest, max_frames=9)
         for seed, (first, largest) in enumerate(policies)
     ]
-    heard: dict[int, list[AudioChunk]] = {}
+    received: dict[int, list[AudioChunk]] = {}
     readers = [
-        threading.Thread(target=lambda i=i, s=s: heard.update({i: drain(s)[0]}))
+        threading.Thread(target=lambda i=i, s=s: received.update({i: drain(s)[0]}))
         for i, s in enumerate(sessions)
     ]
     for reader in readers:
@@ -88,11 +88,11 @@ def test_streams_of_any_chunks_together(codec_rig: Rig) -> None:
     for reader in readers:
         reader.join()
     for i in range(3):
-        assert len(codes(heard[i])) == 9
-        assert signal_to_noise(pcm(heard[i]), expected(codec_rig, heard[i])) > 60
+        assert len(codes(received[i])) == 9
+        assert signal_to_noise(pcm(received[i]), decode_whole(codec_rig, received[i])) > 60
 
 
-def test_a_stream_that_was_suspended_goes_on_where_it_stopped(
+def test_a_swapped_out_stream_continues_where_it_stopped(
     codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.02)
@@ -100,7 +100,7 @@ def test_a_stream_that_was_suspended_goes_on_where_it_stopped(
     late.push_text("hello to ")
     chunks = [next(iter(late)) for _ in range(2)]
     assert all(isinstance(chunk, AudioChunk) for chunk in chunks)
-    for seed in (2, 3):  # take both slots, one after the other
+    for seed in (2, 3):  # use both slots, one after the other
         drain(codec_rig.open("hello to you. And to you.", seed=seed, max_frames=6))
         time.sleep(0.05)
         others = [codec_rig.open("hello.", seed=10 * seed + i, max_frames=4) for i in range(2)]
@@ -113,11 +113,11 @@ def test_a_stream_that_was_suspended_goes_on_where_it_stopped(
     assert finish.reason == "eos"
     whole = [chunk for chunk in (*chunks, *rest) if isinstance(chunk, AudioChunk)]
     assert len(codes(whole)) == finish.frames
-    assert signal_to_noise(pcm(whole), expected(codec_rig, whole)) > 60
+    assert signal_to_noise(pcm(whole), decode_whole(codec_rig, whole)) > 60
 
 
-def _never(parts: object) -> Any:
-    raise AssertionError("all of it is expected")
+def _fail_unexpected(requests: object) -> Any:
+    raise AssertionError("every chunk must be decoded before its codes are complete")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def expecting(rig: Rig) -> ExpectingVocoder:
     return rig.engine.vocoder
 
 
-def test_chunks_are_expected_while_their_last_frames_are_made(
+def test_a_chunk_is_decoded_while_its_last_frame_is_generated(
     rig: Rig, expecting: ExpectingVocoder
 ) -> None:
     chunks, finish = drain(rig.open(first=1, largest=4, max_frames=10))
@@ -135,7 +135,7 @@ def test_chunks_are_expected_while_their_last_frames_are_made(
     assert [len(chunk.codes) for chunk in chunks] == [1, 2, 4, 3]
 
 
-def test_a_chunk_that_is_too_long_keeps_no_other_from_being_expected(
+def test_a_long_chunk_does_not_delay_the_decoding_of_others(
     rig: Rig, expecting: ExpectingVocoder
 ) -> None:
     expecting.max_pending_frames = 4
@@ -147,17 +147,19 @@ def test_a_chunk_that_is_too_long_keeps_no_other_from_being_expected(
     assert {frames for frames, _ in expecting.settled} == {2}
 
 
-def test_speech_that_ends_before_the_expected_frame(rig: Rig, expecting: ExpectingVocoder) -> None:
+def test_speech_that_ends_before_the_pending_frames_is_cut(
+    rig: Rig, expecting: ExpectingVocoder
+) -> None:
     chunks, finish = drain(rig.open(first=5, largest=5))
     assert finish.reason == "eos" and finish.frames == rig.frames
     left = rig.frames % 5
-    assert left, "choose another size: it ends with a chunk"
+    assert left, "choose another size: the speech ends with a chunk"
     assert expecting.settled[-1] == (5, left)
     np.testing.assert_array_equal(codes(chunks), scripted(1, rig.frames))
 
 
-def test_a_failed_step_leaves_nothing_expected(rig: Rig, expecting: ExpectingVocoder) -> None:
-    """Its neighbour says the same as alone."""
+def test_a_failed_step_discards_pending_frames(rig: Rig, expecting: ExpectingVocoder) -> None:
+    """The other stream's codes do not change."""
     rig.backend.poisoned = {13: 3}  # the last frame of its second step
     rig.backend.gate.clear()
     sessions = [rig.open(seed=seed, first=2, largest=2, max_frames=6) for seed in (13, 2)]
@@ -169,55 +171,63 @@ def test_a_failed_step_leaves_nothing_expected(rig: Rig, expecting: ExpectingVoc
     np.testing.assert_array_equal(codes(chunks), scripted(2, 6))
 
 
-@pytest.mark.parametrize("when", ["expected", "settled"])
-def test_what_cannot_be_expected_is_decoded_afterwards(
+@pytest.mark.parametrize("when", ["decode_pending", "confirm"])
+def test_a_chunk_is_decoded_later_if_pending_decoding_fails(
     rig: Rig, expecting: ExpectingVocoder, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     def fail(_: object) -> Any:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(expecting, "decode_pending", fail if when == "expected" else lambda _: fail)
+    monkeypatch.setattr(
+        expecting, "decode_pending", fail if when == "decode_pending" else lambda _: fail
+    )
     chunks, finish = drain(rig.open(first=2, largest=4, max_frames=9))
     assert finish.reason == "length"
     np.testing.assert_array_equal(codes(chunks), scripted(1, 9))
 
 
-def test_both_kernels_together(
-    comparison: MakeComparison, codec_parts: CodecParts, load: Callable[..., Loaded]
+def test_codec_kernels_read_the_codes_of_the_decode_kernel(
+    comparison: MakeComparison,
+    codec_parts: CodecParts,
+    load: Callable[..., Loaded],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The codec reads the codes where the other writes them."""
-    made, b = codec_parts, comparison("0b6", blocks=2)
-    vocoder = CudaDecoder(*made.codec, slots=4, ops=made.ops)
-    prompter = Prompter(b.half.model.embeddings, b.config, load().tokenizer)
-    decoder = Decoder(*made.codec)
-    rig = Rig(load(), cast(Any, b.kernel), decoder=decoder, vocoder=vocoder, prompter=prompter)
-    expect, seen = vocoder.decode_pending, list[int]()
-    vocoder.decode_pending = lambda parts: (
-        seen.extend(len(p.pending) for p in parts) or expect(parts)
-    )
-    vocoder.decode = _never
+    """The codec reads the codes from the memory that the decode kernel writes."""
+    parts, pair = codec_parts, comparison("0b6", blocks=2)
+    vocoder = CudaDecoder(*parts.codec, slots=4, ops=parts.ops)
+    prompter = Prompter(pair.half.model.embeddings, pair.config, load().tokenizer)
+    decoder = Decoder(*parts.codec)
+    rig = Rig(load(), cast(Any, pair.kernel), decoder=decoder, vocoder=vocoder, prompter=prompter)
+    decode_pending, num_pending = vocoder.decode_pending, list[int]()
+
+    def record(requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
+        num_pending.extend(len(request.pending) for request in requests)
+        return decode_pending(requests)
+
+    monkeypatch.setattr(vocoder, "decode_pending", record)
+    monkeypatch.setattr(vocoder, "decode", _fail_unexpected)
     chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
     rig.engine.close()
-    assert finish.frames == 7 and seen == [2, 4, 1]
-    alone = CudaDecoder(*made.codec, slots=1, ops=made.ops)
+    assert finish.frames == 7 and num_pending == [2, 4, 1]
+    alone = CudaDecoder(*parts.codec, slots=1, ops=parts.ops)
     alone.load_slot(0)
     (samples,) = alone.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()
     np.testing.assert_array_equal(pcm(chunks), samples)
 
 
-def test_samples_that_are_not_finite_end_their_stream_alone(
+def test_non_finite_samples_end_only_their_stream(
     codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, marked = codec_rig.engine.vocoder.decode, codes_of(1, 2)
 
-    def lose_one(parts: list[DecodeRequest]) -> PendingSamples:
-        decoding = decode(parts)
+    def decode_with_loss(requests: list[DecodeRequest]) -> PendingSamples:
+        pending = decode(requests)
         return lambda: [
-            None if (part == marked).all(-1).any() else samples
-            for (_, part), samples in zip(parts, decoding(), strict=True)
+            None if (request.codes == marked).all(-1).any() else samples
+            for request, samples in zip(requests, pending(), strict=True)
         ]
 
-    monkeypatch.setattr(codec_rig.engine.vocoder, "decode", lose_one)
+    monkeypatch.setattr(codec_rig.engine.vocoder, "decode", decode_with_loss)
     sessions = [codec_rig.open(seed=seed, max_frames=4, first=1, largest=1) for seed in (1, 2)]
     (lost, ended), (chunks, finish) = (drain(session) for session in sessions)
     assert (len(codes(lost)), ended.reason, ended.frames) == (2, "error", 2)
@@ -225,10 +235,10 @@ def test_samples_that_are_not_finite_end_their_stream_alone(
     assert (len(codes(chunks)), finish.reason) == (4, "length")
 
 
-def test_a_slot_is_taken_after_the_chunk_that_was_being_decoded(
+def test_a_slot_is_reused_after_its_chunk_is_decoded(
     codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is cancelled may have rounds to go, of which the next in its slot hears nothing."""
+    """Remaining rounds of a cancelled stream do not reach the next stream in its slot."""
 
     def short() -> Session:
         return codec_rig.open("hello to you.", seed=3, first=1, largest=1, max_frames=6)
@@ -239,12 +249,12 @@ def test_a_slot_is_taken_after_the_chunk_that_was_being_decoded(
     following = short()
     decode = codec_rig.engine.vocoder.decode
 
-    def cancel(parts: list[DecodeRequest]) -> PendingSamples:
-        decoding = decode(parts)
+    def decode_and_cancel(requests: list[DecodeRequest]) -> PendingSamples:
+        pending = decode(requests)
         gone.cancel()
-        return decoding
+        return pending
 
-    monkeypatch.setattr(codec_rig.engine.vocoder, "decode", cancel)
+    monkeypatch.setattr(codec_rig.engine.vocoder, "decode", decode_and_cancel)
     codec_rig.backend.gate.set()
     chunks, finish = drain(following)
     beside.cancel()

@@ -12,22 +12,20 @@ from tests.emulator.build import load_library
 class EmulatedCodec:
     """What `torch.ops.megakernel_tts` has for the codec on a GPU."""
 
-    def __init__(self, processors: int = 4) -> None:
+    def __init__(self, num_sms: int = 4) -> None:
         """Compiles the kernels.
 
         Args:
-            processors: Multiprocessors that the tiles are chosen for.
+            num_sms: Multinum_sms that the tiles are chosen for.
         """
         self._library = load_library("emulate_codec.cc")
-        self._processors = processors
+        self._num_sms = num_sms
 
     def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         self._library.codec_embed(*_arrays(tensors, numbers))
 
-    def codec_product(self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float) -> None:
-        self._library.codec_product(
-            *_arrays(tensors, numbers), c_double(eps), c_int(self._processors)
-        )
+    def codec_project(self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float) -> None:
+        self._library.codec_project(*_arrays(tensors, numbers), c_double(eps), c_int(self._num_sms))
 
     def codec_attend(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         self._library.codec_attend(*_arrays(tensors, numbers))
@@ -37,8 +35,8 @@ class EmulatedCodec:
     ) -> None:
         self._library.codec_depthwise(*_arrays(tensors, numbers), c_double(eps))
 
-    def codec_remember(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self._library.codec_remember(*_arrays(tensors, numbers), c_int((len(tensors) - 2) // 2))
+    def codec_update_state(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self._library.codec_update_state(*_arrays(tensors, numbers), c_int((len(tensors) - 2) // 2))
 
 
 def _arrays(

@@ -1,4 +1,4 @@
-// The codec's kernels as a library of the host, for the tests: block after block.
+// The codec's kernels as a host library for the tests; blocks run one after another.
 #define MEGAKERNEL_EMULATOR
 #include "../../csrc/codec/arguments.cuh"
 #include "../../csrc/codec/attention.cuh"
@@ -11,42 +11,44 @@ using namespace megakernel;
 using namespace megakernel::codec;
 
 template <class Act>
-static void run(int blocks, int threads, Act act) {
-  for (int b = 0; b < blocks; ++b) launch(1, threads, 0, act, b);
+static void run(int num_blocks, int num_threads, Act act) {
+  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, act, b);
 }
 
 extern "C" void codec_embed(Addresses tensors, Numbers numbers) {
-  const Embed p = embed_of(tensors, numbers);
+  const EmbedParams p = embed_params(tensors, numbers);
   static Frame shared;
-  run(p.count, kBlockThreads, [&] { embed(p, shared); });
+  run(p.num_frames, kBlockThreads, [&] { embed(p, shared); });
 }
 
-extern "C" void codec_product(Addresses tensors, Numbers numbers, double eps, int processors) {
-  const Product p = product_of(tensors, numbers, eps);
-  with_tile(p, processors, [&]<class T>(T, int blocks) {
-    static Sums<T> shared;
-    run(blocks, kBlockThreads, [&] { product<T>(p, shared); });
+extern "C" void codec_project(Addresses tensors, Numbers numbers, double eps, int num_sms) {
+  const ProjectionParams p = projection_params(tensors, numbers, eps);
+  with_tile(p, num_sms, [&]<class T>(T, int num_blocks) {
+    static ProjectionShared<T> shared;
+    run(num_blocks, kBlockThreads, [&] { project<T>(p, shared); });
   });
 }
 
-template <int Head>
-static void run_attend(const Attend& p) {
-  static AttendShared<Head> shared;
-  run(p.count * p.heads, 32 * kAttendWarps, [&] { attend<Head>(p, shared); });
+template <int kHeadDim>
+static void run_attention(const AttentionParams& p) {
+  static AttentionShared<kHeadDim> shared;
+  run(p.num_frames * p.num_heads, 32 * kAttentionWarps, [&] { attend<kHeadDim>(p, shared); });
 }
 
 extern "C" void codec_attend(Addresses tensors, Numbers numbers) {
-  const Attend p = attend_of(tensors, numbers);
-  p.head == 16 ? run_attend<16>(p) : p.head == 32 ? run_attend<32>(p) : run_attend<64>(p);
+  const AttentionParams p = attention_params(tensors, numbers);
+  p.head_dim == 16   ? run_attention<16>(p)
+  : p.head_dim == 32 ? run_attention<32>(p)
+                     : run_attention<64>(p);
 }
 
 extern "C" void codec_depthwise(Addresses tensors, Numbers numbers, double eps) {
-  const Depthwise p = depthwise_of(tensors, numbers, eps);
+  const DepthwiseParams p = depthwise_params(tensors, numbers, eps);
   static DepthwiseShared shared;
-  run(p.rows, kBlockThreads, [&] { depthwise(p, shared); });
+  run(p.num_rows, kBlockThreads, [&] { depthwise(p, shared); });
 }
 
-extern "C" void codec_remember(Addresses tensors, Numbers numbers, int layers) {
-  const Remember p = remember_of(tensors, numbers, layers);
-  run(p.count * p.layers, kBlockThreads, [&] { remember(p); });
+extern "C" void codec_update_state(Addresses tensors, Numbers numbers, int layers) {
+  const StateUpdateParams p = state_update_params(tensors, numbers, layers);
+  run(p.num_frames * p.num_layers, kBlockThreads, [&] { update_state(p); });
 }

@@ -1,0 +1,44 @@
+// Access to activation rows: where a row and its history lie, and stores to one or two planes.
+#pragma once
+
+#include "../memory.cuh"
+#include "params.cuh"
+
+namespace megakernel::codec {
+
+// Address of a row and of the rows before it. The row `back` rows earlier begins at
+// `current - back * width` if `back <= rows_since_start`, else at `history - back * width`.
+struct RowAddress {
+  const f16* current;
+  const f16* history;
+  int rows_since_start;  // rows of the same stream before this one in the call
+};
+
+DEVICE RowAddress row_address(const Activations& input, const Frame* frames, int row) {
+  const Frame& frame = frames[row / input.rows_per_frame];
+  const int rows_since_start = row - frame.first_frame * input.rows_per_frame;
+  const int width = input.num_planes * input.num_channels;
+  return {input.data + static_cast<long long>(row) * width,
+          input.history + frame.slot * input.history_stride +
+              (input.history_rows + rows_since_start) * width,
+          rows_since_start};
+}
+
+// Stores channels `channel` and `channel + 1` of a row; plane 1 receives the rounding errors.
+DEVICE void store_activations(const Activations& output, long long row, int channel, float low,
+                              float high) {
+  f16* at = output.data + row * output.num_planes * output.num_channels + channel;
+  const uint32_t rounded_bits = pack_f16(low, high);
+  *reinterpret_cast<uint32_t*>(at) = rounded_bits;
+  if (output.num_planes == 1) return;
+  const float2 rounded = unpack_f16(rounded_bits);
+  *reinterpret_cast<uint32_t*>(at + output.num_channels) =
+      pack_f16(low - rounded.x, high - rounded.y);
+}
+DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
+  f16* at = output.data + row * output.num_planes * output.num_channels + channel;
+  *at = to_f16(value);
+  if (output.num_planes == 2) at[output.num_channels] = to_f16(value - to_float(*at));
+}
+
+}  // namespace megakernel::codec

@@ -1,0 +1,83 @@
+// Epilogues of the projection kernel: v = scale * sum + bias, the residual, the activation, the
+// store.
+#pragma once
+
+#include "activations.cuh"
+
+namespace megakernel::codec {
+
+// SnakeBeta: v + sin^2(alpha v) / b; ColumnParams::beta is 1 / b.
+DEVICE float snake(float v, const ColumnParams& column) {
+  const float s = sinf(v * column.alpha);
+  return v + s * s * column.beta;
+}
+DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
+DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
+
+// Columns n and n + 1 are a rope pair of a query or key, or two channels of a value. Queries go to
+// `queries`, keys and values to the KV cache of the stream's slot.
+DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, float high,
+                      float2 rope) {
+  const int width = p.num_columns / 3;
+  if (n < 2 * width) {
+    const float rotated = low * rope.x - high * rope.y;
+    high = high * rope.x + low * rope.y;
+    low = rotated;
+  }
+  const Frame& frame = p.frames[row];
+  float* at = p.queries + static_cast<long long>(row) * width + n;
+  if (n >= width) {
+    const int is_value = n / width - 1;
+    const int entry = is_value * p.kv_ring_size + frame.position % p.kv_ring_size;
+    at = p.kv_cache + frame.slot * p.kv_slot_stride + static_cast<long long>(entry) * width +
+         n % width;
+  }
+  *reinterpret_cast<float2*>(at) = {low, high};
+}
+
+// A sample that is not finite is stored as 0 and reported.
+DEVICE void store_sample(const ProjectionParams& p, int row, float v) {
+  if (!isfinite(v)) {
+    p.non_finite[row / p.input.rows_per_frame] = 1;
+    v = 0;
+  }
+  p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
+}
+
+// The operand of columns n and n + 1 that does not depend on the sums: the rope pair or the
+// residual.
+DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
+  if (p.epilogue == kRopeQkv) return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
+  if (p.residual == nullptr) return {0, 0};
+  const long long at = static_cast<long long>(row) * p.num_columns + n;
+  return *reinterpret_cast<const float2*>(p.residual + at);
+}
+
+// Finishes columns n and n + 1 of a row.
+DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
+                           ColumnParams odd, float2 operand) {
+  float low = sum.x * even.scale + even.bias;
+  float high = sum.y * odd.scale + odd.bias;
+  if (p.epilogue == kRopeQkv) return store_qkv(p, row, n, low, high, operand);
+  if (p.residual != nullptr) {
+    low += operand.x;
+    high += operand.y;
+  }
+  if (p.residual_out != nullptr) {
+    const long long at = static_cast<long long>(row) * p.num_columns + n;
+    *reinterpret_cast<float2*>(p.residual_out + at) = {low, high};
+  }
+  if (p.epilogue == kSamples) {
+    if (n == 0) store_sample(p, row, low + high);
+    return;
+  }
+  if (p.epilogue == kSiluGate) return store_activations(p.output, row, n / 2, silu(low) * high);
+  if (p.epilogue == kSnake) low = snake(low, even), high = snake(high, odd);
+  if (p.epilogue == kGelu) low = gelu(low), high = gelu(high);
+  const int num_output_rows = p.num_columns / p.output.num_channels;
+  const int output_row = n / p.output.num_channels;
+  store_activations(p.output, static_cast<long long>(row) * num_output_rows + output_row,
+                    n - output_row * p.output.num_channels, low, high);
+}
+
+}  // namespace megakernel::codec
