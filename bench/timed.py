@@ -195,12 +195,12 @@ class TimedCodec(CudaDecoder):
     device: Device
     decoded = 0.0
 
-    def _launch(self, count: int) -> None:
-        self.decoded = self.device.run(self.device.times.codec_of(count))
+    def _launch(self, num_frames: int) -> None:
+        self.decoded = self.device.run(self.device.times.codec_of(num_frames))
 
-    def _collect(self, parts: Any, counts: Any) -> Any:
+    def _collect(self, requests: Any, counts: Any) -> Any:
         _sleep_until(self.decoded)
-        return super()._collect(parts, counts)
+        return super()._collect(requests, counts)
 
 
 def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
