@@ -4,6 +4,7 @@ The info string of a code block is a language and at most one mark, which says w
 run here. Marked Python is compiled, marked commands are checked against their `--help`.
 """
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -96,7 +97,7 @@ def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
 
 @by_id(select("python", marked=True))
 def test_marked_python_blocks_compile(block: Block) -> None:
-    compile(block.text, block.id, "exec")
+    compile(block.text, block.id, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @by_id(select("sh", marked=False))

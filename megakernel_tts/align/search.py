@@ -20,7 +20,7 @@ _COLUMNS = 64  # frames that the CPU copies at a time
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Defined by schema, and on a GPU implemented by csrc/align/mas_ops.cpp alone: the Python around a
-# torch.library.custom_op takes longer than all else that the host has to do (bench/LOG.md).
+# torch.library.custom_op takes longer than all else that the host has to do.
 _LIBRARY = torch.library.Library("megakernel_tts", "FRAGMENT")
 _LIBRARY.define(
     "mas(Tensor scores, Tensor? text_lengths=None, Tensor? frame_lengths=None, "

@@ -1,1 +1,1 @@
-"""`megakernel-tts bench`: how soon and how fast a model speaks; defined in `bench/README.md`."""
+"""`megakernel-tts bench`: latency and throughput of a model; figures: `docs/benchmarks.md`."""
