@@ -20,7 +20,7 @@
 using namespace megakernel;
 using M = MEGAKERNEL_MODEL;
 
-constexpr int kPositions = kMaxSpans * kSpan, kMaxFrames = 256;
+constexpr int kPositions = kMaxSpans * kSpanSize, kMaxFrames = 256;
 constexpr uint64_t kTimeoutNs = 2'000'000'000;
 constexpr unsigned kDelayNs = 200'000;  // longer than the host takes to queue a launch
 
@@ -49,10 +49,10 @@ class Timer {
                "Reading the GPU attributes");
     check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device),
                "Reading the GPU attributes");
-    const long position_bytes = 2L * M::Talker::kv_heads * kKept * sizeof(bf16);
+    const long position_bytes = 2L * M::Talker::num_kv_heads * kKvWidth * sizeof(bf16);
     const long resident = (l2_bytes < 0 ? l2_size / 5 : l2_bytes) / position_bytes;
-    num_blocks_ = std::min(num_sms, entry_.shape.most_blocks);
-    params_ = random_params<M>({MEGAKERNEL_TALKER_LAYERS, MEGAKERNEL_PREDICTOR_LAYERS, kColumns,
+    num_blocks_ = std::min(num_sms, entry_.shape.max_blocks);
+    params_ = random_params<M>({MEGAKERNEL_TALKER_LAYERS, MEGAKERNEL_PREDICTOR_LAYERS, kMaxStreams,
                                 kPositions, kMaxFrames, num_blocks_, static_cast<int>(resident),
                                 kTimeoutNs});
     check_cuda(cudaEventCreate(&start_), "Creating an event");
@@ -61,14 +61,14 @@ class Timer {
 
   void frames(int num_streams, int position, int num_frames) {
     Params p = params_;
-    p.columns = num_streams, p.max_frames = num_frames;
+    p.num_streams = num_streams, p.max_frames = num_frames;
     for (int c = 0; c < num_streams; ++c) p.streams[c] = stream_at(c, position, kPositions);
     const Kernel& kernel = num_streams == 1 ? entry_.generate_one : entry_.generate;
     run([&] { launch_kernel<M>(kernel, p, num_blocks_); },
         [&] {
           uint64_t hash = kEmptyHash;
           for (int i = 0; i < num_streams * num_frames; ++i) {
-            hash = fnv1a(hash, p.frames[i].codes, sizeof(p.frames[i].codes));
+            hash = fnv1a(hash, p.published_frames[i].codes, sizeof(p.published_frames[i].codes));
           }
           return hash;
         });
@@ -76,9 +76,10 @@ class Timer {
 
   // The first segment has kColumns positions, the others kWide.
   void prompt(int num_positions) {
-    std::vector<Pass> batches;
+    std::vector<PrefillBatch> batches;
     for (int begin = 0; begin < num_positions;) {
-      const int count = std::min(begin == 0 ? kColumns : kWide, num_positions - begin);
+      const int count =
+          std::min(begin == 0 ? kMaxStreams : kMaxPrefillColumns, num_positions - begin);
       batches.push_back(prefill_batch(0, begin, begin, count, begin + count == num_positions));
       begin += count;
     }
@@ -90,20 +91,21 @@ class Timer {
   }
 
  private:
-  void prefill(const std::vector<Pass>& batches, int num_rows) {
+  void prefill(const std::vector<PrefillBatch>& batches, int num_rows) {
     Params p = params_;
-    bf16* const rows = random_bf16(size_t{1} * num_rows * M::Talker::hidden, kWeightRange);
-    Pass* const device_batches = device_copy(batches);
-    p.prompt = rows;
+    bf16* const rows = random_bf16(size_t{1} * num_rows * M::Talker::hidden_size, kWeightRange);
+    PrefillBatch* const device_batches = device_copy(batches);
+    p.prompt_vectors = rows;
     run(
         [&] {
-          p.passes = device_batches;
-          each_run(p, batches.data(), static_cast<int>(batches.size()),
-                   [&](Size size) { launch_kernel<M>(entry_.prefill[size], p, num_blocks_); });
+          p.prefill_batches = device_batches;
+          for_each_run(p, batches.data(), static_cast<int>(batches.size()), [&](PrefillSize size) {
+            launch_kernel<M>(entry_.prefill[size], p, num_blocks_);
+          });
         },
         [&] {
-          std::vector<float> hidden(M::Talker::hidden);
-          check_cuda(cudaMemcpy(hidden.data(), p.hidden, hidden.size() * sizeof(float),
+          std::vector<float> hidden(M::Talker::hidden_size);
+          check_cuda(cudaMemcpy(hidden.data(), p.prompt_hidden, hidden.size() * sizeof(float),
                                 cudaMemcpyDeviceToHost),
                      "Copy to the host");
           return fnv1a(kEmptyHash, hidden.data(), hidden.size() * sizeof(float));
@@ -117,8 +119,9 @@ class Timer {
     std::vector<float> times_ms;
     uint64_t expected = 0;
     for (int i = 0; i <= num_launches_; ++i) {
-      check_cuda(cudaMemset(params_.seen, 0, size_t{kColumns} * M::vocab), "Clearing");
-      memset(params_.published, 0, kColumns * sizeof(unsigned));
+      check_cuda(cudaMemset(params_.seen_codes, 0, size_t{kMaxStreams} * M::vocab_size),
+                 "Clearing");
+      memset(params_.num_published, 0, kMaxStreams * sizeof(unsigned));
       delay<<<1, 1>>>();
       check_cuda(cudaEventRecord(start_), "Recording an event");
       launch();
@@ -163,15 +166,16 @@ int main(int num_arguments, char** arguments) {
   while (fgets(line, sizeof(line), stdin) != nullptr) {
     int a = 0, b = 0, c = 0;
     if (sscanf(line, "frames %d %d %d", &a, &b, &c) == 3) {
-      require(1 <= a && a <= kColumns && 1 <= b && 1 <= c && c <= kMaxFrames && b + c < kPositions,
-              line);
+      require(
+          1 <= a && a <= kMaxStreams && 1 <= b && 1 <= c && c <= kMaxFrames && b + c < kPositions,
+          line);
       timer.frames(a, b, c);
     } else if (sscanf(line, "prompt %d", &a) == 1) {
       require(1 <= a && a <= kPositions, line);
       timer.prompt(a);
     } else {
       const bool parsed = sscanf(line, "batch %d %d", &a, &b) == 2;
-      require(parsed && 1 <= a && a <= kWide && 0 <= b && a + b <= kPositions, line);
+      require(parsed && 1 <= a && a <= kMaxPrefillColumns && 0 <= b && a + b <= kPositions, line);
       timer.batch(a, b);
     }
   }

@@ -89,7 +89,8 @@ inline uint4* random_weights(size_t count) {
 
 // Elements of a packed matrix: whole steps of kStep in K.
 template <class Matrix>
-constexpr size_t kPackedSize = size_t{Matrix::units} * Matrix::steps * kUnit * kStep;
+constexpr size_t kPackedSize =
+    size_t{Matrix::num_row_groups} * Matrix::num_steps * kRowGroupSize * kStepK;
 
 // [positions, kHeadDim / 2]: cosine and sine.
 inline std::vector<float2> rope_table(int positions) {
@@ -109,16 +110,16 @@ template <class S>
 Network random_network(int num_layers, int slots, int positions, size_t projection_size) {
   const size_t layer_size = kPackedSize<typename S::Qkv> + kPackedSize<typename S::Out> +
                             kPackedSize<typename S::GateUp> + kPackedSize<typename S::Down>;
-  const size_t cache_size = size_t{1} * num_layers * slots * S::kv_heads * positions * kKept;
+  const size_t cache_size = size_t{1} * num_layers * slots * S::num_kv_heads * positions * kKvWidth;
   Network n{};
   n.weights = random_weights(projection_size + num_layers * layer_size);
-  n.norms = random_bf16(num_layers * (2 * S::hidden + 2 * kHeadDim), kNormRange, 1);
+  n.layer_norms = random_bf16(num_layers * (2 * S::hidden_size + 2 * kHeadDim), kNormRange, 1);
   n.num_layers = num_layers;
-  n.norm = random_bf16(S::hidden, kNormRange, 1);
+  n.final_norm = random_bf16(S::hidden_size, kNormRange, 1);
   n.keys = random_bf16(cache_size, kCacheRange);
   n.values = random_bf16(cache_size, kCacheRange);
-  n.slots = slots, n.positions = positions;
-  n.turns = device_copy(rope_table(positions));
+  n.num_slots = slots, n.num_positions = positions;
+  n.rope_table = device_copy(rope_table(positions));
   n.eps = 1e-6f;
   return n;
 }
@@ -131,29 +132,31 @@ Params random_params(const RandomModelSizes& sizes) {
   using Predictor = typename M::Predictor;
   Params p{};
   p.talker = random_network<Talker>(sizes.talker_layers, sizes.slots, sizes.positions, 0);
-  p.predictor = random_network<Predictor>(sizes.predictor_layers, kColumns, kGroups,
-                                          kPackedSize<typename M::Project>);
+  p.predictor = random_network<Predictor>(sizes.predictor_layers, kMaxStreams, kNumCodeGroups,
+                                          kPackedSize<typename M::InputProjection>);
   p.talker_head = random_weights(kPackedSize<typename M::TalkerHead>);
-  p.predictor_heads = random_weights((kGroups - 1) * kPackedSize<typename M::PredictorHead>);
-  p.project_bias = random_bf16(Predictor::hidden, kWeightRange);
-  p.code_embedding = random_bf16(size_t{M::vocab} * Talker::hidden, kWeightRange);
+  p.predictor_heads = random_weights((kNumCodeGroups - 1) * kPackedSize<typename M::PredictorHead>);
+  p.input_projection_bias = random_bf16(Predictor::hidden_size, kWeightRange);
+  p.code_embedding = random_bf16(size_t{M::vocab_size} * Talker::hidden_size, kWeightRange);
   for (auto& table : p.group_embeddings) {
-    table = random_bf16(size_t{M::codes} * Talker::hidden, kWeightRange);
+    table = random_bf16(size_t{M::num_codes} * Talker::hidden_size, kWeightRange);
   }
-  p.pad = random_bf16(Talker::hidden, kWeightRange);
-  p.text = random_bf16(size_t{1} * sizes.slots * sizes.positions * Talker::hidden, kWeightRange);
-  p.hidden = device_zeros<float>(sizes.slots * Talker::hidden);
-  p.seen = device_zeros<uint8_t>(sizes.slots * M::vocab);
-  p.eos = -1;
-  p.remembered = sizes.resident;
+  p.pad_vector = random_bf16(Talker::hidden_size, kWeightRange);
+  p.text_vectors =
+      random_bf16(size_t{1} * sizes.slots * sizes.positions * Talker::hidden_size, kWeightRange);
+  p.prompt_hidden = device_zeros<float>(sizes.slots * Talker::hidden_size);
+  p.seen_codes = device_zeros<uint8_t>(sizes.slots * M::vocab_size);
+  p.eos_id = -1;
+  p.l2_resident_positions = sizes.resident;
   p.max_frames = sizes.max_frames;
-  p.frames = pinned_zeros<Published>(kColumns * sizes.max_frames);
-  p.published = pinned_zeros<unsigned>(kColumns);
-  p.stop = pinned_zeros<unsigned>(kColumns);
+  p.published_frames = pinned_zeros<PublishedFrame>(kMaxStreams * sizes.max_frames);
+  p.num_published = pinned_zeros<unsigned>(kMaxStreams);
+  p.stop_flags = pinned_zeros<unsigned>(kMaxStreams);
   p.failure = pinned_zeros<unsigned>(3);
-  p.patience = sizes.timeout;
+  p.timeout_ns = sizes.timeout;
   lay_out(p, shape_of<M>(), device_zeros<uint32_t>(workspace_words(shape_of<M>())));
-  p.times = device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kPhases * kParts);
+  p.phase_times =
+      device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kNumPhases * kNumPhaseParts);
   return p;
 }
 
@@ -161,22 +164,22 @@ Params random_params(const RandomModelSizes& sizes) {
 inline Stream stream_at(int slot, int position, int positions) {
   Stream s{};
   s.slot = slot;
-  s.prompt = position, s.frames = 1;
+  s.prompt_length = position, s.num_frames = 1;
   s.max_frames = positions;
-  s.ended = 1;
+  s.text_complete = 1;
   s.seed[0] = slot;
-  s.penalty = 1.05f;
+  s.repetition_penalty = 1.05f;
   s.talker = s.predictor = {0.9f, 50, 1.0f};
   return s;
 }
 
 // One prefill batch of a single slot: columns `first` to `first + count - 1` of the prompt array,
 // at consecutive positions from `position` on.
-inline Pass prefill_batch(int slot, int position, int first, int count, bool ends) {
-  Pass batch{};
-  batch.columns = count, batch.row = first;
-  batch.ends = ends ? 1 << (count - 1) : 0;
-  for (int c = 0; c < count; ++c) batch.places[c] = {slot, position + c, 0};
+inline PrefillBatch prefill_batch(int slot, int position, int first, int count, bool ends) {
+  PrefillBatch batch{};
+  batch.num_columns = count, batch.first_row = first;
+  batch.prompt_end_mask = ends ? 1 << (count - 1) : 0;
+  for (int c = 0; c < count; ++c) batch.columns[c] = {slot, position + c, 0};
   return batch;
 }
 
@@ -188,11 +191,13 @@ void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
                                   static_cast<int>(kernel.shared_bytes)),
              "Reserving shared memory");
   const size_t workspace_bytes = sizeof(uint32_t) * workspace_words(shape_of<M>());
-  check_cuda(cudaMemsetAsync(p.talker.words.qkv, 0xFF, workspace_bytes), "Clearing the workspace");
+  check_cuda(cudaMemsetAsync(p.talker.exchange.qkv, 0xFF, workspace_bytes),
+             "Clearing the workspace");
   void* arguments[] = {&p};
-  check_cuda(cudaLaunchCooperativeKernel(kernel.function, dim3(num_blocks), dim3(kLaunched),
-                                         arguments, kernel.shared_bytes, nullptr),
-             "The launch");
+  check_cuda(
+      cudaLaunchCooperativeKernel(kernel.function, dim3(num_blocks), dim3(kNumLaunchedThreads),
+                                  arguments, kernel.shared_bytes, nullptr),
+      "The launch");
 }
 
 // Waits for all launches; exits if a thread block timed out.

@@ -8,42 +8,44 @@
 #ifndef MEGAKERNEL_EMULATOR
 
 #define DEVICE __device__ __forceinline__
-#define DEVICE_CALL __device__ __noinline__  // seldom needed
+#define DEVICE_NOINLINE __device__ __noinline__  // seldom needed
 // Called from several places, so that a layer's instructions stay in the cache: 32 KiB of them.
-#define SHARED_CODE __device__ __noinline__
+#define DEVICE_NOINLINE __device__ __noinline__
 
 namespace megakernel {
 
 // Made opaque each time, so that what follows from it is not kept in registers over a whole frame.
-DEVICE int thread() {
+DEVICE int thread_idx() {
   unsigned index = threadIdx.x;
   asm volatile("" : "+r"(index));
   __builtin_assume(index < 1024);  // or each division would mind the sign
   return static_cast<int>(index);
 }
-DEVICE int block() { return blockIdx.x; }
-DEVICE int blocks() { return gridDim.x; }
-DEVICE int warp() { return thread() / 32; }
-DEVICE int lane() { return thread() % 32; }
+DEVICE int block_idx() { return blockIdx.x; }
+DEVICE int num_blocks() { return gridDim.x; }
+DEVICE int warp_idx() { return thread_idx() / 32; }
+DEVICE int lane_idx() { return thread_idx() % 32; }
 
 // All threads of the block; its warps may come from different places of the code.
-DEVICE void all_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
+DEVICE void sync_all_threads() { asm volatile("bar.sync 0;" ::: "memory"); }
 // All threads that multiply have arrived; what they wrote to shared memory is seen.
-DEVICE void block_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
-DEVICE void warp_sync() { __syncwarp(); }
+DEVICE void sync_compute_threads() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kNumThreads) : "memory");
+}
+DEVICE void sync_warp() { __syncwarp(); }
 // The same by a barrier of the warp's own. Where lanes are together the compiler leaves the other
 // out, and racecheck does not hear that they have met.
-DEVICE void warp_meet() {
+DEVICE void warp_barrier() {
   asm volatile("bar.sync %0, 32;" ::"r"(2 + static_cast<int>(threadIdx.x) / 32) : "memory");
 }
 
 // Where warps can move registers, those who multiply get some of the copying ones', all at once.
-DEVICE void take_registers() {
+DEVICE void raise_register_limit() {
 #ifdef MEGAKERNEL_MOVES_REGISTERS
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 #endif
 }
-DEVICE void give_registers() {
+DEVICE void lower_register_limit() {
 #ifdef MEGAKERNEL_MOVES_REGISTERS
   asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
 #endif
@@ -61,12 +63,12 @@ DEVICE T shuffle_from(T value, int lane) {
 
 // What is the same in all lanes, so that the compiler knows it: a branch that might part them costs
 // the time of some ten instructions, and so does what comes after it.
-DEVICE int uniform(int value) { return shuffle_from(value, 0); }
-DEVICE int warp_number() { return uniform(warp()); }
-DEVICE bool in_all_lanes(bool value) { return __all_sync(~0u, value); }
+DEVICE int warp_uniform(int value) { return shuffle_from(value, 0); }
+DEVICE int uniform_warp_idx() { return warp_uniform(warp_idx()); }
+DEVICE bool warp_all(bool value) { return __all_sync(~0u, value); }
 // A bit each, and how many are below the lowest one.
-DEVICE unsigned lanes_of(bool value) { return __ballot_sync(~0u, value); }
-DEVICE int zeros_below(uint64_t bits) { return __ffsll(bits) - 1; }
+DEVICE unsigned warp_ballot(bool value) { return __ballot_sync(~0u, value); }
+DEVICE int count_trailing_zeros(uint64_t bits) { return __ffsll(bits) - 1; }
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
 DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
 DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
@@ -78,14 +80,14 @@ DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
 
 // Two bf16 as one register of a matrix operand; `low` is the one of the smaller index.
-DEVICE uint32_t pack(float low, float high) {
+DEVICE uint32_t pack_bf16(float low, float high) {
   __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 
 // A gate opens each time that all whom it counts have arrived, and all bytes that it was told of.
 // Who waits says which opening: its number's lowest bit.
-using Gate = uint64_t;
+using Mbarrier = uint64_t;
 
 DEVICE uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
@@ -93,19 +95,20 @@ DEVICE uint32_t shared_address(const void* at) {
 // The same, of which the compiler does not know where it comes from: so it keeps the address, and
 // does not make it again and again.
 template <class T>
-DEVICE T& kept(T& shared) {
-  const size_t at = uniform(shared_address(&shared));
+DEVICE T& opaque_reference(T& shared) {
+  const size_t at = warp_uniform(shared_address(&shared));
   return *static_cast<T*>(__cvta_shared_to_generic(at));
 }
 
 // A lane's number that was made before it is wanted: as the compiler does not know what a shuffle
 // gives, it cannot make it later, where others would wait for that.
-DEVICE int held(int value) { return shuffle_from(value, threadIdx.x % 32); }
+DEVICE int pin_register(int value) { return shuffle_from(value, threadIdx.x % 32); }
 // A lane's place in shared memory, likewise.
 template <class T>
-class Held {
+class PinnedAddress {
  public:
-  DEVICE explicit Held(T& shared) : at_(held(static_cast<int>(shared_address(&shared)))) {}
+  DEVICE explicit PinnedAddress(T& shared)
+      : at_(pin_register(static_cast<int>(shared_address(&shared)))) {}
 
   DEVICE T& operator*() const { return *(*this + 0); }
   DEVICE T* operator->() const { return *this + 0; }
@@ -117,28 +120,28 @@ class Held {
   int at_;
 };
 
-DEVICE void gate_init(Gate& gate, int count) {
+DEVICE void mbarrier_init(Mbarrier& gate, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&gate)), "r"(count));
 }
 // After all gates were made, before anybody uses them.
-DEVICE void gates_ready() {
+DEVICE void mbarrier_fence_init() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-DEVICE void gate_arrive(Gate& gate) {
+DEVICE void mbarrier_arrive(Mbarrier& gate) {
   asm volatile(
       "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate))
       : "memory");
 }
-DEVICE void gate_arrive_if(bool wanted, Gate& gate) {
+DEVICE void mbarrier_arrive_if(bool wanted, Mbarrier& gate) {
   asm volatile(
       "{ .reg .pred p; .reg .b64 state; setp.ne.u32 p, %1, 0; "
       "@p mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&gate)),
       "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
-DEVICE bool gate_open_by_now(const Gate& gate, uint32_t parity) {
+DEVICE bool mbarrier_test_wait(const Mbarrier& gate, uint32_t parity) {
   uint32_t open;
   asm volatile(
       "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -148,7 +151,7 @@ DEVICE bool gate_open_by_now(const Gate& gate, uint32_t parity) {
   return open;
 }
 // The same, for who has nothing else to do: it may sleep for a while.
-DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
+DEVICE bool mbarrier_try_wait(const Mbarrier& gate, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t open;
   asm volatile(
@@ -158,25 +161,25 @@ DEVICE bool gate_open(const Gate& gate, uint32_t parity) {
       : "memory");
   return open;
 #else
-  return gate_open_by_now(gate, parity);
+  return mbarrier_test_wait(gate, parity);
 #endif
 }
 
 // Where copies go. If a cluster's is named, sm_120 makes them calls, and moves no registers.
 #if __CUDA_ARCH__ >= 1000
-#define MEGAKERNEL_OWN "shared::cta"
+#define MEGAKERNEL_SHARED_SPACE "shared::cta"
 #else
-#define MEGAKERNEL_OWN "shared::cluster"
+#define MEGAKERNEL_SHARED_SPACE "shared::cluster"
 #endif
 
 // How what is read once goes through the second-level cache, where it would drive out what is
 // wanted soon, and what is read again.
-DEVICE uint64_t read_once() {
+DEVICE uint64_t l2_evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-DEVICE uint64_t read_again() {
+DEVICE uint64_t l2_evict_last_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
@@ -185,7 +188,7 @@ DEVICE uint64_t read_again() {
 // From global to shared memory by the 32 lanes of a warp, which do not wait for it: the gate, which
 // counts one arrival of each lane, opens once the bytes are there. One lane tells it of them
 // beforehand, the others arrive after the copy.
-DEVICE void expect_copy(Gate& gate, int bytes) {
+DEVICE void mbarrier_expect_copy(Mbarrier& gate, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred p; .reg .b64 state; setp.eq.u32 p, %2, 0; "
@@ -194,16 +197,17 @@ DEVICE void expect_copy(Gate& gate, int bytes) {
       : "memory");
 #endif
 }
-DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate, uint64_t policy) {
+DEVICE void copy_async(void* shared, const void* global, int bytes, Mbarrier& gate,
+                       uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred one; elect.sync _|one, 0xFFFFFFFF; "
-      "@one cp.async.bulk." MEGAKERNEL_OWN
+      "@one cp.async.bulk." MEGAKERNEL_SHARED_SPACE
       ".global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4; }" ::"r"(
           shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&gate)), "l"(policy)
       : "memory");
-  gate_arrive_if(threadIdx.x % 32 > 0, gate);
+  mbarrier_arrive_if(threadIdx.x % 32 > 0, gate);
 #else
   const uint32_t to = shared_address(shared);
   const char* from = static_cast<const char*>(global);
@@ -217,7 +221,7 @@ DEVICE void copy_async(void* shared, const void* global, int bytes, Gate& gate, 
 }
 
 // What other blocks write while this one runs: never from a stale first-level line.
-DEVICE uint4 load_words(const uint4* at) {
+DEVICE uint4 load_relaxed(const uint4* at) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -227,7 +231,7 @@ DEVICE uint4 load_words(const uint4* at) {
 }
 // What ends in `_if` is one instruction under a predicate: a branch around it would be dear, see
 // `uniform`. What is not loaded stays what it was.
-DEVICE void load_words_if(bool wanted, const uint4* at, uint4& v) {
+DEVICE void load_relaxed_if(bool wanted, const uint4* at, uint4& v) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, "
       "[%4]; }"
@@ -235,31 +239,31 @@ DEVICE void load_words_if(bool wanted, const uint4* at, uint4& v) {
       : "l"(at), "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
-DEVICE uint32_t load_word(const uint32_t* at) {
+DEVICE uint32_t load_relaxed(const uint32_t* at) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
   return v;
 }
-DEVICE void store_word(uint32_t* at, uint32_t word) {
+DEVICE void store_relaxed(uint32_t* at, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
 }
-DEVICE void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
+DEVICE void store_relaxed_if(bool wanted, uint32_t* at, uint32_t word) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u32 [%0], %1; }" ::"l"(at),
       "r"(word), "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
 // What another block wrote long ago, in a phase that this one has heard of since.
-DEVICE uint4 load_settled(const uint4* at) { return __ldcg(at); }
-DEVICE uint2 load_settled(const uint2* at) { return __ldcg(at); }
-DEVICE uint4 load_settled(const uint4* at, uint64_t policy) {
+DEVICE uint4 load_l2(const uint4* at) { return __ldcg(at); }
+DEVICE uint2 load_l2(const uint2* at) { return __ldcg(at); }
+DEVICE uint4 load_l2(const uint4* at, uint64_t policy) {
   uint4 v;
   asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(at), "l"(policy));
   return v;
 }
-DEVICE uint2 load_settled(const uint2* at, uint64_t policy) {
+DEVICE uint2 load_l2(const uint2* at, uint64_t policy) {
   uint2 v;
   asm volatile("ld.global.cg.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
                : "=r"(v.x), "=r"(v.y)
@@ -269,19 +273,19 @@ DEVICE uint2 load_settled(const uint2* at, uint64_t policy) {
 // For a later phase. Of a store that might as well go to shared memory, the compiler would think
 // that it may part the lanes of a warp.
 template <class T>
-DEVICE void store_settled(T* at, T value) {
+DEVICE void store_l2(T* at, T value) {
   __stcg(at, value);
 }
 
 // To and from shared memory.
-DEVICE void put_if(bool wanted, uint4& at, uint4 v) {
+DEVICE void store_shared_if(bool wanted, uint4& at, uint4 v) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.shared.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"r"(
           shared_address(&at)),
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
-DEVICE void get_if(bool wanted, const uint4& at, uint4& v) {
+DEVICE void load_shared_if(bool wanted, const uint4& at, uint4& v) {
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
                : "r"(shared_address(&at)), "r"(static_cast<uint32_t>(wanted))
@@ -289,24 +293,24 @@ DEVICE void get_if(bool wanted, const uint4& at, uint4& v) {
 }
 
 // Nearly 1 / value, without the branch that an exact division has.
-DEVICE float inverse(float value) {
+DEVICE float approx_reciprocal(float value) {
   float v;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(value));
   return v;
 }
 
 // a / b, without the branch for what over- or underflows.
-DEVICE float quotient(float a, float b) {
-  const float first = inverse(b), inverted = fmaf(first, fmaf(-b, first, 1), first);
+DEVICE float divide(float a, float b) {
+  const float first = approx_reciprocal(b), inverted = fmaf(first, fmaf(-b, first, 1), first);
   const float nearly = a * inverted;
   return fmaf(inverted, fmaf(-b, nearly, a), nearly);
 }
 
 // A line that somebody will soon want comes to the second-level cache.
-DEVICE void fetch_line(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // As many lines, by all threads that multiply; nobody waits.
-DEVICE void fetch_lines(const void* at, int bytes, uint64_t policy) {
+DEVICE void prefetch_l2_range(const void* at, int bytes, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred p; setp.eq.u32 p, %3, 0; "
@@ -314,17 +318,17 @@ DEVICE void fetch_lines(const void* at, int bytes, uint64_t policy) {
       "r"(bytes), "l"(policy), "r"(threadIdx.x));
 #else
   const char* from = static_cast<const char*>(at);
-  for (int i = 128 * threadIdx.x; i < bytes; i += 128 * kThreads) fetch_line(from + i);
+  for (int i = 128 * threadIdx.x; i < bytes; i += 128 * kNumThreads) prefetch_l2(from + i);
 #endif
 }
 
 // What this thread wrote is seen before anything that it writes from now on.
-DEVICE void fence() { __threadfence(); }
+DEVICE void thread_fence() { __threadfence(); }
 
 // acc[4] += A (16 x 16) B (16 x 8). Lane 4g + t has of A row g, elements 2t and 2t + 1, in a.x, and
 // 2t + 8 and 2t + 9 in a.z; row g + 8 likewise in a.y and a.w; of B column g, the same elements. Of
 // the result it has row g, columns 2t and 2t + 1, then row g + 8.
-DEVICE void multiply(float (&acc)[4], uint4 a, uint2 b) {
+DEVICE void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
@@ -333,43 +337,43 @@ DEVICE void multiply(float (&acc)[4], uint4 a, uint2 b) {
 
 // Eight bytes from global to shared memory, for this thread alone, which goes on; it sees all that
 // it asked for once it has waited.
-DEVICE void copy_own(uint2* shared, const void* global) {
+DEVICE void copy_async_8_bytes(uint2* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 }
-DEVICE void wait_for_own() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Between this device and the host, through pinned memory.
-DEVICE void publish(unsigned* to_host, unsigned value) {
+DEVICE void store_host_flag(unsigned* to_host, unsigned value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to_host), "r"(value) : "memory");
 }
-DEVICE unsigned observe_host(const unsigned* from_host) {
+DEVICE unsigned load_host_flag(const unsigned* from_host) {
   unsigned v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(from_host) : "memory");
   return v;
 }
 
-DEVICE uint64_t nanoseconds() {
+DEVICE uint64_t global_time_ns() {
   uint64_t v;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
   return v;
 }
 
-DEVICE uint64_t cycles() { return clock64(); }
+DEVICE uint64_t clock_cycles() { return clock64(); }
 
 // While a thread waits for another block.
-DEVICE void pause() {}
+DEVICE void spin_pause() {}
 
 // --- the codec's ---
 
 // Half precision ends at 65,504: what is larger stays there, what is no number stays none.
-DEVICE float in_f16(float value) {
+DEVICE float clamp_to_f16(float value) {
   return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
 }
 DEVICE float to_float(f16 value) { return __half2float(value); }
-DEVICE f16 to_f16(float value) { return __float2half_rn(in_f16(value)); }
+DEVICE f16 to_f16(float value) { return __float2half_rn(clamp_to_f16(value)); }
 DEVICE uint32_t pack_f16(float low, float high) {
-  __half2 pair = __floats2half2_rn(in_f16(low), in_f16(high));
+  __half2 pair = __floats2half2_rn(clamp_to_f16(low), clamp_to_f16(high));
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 DEVICE float2 unpack_f16(uint32_t pair) {
@@ -377,7 +381,7 @@ DEVICE float2 unpack_f16(uint32_t pair) {
 }
 
 // As `multiply`, of half-precision operands.
-DEVICE void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
+DEVICE void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
@@ -385,7 +389,7 @@ DEVICE void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
 }
 
 // What no kernel writes; it passes the first-level cache by.
-DEVICE uint4 load_constant(const uint4* at) {
+DEVICE uint4 load_read_only(const uint4* at) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -394,13 +398,13 @@ DEVICE uint4 load_constant(const uint4* at) {
 }
 
 // The next kernel may begin; it waits for this one where it needs what this one writes.
-DEVICE void launch_next() {
+DEVICE void trigger_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 // The kernels before are done, and what they wrote is seen.
-DEVICE void wait_for_previous() {
+DEVICE void wait_for_prerequisite_grids() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -412,27 +416,29 @@ DEVICE void wait_for_previous() {
 DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
 
 DEVICE float to_float(float value) { return value; }
-DEVICE float larger(float a, float b) { return fmaxf(a, b); }  // of one and no number: the one
+DEVICE float max_ignore_nan(float a, float b) {
+  return fmaxf(a, b);
+}  // of one and no number: the one
 // Of one and no number: none.
-DEVICE float larger_or_nan(float a, float b) {
+DEVICE float max_propagate_nan(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
   return larger;
 }
 // Moved up by a bit, whose place whether a < b takes. Neither is a NaN, nor is a -0 where b is 0: a
 // difference has its sign then, and one of infinities, which is NaN, has none.
-DEVICE uint32_t push_less(uint32_t bits, float a, float b) {
+DEVICE uint32_t shift_in_less_than(uint32_t bits, float a, float b) {
   return __funnelshift_l(as_bits(a - b), bits, 1);
 }
 // The upper word of both, moved up by `bits` modulo 32.
-DEVICE uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+DEVICE uint32_t funnel_shift_left(uint32_t high, uint32_t low, int bits) {
   return __funnelshift_l(low, high, bits);
 }
 
 // The first `bytes` of so many from global to shared memory, and zeros after them; this thread goes
 // on. Nothing is read for no bytes. Of sixteen, their line of 128 comes to the second-level cache.
 template <int kBytes>
-DEVICE void copy_or_zero(void* shared, const void* global, int bytes) {
+DEVICE void copy_async_zero_fill(void* shared, const void* global, int bytes) {
   if constexpr (kBytes == 16) {
     asm volatile(
         "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -445,13 +451,13 @@ DEVICE void copy_or_zero(void* shared, const void* global, int bytes) {
   }
 }
 // The gate counts this thread once all that it copies has come.
-DEVICE void arrive_with_copies(Gate& gate) {
+DEVICE void mbarrier_arrive_on_copies(Mbarrier& gate) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&gate))
                : "memory");
 }
 
 // From shared memory, asked for here, though it is not used soon.
-DEVICE uint4 load_early(const uint4* shared) {
+DEVICE uint4 load_shared_volatile(const uint4* shared) {
   uint4 v;
   asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -460,7 +466,7 @@ DEVICE uint4 load_early(const uint4* shared) {
 }
 
 // Counts up; returns what was there before.
-DEVICE unsigned count_up(unsigned* counter) { return atomicAdd(counter, 1u); }
+DEVICE unsigned atomic_increment(unsigned* counter) { return atomicAdd(counter, 1u); }
 
 // 16 bytes that nobody reads soon.
 DEVICE void store_streaming(uint4* at, uint4 value) { __stcs(at, value); }

@@ -6,52 +6,53 @@
 
 namespace megakernel {
 
-enum Part : int {
+enum PhasePart : int {
   kWait,
   kMultiply,
   kSum,
-  kParts
+  kNumPhaseParts
 };  // for other blocks; for the block's weights; the rest
 
 #ifdef MEGAKERNEL_PROFILE
 
-struct Times {
-  uint64_t of[kPhases][kParts];
+struct PhaseTimes {
+  uint64_t of[kNumPhases][kNumPhaseParts];
 };
 
 class PhaseTimer {
  public:
-  DEVICE explicit PhaseTimer(Times& times) : times_(times), last_(cycles()) {
-    if (thread() == 0) times_ = {};
+  DEVICE explicit PhaseTimer(PhaseTimes& multiply) : times_(multiply), last_(clock_cycles()) {
+    if (thread_idx() == 0) times_ = {};
   }
 
-  DEVICE void lap(Phase phase, Part part) {
-    if (thread() != 0) return;
-    const uint64_t now = cycles();
+  DEVICE void lap(Phase phase, PhasePart part) {
+    if (thread_idx() != 0) return;
+    const uint64_t now = clock_cycles();
     times_.of[phase][part] += now - last_;
     last_ = now;
   }
 
-  DEVICE void close(uint64_t* out) const {
-    if (thread() != 0) return;
-    for (int i = 0; i < kPhases * kParts; ++i) {
-      out[block() * kPhases * kParts + i] = times_.of[i / kParts][i % kParts];
+  DEVICE void write(uint64_t* out) const {
+    if (thread_idx() != 0) return;
+    for (int i = 0; i < kNumPhases * kNumPhaseParts; ++i) {
+      out[block_idx() * kNumPhases * kNumPhaseParts + i] =
+          times_.of[i / kNumPhaseParts][i % kNumPhaseParts];
     }
   }
 
  private:
-  Times& times_;
+  PhaseTimes& times_;
   uint64_t last_;
 };
 
 #else
 
-struct Times {};
+struct PhaseTimes {};
 
 struct PhaseTimer {
-  DEVICE explicit PhaseTimer(Times&) {}
-  DEVICE void lap(Phase, Part) {}
-  DEVICE void close(uint64_t*) const {}
+  DEVICE explicit PhaseTimer(PhaseTimes&) {}
+  DEVICE void lap(Phase, PhasePart) {}
+  DEVICE void write(uint64_t*) const {}
 };
 
 #endif

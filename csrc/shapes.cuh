@@ -1,163 +1,180 @@
-// The shapes that the kernel is compiled for. Python reads them back and refuses a checkpoint that
-// fits none.
+// The compile-time shapes: those of the thread block, of the matrix instruction, and of the model.
 #pragma once
 
 namespace megakernel {
 
 #ifndef MEGAKERNEL_SHARED_KB
-#define MEGAKERNEL_SHARED_KB 227  // what a block may have on the architecture; see build_ext.py
+#define MEGAKERNEL_SHARED_KB 227  // shared memory of a thread block on the architecture, in KiB
 #endif
 
-constexpr bool kSmall = MEGAKERNEL_SHARED_KB < 200;  // then half the columns
+constexpr int kSharedMemoryBytes = MEGAKERNEL_SHARED_KB * 1024;
+constexpr bool kSmallSharedMemory = MEGAKERNEL_SHARED_KB < 200;  // half as many columns then
 
-constexpr int kWarps = 8;  // that multiply; one more fetches the weights
-constexpr int kThreads = 32 * kWarps;
-#ifdef MEGAKERNEL_MOVES_REGISTERS  // warps do that by fours; see build_ext.py
-constexpr int kLaunched = kThreads + 128;
-constexpr bool kRoomy = true;  // those who multiply have 232 registers
+// --- the thread block ---
+
+constexpr int kNumWarps = 8;  // compute warps; one more warp copies weights
+constexpr int kNumThreads = 32 * kNumWarps;
+#ifdef MEGAKERNEL_MOVES_REGISTERS  // setmaxnreg works by groups of four warps
+constexpr int kNumLaunchedThreads = kNumThreads + 128;
+constexpr bool kManyRegisters = true;  // 232 for each compute thread
 #else
-constexpr int kLaunched = kThreads + 32;
-constexpr bool kRoomy = false;  // 168
+constexpr int kNumLaunchedThreads = kNumThreads + 32;
+constexpr bool kManyRegisters = false;  // 168 for each thread
 #endif
-constexpr int kLoads = 16;  // of words that a lane has under way
+constexpr int kMaxLoadsInFlight = 16;  // 16-byte loads of exchanged values per lane
+
+// --- columns ---
+
 #ifdef MEGAKERNEL_PRECISE
-constexpr int kHalves = 2;  // whose sum, nearly float32, is an activation; see build_ext.py
+constexpr int kNumSplits = 2;  // an activation is the sum of two bf16 values (hi and lo)
 #else
-constexpr int kHalves = 1;
+constexpr int kNumSplits = 1;
 #endif
-// Streams, or positions of one prompt, in one launch; each takes a column of the matrix instruction
-// for every half.
-constexpr int kColumns = (kSmall ? 4 : 8) / kHalves;
-constexpr int kWide = kSmall ? kColumns : 2 * kColumns;  // columns of a pass of prompts, at most
-constexpr int kPlaces = 8;  // for columns of streams, or between words: see Board
-static_assert(kColumns <= kPlaces);
-constexpr int kHeadDim = 128;               // of every network of the family
-constexpr int kGroups = 16;                 // codes a frame
-constexpr int kControl = 1024;              // ids of code 0 beyond the codes
-constexpr int kUnit = 8;                    // rows of a matrix that a warp multiplies at a time
-constexpr int kTile = 32;                   // K of a warp's step
-constexpr int kStep = kTile * kWarps;       // K of the block's step
-constexpr int kMostUnits = kSmall ? 3 : 6;  // whose sums have
-constexpr int kMostOwn = 32;                // units of the residual that a block may have to keep
-constexpr int kBlock = 16;                  // positions that a warp attends to at a time
-constexpr int kSpan = kBlock * kWarps;      // positions that an attention item looks at
-constexpr int kMaxSpans = 16;               // so that a slot has at most 2,048 positions
-constexpr int kMostWatched = 8;             // heads whose scores may be asked for
-constexpr int kKept = kHalves * kHeadDim;   // numbers of a key or a value in a slot
-constexpr int kSharedBytes = MEGAKERNEL_SHARED_KB * 1024;
+// Streams of one launch. Each occupies one column of the matrix instruction per split.
+constexpr int kMaxStreams = (kSmallSharedMemory ? 4 : 8) / kNumSplits;
+constexpr int kMaxPrefillColumns = kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
+constexpr int kBufferColumns = 8;  // columns for which an exchange buffer of streams has room
+static_assert(kMaxStreams <= kBufferColumns, "exchange buffers hold one column per stream");
 
-// Steps whose activations have room at a time, of so many columns.
-template <int Most>
-constexpr int kMostSteps = Most > kColumns ? 8 : 12;
+// Columns that a kernel compiled for `MaxColumns` streams processes at once. With one stream the
+// predictor's first pass has two positions; prefill batches of the same kernel have two as well.
+template <int MaxColumns>
+constexpr int kColumnCapacity = MaxColumns == 1 ? 2 : MaxColumns;
 
-// The most of so many steps that are a whole part of them, by fours, or all.
-constexpr int part_of(int steps, int most) {
-  if (steps <= most) return steps;
-  int part = most - most % 4;
-  while (steps % part != 0) part -= 4;
-  return part;
+constexpr int min_of(int a, int b) { return a < b ? a : b; }
+constexpr int min_of(int a, int b, int c) { return min_of(min_of(a, b), c); }
+
+// Columns that a lane loads together where each takes `Loads` 16-byte loads.
+template <int MaxColumns, int Loads>
+constexpr int kColumnsPerLoad = min_of(MaxColumns, kMaxLoadsInFlight / Loads);
+
+// --- matrices ---
+
+constexpr int kRowGroupSize = 8;            // rows of a row group: the matrix instruction's unit
+constexpr int kTileK = 32;                  // K elements that a warp multiplies per step
+constexpr int kStepK = kTileK * kNumWarps;  // K elements that the thread block multiplies per step
+constexpr int kMaxRowGroups = kSmallSharedMemory ? 3 : 6;  // row groups with partial sums at a time
+constexpr int kMaxResidualRowGroups = 32;  // row groups of the residual that a thread block owns
+
+// Steps whose activations fit into shared memory at a time.
+template <int MaxColumns>
+constexpr int kMaxChunkSteps = MaxColumns > kMaxStreams ? 8 : 12;
+
+// The largest divisor of `num_steps` that is a multiple of four and at most `max_steps`; all steps
+// where they fit.
+constexpr int largest_chunk(int num_steps, int max_steps) {
+  if (num_steps <= max_steps) return num_steps;
+  int chunk = max_steps - max_steps % 4;
+  while (num_steps % chunk != 0) chunk -= 4;
+  return chunk;
 }
 
-// A matrix as the kernel walks through it: units of rows, steps of K.
+// A matrix [Rows, K], divided into row groups and into steps of K.
 template <int Rows, int K>
 struct Matrix {
   static constexpr int rows = Rows;
   static constexpr int k = K;
-  static constexpr int units = Rows / kUnit;
-  static constexpr int steps = (K + kStep - 1) / kStep;
-  // Steps whose activations are fetched together, and how often that is.
-  template <int Most>
-  static constexpr int chunk = part_of(steps, kMostSteps<Most>);
-  template <int Most>
-  static constexpr int chunks = steps / chunk<Most>;
-  static_assert(Rows % kUnit == 0 && K % kTile == 0);
+  static constexpr int num_row_groups = Rows / kRowGroupSize;
+  static constexpr int num_steps = (K + kStepK - 1) / kStepK;
+  // Activations are loaded in chunks of steps.
+  template <int MaxColumns>
+  static constexpr int chunk_steps = largest_chunk(num_steps, kMaxChunkSteps<MaxColumns>);
+  template <int MaxColumns>
+  static constexpr int num_chunks = num_steps / chunk_steps<MaxColumns>;
+  static_assert(Rows % kRowGroupSize == 0, "the rows must be a multiple of a row group's 8");
+  static_assert(K % kTileK == 0, "the width must be a multiple of a warp's tile of 32");
 };
 
-// Columns that a kernel of so many streams has room for: the predictor of one stream begins with
-// two positions in one pass, and prompts have passes of two, too.
-template <int Most>
-constexpr int kRoom = Most == 1 ? 2 : Most;
+// --- attention ---
 
-constexpr int least(int a, int b) { return a < b ? a : b; }
-constexpr int least(int a, int b, int c) { return least(least(a, b), c); }
+constexpr int kHeadDim = 128;                     // in every network of the family
+constexpr int kPageSize = 16;                     // positions of a page of keys and values
+constexpr int kSpanSize = kPageSize * kNumWarps;  // positions of an attention item, a page a warp
+constexpr int kMaxSpans = 16;                     // a slot has at most 2048 positions
+constexpr int kMaxCapturedHeads = 8;              // heads whose scores can be captured
+constexpr int kKvWidth = kNumSplits * kHeadDim;   // bf16 values of a key or a value
 
-// Columns of a pass of at most `Most` that a lane brings in together, by so many loads each.
-template <int Most, int Loads>
-constexpr int kAtOnceOf = least(Most, kLoads / Loads);
+// --- models ---
 
-// One decoder stack; a near one attends to no more than kBlock positions.
-template <int Hidden, int Heads, int KvHeads, int Intermediate, bool Near = false>
+constexpr int kNumCodeGroups = 16;    // codes of a frame
+constexpr int kNumControlIds = 1024;  // ids of code 0 beyond the codes
+
+// One decoder stack. With `ShortContext` it attends to at most kPageSize positions.
+template <int Hidden, int Heads, int KvHeads, int Intermediate, bool ShortContext = false>
 struct Stack {
-  static constexpr bool near = Near;
-  static constexpr int hidden = Hidden;
-  static constexpr int heads = Heads;
-  static constexpr int kv_heads = KvHeads;
-  static constexpr int intermediate = Intermediate;
-  static constexpr int queries = Heads * kHeadDim;
-  static constexpr int keys = KvHeads * kHeadDim;
-  using Qkv = Matrix<queries + 2 * keys, Hidden>;
-  using Out = Matrix<Hidden, queries>;
+  static constexpr bool short_context = ShortContext;
+  static constexpr int hidden_size = Hidden;
+  static constexpr int num_heads = Heads;
+  static constexpr int num_kv_heads = KvHeads;
+  static constexpr int intermediate_size = Intermediate;
+  static constexpr int query_size = Heads * kHeadDim;
+  static constexpr int kv_size = KvHeads * kHeadDim;
+  using Qkv = Matrix<query_size + 2 * kv_size, Hidden>;
+  using Out = Matrix<Hidden, query_size>;
   using GateUp = Matrix<2 * Intermediate, Hidden>;
   using Down = Matrix<Hidden, Intermediate>;
-  // Every block must have a part of these two: see exchange.cuh.
-  static constexpr int most_blocks = least(Qkv::units, GateUp::units);
-  static_assert(Heads == 2 * KvHeads, "an attention item serves a pair of query heads");
+  // Every thread block must have row groups of these two: see exchange.cuh.
+  static constexpr int max_blocks = min_of(Qkv::num_row_groups, GateUp::num_row_groups);
+  static_assert(Heads == 2 * KvHeads, "an attention item serves two query heads of one KV head");
 };
 
-// A talker, its code predictor, and how many codes a codebook has.
-template <class TalkerStack, class PredictorStack, int Codes>
+// A talker and its code predictor, with `NumCodes` codes in every codebook.
+template <class TalkerStack, class PredictorStack, int NumCodes>
 struct Model {
   using Talker = TalkerStack;
   using Predictor = PredictorStack;
-  static constexpr int codes = Codes;
-  static constexpr int vocab = Codes + kControl;
-  static constexpr bool projected = Talker::hidden != Predictor::hidden;
-  using TalkerHead = Matrix<vocab, Talker::hidden>;
-  using PredictorHead = Matrix<Codes, Predictor::hidden>;
-  using Project = Matrix<Predictor::hidden, Talker::hidden>;
-  static constexpr int most_blocks =
-      least(TalkerHead::units, Talker::most_blocks, Predictor::most_blocks);
-  // Steps whose weights are fetched together.
-  static constexpr int slot = Codes < 2048 ? 1 : MEGAKERNEL_SHARED_KB < 128 ? 2 : 4;
+  static constexpr int num_codes = NumCodes;
+  static constexpr int vocab_size = NumCodes + kNumControlIds;
+  static constexpr bool has_input_projection = Talker::hidden_size != Predictor::hidden_size;
+  using TalkerHead = Matrix<vocab_size, Talker::hidden_size>;
+  using PredictorHead = Matrix<NumCodes, Predictor::hidden_size>;
+  using InputProjection = Matrix<Predictor::hidden_size, Talker::hidden_size>;
+  static constexpr int max_blocks =
+      min_of(TalkerHead::num_row_groups, Talker::max_blocks, Predictor::max_blocks);
+  // Steps of weights in a stage of the ring.
+  static constexpr int stage_steps = NumCodes < 2048 ? 1 : MEGAKERNEL_SHARED_KB < 128 ? 2 : 4;
 };
 
-constexpr bool kNear = true;
-using ReleasedPredictor = Stack<1024, 16, 8, 3072, kNear>;
+constexpr bool kShortContext = true;
+using ReleasedPredictor = Stack<1024, 16, 8, 3072, kShortContext>;
 using Model06B = Model<Stack<1024, 16, 8, 3072>, ReleasedPredictor, 2048>;
 using Model17B = Model<Stack<2048, 16, 8, 6144>, ReleasedPredictor, 2048>;
-using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512, kNear>, 256>;
-using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384, kNear>, 256>;
-using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384, kNear>, 256>;
+using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512, kShortContext>, 256>;
+using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384, kShortContext>, 256>;
+using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384, kShortContext>, 256>;
 
 #define MEGAKERNEL_MODELS(_) _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
 
-constexpr int kModels = 5;
+constexpr int kNumModels = 5;
 
-// What Python compares with a checkpoint's config.
+// The numbers of a model that the host compares with a checkpoint's config.
 struct Shape {
-  int talker[4], predictor[4], codes;  // hidden, heads, kv heads, intermediate
-  int slot, most_blocks;
+  int talker[4], predictor[4];  // each hidden size, heads, KV heads, intermediate size
+  int num_codes;
+  int stage_steps, max_blocks;
 };
 
 template <class M>
 constexpr Shape shape_of() {
   using T = typename M::Talker;
   using P = typename M::Predictor;
-  return {{T::hidden, T::heads, T::kv_heads, T::intermediate},
-          {P::hidden, P::heads, P::kv_heads, P::intermediate},
-          M::codes,
-          M::slot,
-          M::most_blocks};
+  return {{T::hidden_size, T::num_heads, T::num_kv_heads, T::intermediate_size},
+          {P::hidden_size, P::num_heads, P::num_kv_heads, P::intermediate_size},
+          M::num_codes,
+          M::stage_steps,
+          M::max_blocks};
 }
 
-// What the host launches.
+// A kernel with its dynamic shared memory, as the host launches it.
 struct Kernel {
   void* function;
   unsigned long shared_bytes;
 };
+
+// The kernels of a model.
 struct Entry {
-  Kernel generate_one, generate;  // of one stream, of several
-  Kernel prefill[3];              // of passes of a `Size`, see passes.cuh
+  Kernel generate_one, generate;  // one stream, several streams
+  Kernel prefill[3];              // by PrefillSize, see prefill_launch.cuh
   Shape shape;
 };
 

@@ -8,42 +8,45 @@ namespace megakernel {
 
 // Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
 // each of some columns, or places of a board.
-struct Cutter {
+struct BufferAllocator {
   uint32_t* next;
-  int places;
+  int num_columns;
 
-  uint32_t* take(int64_t count) {
+  uint32_t* allocate(int64_t count) {
     uint32_t* at = next;
-    next += (places * count + 31) / 32 * 32;
+    next += (num_columns * count + 31) / 32 * 32;
     return at;
   }
 };
 
 // `s` is hidden, heads, kv heads and intermediate.
-inline Words words(const int (&s)[4], int64_t vocab, Cutter& cut) {
-  Words w;
-  w.qkv = cut.take(static_cast<int64_t>(s[1] + 2 * s[2]) * kHeadDim);
-  w.partial = cut.take(static_cast<int64_t>(s[1]) * kMaxSpans * kHeadDim);
-  w.statistic = cut.take(s[1] * kMaxSpans * 2);
-  w.attended = cut.take(kHalves * s[1] * kHeadDim / 2);
-  w.out = cut.take(s[0]);
-  w.middle = cut.take(kHalves * s[3] / 2);
-  w.down = cut.take(s[0]);
-  w.logits = cut.take(vocab);
+inline ExchangeBuffers exchange_buffers(const int (&s)[4], int64_t vocab,
+                                        BufferAllocator& allocator) {
+  ExchangeBuffers w;
+  w.qkv = allocator.allocate(static_cast<int64_t>(s[1] + 2 * s[2]) * kHeadDim);
+  w.attention_partials = allocator.allocate(static_cast<int64_t>(s[1]) * kMaxSpans * kHeadDim);
+  w.softmax_stats = allocator.allocate(s[1] * kMaxSpans * 2);
+  w.attention_output = allocator.allocate(kNumSplits * s[1] * kHeadDim / 2);
+  w.attention_residual = allocator.allocate(s[0]);
+  w.mlp_hidden = allocator.allocate(kNumSplits * s[3] / 2);
+  w.mlp_residual = allocator.allocate(s[0]);
+  w.logits = allocator.allocate(vocab);
   return w;
 }
 
 // Fills in the buffers from `begin` on; returns how many words they take.
 inline int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
-  Cutter cut{begin, kWide > kPlaces ? kWide : kPlaces};  // the talker's are prompts', too
-  p.talker.words = words(s.talker, s.codes + kControl, cut);
-  p.broken = cut.take(1);
-  cut.places = kPlaces;
-  p.predictor.words = words(s.predictor, s.codes, cut);
-  p.projected = cut.take(s.predictor[0]);
-  p.drawn = cut.take(1);
-  p.given_up = cut.take(1);
-  return cut.next - begin;
+  BufferAllocator allocator{begin, kMaxPrefillColumns > kBufferColumns
+                                       ? kMaxPrefillColumns
+                                       : kBufferColumns};  // the talker's are prompts', too
+  p.talker.exchange = exchange_buffers(s.talker, s.num_codes + kNumControlIds, allocator);
+  p.non_finite = allocator.allocate(1);
+  allocator.num_columns = kBufferColumns;
+  p.predictor.exchange = exchange_buffers(s.predictor, s.num_codes, allocator);
+  p.predictor_input = allocator.allocate(s.predictor[0]);
+  p.sampled_codes = allocator.allocate(1);
+  p.abort_flag = allocator.allocate(1);
+  return allocator.next - begin;
 }
 
 inline int64_t workspace_words(const Shape& s) {
@@ -52,15 +55,15 @@ inline int64_t workspace_words(const Shape& s) {
 }
 
 // Where in the workspace a launch leaves the logits.
-struct LogitsAt {
+struct LogitsOffsets {
   int64_t talker, predictor;  // [columns, vocab], and the last ones [columns, codes]
 };
 
-inline LogitsAt logits_at(const Shape& s) {
+inline LogitsOffsets logits_at(const Shape& s) {
   Params p;
   lay_out(p, s, nullptr);
   uint32_t* const begin = nullptr;
-  return {p.talker.words.logits - begin, p.predictor.words.logits - begin};
+  return {p.talker.exchange.logits - begin, p.predictor.exchange.logits - begin};
 }
 
 }  // namespace megakernel

@@ -17,21 +17,21 @@ struct Ring {
 
 // Only the last lane of a warp fills the ring to the next, only the first one of that empties it.
 struct RingGates {
-  Gate full[kSlots], empty[kSlots];
+  Mbarrier full[kSlots], empty[kSlots];
 };
 
 // What is waited for: one of a gate's openings, counted from 0.
 struct Wait {
-  const Gate& gate;
+  const Mbarrier& gate;
   unsigned opening;
 
-  DEVICE bool over() const { return gate_open(gate, opening & 1); }
+  DEVICE bool over() const { return mbarrier_try_wait(gate, opening & 1); }
 };
 
 // All are asked at once.
 template <class... Waits>
 DEVICE void await(const Waits&... waits) {
-  while (!in_all_lanes((waits.over() & ...))) pause();
+  while (!warp_all((waits.over() & ...))) spin_pause();
 }
 
 // The upper end. In global memory a sum says itself that it is there: it is not kMissing.
@@ -56,24 +56,26 @@ struct Inlet {
     return otherwise;
   }
   DEVICE void give_back(int tile) {
-    gate_arrive_if(has(tile) && is_within() && lane() == 0, gates.empty[slot(tile)]);
+    mbarrier_arrive_if(has(tile) && is_within() && lane_idx() == 0, gates.empty[slot(tile)]);
   }
 
  private:
   DEVICE void bring(int tile) {
     float* values = ring.values[slot(tile)];
-    const uint32_t* from = edge + kTile * tile + lane();
+    const uint32_t* from = edge + kTile * tile + lane_idx();
     uint2 words = ahead;
-    while (!in_all_lanes(words.x != kMissing && words.y != kMissing)) {
-      pause();
+    while (!warp_all(words.x != kMissing && words.y != kMissing)) {
+      spin_pause();
       words = load(from);
     }
-    values[lane()] = as_float(words.x), values[lane() + 32] = as_float(words.y);
+    values[lane_idx()] = as_float(words.x), values[lane_idx() + 32] = as_float(words.y);
     ahead = has(tile + 1) ? load(from + kTile) : uint2{kMissing, kMissing};
-    warp_sync();
+    sync_warp();
   }
   static_assert(kTile == 64);
-  DEVICE static uint2 load(const uint32_t* from) { return {load_word(from), load_word(from + 32)}; }
+  DEVICE static uint2 load(const uint32_t* from) {
+    return {load_relaxed(from), load_relaxed(from + 32)};
+  }
 };
 
 // The lower end.
@@ -95,14 +97,14 @@ struct Outlet {
     return {gates.empty[slot(tile)], opening(tile) - 1};
   }
   // Whether this lane puts a tile's sums into the ring.
-  DEVICE bool puts(int tile) const { return lane() == 31 && wants(tile); }
+  DEVICE bool puts(int tile) const { return lane_idx() == 31 && wants(tile); }
   // A tile is whole.
   DEVICE void send(int tile) {
-    if (is_within()) return gate_arrive_if(puts(tile), gates.full[slot(tile)]);
+    if (is_within()) return mbarrier_arrive_if(puts(tile), gates.full[slot(tile)]);
     if (!wants(tile)) return;
-    warp_sync();
-    for (int i = lane(); i < kTile; i += 32) {
-      store_word(edge + kTile * tile + i, as_bits(values(tile)[i]));
+    sync_warp();
+    for (int i = lane_idx(); i < kTile; i += 32) {
+      store_relaxed(edge + kTile * tile + i, as_bits(values(tile)[i]));
     }
   }
 };

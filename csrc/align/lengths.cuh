@@ -23,20 +23,20 @@ DEVICE bool is_nonzero(const Mask& p, int64_t at) {
 
 // The first column of every item, then the first row of every item.
 DEVICE void measure(const Mask& p, unsigned (&counts)[kMaskWarps]) {
-  const bool rows = block() < p.items;
-  const int64_t first = (rows ? block() : block() - p.items) * p.item_stride;
+  const bool rows = block_idx() < p.items;
+  const int64_t first = (rows ? block_idx() : block_idx() - p.items) * p.item_stride;
   const int64_t stride = rows ? p.row_stride : p.column_stride;
   const int many = rows ? p.rows : p.columns;
   unsigned count = 0;
-  for (int i = thread(); i < many; i += 32 * kMaskWarps) {
+  for (int i = thread_idx(); i < many; i += 32 * kMaskWarps) {
     count += is_nonzero(p, first + i * stride);
   }
   count = warp_add(count);
-  if (lane() == 0) counts[warp()] = count;
-  all_sync();
-  if (thread() > 0) return;
+  if (lane_idx() == 0) counts[warp_idx()] = count;
+  sync_all_threads();
+  if (thread_idx() > 0) return;
   for (int w = 1; w < kMaskWarps; ++w) count += counts[w];
-  p.lengths[block()] = static_cast<int>(count);
+  p.lengths[block_idx()] = static_cast<int>(count);
 }
 
 }  // namespace megakernel::align

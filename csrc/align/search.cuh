@@ -24,8 +24,8 @@ struct alignas(kLine) Stage {
 
 // Scores on the way from the warp that copies a strip's to the one that sums them up.
 struct StageGates {
-  Gate full[kMostStages], empty[kMostStages];
-  Gate begun;  // opens once, when the first tile is summed up
+  Mbarrier full[kMostStages], empty[kMostStages];
+  Mbarrier begun;  // opens once, when the first tile is summed up
 };
 
 struct alignas(kLine) Shared {
@@ -40,20 +40,20 @@ struct alignas(kLine) Shared {
 // ring that leads to it; all such warps fill `nothing`. One thread of a warp makes the gates: at
 // different addresses threads would have to wait for each other, and for longer.
 DEVICE void prepare(const Search& p, int place, Shared& shared) {
-  for (int i = thread(); i < kTile; i += 32 * p.warps) shared.nothing[i] = -INFINITY;
-  if (lane() > 0) return;
+  for (int i = thread_idx(); i < kTile; i += 32 * p.warps) shared.nothing[i] = -INFINITY;
+  if (lane_idx() > 0) return;
   StageGates& stages = shared.stages[place];
   RingGates& ring = shared.gates[place];
-  gate_init(stages.begun, 1);
+  mbarrier_init(stages.begun, 1);
   for (int stage = 0; stage < p.stages; ++stage) {
-    gate_init(stages.full[stage], 32);
-    gate_init(stages.empty[stage], 32);
+    mbarrier_init(stages.full[stage], 32);
+    mbarrier_init(stages.empty[stage], 32);
   }
   for (int slot = 0; slot < kSlots; ++slot) {
-    gate_init(ring.full[slot], 1);
-    gate_init(ring.empty[slot], 1);
+    mbarrier_init(ring.full[slot], 1);
+    mbarrier_init(ring.empty[slot], 1);
   }
-  gates_ready();
+  mbarrier_fence_init();
 }
 
 // A lane's scores of a word's step, turned so that the lanes of a warp find them in different
@@ -84,7 +84,7 @@ struct Scores {
   static constexpr int kAtOnce = 32 / kSteps;
   const E *first, *end;  // the strip's first row and column; behind the last cell in memory
   int64_t stride;
-  int step = lane() % kSteps, owner = lane() / kSteps;  // where this lane begins
+  int step = lane_idx() % kSteps, owner = lane_idx() / kSteps;  // where this lane begins
 
   // Asks for a tile. Unaligned rows begin on any four bytes. Of columns and rows that the item has
   // not, whatever lies there is copied: no path goes through them.
@@ -117,7 +117,8 @@ struct Scores {
         for (int c = 0; c < kStep; c += kMany) {
           const bool inside = kWhole || (first <= from && from + c < end);
           const int64_t many = kWhole ? kMany : min(end - from - c, int64_t{kMany});
-          copy_or_zero<kPiece>(to + c, inside ? from + c : first, inside ? many * sizeof(E) : 0);
+          copy_async_zero_fill<kPiece>(to + c, inside ? from + c : first,
+                                       inside ? many * sizeof(E) : 0);
         }
         from += kAtOnce * (kRows * stride - kStep);
       }
@@ -140,15 +141,16 @@ struct Sums {
   DEVICE float4 advance(const float (&entering)[kStep], const float (&scores)[kRows][kStep]) {
     float below[kStep], now[kStep];
 #pragma unroll
-    for (int c = 0; c < kStep; ++c) now[c] = lane() == 0 ? entering[c] : above[c];
+    for (int c = 0; c < kStep; ++c) now[c] = lane_idx() == 0 ? entering[c] : above[c];
 #pragma unroll
     for (int c = 0; c < kStep; ++c) {
       const float from[kRows] = {c == 0 ? before : now[c - 1], row[0]};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        moved[r] = push_less(moved[r], row[r], from[r]);
-        row[r] = kNumbers ? larger_or_nan(row[r], from[r]) + scores[r][c]
-                          : larger(larger(row[r], from[r]) + scores[r][c], -INFINITY);
+        moved[r] = shift_in_less_than(moved[r], row[r], from[r]);
+        row[r] = kNumbers
+                     ? max_propagate_nan(row[r], from[r]) + scores[r][c]
+                     : max_ignore_nan(max_ignore_nan(row[r], from[r]) + scores[r][c], -INFINITY);
       }
       below[c] = row[kRows - 1];
       above[c] = shuffle_up(below[c]);  // at once, as it takes a while
@@ -167,7 +169,7 @@ struct Feed {
   DEVICE void read(Stage<E>& stage, const float* edge, int step) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      unpack(cells(stage, step / kSteps, lane(), r, step % kSteps), scores[r]);
+      unpack(cells(stage, step / kSteps, lane_idx(), r, step % kSteps), scores[r]);
     }
     unpack(edge + kStep * step, entering);
   }
@@ -238,7 +240,7 @@ DEVICE void supply(const Search& p, int item, const Extent& extent, int strip, S
   StageGates& gates = shared.stages[place];
   const bool at_once = !kAlone || place == 0;
   if (!at_once) {
-    all_sync();
+    sync_all_threads();
     if (strip >= lattice(p, item, extent).strips) return;
     await(Wait{shared.stages[place - 1].begun, 0});
   }
@@ -247,22 +249,22 @@ DEVICE void supply(const Search& p, int item, const Extent& extent, int strip, S
   for (int tile = 0; tile < all; ++tile) {
     if (round > 0) await(Wait{gates.empty[stage], round - 1});
     scores.template copy<kAligned>(stages[stage], tile);
-    if (at_once && tile == 0) all_sync();
-    arrive_with_copies(gates.full[stage]);
+    if (at_once && tile == 0) sync_all_threads();
+    mbarrier_arrive_on_copies(gates.full[stage]);
     if (++stage == p.stages) {
       const Lattice of = lattice(p, item, extent);
       if (strip < of.strips) all = tiles_of(of, strip) + kLag;
       stage = 0, ++round;
     }
   }
-  wait_for_own();
+  copy_async_wait_all();
 }
 
 // A warp goes through a strip.
 template <bool kAlone, class E>
 DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Stage<E>* stages,
                   Window& window) {
-  const int place = strip % p.warps, me = lane();
+  const int place = strip % p.warps, me = lane_idx();
   const int tiles = tiles_of(of, strip), all = tiles + kLag;
   const bool first = strip == 0, last = strip == of.strips - 1;
   const auto edge = [&](int below) {
@@ -301,13 +303,13 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
     const Sums start = sums;
     Moves moves[kWords];
     advance<true>(sums, stages[stage], edge, rooms, moves);
-    if (!in_all_lanes(sums.are_numbers())) {
+    if (!warp_all(sums.are_numbers())) {
       sums = start;
       advance<false>(sums, stages[stage], edge, rooms, moves);
     }
-    gate_arrive(gates.empty[stage]);
+    mbarrier_arrive(gates.empty[stage]);
     if (++stage == p.stages) stage = 0, ++round;
-    gate_arrive_if(tile == 0 && me == 0, gates.begun);
+    mbarrier_arrive_if(tile == 0 && me == 0, gates.begun);
     inlet.give_back(above);
     outlet.send(below);
 #pragma unroll
@@ -315,7 +317,7 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
       uint32_t out[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        out[r] = move_up(before[r], moves[w].of[r], delay % kWord);
+        out[r] = funnel_shift_left(before[r], moves[w].of[r], delay % kWord);
         before[r] = moves[w].of[r];
       }
       if (static_cast<unsigned>(at) < static_cast<unsigned>(all_words)) {
@@ -327,23 +329,23 @@ DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared,
 
 // Blocks of an item follow each other, so each must have begun before those that wait for it do.
 DEVICE int number_of_block(const Search& p, Shared& shared) {
-  if (p.chain == 1) return block();
-  if (thread() == 0) shared.number = count_up(p.ticket) + 1;  // it begins as -1
-  all_sync();
+  if (p.chain == 1) return block_idx();
+  if (thread_idx() == 0) shared.number = atomic_increment(p.ticket) + 1;  // it begins as -1
+  sync_all_threads();
   return static_cast<int>(shared.number);
 }
 
 // Whether all other blocks of the item have ended; their directions are seen then.
 template <bool kAlone>
 DEVICE bool is_last(const Search& p, int item, Shared& shared) {
-  all_sync();
+  sync_all_threads();
   if (kAlone || p.chain == 1) return true;
-  if (thread() == 0) {
-    fence();
-    shared.number = count_up(p.done + item) + 1;
-    fence();
+  if (thread_idx() == 0) {
+    thread_fence();
+    shared.number = atomic_increment(p.done + item) + 1;
+    thread_fence();
   }
-  all_sync();
+  sync_all_threads();
   return static_cast<int>(shared.number) == p.chain - 1;
 }
 
@@ -351,11 +353,11 @@ DEVICE bool is_last(const Search& p, int item, Shared& shared) {
 // back. `kAlone`: an item's only block, which has its directions in shared memory.
 template <class E, bool kAligned, bool kAlone>
 DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room) {
-  launch_next();
-  Shared& shared = kept(all_shared);
-  unsigned char* room = &kept(*all_room);
-  const int me = warp_number();
-  const int number = kAlone ? block() : number_of_block(p, shared), item = number / p.chain;
+  trigger_dependent_grids();
+  Shared& shared = opaque_reference(all_shared);
+  unsigned char* room = &opaque_reference(*all_room);
+  const int me = uniform_warp_idx();
+  const int number = kAlone ? block_idx() : number_of_block(p, shared), item = number / p.chain;
   const int place = me % p.warps, strip = number % p.chain * p.warps + place;
   Way& way = *reinterpret_cast<Way*>(room);
   Stage<E>* stages =
@@ -365,14 +367,14 @@ DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room)
   if (supplies) supply<kAligned, kAlone>(p, item, extent, strip, shared, stages);
   if (!supplies) prepare(p, place, shared);
   if (!supplies && kAlone) clear_before(way.windows[place]);
-  if (!supplies) all_sync();
+  if (!supplies) sync_all_threads();
   const Lattice of = lattice(p, item, extent);
   if (!supplies && strip < of.strips) {
     sweep<kAlone>(p, of, strip, shared, stages, way.windows[place]);
   }
   if (!is_last<kAlone>(p, item, shared)) return;
   int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
-  for (int i = of.rows + thread(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
+  for (int i = of.rows + thread_idx(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
   if constexpr (kAlone) {
     trace_alone(of, me, way, durations);
   } else {

@@ -68,7 +68,9 @@ struct Marks {
   alignas(16) View ones[kStrip];
   alignas(16) int words[kStrip];
 
-  DEVICE int column(int row) const { return kWord * words[row] + 31 - zeros_below(ones[row]); }
+  DEVICE int column(int row) const {
+    return kWord * words[row] + 31 - count_trailing_zeros(ones[row]);
+  }
 };
 
 // What the way back needs of shared memory: for one strip and the next. Scores may follow it.
@@ -83,7 +85,7 @@ DEVICE int window_begin(int last) { return max(-kBefore, last - kWindow + 1); }
 // A warp empties what is before a strip's first word, in a window that begins there.
 DEVICE void clear_before(Window& window) {
   for (int word = 0; word < kBefore; ++word) {
-    for (int row = lane(); row < kStrip; row += 32) window.words[word][row] = 0;
+    for (int row = lane_idx(); row < kStrip; row += 32) window.words[word][row] = 0;
   }
 }
 
@@ -91,9 +93,9 @@ DEVICE void clear_before(Window& window) {
 DEVICE void copy_window(Window& window, const uint32_t* from, int last) {
   const int first = window_begin(last), words = (last - first + 1) * kStrip;
 #pragma unroll 1
-  for (int i = 4 * lane(); i < words; i += 4 * 32) {
+  for (int i = 4 * lane_idx(); i < words; i += 4 * 32) {
     const int at = first * kStrip + i;
-    copy_or_zero<16>(window.words[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
+    copy_async_zero_fill<16>(window.words[0] + i, from + max(at, 0), at < 0 ? 0 : 16);
   }
 }
 
@@ -163,9 +165,9 @@ class Tracer {
     } else {
       // On the diagonal a row is always reached from above, though no direction may say so where
       // all sums are minus infinity.
-      warp_sync();
+      sync_warp();
 #pragma unroll 1
-      for (int row = lane(); row <= row_; row += 32) {
+      for (int row = lane_idx(); row <= row_; row += 32) {
         marks.ones[row] = up_to(row), marks.words[row] = row / kWord;
       }
       row_ = -1;
@@ -185,17 +187,17 @@ class Tracer {
   DEVICE bool is_there(int word) const { return kWhole || word >= first_ + kBefore; }
 
   DEVICE void bring() {
-    warp_sync();
+    sync_warp();
     copy_window(window_, directions_, word_);
-    wait_for_own();
-    warp_sync();
+    copy_async_wait_all();
+    sync_warp();
     first_ = window_begin(word_);
   }
 
   // Words of as many rows, of which this is the last.
   DEVICE uint4 rows(int last, int word) const {
     const uint32_t* at = window_.words[word - first_] + last - kRowsAtOnce + 1;
-    return load_early(reinterpret_cast<const uint4*>(at));
+    return load_shared_volatile(reinterpret_cast<const uint4*>(at));
   }
 
   struct alignas(16) Pair {
@@ -239,17 +241,17 @@ DEVICE void trace_alone(const Lattice& of, int number, Way& way, int* durations)
       Tracer<true> tracer(way.windows[strip], nullptr, last_word(strip, end),
                           rows_of(of, strip) - 1, end - 1 - top);
       tracer.follow(way.marks[strip]);
-      warp_sync();
+      sync_warp();
       end = top + way.marks[strip].column(0);
     }
   }
   static_assert(kStrip == 2 * 32, "two warps a strip: a thread a row");
-  all_sync();
-  const int strip = thread() / kStrip, top = kStrip * strip;
+  sync_all_threads();
+  const int strip = thread_idx() / kStrip, top = kStrip * strip;
   if (strip >= of.strips) return;
   const bool last = strip == of.strips - 1;
   const int end = last ? of.columns - top : kStrip + way.marks[strip + 1].column(0);
-  tell(way.marks[strip], rows_of(of, strip), end, durations + top, thread() % kStrip, kStrip);
+  tell(way.marks[strip], rows_of(of, strip), end, durations + top, thread_idx() % kStrip, kStrip);
 }
 
 // By all threads of the block, each with its warp's number: while the first warp follows a strip,
@@ -263,8 +265,8 @@ DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int*
   // the first that the strip cannot have.
   int end = of.columns, end_below = 0, limit = of.columns;
   if (number == 1) copy(of.strips - 1, limit);
-  wait_for_own();
-  all_sync();
+  copy_async_wait_all();
+  sync_all_threads();
 #pragma unroll 1
   for (int strip = of.strips - 1; strip >= -1; --strip) {
     const int top = kStrip * strip, below = strip + 1;
@@ -279,12 +281,12 @@ DEVICE void trace(const Search& p, const Lattice& of, int number, Way& way, int*
       copy(strip - 1, next_limit);
       if (below < of.strips) {
         const int first = kStrip * below;
-        tell(way.marks[below % 2], rows_of(of, below), end_below - first, durations + first, lane(),
-             32);
+        tell(way.marks[below % 2], rows_of(of, below), end_below - first, durations + first,
+             lane_idx(), 32);
       }
-      wait_for_own();
+      copy_async_wait_all();
     }
-    all_sync();
+    sync_all_threads();
     if (!follows) break;
     end_below = end, end = top + way.marks[strip % 2].column(0), limit = next_limit;
   }

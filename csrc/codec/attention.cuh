@@ -39,21 +39,21 @@ DEVICE void attend(const AttentionParams& p, AttentionShared<kHeadDim>& shared) 
   static_assert(kHeadDim % 8 == 0 && kHeadDim <= 256, "A lane has eight channels of a head.");
   constexpr int kLanesPerKey = kHeadDim / 8, kKeysPerPass = 32 / kLanesPerKey;
   constexpr int kPasses = (kKeysPerWarp + kKeysPerPass - 1) / kKeysPerPass;
-  launch_next();
-  const int row = block() / p.num_heads, head = block() % p.num_heads;
+  trigger_dependent_grids();
+  const int row = block_idx() / p.num_heads, head = block_idx() % p.num_heads;
   const int width = p.num_heads * kHeadDim;
-  const int channel = head * kHeadDim + lane() % kLanesPerKey * 8;
+  const int channel = head * kHeadDim + lane_idx() % kLanesPerKey * 8;
   const Frame& frame = p.frames[row];
   const float* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
   const float* values = keys + static_cast<long long>(p.kv_ring_size) * width;
-  wait_for_previous();
+  wait_for_prerequisite_grids();
 
   Float8 key[kPasses], value[kPasses];
   bool visible[kPasses];
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
-    const int k = i * kKeysPerPass + lane() / kLanesPerKey;
-    const int position = frame.position + 1 - kAttentionWindow + warp() * kKeysPerWarp + k;
+    const int k = i * kKeysPerPass + lane_idx() / kLanesPerKey;
+    const int position = frame.position + 1 - kAttentionWindow + warp_idx() * kKeysPerWarp + k;
     visible[i] = k < kKeysPerWarp && position >= 0;
     const int at = (visible[i] ? position : frame.position) % p.kv_ring_size * width;
     key[i] = load_float8(keys + at);
@@ -89,25 +89,26 @@ DEVICE void attend(const AttentionParams& p, AttentionShared<kHeadDim>& shared) 
 #pragma unroll
     for (int c = 0; c < 8; ++c) weighted.values[c] += shuffle_xor(weighted.values[c], mask);
   }
-  if (lane() < kLanesPerKey) {
+  if (lane_idx() < kLanesPerKey) {
     for (int c = 0; c < 8; ++c) {
-      shared.weighted_values[warp()][8 * lane() + c] = weighted.values[c];
+      shared.weighted_values[warp_idx()][8 * lane_idx() + c] = weighted.values[c];
     }
   }
-  if (lane() == 0) shared.max_scores[warp()] = max_score, shared.exp_sums[warp()] = exp_sum;
-  all_sync();
+  if (lane_idx() == 0)
+    shared.max_scores[warp_idx()] = max_score, shared.exp_sums[warp_idx()] = exp_sum;
+  sync_all_threads();
 
   // Merge of the warps: a thread has two channels.
-  if (thread() >= kHeadDim / 2) return;
+  if (thread_idx() >= kHeadDim / 2) return;
   for (int w = 0; w < kAttentionWarps; ++w) max_score = max(max_score, shared.max_scores[w]);
   float low = 0, high = 0, total = 0;
   for (int w = 0; w < kAttentionWarps; ++w) {
     const float factor = expf(shared.max_scores[w] - max_score);
     total += factor * shared.exp_sums[w];
-    low += factor * shared.weighted_values[w][2 * thread()];
-    high += factor * shared.weighted_values[w][2 * thread() + 1];
+    low += factor * shared.weighted_values[w][2 * thread_idx()];
+    high += factor * shared.weighted_values[w][2 * thread_idx() + 1];
   }
-  store_activations(p.output, row, head * kHeadDim + 2 * thread(), low / total, high / total);
+  store_activations(p.output, row, head * kHeadDim + 2 * thread_idx(), low / total, high / total);
 }
 
 }  // namespace megakernel::codec

@@ -18,8 +18,8 @@ struct DepthwiseShared {
 DEVICE float block_sum(float value, float* warp_sums) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  if (lane() == 0) warp_sums[warp()] = value;
-  all_sync();
+  if (lane_idx() == 0) warp_sums[warp_idx()] = value;
+  sync_all_threads();
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < kBlockThreads / 32; ++w) sum += warp_sums[w];
@@ -28,14 +28,14 @@ DEVICE float block_sum(float value, float* warp_sums) {
 
 // Reads input [rows, 2, channels] and its history; writes output [rows, planes, channels].
 DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
-  launch_next();
-  const int row = block(), num_channels = p.input.num_channels, width = 2 * num_channels;
+  trigger_dependent_grids();
+  const int row = block_idx(), num_channels = p.input.num_channels, width = 2 * num_channels;
   const RowAddress input = row_address(p.input, p.frames, row);
   float2 weight[kMaxChannelPairs][kDepthwiseTaps], v[kMaxChannelPairs] = {};
   float2 scale[kMaxChannelPairs], shift[kMaxChannelPairs];
 #pragma unroll
   for (int i = 0; i < kMaxChannelPairs; ++i) {
-    const int c = 2 * (thread() + i * kBlockThreads);
+    const int c = 2 * (thread_idx() + i * kBlockThreads);
     if (c >= num_channels) break;
     v[i] = *reinterpret_cast<const float2*>(p.bias + c);
     scale[i] = *reinterpret_cast<const float2*>(p.norm + c);
@@ -45,11 +45,11 @@ DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
       weight[i][tap] = *reinterpret_cast<const float2*>(p.weights + tap * num_channels + c);
     }
   }
-  wait_for_previous();
+  wait_for_prerequisite_grids();
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kMaxChannelPairs; ++i) {
-    const int c = 2 * (thread() + i * kBlockThreads);
+    const int c = 2 * (thread_idx() + i * kBlockThreads);
     if (c >= num_channels) break;
     uint32_t rounded[kDepthwiseTaps], error[kDepthwiseTaps];
 #pragma unroll
@@ -72,7 +72,7 @@ DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
   float square_sum = 0;
 #pragma unroll
   for (int i = 0; i < kMaxChannelPairs; ++i) {
-    if (2 * (thread() + i * kBlockThreads) >= num_channels) break;
+    if (2 * (thread_idx() + i * kBlockThreads) >= num_channels) break;
     v[i].x -= mean;
     v[i].y -= mean;
     square_sum += v[i].x * v[i].x + v[i].y * v[i].y;
@@ -80,7 +80,7 @@ DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
   const float factor = rsqrtf(block_sum(square_sum, shared.sums[1]) / num_channels + p.eps);
 #pragma unroll
   for (int i = 0; i < kMaxChannelPairs; ++i) {
-    const int c = 2 * (thread() + i * kBlockThreads);
+    const int c = 2 * (thread_idx() + i * kBlockThreads);
     if (c >= num_channels) break;
     store_activations(p.output, row, c, v[i].x * factor * scale[i].x + shift[i].x,
                       v[i].y * factor * scale[i].y + shift[i].y);

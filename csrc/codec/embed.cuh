@@ -15,19 +15,19 @@ static_assert(kFrameInts <= kBlockThreads, "Each thread copies at most one integ
 // Reads requests [num_frames], codebooks [kNumCodebooks, codebook_size, channels]. Writes frames
 // [num_frames], output [num_frames, planes, channels], rope [num_frames, head_dim / 2].
 DEVICE void embed(const EmbedParams& p, Frame& shared) {
-  const int row = block(), num_channels = p.output.num_channels;
-  if (thread() < kFrameInts) {
-    const int value = reinterpret_cast<const int*>(p.requests + row)[thread()];
-    reinterpret_cast<int*>(p.frames + row)[thread()] = value;
-    reinterpret_cast<int*>(&shared)[thread()] = value;
+  const int row = block_idx(), num_channels = p.output.num_channels;
+  if (thread_idx() < kFrameInts) {
+    const int value = reinterpret_cast<const int*>(p.requests + row)[thread_idx()];
+    reinterpret_cast<int*>(p.frames + row)[thread_idx()] = value;
+    reinterpret_cast<int*>(&shared)[thread_idx()] = value;
   }
-  all_sync();
-  if (thread() < kNumCodebooks) {
+  sync_all_threads();
+  if (thread_idx() < kNumCodebooks) {
     const int* codes = shared.pending_address == nullptr ? shared.codes : shared.pending_address;
-    shared.codes[thread()] = min(max(codes[thread()], 0), p.codebook_size - 1);
+    shared.codes[thread_idx()] = min(max(codes[thread_idx()], 0), p.codebook_size - 1);
   }
-  all_sync();
-  for (int c = 2 * thread(); c < num_channels; c += 2 * kBlockThreads) {
+  sync_all_threads();
+  for (int c = 2 * thread_idx(); c < num_channels; c += 2 * kBlockThreads) {
     float low = 0, high = 0;
 #pragma unroll
     for (int g = 0; g < kNumCodebooks; ++g) {
@@ -38,7 +38,7 @@ DEVICE void embed(const EmbedParams& p, Frame& shared) {
     }
     store_activations(p.output, row, c, low, high);
   }
-  for (int i = thread(); i < p.half_head_dim; i += kBlockThreads) {
+  for (int i = thread_idx(); i < p.half_head_dim; i += kBlockThreads) {
     const float angle = static_cast<float>(shared.position) * p.inverse_frequencies[i];
     p.rope[row * p.half_head_dim + i] = {cosf(angle), sinf(angle)};
   }

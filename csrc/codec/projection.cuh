@@ -85,12 +85,12 @@ struct WarpAccumulator {
       : p(p) {
 #pragma unroll
     for (int i = 0; i < T::kRowGroups; ++i) {
-      const int row = min(first_row + 8 * i + lane() / 4, p.num_rows - 1);
+      const int row = min(first_row + 8 * i + lane_idx() / 4, p.num_rows - 1);
       rows[i] = row_address(p.input, p.frames, row);
-      rows[i].current += 8 * (lane() % 4);
-      rows[i].history += 8 * (lane() % 4);
+      rows[i].current += 8 * (lane_idx() % 4);
+      rows[i].history += 8 * (lane_idx() % 4);
     }
-    weights = p.weights + static_cast<long long>(first_column / 8) * num_steps * 32 + lane();
+    weights = p.weights + static_cast<long long>(first_column / 8) * num_steps * 32 + lane_idx();
   }
 
   DEVICE void load_weights(int batch, int step, int end, int num_steps) {
@@ -100,7 +100,7 @@ struct WarpAccumulator {
 #pragma unroll
       for (int j = 0; j < T::kColumnGroups; ++j) {
         const uint4* from = weights + (static_cast<long long>(j) * num_steps + step + d) * 32;
-        weight_fragments[batch][d][j] = T::kRowWarps > 1 ? *from : load_constant(from);
+        weight_fragments[batch][d][j] = T::kRowWarps > 1 ? *from : load_read_only(from);
       }
     }
   }
@@ -135,8 +135,8 @@ struct WarpAccumulator {
         const uint4 high = T::kRowGroups > 1 ? a[plane][2 * i + (T::kRowGroups > 1)] : uint4{};
 #pragma unroll
         for (int j = 0; j < T::kColumnGroups; ++j) {
-          multiply_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
-          multiply_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
+          mma_m16n8k16_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
+          mma_m16n8k16_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
         }
       }
     }
@@ -179,7 +179,7 @@ struct WarpAccumulator {
   }
 
   DEVICE void store(ProjectionShared<T>& shared, int k_split, int first_row) {
-    const int g = lane() / 4, t = lane() % 4;
+    const int g = lane_idx() / 4, t = lane_idx() % 4;
 #pragma unroll
     for (int i = 0; i < T::kRowGroups; ++i) {
       const int row = first_row + 8 * i + g;
@@ -205,12 +205,13 @@ struct WarpAccumulator {
 // output [rows * columns / channels, planes, channels] and residual_out [rows, columns].
 template <class T>
 DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
-  launch_next();
+  trigger_dependent_grids();
   const int num_steps = p.num_taps * p.input.num_channels / 32;
   const int column_tiles = p.num_columns / T::kColumns;
-  const int first_column = block() % column_tiles * T::kColumns;
-  const int first_row = block() / column_tiles * T::kRows;
-  const int k_split = warp() % T::kKSplits, warp_row = warp() / T::kKSplits * 8 * T::kRowGroups;
+  const int first_column = block_idx() % column_tiles * T::kColumns;
+  const int first_row = block_idx() / column_tiles * T::kRows;
+  const int k_split = warp_idx() % T::kKSplits,
+            warp_row = warp_idx() / T::kKSplits * 8 * T::kRowGroups;
   const int begin = num_steps * k_split / T::kKSplits;
   const int end = num_steps * (k_split + 1) / T::kKSplits;
 
@@ -219,14 +220,15 @@ DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
   constexpr int kColumnPairs = T::kColumns / 2, kRowStride = kBlockThreads / kColumnPairs;
   constexpr int kRowsPerThread = T::kRows / kRowStride;
   constexpr int kRowsPerBatch = kRowsPerThread < 1 ? 1 : kRowsPerThread < 4 ? kRowsPerThread : 4;
-  const int n = first_column + thread() % kColumnPairs * 2, thread_row = thread() / kColumnPairs;
+  const int n = first_column + thread_idx() % kColumnPairs * 2,
+            thread_row = thread_idx() / kColumnPairs;
   const int num_rows = min(T::kRows, p.num_rows - first_row);
   float2 operands[kRowsPerBatch];
   const ColumnParams even = p.column_params[n], odd = p.column_params[n + 1];
   {
     WarpAccumulator<T> accumulator(p, first_row + warp_row, first_column, num_steps);
     accumulator.prefetch_weights(begin, end, num_steps);
-    wait_for_previous();
+    wait_for_prerequisite_grids();
 #pragma unroll
     for (int i = 0; i < kRowsPerBatch; ++i) {
       if (thread_row + i * kRowStride >= num_rows) continue;
@@ -235,7 +237,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
     accumulator.accumulate(begin, end, num_steps);
     accumulator.store(shared, k_split, warp_row);
   }
-  all_sync();
+  sync_all_threads();
   const auto finish_row = [&](int r, float2 operand) {
     float2 sum = {0, 0};
     float square_sum = 0;

@@ -16,9 +16,9 @@ constexpr int kRowsPerMove = 6;
 // [rows, planes, channels]. A thread owns its columns, so rows can move within the history, oldest
 // first.
 DEVICE void update_state(const StateUpdateParams& p) {
-  const int first_frame = block() % p.num_frames;
+  const int first_frame = block_idx() % p.num_frames;
   if (p.frames[first_frame].first_frame != first_frame) return;
-  const Activations& layer = p.activations[block() / p.num_frames];
+  const Activations& layer = p.activations[block_idx() / p.num_frames];
   const int width = layer.num_planes * layer.num_channels / 8;
   const int num_new_rows = p.num_kept_frames[first_frame] * layer.rows_per_frame;
   if (num_new_rows == 0) return;
@@ -26,7 +26,7 @@ DEVICE void update_state(const StateUpdateParams& p) {
                       static_cast<long long>(first_frame) * layer.rows_per_frame * width;
   uint4* history =
       reinterpret_cast<uint4*>(layer.history + p.frames[first_frame].slot * layer.history_stride);
-  for (int c = thread(); c < width; c += kBlockThreads) {
+  for (int c = thread_idx(); c < width; c += kBlockThreads) {
 #pragma unroll 1
     for (int row = 0; row < layer.history_rows; row += kRowsPerMove) {
       uint4 values[kRowsPerMove];

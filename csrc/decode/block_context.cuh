@@ -6,92 +6,93 @@
 namespace megakernel {
 
 // `Most` streams are compiled for: where it is one, the number of columns is a constant.
-template <class M, int Most>
-class Crew {
+template <class M, int MaxColumns>
+class BlockContext {
  protected:
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
-  using R = Ring<M::slot, Shared<M, Most>::kDepth>;
+  using R = Ring<M::stage_steps, SharedMemory<M, MaxColumns>::kNumStages>;
 
-  DEVICE Crew(const Params& p, Shared<M, Most>& s)
+  DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& s)
       : p_(p),
         s_(s.fixed),
-        flow_{p,
-              OwnPlaces<R, Most>(s.ring, s.fixed.fragments, s.fixed.sums),
-              s.fixed.sums,
-              s.fixed.fragments,
-              s.fixed.attention,
-              s.fixed.nearby,
-              Held<R>(s.ring),
-              PhaseTimer(s.fixed.times)},
+        context_{p,
+                 ProjectionAddresses<R, MaxColumns>(s.ring, s.fixed.fragments, s.fixed.sums),
+                 s.fixed.sums,
+                 s.fixed.fragments,
+                 s.fixed.attention,
+                 s.fixed.short_attention,
+                 PinnedAddress<R>(s.ring),
+                 PhaseTimer(s.fixed.phase_times)},
         ring_(s.ring) {
-    if (thread() < columns()) s_.streams[thread()] = p.streams[thread()];
-    if (thread() < Most) s_.made[thread()] = 0;
-    if (thread() < 2) s_.sums[thread()].gave_up = 0;
-    if (thread() == 0) {
+    if (thread_idx() < columns()) s_.streams[thread_idx()] = p.streams[thread_idx()];
+    if (thread_idx() < MaxColumns) s_.num_made[thread_idx()] = 0;
+    if (thread_idx() < 2) s_.sums[thread_idx()].timed_out = 0;
+    if (thread_idx() == 0) {
       s_.talker = p.talker, s_.predictor = p.predictor;
-      share_out<Talker, typename M::TalkerHead>(s_.talker_shares);
-      share_out<Predictor, typename M::PredictorHead>(s_.predictor_shares);
-      s_.predictor_shares[kInputProjection] = Share::of(M::Project::units);
+      assign_row_groups<Talker, typename M::TalkerHead>(s_.talker_row_groups);
+      assign_row_groups<Predictor, typename M::PredictorHead>(s_.predictor_row_groups);
+      s_.predictor_row_groups[kInputProjection] =
+          RowGroupRange::of_block(M::InputProjection::num_row_groups);
     }
-    flow_.shares = s_.talker_shares;
-    block_sync();
+    context_.row_groups = s_.talker_row_groups;
+    sync_compute_threads();
   }
 
-  DEVICE int columns() const { return Most == 1 ? 1 : p_.columns; }
+  DEVICE int columns() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
   DEVICE void begin_pass(int columns) {
-    flow_.passing = columns;
-    flow_.widened = 0;
-    while (1 << flow_.widened < columns) ++flow_.widened;
+    context_.num_pass_columns = columns;
+    context_.log2_pass_columns = 0;
+    while (1 << context_.log2_pass_columns < columns) ++context_.log2_pass_columns;
   }
 
   // The next norm's vector, well before it is wanted.
   template <int Width>
-  DEVICE void ask(const bf16* norm) {
-    wait_for_own();  // who had no units of the last product has not waited for its vector
-    s_.norm.template ask<Width>(norm);
+  DEVICE void load_norm(const bf16* norm) {
+    copy_async_wait_all();  // who had no units of the last product has not waited for its vector
+    s_.norm.template load_async<Width>(norm);
   }
 
   // What each warp knows of a pass.
-  DEVICE Column* columns_() { return s_.columns[thread() / 32]; }
+  DEVICE Column* pass_columns() { return s_.columns[thread_idx() / 32]; }
 
   template <class Make>
-  DEVICE void each_column(int count, Make make) {
-    warp_sync();
-    if (thread() % 32 < count) columns_()[thread() % 32] = make(thread() % 32);
-    warp_sync();
+  DEVICE void set_columns(int count, Make make) {
+    sync_warp();
+    if (thread_idx() % 32 < count) pass_columns()[thread_idx() % 32] = make(thread_idx() % 32);
+    sync_warp();
   }
 
   // The copying warp learns that nobody reads its ring any more.
-  DEVICE void close() {
-    wait_for_own();
-    block_sync();
-    if (thread() == 0) *static_cast<volatile int*>(&ring_.stop) = 1;
-    flow_.watch.close(p_.times);
+  DEVICE void finish() {
+    copy_async_wait_all();
+    sync_compute_threads();
+    if (thread_idx() == 0) *static_cast<volatile int*>(&ring_.stop) = 1;
+    context_.timer.write(p_.phase_times);
   }
 
   const Params& p_;
-  typename Shared<M, Most>::Fixed& s_;
-  Flow<R, Most> flow_;
+  typename SharedMemory<M, MaxColumns>::Fixed& s_;
+  PhaseContext<R, MaxColumns> context_;
 
  private:
   template <class S, class Head>
-  DEVICE static void share_out(Share* shares) {
-    shares[kQkv] = Share::of(S::Qkv::units);
-    shares[kOut] = Share::of(S::Out::units);
-    shares[kGateUp] = Share::of(S::GateUp::units);
-    shares[kDown] = Share::of(S::Down::units);
-    shares[kHead] = Share::of(Head::units);
+  DEVICE static void assign_row_groups(RowGroupRange* row_groups) {
+    row_groups[kQkv] = RowGroupRange::of_block(S::Qkv::num_row_groups);
+    row_groups[kOut] = RowGroupRange::of_block(S::Out::num_row_groups);
+    row_groups[kGateUp] = RowGroupRange::of_block(S::GateUp::num_row_groups);
+    row_groups[kDown] = RowGroupRange::of_block(S::Down::num_row_groups);
+    row_groups[kHead] = RowGroupRange::of_block(Head::num_row_groups);
   }
 
   R& ring_;
 };
 
 // Whether this is the warp that copies weights; those beyond it were needed for their registers.
-DEVICE bool copies() {
-  give_registers();
-  return thread() < kThreads + 32;
+DEVICE bool is_copy_warp() {
+  lower_register_limit();
+  return thread_idx() < kNumThreads + 32;
 }
 
 }  // namespace megakernel

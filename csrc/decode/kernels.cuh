@@ -6,25 +6,28 @@
 
 namespace megakernel {
 
-template <class M, int Most>
-__global__ void __launch_bounds__(kLaunched, 1) generate(const __grid_constant__ Params p) {
+template <class M, int MaxColumns>
+__global__ void __launch_bounds__(kNumLaunchedThreads, 1)
+    generate(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  generate_frames<M, Most>(p, *reinterpret_cast<Shared<M, Most>*>(bytes));
+  generate_frames<M, MaxColumns>(p, *reinterpret_cast<SharedMemory<M, MaxColumns>*>(bytes));
 }
 
-template <class M, int Most>
-__global__ void __launch_bounds__(kLaunched, 1) prefill(const __grid_constant__ Params p) {
+template <class M, int MaxColumns>
+__global__ void __launch_bounds__(kNumLaunchedThreads, 1)
+    prefill(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char bytes[];
-  run_prompts<M, Most>(p, *reinterpret_cast<Shared<M, Most>*>(bytes));
+  prefill_prompts<M, MaxColumns>(p, *reinterpret_cast<SharedMemory<M, MaxColumns>*>(bytes));
 }
 
 template <class M>
 Entry entry_of() {
-  return {{reinterpret_cast<void*>(generate<M, 1>), sizeof(Shared<M, 1>)},
-          {reinterpret_cast<void*>(generate<M, kColumns>), sizeof(Shared<M, kColumns>)},
-          {{reinterpret_cast<void*>(prefill<M, 1>), sizeof(Shared<M, 1>)},
-           {reinterpret_cast<void*>(prefill<M, kColumns>), sizeof(Shared<M, kColumns>)},
-           {reinterpret_cast<void*>(prefill<M, kWide>), sizeof(Shared<M, kWide>)}},
+  return {{reinterpret_cast<void*>(generate<M, 1>), sizeof(SharedMemory<M, 1>)},
+          {reinterpret_cast<void*>(generate<M, kMaxStreams>), sizeof(SharedMemory<M, kMaxStreams>)},
+          {{reinterpret_cast<void*>(prefill<M, 1>), sizeof(SharedMemory<M, 1>)},
+           {reinterpret_cast<void*>(prefill<M, kMaxStreams>), sizeof(SharedMemory<M, kMaxStreams>)},
+           {reinterpret_cast<void*>(prefill<M, kMaxPrefillColumns>),
+            sizeof(SharedMemory<M, kMaxPrefillColumns>)}},
           shape_of<M>()};
 }
 

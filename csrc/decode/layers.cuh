@@ -10,117 +10,121 @@
 namespace megakernel {
 
 // The residual's rows that a block adds to, [rows, columns].
-template <int Most>
-struct OwnRows {
-  float of[kMostOwn * kUnit][kRoom<Most>];
+template <int MaxColumns>
+struct ResidualRows {
+  float rows[kMaxResidualRowGroups * kRowGroupSize][kColumnCapacity<MaxColumns>];
 
-  DEVICE float& at(const Share& share, int unit, int row, int column) {
-    return of[(unit - share.first) * kUnit + row][column];
+  DEVICE float& at(const RowGroupRange& share, int row_group, int row, int column) {
+    return rows[(row_group - share.first) * kRowGroupSize + row][column];
   }
 };
 
 // A lane brings in elements by fours, lane l those of step l / 8 of every four; how many fours
 // of a column there are, and where one begins. A four beyond the width is not `there`.
 template <int Width>
-struct Fours {
-  static constexpr int count = (Matrix<kUnit, Width>::steps + 3) / 4;
-  static constexpr bool whole = Width % (4 * kStep) == 0;
+struct LaneVectors {
+  static constexpr int count = (Matrix<kRowGroupSize, Width>::num_steps + 3) / 4;
+  static constexpr bool whole = Width % (4 * kStepK) == 0;
 
-  DEVICE static int step(int four) { return 4 * four + lane() / 8; }
-  DEVICE static int k(int four) { return step(four) * kStep + warp() * kTile + lane() % 8 * 4; }
+  DEVICE static int step(int four) { return 4 * four + lane_idx() / 8; }
+  DEVICE static int k(int four) {
+    return step(four) * kStepK + warp_idx() * kTileK + lane_idx() % 8 * 4;
+  }
   DEVICE static bool there(int four) { return whole || k(four) < Width; }
 };
 
 // Fours that a lane brings in at a time where nobody waits for them to come: more would spill.
 #if __CUDA_ARCH__ == 900
-constexpr int kSeveral = 4;
+constexpr int kInputVectorsAtOnce = 4;
 #elif __CUDA_ARCH__ >= 1000
-constexpr int kSeveral = 1;
+constexpr int kInputVectorsAtOnce = 1;
 #else
-constexpr int kSeveral = 2;
+constexpr int kInputVectorsAtOnce = 2;
 #endif
 
 // What a lane's fours become, where the product takes them.
-template <int Most>
-class Activations {
+template <int MaxColumns>
+class ActivationWriter {
  public:
-  DEVICE explicit Activations(Fragments<Most> (&fragments)[kHalves])
+  DEVICE explicit ActivationWriter(ActivationFragments<MaxColumns> (&fragments)[kNumSplits])
       : first_(reinterpret_cast<uint2*>(
-            &fragments[0].of[lane() / 8][warp()][lane() % 8 / 2])[lane() % 2]) {}
+            &fragments[0]
+                 .num_steps[lane_idx() / 8][warp_idx()][lane_idx() % 8 / 2])[lane_idx() % 2]) {}
 
-  DEVICE void put(int column, int four, float4 v) const {
+  DEVICE void store(int column, int four, float4 v) const {
     constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
-                  kOfStep = kWarps * kRoom<Most> * kColumn;
-    const Halves halves = closed(v);
-    each_half([&](int half) {
-      const int step = half * kMostSteps<Most> + 4 * four;  // from the lane's first one
-      *(first_ + (step * kOfStep + column * kColumn)) = halves.of[half];
+                  kOfStep = kNumWarps * kColumnCapacity<MaxColumns> * kColumn;
+    const SplitBf16x4 halves = split_bf16x4(v);
+    for_each_split([&](int split) {
+      const int step = split * kMaxChunkSteps<MaxColumns> + 4 * four;  // from the lane's first one
+      *(first_ + (step * kOfStep + column * kColumn)) = halves.of[split];
     });
   }
 
  private:
-  Held<uint2> first_;
+  PinnedAddress<uint2> first_;
 };
 
-template <int Width, int Most>
-DEVICE float norm_scale(const Sums<Most>& sums, int column, float eps) {
+template <int Width, int MaxColumns>
+DEVICE float rms_norm_scale(const PartialSums<MaxColumns>& sums, int column, float eps) {
   float squares = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) squares += sums.squares[column][w];
+  for (int w = 0; w < kNumWarps; ++w) squares += sums.squares[column][w];
   return rsqrtf(squares / Width + eps);
 }
 
 // Awaits words, a board, of at most N columns: use(first column, i, four, x) for column first + i
 // of a few that are brought in together, then after(first column) for these. Among them may be some
 // that are not of the pass.
-template <int Width, int N, int Most, class Use, class After>
-DEVICE void take_words(const Params& p, const uint32_t* words, int columns, const Tags& tags,
-                       Phase phase, int& gave_up, Use use, After after) {
-  if (Most == 1) columns = N;
-  constexpr int kFours = Fours<Width>::count, kAtOnce = kAtOnceOf<N, kFours>;
-  constexpr int kMany = kAtOnce * kFours;
+template <int Width, int N, int MaxColumns, class Use, class After>
+DEVICE void wait_for_residual(const Params& p, const uint32_t* words, int columns,
+                              const EpochTags& tags, Phase phase, int& timed_out, Use use,
+                              After after) {
+  if (MaxColumns == 1) columns = N;
+  constexpr int kFours = LaneVectors<Width>::count, kAtOnce = kColumnsPerLoad<N, kFours>;
+  constexpr int kNumVectors = kAtOnce * kFours;
   constexpr int kFew = 4;  // columns are left out by so many: one by one would take longer
   static_assert(N % kAtOnce == 0);
-  using Words = FloatBoard<Width, Most>;
+  using Layout = FloatExchangeLayout<Width, MaxColumns>;
 #pragma unroll 1
   for (int c = 0; c < columns; c += kAtOnce) {
-    uint4 v[kMany] = {};
-    const uint32_t* from = words + Words::at(c, Fours<Width>::k(0));
+    uint4 v[kNumVectors] = {};
+    const uint32_t* from = words + Layout::index(c, LaneVectors<Width>::k(0));
     uint32_t missing = 0;
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      const bool wanted = c + i / kFours < columns && Fours<Width>::there(i % kFours);
+    for (int i = 0; i < kNumVectors; ++i) {
+      const bool wanted = c + i / kFours < columns && LaneVectors<Width>::there(i % kFours);
       missing |= static_cast<uint32_t>(wanted) << i;
     }
-    await(
+    wait_for_vectors(
         v, missing,
-        [&](int i) { return from + Words::further(i / kFours, i % kFours * 4 * kStep); },
-        [&](int i, uint4 word) { return carries(word, tags.of(c + i / kFours)); },
-        Patience(p, phase, gave_up));
+        [&](int i) { return from + Layout::distance(i / kFours, i % kFours * 4 * kStepK); },
+        [&](int i, uint4 word) { return has_tag(word, tags.of(c + i / kFours)); },
+        SpinTimeout(p, phase, timed_out));
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) {
+    for (int i = 0; i < kNumVectors; ++i) {
       if (i % (kFew * kFours) == 0 && c + i / kFours >= columns) break;
       const int four = i % kFours;
-      if (Fours<Width>::there(four)) use(c, i / kFours, four, untagged(v[i]));
+      if (LaneVectors<Width>::there(four)) use(c, i / kFours, four, untag(v[i]));
     }
     after(c);
   }
-  warp_sync();
+  sync_warp();
 }
 
 // The vector of the next norm, each lane its own elements, asked for well before it is wanted, once
 // the last one was taken: a register that waits for memory would be waited for at the next branch.
 template <int Hidden>
-struct NormVector {
-  static constexpr int kFours = Fours<Hidden>::count;
-  uint2 of[kFours][kThreads];
+struct NormWeight {
+  static constexpr int kFours = LaneVectors<Hidden>::count;
+  uint2 of[kFours][kNumThreads];
 
   template <int Width>
-  DEVICE void ask(const bf16* norm) {
+  DEVICE void load_async(const bf16* norm) {
 #pragma unroll
-    for (int four = 0; four < Fours<Width>::count; ++four) {
-      if (!Fours<Width>::there(four)) continue;
-      copy_own(&of[four][thread()], norm + Fours<Width>::k(four));
+    for (int four = 0; four < LaneVectors<Width>::count; ++four) {
+      if (!LaneVectors<Width>::there(four)) continue;
+      copy_async_8_bytes(&of[four][thread_idx()], norm + LaneVectors<Width>::k(four));
     }
   }
 };
@@ -128,66 +132,69 @@ struct NormVector {
 // Sums over all lanes, of which lane l gets that of values[l / (32 / N)]: added in the order of
 // `warp_sum`, but for less exchange.
 template <int Mask = 16, int N>
-DEVICE float warp_sums_apart(const float (&values)[N]) {
+DEVICE float warp_reduce_scatter(const float (&values)[N]) {
   static_assert(32 % N == 0);
   if constexpr (Mask == 0) {
     return values[0];
   } else if constexpr (N == 1) {
     const float sum[] = {values[0] + shuffle_xor(values[0], Mask)};
-    return warp_sums_apart<Mask / 2>(sum);
+    return warp_reduce_scatter<Mask / 2>(sum);
   } else {
-    const bool upper = lane() & Mask;
-    float kept[N / 2];
+    const bool upper = lane_idx() & Mask;
+    float sums[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       const float given = upper ? values[i] : values[i + N / 2];
-      kept[i] = (upper ? values[i + N / 2] : values[i]) + shuffle_xor(given, Mask);
+      sums[i] = (upper ? values[i + N / 2] : values[i]) + shuffle_xor(given, Mask);
     }
-    return warp_sums_apart<Mask / 2>(kept);
+    return warp_reduce_scatter<Mask / 2>(sums);
   }
 }
 
 // A norm's vector, as a lane has it.
 template <int Width>
-struct OwnVector {
-  uint2 of[Fours<Width>::count];
+struct LaneNormWeight {
+  uint2 of[LaneVectors<Width>::count];
 
   template <int Hidden>
-  DEVICE explicit OwnVector(const NormVector<Hidden>& vector) {
-    wait_for_own();
+  DEVICE explicit LaneNormWeight(const NormWeight<Hidden>& vector) {
+    copy_async_wait_all();
 #pragma unroll
-    for (int four = 0; four < Fours<Width>::count; ++four) of[four] = vector.of[four][thread()];
+    for (int four = 0; four < LaneVectors<Width>::count; ++four)
+      of[four] = vector.of[four][thread_idx()];
   }
 };
 
 // Puts down sums of squares of so many columns, of which those of the pass have a place.
-template <int AtOnce, int Most>
-DEVICE void put_squares(Sums<Most>& sums, const float (&squares)[AtOnce], int first, int columns) {
-  const float total = warp_sums_apart(squares);
+template <int AtOnce, int MaxColumns>
+DEVICE void store_squares(PartialSums<MaxColumns>& sums, const float (&squares)[AtOnce], int first,
+                          int columns) {
+  const float total = warp_reduce_scatter(squares);
   constexpr int kLanes = 32 / AtOnce;
-  const int column = first + lane() / kLanes;
-  if (lane() % kLanes == 0 && column < columns) sums.squares[column][warp()] = total;
+  const int column = first + lane_idx() / kLanes;
+  if (lane_idx() % kLanes == 0 && column < columns) sums.squares[column][warp_idx()] = total;
 }
 
 // x, which words bring, by a norm's vector, into place; the norm's number is `norm_scale`.
-template <int Width, int N, int Hidden, int Most>
-SHARED_CODE void fetch_residual(const Params& p, const uint32_t* words,
-                                const NormVector<Hidden>& vector, int columns, Tags tags,
-                                Phase phase, Fragments<Most> (&fragments)[kHalves],
-                                Sums<Most>& sums) {
-  if (Most == 1) columns = N;
-  constexpr int kAtOnce = kAtOnceOf<N, Fours<Width>::count>;
-  const OwnVector<Width> norm(vector);
+template <int Width, int N, int Hidden, int MaxColumns>
+DEVICE_NOINLINE void load_normed_residual(const Params& p, const uint32_t* words,
+                                          const NormWeight<Hidden>& vector, int columns,
+                                          EpochTags tags, Phase phase,
+                                          ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
+                                          PartialSums<MaxColumns>& sums) {
+  if (MaxColumns == 1) columns = N;
+  constexpr int kAtOnce = kColumnsPerLoad<N, LaneVectors<Width>::count>;
+  const LaneNormWeight<Width> norm(vector);
   float squares[kAtOnce] = {};
-  const Activations<Most> activations(fragments);
-  take_words<Width, N, Most>(
-      p, words, columns, tags, phase, sums.gave_up,
+  const ActivationWriter<MaxColumns> activations(fragments);
+  wait_for_residual<Width, N, MaxColumns>(
+      p, words, columns, tags, phase, sums.timed_out,
       [&](int first, int i, int four, float4 v) {
         squares[i] += square(v);
-        activations.put(first + i, four, times(v, opened(norm.of[four])));
+        activations.store(first + i, four, multiply(v, unpack_bf16x4(norm.of[four])));
       },
       [&](int first) {
-        put_squares(sums, squares, first, columns);
+        store_squares(sums, squares, first, columns);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) squares[i] = 0;
       });
@@ -196,15 +203,16 @@ SHARED_CODE void fetch_residual(const Params& p, const uint32_t* words,
 // use(column, i, four, x) of columns first to last - 1, `AtOnce` at a time, where start(column, k)
 // gives four elements; then after(column) for these.
 template <int Width, int AtOnce, class Start, class Use, class After>
-DEVICE void each_start(int first, int last, Start start, Use use, After after) {
+DEVICE void for_each_input(int first, int last, Start start, Use use, After after) {
 #pragma unroll 1
   for (int c = first; c < last; c += AtOnce) {
 #pragma unroll
-    for (int four = 0; four < Fours<Width>::count; ++four) {
-      if (!Fours<Width>::there(four)) continue;
+    for (int four = 0; four < LaneVectors<Width>::count; ++four) {
+      if (!LaneVectors<Width>::there(four)) continue;
       float4 v[AtOnce];
 #pragma unroll
-      for (int i = 0; i < AtOnce; ++i) v[i] = start(min(c + i, last - 1), Fours<Width>::k(four));
+      for (int i = 0; i < AtOnce; ++i)
+        v[i] = start(min(c + i, last - 1), LaneVectors<Width>::k(four));
 #pragma unroll
       for (int i = 0; i < AtOnce; ++i) {
         if (c + i < last) use(c, i, four, v[i]);
@@ -212,24 +220,24 @@ DEVICE void each_start(int first, int last, Start start, Use use, After after) {
     }
     after(c);
   }
-  warp_sync();
+  sync_warp();
 }
 
 // What a pass starts with, by the first norm's vector, to where its first product takes it.
 template <int Width, int AtOnce, class F, int Hidden, class Start>
-DEVICE void put_start(F& flow, Sums<F::most>& sums, const NormVector<Hidden>& vector, int first,
-                      int last, Start start) {
-  const OwnVector<Width> norm(vector);
+DEVICE void load_normed_input(F& context, PartialSums<F::max_columns>& sums,
+                              const NormWeight<Hidden>& vector, int first, int last, Start start) {
+  const LaneNormWeight<Width> norm(vector);
   float squares[AtOnce] = {};
-  const Activations<F::most> activations(flow.fragments);
-  each_start<Width, AtOnce>(
+  const ActivationWriter<F::max_columns> activations(context.fragments);
+  for_each_input<Width, AtOnce>(
       first, last, start,
       [&](int c, int i, int four, float4 v) {
         squares[i] += square(v);
-        activations.put(c + i, four, times(v, opened(norm.of[four])));
+        activations.store(c + i, four, multiply(v, unpack_bf16x4(norm.of[four])));
       },
       [&](int c) {
-        put_squares(sums, squares, c, last);
+        store_squares(sums, squares, c, last);
 #pragma unroll
         for (int i = 0; i < AtOnce; ++i) squares[i] = 0;
       });
@@ -237,55 +245,59 @@ DEVICE void put_start(F& flow, Sums<F::most>& sums, const NormVector<Hidden>& ve
 
 // The rows of it that this block will add to.
 template <class S, int N, class F, class Start>
-DEVICE void keep_start(F& flow, OwnRows<F::most>& own, int columns, Start start) {
-  const Share share = flow.shares[kOut];
-  each_result<N>(flow, uniform(share.count), [&](int unit, int column, int row) {
+DEVICE void store_residual_rows(F& context, ResidualRows<F::max_columns>& own, int columns,
+                                Start start) {
+  const RowGroupRange share = context.row_groups[kOut];
+  for_each_result<N>(context, warp_uniform(share.count), [&](int row_group, int column, int row) {
     if (column >= columns) return;
-    const int k = (share.first + unit) * kUnit + row;
+    const int k = (share.first + row_group) * kRowGroupSize + row;
     const float4 four = start(column, k - k % 4);
-    own.at(share, share.first + unit, row, column) = k % 4 == 0   ? four.x
-                                                     : k % 4 == 1 ? four.y
-                                                     : k % 4 == 2 ? four.z
-                                                                  : four.w;
+    own.at(share, share.first + row_group, row, column) = k % 4 == 0   ? four.x
+                                                          : k % 4 == 1 ? four.y
+                                                          : k % 4 == 2 ? four.z
+                                                                       : four.w;
   });
 }
 
 // What the layers start with is there.
 template <class S, int N, int AtOnce, class F, int Hidden, class Start>
-DEVICE void start_with(F& flow, OwnRows<F::most>& own, const NormVector<Hidden>& vector,
-                       int columns, Start start) {
-  put_start<S::hidden, AtOnce>(flow, flow.sums[flow.turn], vector, 0, columns, start);
-  keep_start<S, N>(flow, own, columns, start);
+DEVICE void begin_layers(F& context, ResidualRows<F::max_columns>& own,
+                         const NormWeight<Hidden>& vector, int columns, Start start) {
+  load_normed_input<S::hidden_size, AtOnce>(context, context.sums[context.sums_idx], vector, 0,
+                                            columns, start);
+  store_residual_rows<S, N>(context, own, columns, start);
 }
 
 // How the lanes of a warp share pairs of halves that other blocks made, of so many steps and at
 // most N columns: eight elements each, of eight steps of a column, or of four of two columns. A
 // lane's first eight are at `column` and `step`, the others so many columns and steps further.
 template <int Steps, int N>
-struct Eights {
+struct PairVectors {
   static constexpr int beside = N > 1 && Steps % 8 == 4 ? 2 : 1;  // columns
   static constexpr int rows = 8 / beside;                         // steps
   static constexpr int each = (Steps + rows - 1) / rows;          // of a column
-  static constexpr int count = kAtOnceOf<N / beside, each> * each;
+  static constexpr int count = kColumnsPerLoad<N / beside, each> * each;
   static constexpr int columns = count / each * beside;
 
-  DEVICE static int column() { return lane() / 16 % beside; }
-  DEVICE static int step() { return lane() / 4 % rows; }
+  DEVICE static int column() { return lane_idx() / 16 % beside; }
+  DEVICE static int step() { return lane_idx() / 4 % rows; }
   DEVICE static constexpr int columns_further(int i) { return i / each * beside; }
   DEVICE static constexpr int steps_further(int i) { return i % each * rows; }
 };
 
 // The steps from `first` on to where the product takes them.
-template <int Width, int Steps, int N, int Most>
-SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, int first,
-                             int columns, Tags tags, Phase phase, int& gave_up,
-                             Fragments<Most>& fragments) {
-  using E = Eights<Steps, N>;
-  using Words = PairBoard<Width, Most>;
-  if (Most == 1) columns = N;
-  constexpr bool kWhole = Steps % E::rows == 0 && Width % kStep == 0;
-  const int step = E::step(), k = (first + step) * kStep + warp() * kTile + lane() % 4 * 8;
-  const Held<uint4> to(fragments.of[step][warp()][4 * E::column() + lane() % 4]);
+template <int Width, int Steps, int N, int MaxColumns>
+DEVICE_NOINLINE void load_pairs(const Params& p, const uint32_t* words, int split, int first,
+                                int columns, EpochTags tags, Phase phase, int& timed_out,
+                                ActivationFragments<MaxColumns>& fragments) {
+  using E = PairVectors<Steps, N>;
+  using Layout = PairExchangeLayout<Width, MaxColumns>;
+  if (MaxColumns == 1) columns = N;
+  constexpr bool kWhole = Steps % E::rows == 0 && Width % kStepK == 0;
+  const int step = E::step(),
+            k = (first + step) * kStepK + warp_idx() * kTileK + lane_idx() % 4 * 8;
+  const PinnedAddress<uint4> to(
+      fragments.num_steps[step][warp_idx()][4 * E::column() + lane_idx() % 4]);
 #pragma unroll 1
   for (int c = 0; c < columns; c += E::columns) {
     const int column = c + E::column();
@@ -294,137 +306,150 @@ SHARED_CODE void fetch_pairs(const Params& p, const uint32_t* words, int half, i
 #pragma unroll
     for (int i = 0; i < E::count; ++i) {
       const int further = E::steps_further(i);
-      const bool there = kWhole || (step + further < Steps && k + further * kStep < Width);
+      const bool there = kWhole || (step + further < Steps && k + further * kStepK < Width);
       const bool mine = there && column + E::columns_further(i) < columns;
       wanted |= static_cast<uint32_t>(mine) << i;
     }
-    const uint32_t* from = words + Words::at(column, (half * Width + k) / 2);
-    await(
+    const uint32_t* from = words + Layout::index(column, (split * Width + k) / 2);
+    wait_for_vectors(
         v, wanted,
         [&](int i) {
-          return from + Words::further(E::columns_further(i), E::steps_further(i) * (kStep / 2));
+          return from + Layout::distance(E::columns_further(i), E::steps_further(i) * (kStepK / 2));
         },
         [&](int i, uint4 pairs) {
-          return carries_pairs(pairs, tags.of(column + E::columns_further(i)));
+          return pairs_have_tag(pairs, tags.of(column + E::columns_further(i)));
         },
-        Patience(p, phase, gave_up));
+        SpinTimeout(p, phase, timed_out));
 #pragma unroll
     for (int i = 0; i < E::count; ++i) {
-      const int further =
-          E::steps_further(i) * kWarps * 4 * kRoom<Most> + 4 * (c + E::columns_further(i));
-      put_if(wanted >> i & 1, *(to + further), untagged_pairs(v[i]));
+      const int further = E::steps_further(i) * kNumWarps * 4 * kColumnCapacity<MaxColumns> +
+                          4 * (c + E::columns_further(i));
+      store_shared_if(wanted >> i & 1, *(to + further), untag_pairs(v[i]));
     }
   }
 }
 
 // x += W a, of the rows that this block keeps, and the sums to everybody.
 template <class Matrix, int N, class F, class Fetch>
-DEVICE bool add(F& flow, Phase phase, OwnRows<F::most>& own, Fetch fetch, uint32_t* words) {
-  auto look = [&](const Share& share, const Result& r) {
-    return own.at(share, r.unit, r.row, r.column);
+DEVICE bool project_and_add(F& context, Phase phase, ResidualRows<F::max_columns>& own, Fetch fetch,
+                            uint32_t* words) {
+  auto preload = [&](const RowGroupRange& share, const ProjectionResult& r) {
+    return own.at(share, r.row_group, r.row, r.column);
   };
-  auto take = [&](const Result& r, float sum, const auto&, bool there) {
-    const float x = r.before + sum * kGrow;
-    const int at = FloatBoard<Matrix::rows, F::most>::at(r.column, r.unit * kUnit + r.row);
-    store_word_if(there, words + at, tagged(x, flow.tags.of(r.column)));
-    if (there) own.at(flow.shares[phase], r.unit, r.row, r.column) = x;
+  auto store = [&](const ProjectionResult& r, float sum, const auto&, bool there) {
+    const float x = r.preloaded + sum * kPairUnscale;
+    const int at = FloatExchangeLayout<Matrix::rows, F::max_columns>::index(
+        r.column, r.row_group * kRowGroupSize + r.row);
+    store_relaxed_if(there, words + at, tag_value(x, context.tags.of(r.column)));
+    if (there) own.at(context.row_groups[phase], r.row_group, r.row, r.column) = x;
   };
-  return product<Matrix, N>(flow, phase, fetch, take, look);
+  return project<Matrix, N>(context, phase, fetch, store, preload);
 }
 
 // What the layers start with: words, or nothing, after `start_with`.
-struct FromWords {
-  const uint32_t* words;
-  Tags tags;
+struct InputFromExchange {
+  const uint32_t* values;
+  EpochTags tags;
 };
-struct IsThere {};
+struct InputInPlace {};
 
 // The layers, of at most N columns; false once anybody has given up. They end with the words of
 // `down`. The first norm's vector has been asked for, and the last one is in the end.
 template <class S, int N, class F, int Hidden, class From>
-DEVICE bool run_layers(F& flow, OwnRows<F::most>& own, NormVector<Hidden>& vector, const Network& n,
-                       const Column* columns, int count, From from) {
-  const Params& p = flow.p;
-  const Words& words = n.words;
-  const int layers = uniform(n.num_layers);
+DEVICE bool run_layers(F& context, ResidualRows<F::max_columns>& own, NormWeight<Hidden>& vector,
+                       const Network& n, const Column* columns, int count, From from) {
+  const Params& p = context.p;
+  const ExchangeBuffers& words = n.exchange;
+  const int layers = warp_uniform(n.num_layers);
 #pragma unroll 1
   for (int l = 0; l < layers; ++l) {
-    constexpr int kNorms = 2 * S::hidden + 2 * kHeadDim;  // of a layer
-    const auto norms = [&] { return n.norms + l * kNorms; };
-    const Tags before = flow.tags;
-    flow.tags.advance(count);
-    const Tags& tags = flow.tags;
+    constexpr int kNorms = 2 * S::hidden_size + 2 * kHeadDim;  // of a layer
+    const auto norms = [&] { return n.layer_norms + l * kNorms; };
+    const EpochTags before = context.tags;
+    context.tags.advance(count);
+    const EpochTags& tags = context.tags;
 
-    if constexpr (!S::near && F::most == 1) fetch_remembered<S>(p, n, l, columns, count);
+    if constexpr (!S::short_context && F::max_columns == 1)
+      prefetch_keys_values<S>(p, n, l, columns, count);
     auto normed = [&](int, auto& sums) {
-      const uint32_t* x = words.down;
-      Tags its = before;
+      const uint32_t* x = words.mlp_residual;
+      EpochTags its = before;
       if (l == 0) {
-        if constexpr (std::is_same_v<From, IsThere>)
+        if constexpr (std::is_same_v<From, InputInPlace>)
           return;
         else
-          x = from.words, its = from.tags;
+          x = from.values, its = from.tags;
       }
-      fetch_residual<S::hidden, N>(p, x, vector, count, its, kDown, flow.fragments, sums);
+      load_normed_residual<S::hidden_size, N>(p, x, vector, count, its, kDown, context.fragments,
+                                              sums);
     };
     uint32_t* const qkv_words = words.qkv;
     const float eps = n.eps;
-    auto qkv = [&](const Result& r, float sum, const auto& sums, bool there) {
-      const float value = sum * norm_scale<S::hidden>(sums, r.column, eps);
-      const int at = r.column * S::Qkv::rows + qkv_word<S>(r.unit * kUnit + r.row);
-      store_word_if(there, qkv_words + at, tagged(value, tags.of(r.column)));
+    auto qkv = [&](const ProjectionResult& r, float sum, const auto& sums, bool there) {
+      const float value = sum * rms_norm_scale<S::hidden_size>(sums, r.column, eps);
+      const int at = r.column * S::Qkv::rows + qkv_index<S>(r.row_group * kRowGroupSize + r.row);
+      store_relaxed_if(there, qkv_words + at, tag_value(value, tags.of(r.column)));
     };
-    if (!product<typename S::Qkv, N>(flow, kQkv, normed, qkv)) return false;
+    if (!project<typename S::Qkv, N>(context, kQkv, normed, qkv)) return false;
 
-    vector.template ask<S::hidden>(norms() + S::hidden);
-    const bf16* head_norms = norms() + 2 * S::hidden;
-    constexpr bool kHere = S::near && F::most == 1;  // attention is part of the product
-    if constexpr (!S::near) attend<S>(flow, n, l, head_norms, columns, count);
-    if constexpr (S::near && !kHere) attend_apart<S>(flow, n, l, head_norms, columns, count);
+    vector.template load_async<S::hidden_size>(norms() + S::hidden_size);
+    const bf16* head_norms = norms() + 2 * S::hidden_size;
+    constexpr bool kLocalAttention =
+        S::short_context && F::max_columns == 1;  // attention is part of the product
+    if constexpr (!S::short_context) attend<S>(context, n, l, head_norms, columns, count);
+    if constexpr (S::short_context && !kLocalAttention)
+      attend_short_distributed<S>(context, n, l, head_norms, columns, count);
 
     auto attended = [&](int first, auto& sums) {
-      if constexpr (kHere)
-        attend_here<S, N>(flow, n, l, head_norms, columns, sums.gave_up);
+      if constexpr (kLocalAttention)
+        attend_short_local<S, N>(context, n, l, head_norms, columns, sums.timed_out);
       else
-        each_half([&](int half) {
-          fetch_pairs<S::queries, S::Out::template chunk<F::most>, N>(
-              p, words.attended, half, first, count, tags, kAttention, sums.gave_up,
-              flow.fragments[half]);
+        for_each_split([&](int split) {
+          load_pairs<S::query_size, S::Out::template chunk_steps<F::max_columns>, N>(
+              p, words.attention_output, split, first, count, tags, kAttention, sums.timed_out,
+              context.fragments[split]);
         });
     };
-    if (!add<typename S::Out, N>(flow, kOut, own, attended, words.out)) return false;
+    if (!project_and_add<typename S::Out, N>(context, kOut, own, attended,
+                                             words.attention_residual))
+      return false;
 
     auto normed_again = [&](int, auto& sums) {
-      fetch_residual<S::hidden, N>(p, words.out, vector, count, tags, kOut, flow.fragments, sums);
+      load_normed_residual<S::hidden_size, N>(p, words.attention_residual, vector, count, tags,
+                                              kOut, context.fragments, sums);
     };
     // A unit is four rows of gate, then the same four of up. Neighbouring lanes have its rows.
-    auto gated = [&](const Result& r, float sum, const auto& sums, bool there) {
-      const float own = sum * norm_scale<S::hidden>(sums, r.column, eps);
-      const float up = shuffle_xor(own, kUnit / 2);
-      const float value = own * inverse(1 + expf(-own)) * up;
+    auto gated = [&](const ProjectionResult& r, float sum, const auto& sums, bool there) {
+      const float own = sum * rms_norm_scale<S::hidden_size>(sums, r.column, eps);
+      const float up = shuffle_xor(own, kRowGroupSize / 2);
+      const float value = own * approx_reciprocal(1 + expf(-own)) * up;
       const float next = shuffle_xor(value, 1);
-      const bool made = there && r.row < kUnit / 2;
-      store_word_if(made && !fits_pair(value), p.broken + (F::most > 1 ? r.column : 0), 1);
-      const int word = (r.unit * (kUnit / 2) + r.row) / 2;
-      each_half([&](int half) {
-        using Words = PairBoard<S::intermediate, F::most>;
-        const int at = Words::at(r.column, half * (S::intermediate / 2) + word);
-        store_word_if(made && r.row % 2 == 0, words.middle + at,
-                      tagged_pair(rest(value, half), rest(next, half), tags.of(r.column)));
+      const bool made = there && r.row < kRowGroupSize / 2;
+      store_relaxed_if(made && !fits_in_pair(value),
+                       p.non_finite + (F::max_columns > 1 ? r.column : 0), 1);
+      const int word = (r.row_group * (kRowGroupSize / 2) + r.row) / 2;
+      for_each_split([&](int split) {
+        using Layout = PairExchangeLayout<S::intermediate_size, F::max_columns>;
+        const int at = Layout::index(r.column, split * (S::intermediate_size / 2) + word);
+        store_relaxed_if(made && r.row % 2 == 0, words.mlp_hidden + at,
+                         tag_pair(split_remainder(value, split), split_remainder(next, split),
+                                  tags.of(r.column)));
       });
     };
-    if (!product<typename S::GateUp, N>(flow, kGateUp, normed_again, gated)) return false;
-    vector.template ask<S::hidden>(l + 1 < layers ? norms() + kNorms : n.norm);
+    if (!project<typename S::GateUp, N>(context, kGateUp, normed_again, gated)) return false;
+    vector.template load_async<S::hidden_size>(l + 1 < layers ? norms() + kNorms : n.final_norm);
 
     auto middle = [&](int first, auto& sums) {
-      each_half([&](int half) {
-        fetch_pairs<S::intermediate, S::Down::template chunk<F::most>, N>(
-            p, words.middle, half, first, count, tags, kGateUp, sums.gave_up, flow.fragments[half]);
+      for_each_split([&](int split) {
+        load_pairs<S::intermediate_size, S::Down::template chunk_steps<F::max_columns>, N>(
+            p, words.mlp_hidden, split, first, count, tags, kGateUp, sums.timed_out,
+            context.fragments[split]);
       });
     };
     // Keys and values of the pass, before anything that a later one hears of.
-    if (l + 1 == layers) fence();
-    if (!add<typename S::Down, N>(flow, kDown, own, middle, words.down)) return false;
+    if (l + 1 == layers) thread_fence();
+    if (!project_and_add<typename S::Down, N>(context, kDown, own, middle, words.mlp_residual))
+      return false;
   }
   return true;
 }

@@ -56,33 +56,33 @@ T* pointer(const Tensor& t, at::ScalarType type, const char* name) {
   return static_cast<T*>(t.data_ptr());
 }
 
-const bf16* half(const Tensor& t, const char* name) {
+const bf16* bf16_pointer(const Tensor& t, const char* name) {
   return pointer<const bf16>(t, at::kBFloat16, name);
 }
 
 const uint4* packed(const Tensor& t, const char* name) {
-  return reinterpret_cast<const uint4*>(half(t, name));
+  return reinterpret_cast<const uint4*>(bf16_pointer(t, name));
 }
 
-int64_t words_of(int64_t model) { return workspace_words(entry(model).shape); }
+int64_t workspace_size(int64_t model) { return workspace_words(entry(model).shape); }
 
 // As words that give their two lowest bits to a tag.
 std::vector<int64_t> logits_of(int64_t model) {
-  const LogitsAt at = logits_at(entry(model).shape);
+  const LogitsOffsets at = logits_at(entry(model).shape);
   return {at.talker, at.predictor};
 }
 
 Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, const Tensor& keys,
                 const Tensor& values, const Tensor& turns, double eps) {
-  TORCH_CHECK(keys.dim() == 5 && keys.size(3) % kBlock == 0 && keys.size(4) == kKept &&
+  TORCH_CHECK(keys.dim() == 5 && keys.size(3) % kPageSize == 0 && keys.size(4) == kKvWidth &&
                   keys.numel() == values.numel(),
-              "keys must be [layers, slots, kv heads, positions, ", kKept,
-              "], values as many, and the positions a multiple of ", kBlock, ".");
+              "keys must be [layers, slots, kv heads, positions, ", kKvWidth,
+              "], values as many, and the positions a multiple of ", kPageSize, ".");
   TORCH_CHECK(turns.size(0) >= keys.size(3), "turns must cover ", keys.size(3), " positions.");
   return {packed(stack, "stack"),
-          half(norms, "norms"),
+          bf16_pointer(norms, "norms"),
           static_cast<int>(keys.size(0)),
-          half(norm, "norm"),
+          bf16_pointer(norm, "norm"),
           pointer<bf16>(keys, at::kBFloat16, "keys"),
           pointer<bf16>(values, at::kBFloat16, "values"),
           static_cast<int>(keys.size(1)),
@@ -94,17 +94,17 @@ Network network(const Tensor& stack, const Tensor& norms, const Tensor& norm, co
 
 // Positions of a talker's layer whose keys and values take a fifth of the second-level cache: the
 // rest is for what passes through it.
-int remembered(const Shape& s) {
+int l2_resident_positions(const Shape& s) {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device);
-  const int position = 2 * s.talker[2] * kKept * static_cast<int>(sizeof(bf16));
+  const int position = 2 * s.talker[2] * kKvWidth * static_cast<int>(sizeof(bf16));
   return bytes / 5 / position;
 }
 
 Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList mail, int64_t eos,
               double eps, int64_t patience) {
-  TORCH_CHECK(0 <= model && model < kModels, "There is no model ", model, ".");
+  TORCH_CHECK(0 <= model && model < kNumModels, "There is no model ", model, ".");
   TORCH_CHECK(w.size() == kNumWeights && m.size() == kNumMemory && mail.size() == kNumMailbox,
               "The lists have ", w.size(), ", ", m.size(), " and ", mail.size(), " tensors.");
   for (const Tensor& t : m) TORCH_CHECK(t.is_cuda(), "The memory must be on a GPU.");
@@ -119,30 +119,32 @@ Params params(int64_t model, at::TensorList w, at::TensorList m, at::TensorList 
                         m[kPredictorKeys], m[kPredictorValues], w[kTurns], eps);
   p.talker_head = packed(w[kTalkerHead], "head");
   p.predictor_heads = packed(w[kPredictorHeads], "heads");
-  p.code_embedding = half(w[kCodeEmbedding], "code embedding");
-  TORCH_CHECK(w[kGroupEmbeddings].is_cpu() && w[kGroupEmbeddings].numel() == kGroups - 1,
-              "The group embeddings must be ", kGroups - 1, " addresses on the host, found ",
+  p.code_embedding = bf16_pointer(w[kCodeEmbedding], "code embedding");
+  TORCH_CHECK(w[kGroupEmbeddings].is_cpu() && w[kGroupEmbeddings].numel() == kNumCodeGroups - 1,
+              "The group embeddings must be ", kNumCodeGroups - 1, " addresses on the host, found ",
               w[kGroupEmbeddings].numel(), " on ", w[kGroupEmbeddings].device(), ".");
   std::memcpy(p.group_embeddings,
               pointer<const int64_t>(w[kGroupEmbeddings], at::kLong, "group embeddings"),
               sizeof(p.group_embeddings));
-  p.pad = half(w[kPad], "pad");
-  p.project_bias = half(w[kProjectBias], "bias");
-  p.text = half(m[kText], "text");
-  p.hidden = pointer<float>(m[kHidden], at::kFloat, "hidden");
-  p.seen = pointer<uint8_t>(m[kSeen], at::kByte, "seen");
-  p.eos = static_cast<int>(eos);
-  p.remembered = remembered(s);
-  p.frames = reinterpret_cast<Published*>(pointer<int>(mail[kFrames], at::kInt, "frames"));
-  p.published = reinterpret_cast<unsigned*>(pointer<int>(mail[kPublished], at::kInt, "published"));
-  p.stop = reinterpret_cast<unsigned*>(pointer<int>(mail[kStop], at::kInt, "stop"));
+  p.pad_vector = bf16_pointer(w[kPad], "pad");
+  p.input_projection_bias = bf16_pointer(w[kProjectBias], "bias");
+  p.text_vectors = bf16_pointer(m[kText], "text");
+  p.prompt_hidden = pointer<float>(m[kHidden], at::kFloat, "hidden");
+  p.seen_codes = pointer<uint8_t>(m[kSeen], at::kByte, "seen");
+  p.eos_id = static_cast<int>(eos);
+  p.l2_resident_positions = l2_resident_positions(s);
+  p.published_frames =
+      reinterpret_cast<PublishedFrame*>(pointer<int>(mail[kFrames], at::kInt, "frames"));
+  p.num_published =
+      reinterpret_cast<unsigned*>(pointer<int>(mail[kPublished], at::kInt, "published"));
+  p.stop_flags = reinterpret_cast<unsigned*>(pointer<int>(mail[kStop], at::kInt, "stop"));
   p.failure = reinterpret_cast<unsigned*>(pointer<int>(mail[kFailure], at::kInt, "failure"));
   TORCH_CHECK(m[kWorkspace].numel() == workspace_words(s), "The workspace must have ",
               workspace_words(s), " words.");
   lay_out(p, s, reinterpret_cast<uint32_t*>(pointer<int>(m[kWorkspace], at::kInt, "workspace")));
-  p.times = reinterpret_cast<uint64_t*>(pointer<int64_t>(m[kTimes], at::kLong, "times"));
+  p.phase_times = reinterpret_cast<uint64_t*>(pointer<int64_t>(m[kTimes], at::kLong, "times"));
   TORCH_CHECK(patience >= 0, "The patience is ", patience, " ns; it must not be negative.");
-  p.patience = static_cast<uint64_t>(patience);
+  p.timeout_ns = static_cast<uint64_t>(patience);
   return p;
 }
 
@@ -152,21 +154,22 @@ void take_streams(Params& p, const Tensor& streams) {
   TORCH_CHECK(streams.is_cpu() && streams.dim() == 2 && streams.size(1) == sizeof(Stream),
               "The streams must be [columns, ", sizeof(Stream), "] bytes on the host, found ",
               streams.sizes(), " on ", streams.device(), ".");
-  TORCH_CHECK(1 <= streams.size(0) && streams.size(0) <= kColumns, "One launch takes 1 to ",
-              kColumns, " streams, found ", streams.size(0), ".");
-  p.columns = static_cast<int>(streams.size(0));
+  TORCH_CHECK(1 <= streams.size(0) && streams.size(0) <= kMaxStreams, "One launch takes 1 to ",
+              kMaxStreams, " streams, found ", streams.size(0), ".");
+  p.num_streams = static_cast<int>(streams.size(0));
   std::memcpy(p.streams, pointer<uint8_t>(streams, at::kByte, "streams"), streams.nbytes());
-  for (int c = 0; c < p.columns; ++c) {
-    TORCH_CHECK(0 <= p.streams[c].slot && p.streams[c].slot < p.talker.slots, "There is no slot ",
-                p.streams[c].slot, " among ", p.talker.slots, ".");
+  for (int c = 0; c < p.num_streams; ++c) {
+    TORCH_CHECK(0 <= p.streams[c].slot && p.streams[c].slot < p.talker.num_slots,
+                "There is no slot ", p.streams[c].slot, " among ", p.talker.num_slots, ".");
   }
 }
 
 // Which heads are watched, each as layer * heads + head, and where their scores go.
-Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor& scores) {
-  Watch w{};
-  w.count = static_cast<int>(heads.size());
-  TORCH_CHECK(heads.size() <= kMostWatched, "At most ", kMostWatched,
+AttentionCapture attention_capture(const Params& p, const Shape& s, at::IntArrayRef heads,
+                                   const Tensor& scores) {
+  AttentionCapture w{};
+  w.num_heads = static_cast<int>(heads.size());
+  TORCH_CHECK(heads.size() <= kMaxCapturedHeads, "At most ", kMaxCapturedHeads,
               " heads can be watched, found ", heads.size(), ".");
   for (size_t i = 0; i < heads.size(); ++i) {
     const int64_t there = static_cast<int64_t>(p.talker.num_layers) * s.talker[1];
@@ -176,7 +179,7 @@ Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor
   }
   w.scores = pointer<float>(scores, at::kFloat, "scores");
   const int64_t wanted =
-      static_cast<int64_t>(p.columns) * p.max_frames * w.count * p.talker.positions;
+      static_cast<int64_t>(p.num_streams) * p.max_frames * w.num_heads * p.talker.num_positions;
   TORCH_CHECK(scores.numel() >= wanted, "The scores need room for ", wanted, " numbers, found ",
               scores.numel(), ".");
   return w;
@@ -184,25 +187,28 @@ Watch watch(const Params& p, const Shape& s, at::IntArrayRef heads, const Tensor
 
 // Whether the passes name places that there are, and a column for every row.
 void check_passes(const Tensor& passes, const Network& talker, int64_t rows) {
-  constexpr int64_t kInts = sizeof(Pass) / sizeof(int);
+  constexpr int64_t kInts = sizeof(PrefillBatch) / sizeof(int);
   TORCH_CHECK(passes.is_cpu() && passes.dim() == 2 && passes.size(1) == kInts,
               "The passes must be [passes, ", kInts, "] on the host, found ", passes.sizes(),
               " on ", passes.device(), ".");
-  const Pass* at = reinterpret_cast<const Pass*>(pointer<int>(passes, at::kInt, "passes"));
+  const PrefillBatch* at =
+      reinterpret_cast<const PrefillBatch*>(pointer<int>(passes, at::kInt, "passes"));
   int64_t columns = 0;
   for (int64_t i = 0; i < passes.size(0); ++i) {
-    TORCH_CHECK(1 <= at[i].columns && at[i].columns <= kWide, "A pass takes 1 to ", kWide,
-                " columns, found ", at[i].columns, ".");
-    TORCH_CHECK(at[i].row == columns, "Pass ", i, " must begin with row ", columns,
-                " of the prompt, found ", at[i].row, ".");
-    columns += at[i].columns;
-    for (int c = 0; c < at[i].columns; ++c) {
-      const Place& place = at[i].places[c];
-      TORCH_CHECK(0 <= place.slot && place.slot < talker.slots && 0 <= place.position &&
-                      place.position < talker.positions && 0 <= place.first && place.first <= c,
+    TORCH_CHECK(1 <= at[i].num_columns && at[i].num_columns <= kMaxPrefillColumns,
+                "A pass takes 1 to ", kMaxPrefillColumns, " columns, found ", at[i].num_columns,
+                ".");
+    TORCH_CHECK(at[i].first_row == columns, "Pass ", i, " must begin with row ", columns,
+                " of the prompt, found ", at[i].first_row, ".");
+    columns += at[i].num_columns;
+    for (int c = 0; c < at[i].num_columns; ++c) {
+      const PrefillColumn& place = at[i].columns[c];
+      TORCH_CHECK(0 <= place.slot && place.slot < talker.num_slots && 0 <= place.position &&
+                      place.position < talker.num_positions && 0 <= place.first_column &&
+                      place.first_column <= c,
                   "There is no position ", place.position, " of slot ", place.slot, " among ",
-                  talker.slots, " slots of ", talker.positions, " positions, or no first column ",
-                  place.first, " for column ", c, ".");
+                  talker.num_slots, " slots of ", talker.num_positions,
+                  " positions, or no first column ", place.first_column, " for column ", c, ".");
     }
   }
   TORCH_CHECK(columns == rows, "The passes have ", columns, " columns and the prompt ", rows,
@@ -214,11 +220,12 @@ int blocks(const Entry& e) {
   int device = 0, count = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  constexpr int kMostRows = kMostOwn * kUnit;  // of the residual, for which a block has room
-  const int least = (std::max(e.shape.talker[0], e.shape.predictor[0]) + kMostRows - 1) / kMostRows;
+  constexpr int kMaxRows =
+      kMaxResidualRowGroups * kRowGroupSize;  // of the residual, for which a block has room
+  const int least = (std::max(e.shape.talker[0], e.shape.predictor[0]) + kMaxRows - 1) / kMaxRows;
   TORCH_CHECK(count >= least, "The model needs a GPU of ", least, " multiprocessors, found ", count,
               ".");
-  return std::min(count, e.shape.most_blocks);
+  return std::min(count, e.shape.max_blocks);
 }
 
 void launch(const Kernel& kernel, const Entry& e, Params& p, const Tensor& workspace) {
@@ -232,8 +239,8 @@ void launch(const Kernel& kernel, const Entry& e, Params& p, const Tensor& works
   check(cudaMemsetAsync(workspace.data_ptr(), 0xFF, workspace.nbytes(), stream),
         "The workspace could not be cleared");
   void* arguments[] = {&p};
-  check(cudaLaunchCooperativeKernel(kernel.function, dim3(blocks(e)), dim3(kLaunched), arguments,
-                                    kernel.shared_bytes, stream),
+  check(cudaLaunchCooperativeKernel(kernel.function, dim3(blocks(e)), dim3(kNumLaunchedThreads),
+                                    arguments, kernel.shared_bytes, stream),
         "The kernel could not be launched with one block a multiprocessor");
 }
 
@@ -244,12 +251,12 @@ void generate(int64_t model, at::TensorList weights, at::TensorList memory, at::
   Params p = params(model, weights, memory, mailbox, eos, eps, patience);
   take_streams(p, streams);
   p.max_frames = static_cast<int>(max_frames);
-  const int64_t room = mailbox[kFrames].numel() * 4 / sizeof(Published);
-  TORCH_CHECK(0 < max_frames && max_frames * p.columns <= room, "The mailbox has room for ", room,
-              " frames, asked for ", max_frames, " of ", p.columns, " streams.");
+  const int64_t room = mailbox[kFrames].numel() * 4 / sizeof(PublishedFrame);
+  TORCH_CHECK(0 < max_frames && max_frames * p.num_streams <= room, "The mailbox has room for ",
+              room, " frames, asked for ", max_frames, " of ", p.num_streams, " streams.");
   const Entry e = entry(model);
-  p.watch = watch(p, e.shape, watched, memory[kScores]);
-  launch(p.columns == 1 ? e.generate_one : e.generate, e, p, memory[kWorkspace]);
+  p.attention_capture = attention_capture(p, e.shape, watched, memory[kScores]);
+  launch(p.num_streams == 1 ? e.generate_one : e.generate, e, p, memory[kWorkspace]);
 }
 
 void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::TensorList mailbox,
@@ -266,14 +273,15 @@ void prefill(int64_t model, at::TensorList weights, at::TensorList memory, at::T
   const auto bytes = at::TensorOptions().dtype(at::kByte).pinned_memory(true);
   const Tensor sent = at::empty({static_cast<int64_t>(prompt.nbytes() + passes.nbytes())}, bytes);
   uint8_t* const to = sent.mutable_data_ptr<uint8_t>();
-  std::memcpy(to, half(prompt, "prompt"), prompt.nbytes());
+  std::memcpy(to, bf16_pointer(prompt, "prompt"), prompt.nbytes());
   std::memcpy(to + prompt.nbytes(), passes.const_data_ptr(), passes.nbytes());
   const Tensor there = sent.to(memory[0].device(), /*non_blocking=*/true);
-  p.prompt = reinterpret_cast<const bf16*>(there.const_data_ptr());
-  p.passes = reinterpret_cast<const Pass*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
-  each_run(p, reinterpret_cast<const Pass*>(passes.const_data_ptr()),
-           static_cast<int>(passes.size(0)),
-           [&](Size size) { launch(e.prefill[size], e, p, memory[kWorkspace]); });
+  p.prompt_vectors = reinterpret_cast<const bf16*>(there.const_data_ptr());
+  p.prefill_batches =
+      reinterpret_cast<const PrefillBatch*>(there.const_data_ptr<uint8_t>() + prompt.nbytes());
+  for_each_run(p, reinterpret_cast<const PrefillBatch*>(passes.const_data_ptr()),
+               static_cast<int>(passes.size(0)),
+               [&](PrefillSize size) { launch(e.prefill[size], e, p, memory[kWorkspace]); });
 }
 
 // Until an event has happened: looks for it so long, then sleeps. Torch calls operators without
@@ -294,15 +302,17 @@ void wait(int64_t event, int64_t nanoseconds) {
 }
 
 std::vector<int64_t> shape(int64_t model) {
-  TORCH_CHECK(0 <= model && model < kModels, "There is no model ", model, ".");
+  TORCH_CHECK(0 <= model && model < kNumModels, "There is no model ", model, ".");
   const Shape s = entry(model).shape;
   std::vector<int64_t> out(s.talker, s.talker + 4);
   out.insert(out.end(), s.predictor, s.predictor + 4);
-  for (int number : {s.codes, s.slot, kMostUnits, kColumns, kWide, kKept}) out.push_back(number);
+  for (int number :
+       {s.num_codes, s.stage_steps, kMaxRowGroups, kMaxStreams, kMaxPrefillColumns, kKvWidth})
+    out.push_back(number);
   return out;
 }
 
-int64_t models() { return kModels; }
+int64_t models() { return kNumModels; }
 
 int64_t blocks_of(int64_t model) { return blocks(entry(model)); }
 
@@ -312,7 +322,7 @@ int64_t blocks_of(int64_t model) { return blocks(entry(model)); }
 TORCH_LIBRARY(megakernel_tts, m) {
   m.def("models() -> int", &megakernel::models);
   m.def("shape(int model) -> int[]", &megakernel::shape);
-  m.def("workspace_words(int model) -> int", &megakernel::words_of);
+  m.def("workspace_words(int model) -> int", &megakernel::workspace_size);
   m.def("logits_at(int model) -> int[]", &megakernel::logits_of);
   m.def("blocks(int model) -> int", &megakernel::blocks_of);
   m.def("wait(int event, int nanoseconds) -> ()", &megakernel::wait);

@@ -7,52 +7,56 @@ namespace megakernel {
 
 // Of one prompt, or parts of several; a pass has as many columns as there is room for with so many
 // streams.
-template <class M, int Most>
-class Prompts : Crew<M, Most> {
-  using Base = Crew<M, Most>;
+template <class M, int MaxColumns>
+class PromptPrefill : BlockContext<M, MaxColumns> {
+  using Base = BlockContext<M, MaxColumns>;
   using typename Base::Talker;
 
  public:
-  DEVICE Prompts(const Params& p, Shared<M, Most>& s) : Base(p, s) {}
+  DEVICE PromptPrefill(const Params& p, SharedMemory<M, MaxColumns>& s) : Base(p, s) {}
 
   // All passes, unless a block gives up.
   DEVICE void run() {
-    begin_prompts();
-    const bool lost = lost_before();
+    reset_prompts();
+    const bool lost = previous_launch_failed();
     bool fine = true;
 #pragma unroll 1
-    for (const Pass* next = p_.passes; fine && next < p_.passes + p_.num_passes; ++next) {
-      const Pass& pass = *next;
-      const int last = pass.columns - 1, columns = Most == 1 ? kRoom<Most> : last + 1;
+    for (const PrefillBatch* next = p_.prefill_batches;
+         fine && next < p_.prefill_batches + p_.num_prefill_batches; ++next) {
+      const PrefillBatch& pass = *next;
+      const int last = pass.num_columns - 1,
+                columns = MaxColumns == 1 ? kColumnCapacity<MaxColumns> : last + 1;
       begin_pass(columns);
-      Base::template ask<Talker::hidden>(s_.talker.norms);
-      each_column(columns, [&](int c) {
-        const Place& at = pass.places[min(c, last)];
-        return Column{at.slot, at.position, c > last ? c : at.first, c <= last, -1};
+      Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
+      set_columns(columns, [&](int c) {
+        const PrefillColumn& at = pass.columns[min(c, last)];
+        return Column{at.slot, at.position, c > last ? c : at.first_column, c <= last, -1};
       });
       const auto input = [&](int c, int k) {
-        const size_t row = pass.row + min(c, last);
-        return load_halves(p_.prompt + row * Talker::hidden + k);
+        const size_t row = pass.first_row + min(c, last);
+        return load_bf16x4(p_.prompt_vectors + row * Talker::hidden_size + k);
       };
-      start_with<Talker, kRoom<Most>, kSeveral>(flow_, s_.own, s_.norm, columns, input);
-      fine = run_layers<Talker, kRoom<Most>>(flow_, s_.own, s_.norm, s_.talker, columns_(), columns,
-                                             IsThere()) &&
-             hear(pass, columns, lost);
+      begin_layers<Talker, kColumnCapacity<MaxColumns>, kInputVectorsAtOnce>(
+          context_, s_.residual_rows, s_.norm, columns, input);
+      fine = run_layers<Talker, kColumnCapacity<MaxColumns>>(context_, s_.residual_rows, s_.norm,
+                                                             s_.talker, pass_columns(), columns,
+                                                             InputInPlace()) &&
+             finish_batch(pass, columns, lost);
     }
-    close();
+    finish();
   }
 
  private:
   // Streams that begin have drawn nothing, and have no hidden state until their prompt's end.
-  DEVICE void begin_prompts() {
+  DEVICE void reset_prompts() {
 #pragma unroll 1
-    for (int i = 0; i < p_.num_passes; ++i) {
-      const Pass& pass = p_.passes[i];
-      forget_ends(pass);
-      for (int c = block(); c < pass.columns; c += blocks()) {
-        if (!(pass.ends >> c & 1)) continue;
-        uint8_t* seen = p_.seen + static_cast<size_t>(pass.places[c].slot) * M::vocab;
-        for (int id = thread(); id < M::vocab; id += kThreads) seen[id] = 0;
+    for (int i = 0; i < p_.num_prefill_batches; ++i) {
+      const PrefillBatch& pass = p_.prefill_batches[i];
+      invalidate_prompt_hidden(pass);
+      for (int c = block_idx(); c < pass.num_columns; c += num_blocks()) {
+        if (!(pass.prompt_end_mask >> c & 1)) continue;
+        uint8_t* seen = p_.seen_codes + static_cast<size_t>(pass.columns[c].slot) * M::vocab_size;
+        for (int id = thread_idx(); id < M::vocab_size; id += kNumThreads) seen[id] = 0;
       }
     }
   }
@@ -60,57 +64,58 @@ class Prompts : Crew<M, Most> {
   // Whether a launch was lost of which the host has not heard yet: nobody is to speak who builds
   // upon what it left of a prompt. The block that keeps ends asks: the bus answers one after
   // another, and all blocks would wait 0.13 ms.
-  DEVICE bool lost_before() {
-    if (block() == 0 && thread() == 0) s_.made[0] = observe_host(p_.failure) != 0;
-    block_sync();
-    return s_.made[0] != 0;
+  DEVICE bool previous_launch_failed() {
+    if (block_idx() == 0 && thread_idx() == 0) s_.num_made[0] = load_host_flag(p_.failure) != 0;
+    sync_compute_threads();
+    return s_.num_made[0] != 0;
   }
 
   // All hear what a pass ends with, and so that its keys and values are settled; one block keeps
   // the hidden states of prompts that end. False if it was awaited in vain.
-  DEVICE bool hear(const Pass& pass, int columns, bool lost) {
-    take_words<Talker::hidden, kRoom<Most>, Most>(
-        p_, s_.talker.words.down, columns, flow_.tags, kDown, flow_.gave_up(),
+  DEVICE bool finish_batch(const PrefillBatch& pass, int columns, bool lost) {
+    wait_for_residual<Talker::hidden_size, kColumnCapacity<MaxColumns>, MaxColumns>(
+        p_, s_.talker.exchange.mlp_residual, columns, context_.tags, kDown, context_.timed_out(),
         [&](int c, int i, int four, float4 x) {
-          if (!lost) keep_end(pass, c + i, four, x);
+          if (!lost) store_prompt_hidden(pass, c + i, four, x);
         },
         [](int) {});
-    if (pass.ends == 0) return true;
-    block_sync();
-    const bool fine = flow_.gave_up() == 0;
-    if (!fine) forget_ends(pass);
+    if (pass.prompt_end_mask == 0) return true;
+    sync_compute_threads();
+    const bool fine = context_.timed_out() == 0;
+    if (!fine) invalidate_prompt_hidden(pass);
     return fine;
   }
 
   // Each thread has the same elements every time.
-  DEVICE void keep_end(const Pass& pass, int c, int four, float4 state) {
-    if (block() != 0 || !(pass.ends >> c & 1)) return;
-    float* out = p_.hidden + static_cast<size_t>(pass.places[c].slot) * Talker::hidden;
-    *reinterpret_cast<float4*>(out + Fours<Talker::hidden>::k(four)) = state;
+  DEVICE void store_prompt_hidden(const PrefillBatch& pass, int c, int four, float4 state) {
+    if (block_idx() != 0 || !(pass.prompt_end_mask >> c & 1)) return;
+    float* out = p_.prompt_hidden + static_cast<size_t>(pass.columns[c].slot) * Talker::hidden_size;
+    *reinterpret_cast<float4*>(out + LaneVectors<Talker::hidden_size>::k(four)) = state;
   }
 
-  DEVICE void forget_ends(const Pass& pass) {
-    for (int c = 0; c < pass.columns; ++c) {
-      for (int four = 0; four < Fours<Talker::hidden>::count; ++four) {
-        if (Fours<Talker::hidden>::there(four)) keep_end(pass, c, four, {NAN, NAN, NAN, NAN});
+  DEVICE void invalidate_prompt_hidden(const PrefillBatch& pass) {
+    for (int c = 0; c < pass.num_columns; ++c) {
+      for (int four = 0; four < LaneVectors<Talker::hidden_size>::count; ++four) {
+        if (LaneVectors<Talker::hidden_size>::there(four))
+          store_prompt_hidden(pass, c, four, {NAN, NAN, NAN, NAN});
       }
     }
   }
 
-  using Base::begin_pass, Base::close, Base::columns_, Base::each_column;
-  using Base::flow_, Base::p_, Base::s_;
+  using Base::begin_pass, Base::finish, Base::pass_columns, Base::set_columns;
+  using Base::context_, Base::p_, Base::s_;
 };
 
-template <class M, int Most>
-DEVICE void run_prompts(const Params& p, Shared<M, Most>& s) {
+template <class M, int MaxColumns>
+DEVICE void prefill_prompts(const Params& p, SharedMemory<M, MaxColumns>& s) {
   s.ring.init();
-  all_sync();
-  if (warp_number() < kWarps) {
-    take_registers();
-    Prompts<M, Most>(p, s).run();
-  } else if (copies()) {
-    fetch_weights<Most == 1>(s.ring, 0, p.num_passes,
-                             [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+  sync_all_threads();
+  if (uniform_warp_idx() < kNumWarps) {
+    raise_register_limit();
+    PromptPrefill<M, MaxColumns>(p, s).run();
+  } else if (is_copy_warp()) {
+    copy_weights<MaxColumns == 1>(s.ring, 0, p.num_prefill_batches,
+                                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }
 

@@ -6,23 +6,23 @@
 namespace megakernel {
 
 // Of passes: each has a kernel of its own. The fewer columns, the more room for weights.
-enum Size : int { kFew, kSome, kMany };
+enum PrefillSize : int { kFew, kSome, kMany };
 
-constexpr Size size_of(int columns) {
-  return columns <= kRoom<1> ? kFew : columns <= kColumns ? kSome : kMany;
+constexpr PrefillSize prefill_size(int columns) {
+  return columns <= kColumnCapacity<1> ? kFew : columns <= kMaxStreams ? kSome : kMany;
 }
 
 // For each run of neighbouring passes of one size: has `p` name them, and calls launch(size).
 // `passes` are those of `p`, on the host.
 template <class Launch>
-void each_run(Params& p, const Pass* passes, int count, Launch launch) {
-  for (int done = 0; done < count; done += p.num_passes) {
-    const Size size = size_of(passes[done].columns);
+void for_each_run(Params& p, const PrefillBatch* prefill_batches, int count, Launch launch) {
+  for (int done = 0; done < count; done += p.num_prefill_batches) {
+    const PrefillSize size = prefill_size(prefill_batches[done].num_columns);
     int end = done + 1;
-    while (end < count && size_of(passes[end].columns) == size) ++end;
-    p.num_passes = end - done;
+    while (end < count && prefill_size(prefill_batches[end].num_columns) == size) ++end;
+    p.num_prefill_batches = end - done;
     launch(size);
-    p.passes += p.num_passes;
+    p.prefill_batches += p.num_prefill_batches;
   }
 }
 

@@ -13,261 +13,276 @@ namespace megakernel {
 
 // Sums of the warps side by side, [unit][warp][row][column]. There are two sets, used in turn, so
 // that one meeting of the block is enough: who is fast fills the other set.
-template <int Most>
-struct alignas(16) Sums {
-  static constexpr int wide = kRoom<Most> * kHalves;  // columns, of all halves
-  static constexpr int tiles = (wide + 7) / 8;        // as wide as the matrix instruction
-  float of[kMostUnits][kWarps][kUnit * wide];
-  float squares[kRoom<Most>][kWarps];  // of the activations, where a norm wants them
-  int gave_up;
+template <int MaxColumns>
+struct alignas(16) PartialSums {
+  static constexpr int num_columns =
+      kColumnCapacity<MaxColumns> * kNumSplits;        // columns, of all halves
+  static constexpr int tiles = (num_columns + 7) / 8;  // as wide as the matrix instruction
+  float sums[kMaxRowGroups][kNumWarps][kRowGroupSize * num_columns];
+  float squares[kColumnCapacity<MaxColumns>]
+               [kNumWarps];  // of the activations, where a norm wants them
+  int timed_out;
 };
 
 // Activations of a column for a step: lane 4 column + t of a warp has elements 8t to 8t + 7. Second
 // halves are columns of their own, behind the others.
-template <int Most>
-struct alignas(16) Fragments {
-  uint4 of[kMostSteps<Most>][kWarps][4 * kRoom<Most>];
+template <int MaxColumns>
+struct alignas(16) ActivationFragments {
+  uint4 num_steps[kMaxChunkSteps<MaxColumns>][kNumWarps][4 * kColumnCapacity<MaxColumns>];
 };
 
-template <int Most>
-struct Attention;  // see attend.cuh
-struct Nearby;     // see near.cuh
+template <int MaxColumns>
+struct AttentionSharedMemory;       // see attend.cuh
+struct ShortAttentionSharedMemory;  // see near.cuh
 
 // What a lane of a product reads and writes, found out once.
-template <class R, int Most>
-class OwnPlaces {
+template <class R, int MaxColumns>
+class ProjectionAddresses {
  public:
-  static constexpr int tiles = Sums<Most>::tiles;
+  static constexpr int tiles = PartialSums<MaxColumns>::tiles;
 
-  DEVICE OwnPlaces(const R& ring, const Fragments<Most> (&fragments)[kHalves],
-                   Sums<Most> (&sums)[2])
-      : weights_(ring.of[0][0][thread()]),
-        activations_(fragments[lane() / kLanes % kHalves].of[0][warp()][lane() % kLanes]),
-        others_(fragments[(kOther + lane()) / kLanes].of[0][warp()][(kOther + lane()) % kLanes]),
+  DEVICE ProjectionAddresses(const R& ring,
+                             const ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
+                             PartialSums<MaxColumns> (&sums)[2])
+      : weights_(ring.stages[0][0][thread_idx()]),
+        activations_(fragments[lane_idx() / kLanes % kNumSplits]
+                         .num_steps[0][warp_idx()][lane_idx() % kLanes]),
+        others_(fragments[(kOther + lane_idx()) / kLanes]
+                    .num_steps[0][warp_idx()][(kOther + lane_idx()) % kLanes]),
         sums_(reinterpret_cast<float2&>(
-            sums[0].of[0][warp()][lane() / 4 * kColumnsWide + 2 * pair()])),
-        keeps_(held(lane() % 4 < kColumnsWide / 2)) {}
+            sums[0].sums[0][warp_idx()][lane_idx() / 4 * kSumColumns + 2 * pair()])),
+        keeps_(pin_register(lane_idx() % 4 < kSumColumns / 2)) {}
 
   // Of a step of a slot, and of a step and a tile.
-  DEVICE uint4 weights(int slot, int step) const {
-    return *(weights_ + (slot * R::slot + step) * kThreads);
+  DEVICE uint4 weights(int stage, int step) const {
+    return *(weights_ + (stage * R::stage_steps + step) * kNumThreads);
   }
   DEVICE uint4 activations(int step, int tile) const {
-    return *((tile == 0 ? activations_ : others_) + step * kWarps * kLanes);
+    return *((tile == 0 ? activations_ : others_) + step * kNumWarps * kLanes);
   }
   // Of a unit and a tile, in one set of sums or the other; whether the lane is one of those that
   // have any.
-  DEVICE float2& sum(int turn, int unit, int tile) const {
-    constexpr int kSet = sizeof(Sums<Most>) / sizeof(float2),
-                  kOfUnit = kWarps * kUnit * kColumnsWide / 2;
-    return *(sums_ + (turn * kSet + unit * kOfUnit + tile * 4));
+  DEVICE float2& sum(int sums_idx, int row_group, int tile) const {
+    constexpr int kSet = sizeof(PartialSums<MaxColumns>) / sizeof(float2),
+                  kOfUnit = kNumWarps * kRowGroupSize * kSumColumns / 2;
+    return *(sums_ + (sums_idx * kSet + row_group * kOfUnit + tile * 4));
   }
   DEVICE bool keeps() const { return tiles > 1 || keeps_ != 0; }
 
  private:
-  static constexpr int kColumnsWide = Sums<Most>::wide;
-  static constexpr int kLanes = 4 * kRoom<Most>;   // that have activations of their own
+  static constexpr int kSumColumns = PartialSums<MaxColumns>::num_columns;
+  static constexpr int kLanes =
+      4 * kColumnCapacity<MaxColumns>;             // that have activations of their own
   static constexpr int kOther = 32 * (tiles - 1);  // the first of the last tile
-  static_assert(tiles <= 2 && (tiles == 1 || kColumnsWide == 16));
+  static_assert(tiles <= 2 && (tiles == 1 || kSumColumns == 16));
 
   // Of columns; lanes beyond the last read that, for nothing.
-  DEVICE static int pair() { return min(lane() % 4, kColumnsWide / 2 - 1); }
+  DEVICE static int pair() { return min(lane_idx() % 4, kSumColumns / 2 - 1); }
 
-  Held<const uint4> weights_, activations_, others_;
-  Held<float2> sums_;
+  PinnedAddress<const uint4> weights_, activations_, others_;
+  PinnedAddress<float2> sums_;
   int keeps_;
 };
 
 // Everything that a thread carries from phase to phase, of at most `Most` streams.
-template <class R, int Most>
-struct Flow {
-  static constexpr int most = Most;
+template <class R, int MaxColumns>
+struct PhaseContext {
+  static constexpr int max_columns = MaxColumns;
   const Params& p;
-  OwnPlaces<R, Most> own;
-  Sums<Most> (&sums)[2];
-  Fragments<Most> (&fragments)[kHalves];
-  Attention<Most>& attention;  // where the fragments are
-  Nearby* nearby;              // of each warp that attends
-  Held<R> ring;
-  PhaseTimer watch;
-  const Share* shares;           // of the network's matrices, by phase
-  typename R::Place place;       // in the ring
-  Tags tags;                     // of what a layer makes
-  int passing = 0, widened = 0;  // columns of a pass of several streams: at most 2^widened
-  int turn = 0;                  // which of `sums` comes next
+  ProjectionAddresses<R, MaxColumns> addresses;
+  PartialSums<MaxColumns> (&sums)[2];
+  ActivationFragments<MaxColumns> (&fragments)[kNumSplits];
+  AttentionSharedMemory<MaxColumns>& attention;  // where the fragments are
+  ShortAttentionSharedMemory* short_attention;   // of each warp that attends
+  PinnedAddress<R> ring;
+  PhaseTimer timer;
+  const RowGroupRange* row_groups;  // of the network's matrices, by phase
+  typename R::Cursor cursor;        // in the ring
+  EpochTags tags;                   // of what a layer makes
+  int num_pass_columns = 0,
+      log2_pass_columns = 0;  // columns of a pass of several streams: at most 2^widened
+  int sums_idx = 0;           // which of `sums` comes next
 
   // Of a pass of at most N columns; of one stream it has as many.
   template <int N>
   DEVICE int columns() const {
-    return Most == 1 ? N : passing;
+    return MaxColumns == 1 ? N : num_pass_columns;
   }
   template <int N>
-  DEVICE int wide() const {
-    static_assert(Most > 1 || N <= 2);
-    return Most == 1 ? N - 1 : widened;
+  DEVICE int log2_columns() const {
+    static_assert(MaxColumns > 1 || N <= 2);
+    return MaxColumns == 1 ? N - 1 : log2_pass_columns;
   }
 
-  DEVICE int& gave_up() { return sums[turn].gave_up; }
+  DEVICE int& timed_out() { return sums[sums_idx].timed_out; }
 };
 
 // The activations' steps times the slots from `place` on, of which some are known to be full, into
 // a set of sums, or added to what is there; returns the next place. The matrix instruction's rows
 // are a unit's rows twice, with the lower and the upper half of their tile's K.
-template <int Most, class R>
-SHARED_CODE typename R::Place multiply_units(const Params& p, Phase phase, Held<R> ring,
-                                             typename R::Place place, int full,
-                                             OwnPlaces<R, Most> own, int turn, int& gave_up,
-                                             int units, int steps, bool add) {
-  units = uniform(units), steps = uniform(steps);
-  Weights<R> weights(*ring, place, uniform(full));
-  const Patience patience(p, phase, gave_up);
+template <int MaxColumns, class R>
+DEVICE_NOINLINE typename R::Cursor multiply_weight_tiles(
+    const Params& p, Phase phase, PinnedAddress<R> ring, typename R::Cursor cursor, int full,
+    ProjectionAddresses<R, MaxColumns> addresses, int sums_idx, int& timed_out, int num_row_groups,
+    int num_steps, bool project_and_add) {
+  num_row_groups = warp_uniform(num_row_groups), num_steps = warp_uniform(num_steps);
+  RingConsumer<R> weights(*ring, cursor, warp_uniform(full));
+  const SpinTimeout timeout(p, phase, timed_out);
   int step = 0;
   do {
-    constexpr int kTiles = OwnPlaces<R, Most>::tiles;
-    uint4 a[R::slot][kTiles];
+    constexpr int kTiles = ProjectionAddresses<R, MaxColumns>::tiles;
+    uint4 a[R::stage_steps][kTiles];
 #pragma unroll
-    for (int s = 0; s < R::slot; ++s) {
+    for (int s = 0; s < R::stage_steps; ++s) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) a[s][t] = own.activations(step + s, t);
+      for (int t = 0; t < kTiles; ++t) a[s][t] = addresses.activations(step + s, t);
     }
-    int u = 0;
+    int row_group = 0;
     do {
       float low[kTiles][2][4] = {}, high[kTiles][2][4] = {};
-      const int slot = weights.next(patience);
+      const int stage = weights.wait_for_stage(timeout);
 #pragma unroll
-      for (int s = 0; s < R::slot; ++s) {
-        const uint4 w = own.weights(slot, s);
+      for (int s = 0; s < R::stage_steps; ++s) {
+        const uint4 w = addresses.weights(stage, s);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply(low[t][s % 2], w, {a[s][t].x, a[s][t].y});
-          multiply(high[t][s % 2], w, {a[s][t].z, a[s][t].w});
+          mma_m16n8k16(low[t][s % 2], w, {a[s][t].x, a[s][t].y});
+          mma_m16n8k16(high[t][s % 2], w, {a[s][t].z, a[s][t].w});
         }
       }
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        float2& sum = own.sum(turn, u, t);
-        float2 total = (step > 0 || add) && own.keeps() ? sum : float2{0, 0};
+        float2& sum = addresses.sum(sums_idx, row_group, t);
+        float2 total = (step > 0 || project_and_add) && addresses.keeps() ? sum : float2{0, 0};
         total.x += low[t][0][0] + low[t][1][0] + (high[t][0][2] + high[t][1][2]);
         total.y += low[t][0][1] + low[t][1][1] + (high[t][0][3] + high[t][1][3]);
-        if (own.keeps()) sum = total;
+        if (addresses.keeps()) sum = total;
       }
-      weights.done();  // not sooner: the sum has needed all of the slot
-    } while (++u < units);
-    step += R::slot;
-  } while (step < steps);
-  return weights.place();
+      weights.release_stage();  // not sooner: the sum has needed all of the slot
+    } while (++row_group < num_row_groups);
+    step += R::stage_steps;
+  } while (step < num_steps);
+  return weights.cursor();
 }
 
 // Small models do not fill the last step.
-template <class Matrix, int Most>
-DEVICE void clear_padding(Fragments<Most> (&fragments)[kHalves]) {
-  static_assert(Matrix::template chunks<Most> == 1);
-  constexpr int kLast = Matrix::steps - 1;
-  if (kLast * kStep + warp() * kTile < Matrix::k) return;
+template <class Matrix, int MaxColumns>
+DEVICE void clear_padding(ActivationFragments<MaxColumns> (&fragments)[kNumSplits]) {
+  static_assert(Matrix::template num_chunks<MaxColumns> == 1);
+  constexpr int kLast = Matrix::num_steps - 1;
+  if (kLast * kStepK + warp_idx() * kTileK < Matrix::k) return;
 #pragma unroll
-  for (auto& half : fragments) {
-    for (int i = lane(); i < 4 * kRoom<Most>; i += 32) half.of[kLast][warp()][i] = {0, 0, 0, 0};
+  for (auto& split : fragments) {
+    for (int i = lane_idx(); i < 4 * kColumnCapacity<MaxColumns>; i += 32)
+      split.num_steps[kLast][warp_idx()][i] = {0, 0, 0, 0};
   }
 }
 
 // One of a product's results: a unit's row of a column, the sum of the warps' sums at `at`.
-struct Result {
-  int unit, column, row, at;
-  float before;  // what was seen before the sum was there
+struct ProjectionResult {
+  int row_group, column, row, at;
+  float preloaded;  // what was seen before the sum was there
 };
 
 // The i-th of a unit's count: so many units, each of 2^wide columns.
-template <int Wide>
-DEVICE Result result_of(int i, int first, int count, int wide) {
-  const int row = i % kUnit, column = i / kUnit & ((1 << wide) - 1);
-  const int unit = min(i / kUnit >> wide, count - 1);
-  return {first + unit, column, row, unit * kWarps * kUnit * Wide + row * Wide + column, 0};
+template <int SumColumns>
+DEVICE ProjectionResult result_of(int i, int first, int count, int log2_columns) {
+  const int row = i % kRowGroupSize, column = i / kRowGroupSize & ((1 << log2_columns) - 1);
+  const int row_group = min(i / kRowGroupSize >> log2_columns, count - 1);
+  return {first + row_group, column, row,
+          row_group * kNumWarps * kRowGroupSize * SumColumns + row * SumColumns + column, 0};
 }
 
-struct Nothing {
-  DEVICE float operator()(const Share&, const Result&) const { return 0; }
+struct NoPreload {
+  DEVICE float operator()(const RowGroupRange&, const ProjectionResult&) const { return 0; }
 };
 
 // For each unit of the block, and each of 2^wide columns of at most N and row of it, `take(result,
 // sum, sums, there)`, by all lanes: where it is not `there`, the sum is none. `fetch(first step,
 // sums)` brings the activations; `look(share, result)` is asked before. False once anybody has
 // given up.
-template <class Matrix, int N, class F, class Fetch, class Take, class Look = Nothing>
-DEVICE bool product(F& flow, Phase phase, Fetch fetch, Take take, Look look = {}) {
-  const Share share = flow.shares[phase];
-  const int units = uniform(share.count);
+template <class Matrix, int N, class F, class Fetch, class Store, class Preload = NoPreload>
+DEVICE bool project(F& context, Phase phase, Fetch fetch, Store store, Preload preload = {}) {
+  const RowGroupRange share = context.row_groups[phase];
+  const int num_row_groups = warp_uniform(share.count);
 #pragma unroll 1
-  for (int done = 0; done < units; done += kMostUnits) {
-    const int count = min(kMostUnits, units - done), turn = flow.turn;
-    auto& sums = kept(flow.sums[turn]);
-    flow.turn ^= 1;
+  for (int done = 0; done < num_row_groups; done += kMaxRowGroups) {
+    const int count = min(kMaxRowGroups, num_row_groups - done), sums_idx = context.sums_idx;
+    auto& sums = opaque_reference(context.sums[sums_idx]);
+    context.sums_idx ^= 1;
     if (done > 0) {
-      const int column = min(lane(), kRoom<F::most> - 1);
-      sums.squares[column][warp()] = flow.sums[flow.turn].squares[column][warp()];
+      const int column = min(lane_idx(), kColumnCapacity<F::max_columns> - 1);
+      sums.squares[column][warp_idx()] = context.sums[context.sums_idx].squares[column][warp_idx()];
     }
     // What a lane will take is found out while it waits for words, and not once all wait for it.
-    constexpr int kWide = std::remove_reference_t<decltype(sums)>::wide;
-    const int wide = flow.template wide<N>(), columns = flow.template columns<N>();
-    const int items = count * kUnit << wide, begin = 32 * warp_number();
+    constexpr int kSumColumns = std::remove_reference_t<decltype(sums)>::num_columns;
+    const int log2_columns = context.template log2_columns<N>(),
+              columns = context.template columns<N>();
+    const int items = count * kRowGroupSize << log2_columns, begin = 32 * uniform_warp_idx();
     auto result = [&](int i) {
-      Result r = result_of<kWide>(i, share.first + done, count, wide);
-      r.before = look(share, r);
+      ProjectionResult r = result_of<kSumColumns>(i, share.first + done, count, log2_columns);
+      r.preloaded = preload(share, r);
       return r;
     };
-    Result r = result(begin + lane());
-    r = {held(r.unit), held(r.column), held(r.row), held(r.at), r.before};
-    constexpr int kChunk = Matrix::template chunk<F::most>,
-                  kChunks = Matrix::template chunks<F::most>;
+    ProjectionResult r = result(begin + lane_idx());
+    r = {pin_register(r.row_group), pin_register(r.column), pin_register(r.row), pin_register(r.at),
+         r.preloaded};
+    constexpr int kChunk = Matrix::template chunk_steps<F::max_columns>,
+                  kChunks = Matrix::template num_chunks<F::max_columns>;
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       // Now, and not once the words are there.
-      const int full = kRoomy ? uniform(flow.ring->count_full(flow.place)) : 0;
+      const int full =
+          kManyRegisters ? warp_uniform(context.ring->count_full_stages(context.cursor)) : 0;
       if (done == 0 || kChunks > 1) {
-        warp_sync();
+        sync_warp();
         fetch(chunk * kChunk, sums);
-        if constexpr (Matrix::k % kStep != 0) clear_padding<Matrix>(flow.fragments);
-        warp_sync();
-        flow.watch.lap(phase, kWait);
+        if constexpr (Matrix::k % kStepK != 0) clear_padding<Matrix>(context.fragments);
+        sync_warp();
+        context.timer.lap(phase, kWait);
       }
-      flow.place = multiply_units(flow.p, phase, flow.ring, flow.place, full, flow.own, turn,
-                                  sums.gave_up, count, kChunk, chunk > 0);
+      context.cursor = multiply_weight_tiles(context.p, phase, context.ring, context.cursor, full,
+                                             context.addresses, sums_idx, sums.timed_out, count,
+                                             kChunk, chunk > 0);
     }
-    flow.watch.lap(phase, kMultiply);
-    block_sync();
-    const bool fine = sums.gave_up == 0;
+    context.timer.lap(phase, kMultiply);
+    sync_compute_threads();
+    const bool ok = sums.timed_out == 0;
 #pragma unroll 1
     for (int first = begin; first < items;) {  // whole warps
-      const float* at = &sums.of[0][0][0] + r.at;
+      const float* at = &sums.sums[0][0][0] + r.at;
       float sum = 0;
 #pragma unroll
-      for (int i = 0; i < kHalves * kWarps; ++i) {
-        sum += at[i / kWarps * kRoom<F::most> + i % kWarps * kUnit * kWide];
+      for (int i = 0; i < kNumSplits * kNumWarps; ++i) {
+        sum += at[i / kNumWarps * kColumnCapacity<F::max_columns> +
+                  i % kNumWarps * kRowGroupSize * kSumColumns];
       }
-      const bool there = fine && first + lane() < items && r.column < columns;
-      take(r, sum, sums, there);
-      first += kThreads;
-      if (first < items) r = result(first + lane());
+      const bool valid = ok && first + lane_idx() < items && r.column < columns;
+      store(r, sum, sums, valid);
+      first += kNumThreads;
+      if (first < items) r = result(first + lane_idx());
     }
-    if (!in_all_lanes(fine)) return false;
-    flow.watch.lap(phase, kSum);
+    if (!warp_all(ok)) return false;
+    context.timer.lap(phase, kSum);
   }
   return true;
 }
 
 // act(unit, column, row) of the block's units, by the lanes that take them as a product's results.
 template <int N, class F, class Act>
-DEVICE void each_result(F& flow, int units, Act act) {
-  const int wide = flow.template wide<N>();
+DEVICE void for_each_result(F& context, int num_row_groups, Act act) {
+  const int log2_columns = context.template log2_columns<N>();
 #pragma unroll 1
-  for (int done = 0; done < units; done += kMostUnits) {
-    const int count = min(kMostUnits, units - done), items = count * kUnit << wide;
+  for (int done = 0; done < num_row_groups; done += kMaxRowGroups) {
+    const int count = min(kMaxRowGroups, num_row_groups - done),
+              items = count * kRowGroupSize << log2_columns;
 #pragma unroll 1
-    for (int first = 32 * warp_number(); first < items; first += kThreads) {  // whole warps
-      const Result r = result_of<0>(first + lane(), done, count, wide);
-      if (first + lane() < items) act(r.unit, r.column, r.row);
+    for (int first = 32 * uniform_warp_idx(); first < items; first += kNumThreads) {  // whole warps
+      const ProjectionResult r = result_of<0>(first + lane_idx(), done, count, log2_columns);
+      if (first + lane_idx() < items) act(r.row_group, r.column, r.row);
     }
   }
-  warp_sync();
+  sync_warp();
 }
 
 }  // namespace megakernel

@@ -12,36 +12,41 @@ from tests.emulator.build import load_library
 COLUMNS, WIDE = 8, 16
 STREAM = 132  # bytes
 
-_WORDS = ("qkv", "partial", "statistic", "attended", "out", "middle", "down", "logits")
-_REMEMBERED = 200  # positions of a layer, so that some stay in a cache and others do not
-_COMMON = ("projected", "drawn", "broken", "given_up")
+_EXCHANGE = (
+    "qkv", "attention_partials", "softmax_stats", "attention_output", "attention_residual",
+    "mlp_hidden", "mlp_residual", "logits",
+)  # fmt: skip
+_L2_RESIDENT_POSITIONS = 200  # some positions of the tests are L2-resident, others are not
+_COMMON = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
+_HOST_BUFFERS = ("published_frames", "num_published", "stop_flags", "failure")
 
 
 class _Network(ctypes.Structure):
     _fields_ = (
-        ("weights", c_void_p), ("layers", c_void_p), ("num_layers", c_int), ("norm", c_void_p),
-        ("keys", c_void_p), ("values", c_void_p), ("slots", c_int), ("positions", c_int),
-        ("turns", c_void_p), ("eps", c_float), *((name, c_void_p) for name in _WORDS),
+        ("weights", c_void_p), ("layer_norms", c_void_p), ("num_layers", c_int),
+        ("final_norm", c_void_p), ("keys", c_void_p), ("values", c_void_p),
+        ("num_slots", c_int), ("num_positions", c_int),
+        ("rope_table", c_void_p), ("eps", c_float), *((name, c_void_p) for name in _EXCHANGE),
     )  # fmt: skip
 
 
-class _Watch(ctypes.Structure):
-    _fields_ = (("count", c_int), ("heads", c_int * 8), ("scores", c_void_p))
+class _AttentionCapture(ctypes.Structure):
+    _fields_ = (("num_heads", c_int), ("heads", c_int * 8), ("scores", c_void_p))
 
 
 class _Params(ctypes.Structure):
     _fields_ = (
         ("talker", _Network), ("predictor", _Network),
         *((name, c_void_p) for name in (
-            "talker_head", "predictor_heads", "project_bias", "code_embedding")),
+            "talker_head", "predictor_heads", "input_projection_bias", "code_embedding")),
         ("group_embeddings", c_void_p * 15),
-        *((name, c_void_p) for name in ("pad", "text", "prompt")),
-        ("passes", c_void_p), ("num_passes", c_int),
-        ("hidden", c_void_p), ("seen", c_void_p), ("eos", c_int),
-        ("remembered", c_int), ("watch", _Watch),
-        ("streams", c_ubyte * (COLUMNS * STREAM)), ("columns", c_int), ("max_frames", c_int),
-        *((name, c_void_p) for name in ("frames", "published", "stop", "failure")),
-        ("patience", c_uint64), *((name, c_void_p) for name in (*_COMMON, "times")),
+        *((name, c_void_p) for name in ("pad_vector", "text_vectors", "prompt_vectors")),
+        ("prefill_batches", c_void_p), ("num_prefill_batches", c_int),
+        ("prompt_hidden", c_void_p), ("seen_codes", c_void_p), ("eos_id", c_int),
+        ("l2_resident_positions", c_int), ("attention_capture", _AttentionCapture),
+        ("streams", c_ubyte * (COLUMNS * STREAM)), ("num_streams", c_int), ("max_frames", c_int),
+        *((name, c_void_p) for name in _HOST_BUFFERS), ("timeout_ns", c_uint64),
+        *((name, c_void_p) for name in (*_COMMON, "phase_times")),
     )  # fmt: skip
 
 
@@ -83,16 +88,18 @@ class EmulatedOps:
     def prefill(self, *arguments: Any) -> None:
         *lists, prompt, passes = arguments
         params = self._params(*lists)
-        params.prompt = prompt.data_ptr()
-        params.passes, params.num_passes = passes.data_ptr(), len(passes)
+        params.prompt_vectors = prompt.data_ptr()
+        params.prefill_batches, params.num_prefill_batches = passes.data_ptr(), len(passes)
         self._library.emulate_prefill(ctypes.byref(params), self._blocks, self.late)
 
     def generate(self, *arguments: Any) -> None:
         *lists, streams, max_frames, watched = arguments
         params = self._params(*lists)
         params.streams[: streams.numel()] = streams.flatten().tolist()
-        params.columns, params.max_frames = len(streams), max_frames
-        params.watch = _Watch(len(watched), (c_int * 8)(*watched), lists[2][8].data_ptr())
+        params.num_streams, params.max_frames = len(streams), max_frames
+        params.attention_capture = _AttentionCapture(
+            len(watched), (c_int * 8)(*watched), lists[2][8].data_ptr()
+        )
         self._library.emulate_generate(ctypes.byref(params), self._blocks, self.late)
 
     def divided(self, numbers: Tensor, divisor: float) -> Tensor:
@@ -118,10 +125,10 @@ class EmulatedOps:
             predictor=_network(w[1], w[3], w[5], m[2], m[3], w[11], memory[2], eps),
             talker_head=w[6], predictor_heads=w[7], code_embedding=w[8],
             group_embeddings=(c_void_p * 15)(*weights[9].tolist()),
-            pad=w[10], project_bias=w[12], text=m[4], hidden=m[5], seen=m[6],
-            eos=eos, remembered=_REMEMBERED, patience=patience,
-            **dict(zip(("frames", "published", "stop", "failure"),
-                       (t.data_ptr() for t in mailbox), strict=True)),
+            pad_vector=w[10], input_projection_bias=w[12], text_vectors=m[4], prompt_hidden=m[5],
+            seen_codes=m[6],
+            eos_id=eos, l2_resident_positions=_L2_RESIDENT_POSITIONS, timeout_ns=patience,
+            **dict(zip(_HOST_BUFFERS, (t.data_ptr() for t in mailbox), strict=True)),
         )  # fmt: skip
         self._library.lay_out(ctypes.byref(params), c_void_p(m[7]))
         return params

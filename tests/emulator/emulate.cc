@@ -15,35 +15,36 @@ extern "C" int workspace_words() {
 extern "C" void lay_out(Params* p, uint32_t* workspace) { lay_out(*p, shape_of<M>(), workspace); }
 
 extern "C" int logits_at(int network) {
-  const LogitsAt at = logits_at(shape_of<M>());
+  const LogitsOffsets at = logits_at(shape_of<M>());
   return static_cast<int>(network == 0 ? at.talker : at.predictor);
 }
 
-template <int Most, class Act>
+template <int MaxColumns, class Act>
 static void run(const Params& p, int blocks, int late, Act act) {
-  memset(p.talker.words.qkv, 0xFF, sizeof(uint32_t) * workspace_words());  // the first of them
-  std::vector<Shared<M, Most>> shared(blocks);
-  launch(blocks, kThreads + 32, late, [&] { act(p, shared[block()]); });
+  memset(p.talker.exchange.qkv, 0xFF, sizeof(uint32_t) * workspace_words());  // the first of them
+  std::vector<SharedMemory<M, MaxColumns>> shared(blocks);
+  launch(blocks, kNumThreads + 32, late, [&] { act(p, shared[block_idx()]); });
 }
 
 extern "C" void emulate_generate(const Params* p, int blocks, int late) {
   const auto frames = [](const Params& p, auto& s) { generate_frames<M>(p, s); };
-  p->columns == 1 ? run<1>(*p, blocks, late, frames) : run<kColumns>(*p, blocks, late, frames);
+  p->num_streams == 1 ? run<1>(*p, blocks, late, frames)
+                      : run<kMaxStreams>(*p, blocks, late, frames);
 }
 
 extern "C" void emulate_prefill(Params* p, int blocks, int late) {
-  const auto prompts = [](const Params& p, auto& s) { run_prompts<M>(p, s); };
-  each_run(*p, p->passes, p->num_passes, [&](Size size) {
+  const auto prompts = [](const Params& p, auto& s) { prefill_prompts<M>(p, s); };
+  for_each_run(*p, p->prefill_batches, p->num_prefill_batches, [&](PrefillSize size) {
     if (size == kFew) run<1>(*p, blocks, late, prompts);
-    if (size == kSome) run<kColumns>(*p, blocks, late, prompts);
-    if (size == kMany) run<kWide>(*p, blocks, late, prompts);
+    if (size == kSome) run<kMaxStreams>(*p, blocks, late, prompts);
+    if (size == kMany) run<kMaxPrefillColumns>(*p, blocks, late, prompts);
   });
 }
 
 // numbers[i] / divisor, in their place, as a draw divides.
 extern "C" void divide(float* numbers, int count, float divisor) {
-  const Divisor by(divisor);
-  for (int i = 0; i < count; ++i) numbers[i] = by.under(numbers[i]);
+  const ExactDivisor by(divisor);
+  for (int i = 0; i < count; ++i) numbers[i] = by.divide(numbers[i]);
 }
 
 extern "C" int params_bytes() { return sizeof(Params); }
@@ -51,6 +52,7 @@ extern "C" int params_bytes() { return sizeof(Params); }
 // The numbers of the model's `Shape`, one after another.
 extern "C" int shape(int i) {
   const Shape s = shape_of<M>();
-  const int rest[] = {s.codes, s.slot, kMostUnits, kColumns, kWide, kKept};
+  const int rest[] = {s.num_codes, s.stage_steps,      kMaxRowGroups,
+                      kMaxStreams, kMaxPrefillColumns, kKvWidth};
   return i < 4 ? s.talker[i] : i < 8 ? s.predictor[i - 4] : rest[i - 8];
 }

@@ -20,8 +20,8 @@ static void run(const Search& p, int late) {
   std::fill_n(garbage.of, kLine, 0xFF);
   std::vector<std::vector<Line>> rooms(blocks, std::vector<Line>(room / kLine, garbage));
   launch(blocks, 64 * p.warps, late, [&] {
-    auto* begin = reinterpret_cast<unsigned char*>(rooms[block()].data());
-    search<E, kAligned, kAlone>(p, shared[block()], begin);
+    auto* begin = reinterpret_cast<unsigned char*>(rooms[block_idx()].data());
+    search<E, kAligned, kAlone>(p, shared[block_idx()], begin);
   });
 }
 

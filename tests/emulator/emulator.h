@@ -14,8 +14,8 @@
 #include <vector>
 
 #define DEVICE inline
-#define DEVICE_CALL inline
-#define SHARED_CODE inline
+#define DEVICE_NOINLINE inline
+#define DEVICE_NOINLINE inline
 
 struct alignas(8) uint2 {
   uint32_t x, y;
@@ -53,7 +53,7 @@ inline bf16 to_bf16(float value) {
   return {static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
 }
 
-inline uint32_t pack(float low, float high) {
+inline uint32_t pack_bf16(float low, float high) {
   return to_bf16(low).bits | static_cast<uint32_t>(to_bf16(high).bits) << 16;
 }
 
@@ -145,11 +145,11 @@ inline void enter() {
   yield();
 }
 
-inline int thread() { return machine().thread; }
-inline int block() { return machine().first_block + machine().block; }
-inline int blocks() { return machine().blocks; }
-inline int warp() { return thread() / 32; }
-inline int lane() { return thread() % 32; }
+inline int thread_idx() { return machine().thread; }
+inline int block_idx() { return machine().first_block + machine().block; }
+inline int num_blocks() { return machine().blocks; }
+inline int warp_idx() { return thread_idx() / 32; }
+inline int lane_idx() { return thread_idx() % 32; }
 
 // The last to come acts for all before they go on.
 template <class Act>
@@ -172,13 +172,13 @@ inline Gathering& meeting(int which) {
 inline void meet(Gathering& meeting, int count) {
   meet(meeting, count, [] {});
 }
-inline void block_sync() { meet(meeting(0), machine().threads - 32); }
-inline void all_sync() { meet(meeting(1), machine().threads); }
-inline void take_registers() {}
-inline void give_registers() {}
+inline void sync_compute_threads() { meet(meeting(0), machine().threads - 32); }
+inline void sync_all_threads() { meet(meeting(1), machine().threads); }
+inline void raise_register_limit() {}
+inline void lower_register_limit() {}
 inline Gathering& warp_meeting() { return machine().warp_meetings[machine().now / 32]; }
-inline void warp_sync() { meet(warp_meeting(), 32); }
-inline void warp_meet() { warp_sync(); }
+inline void sync_warp() { meet(warp_meeting(), 32); }
+inline void warp_barrier() { sync_warp(); }
 
 // Shows the warp a value; gives those of all lanes, to be read before the warp meets again. Who is
 // late to read may still do so while others show the next value, which goes to another place.
@@ -187,19 +187,19 @@ inline const T* show(T value) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
   std::vector<uint32_t>& lanes = machine().lanes[warp_meeting().generation % 2];
   T* all = reinterpret_cast<T*>(&lanes[machine().now / 32 * 64]);
-  memcpy(all + lane(), &value, sizeof value);
-  warp_sync();
+  memcpy(all + lane_idx(), &value, sizeof value);
+  sync_warp();
   return all;
 }
 
 template <class T>
 inline T shuffle_xor(T value, int mask) {
-  return show(value)[lane() ^ mask];
+  return show(value)[lane_idx() ^ mask];
 }
 
 template <class T>
 inline T shuffle_from(T value, int from) {
-  return shuffle_xor(value, lane() ^ from);
+  return shuffle_xor(value, lane_idx() ^ from);
 }
 
 inline float half_of(uint32_t pair, int which) {
@@ -216,8 +216,8 @@ inline unsigned warp_max(unsigned value) {
   return value;
 }
 inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
-inline void fetch_line(const void*) {}
-inline void fetch_lines(const void*, int, uint64_t) {}
+inline void prefetch_l2(const void*) {}
+inline void prefetch_l2_range(const void*, int, uint64_t) {}
 
 // The last lane to come multiplies for all.
 using Row = float __attribute__((vector_size(32)));
@@ -249,7 +249,7 @@ inline void multiply_all(Factors* lanes, Add add) {
 }
 
 template <class Unpack, class Add>
-inline void multiply(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) {
+inline void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) {
   Machine& m = machine();
   Factors& mine = m.factors[m.now];
   const uint32_t pairs[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
@@ -258,27 +258,27 @@ inline void multiply(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add add) 
   meet(m.warp_meetings[m.now / 32], 32, [&] { multiply_all(&m.factors[m.now / 32 * 32], add); });
   memcpy(acc, mine.sums, sizeof acc);
 }
-inline void multiply(float (&acc)[4], uint4 a, uint2 b) {
+inline void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b) {
   const auto unpack = [](uint32_t pair) { return float2{half_of(pair, 0), half_of(pair, 1)}; };
-  multiply(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
+  mma_m16n8k16(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
     sums += pair.x * even;
     sums += pair.y * odd;
   });
 }
-inline void multiply_f16(float (&acc)[4], uint4 a, uint2 b) {
-  multiply(acc, a, b, unpack_f16, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
+inline void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
+  mma_m16n8k16(acc, a, b, unpack_f16, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
     sums += pair.x * even + pair.y * odd;
   });
 }
 
-inline uint4 load_constant(const uint4* at) { return *at; }
-inline void launch_next() {}
-inline void wait_for_previous() {}
+inline uint4 load_read_only(const uint4* at) { return *at; }
+inline void trigger_dependent_grids() {}
+inline void wait_for_prerequisite_grids() {}
 
-inline void copy_own(uint2* shared, const void* global) { memcpy(shared, global, 8); }
-inline void wait_for_own() {}
+inline void copy_async_8_bytes(uint2* shared, const void* global) { memcpy(shared, global, 8); }
+inline void copy_async_wait_all() {}
 
-struct Gate {
+struct Mbarrier {
   int count, missing;  // arrivals
   int bytes;           // on their way
   uint32_t openings;
@@ -287,24 +287,24 @@ struct Gate {
     if (missing == 0 && bytes == 0) missing = count, ++openings;
   }
 };
-inline void gate_init(Gate& gate, int count) { gate = {count, count, 0, 0}; }
-inline void gates_ready() {}
-inline void gate_arrive(Gate& gate) {
+inline void mbarrier_init(Mbarrier& gate, int count) { gate = {count, count, 0, 0}; }
+inline void mbarrier_fence_init() {}
+inline void mbarrier_arrive(Mbarrier& gate) {
   --gate.missing;
   gate.open_if_due();
 }
-inline void gate_arrive_if(bool wanted, Gate& gate) {
-  if (wanted) gate_arrive(gate);
+inline void mbarrier_arrive_if(bool wanted, Mbarrier& gate) {
+  if (wanted) mbarrier_arrive(gate);
 }
 template <class T>
-T& kept(T& shared) {
+T& opaque_reference(T& shared) {
   return shared;
 }
-inline int held(int value) { return value; }
+inline int pin_register(int value) { return value; }
 template <class T>
-class Held {
+class PinnedAddress {
  public:
-  explicit Held(T& shared) : at_(&shared) {}
+  explicit PinnedAddress(T& shared) : at_(&shared) {}
   T& operator*() const { return *at_; }
   T* operator->() const { return at_; }
   T* operator+(int further) const { return at_ + further; }
@@ -312,103 +312,107 @@ class Held {
  private:
   T* at_;
 };
-inline bool gate_open(const Gate& gate, uint32_t parity) { return (gate.openings & 1) != parity; }
-inline bool gate_open_by_now(const Gate& gate, uint32_t parity) { return gate_open(gate, parity); }
-inline uint64_t read_once() { return 0; }
-inline uint64_t read_again() { return 1; }
-inline void expect_copy(Gate& gate, int bytes) {
-  if (thread() % 32 > 0) return;
-  gate.bytes += bytes;
-  gate_arrive(gate);
+inline bool mbarrier_try_wait(const Mbarrier& gate, uint32_t parity) {
+  return (gate.openings & 1) != parity;
 }
-inline void copy_async(void* shared, const void* global, int bytes, Gate& gate, uint64_t) {
+inline bool mbarrier_test_wait(const Mbarrier& gate, uint32_t parity) {
+  return mbarrier_try_wait(gate, parity);
+}
+inline uint64_t l2_evict_first_policy() { return 0; }
+inline uint64_t l2_evict_last_policy() { return 1; }
+inline void mbarrier_expect_copy(Mbarrier& gate, int bytes) {
+  if (thread_idx() % 32 > 0) return;
+  gate.bytes += bytes;
+  mbarrier_arrive(gate);
+}
+inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& gate, uint64_t) {
 #ifdef MEGAKERNEL_MOVES_REGISTERS  // there full slots are counted: some come late, to be missed
   const bool late = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
   for (int turn = 0; late && turn < 40; ++turn) yield();
 #endif
-  gate_arrive_if(thread() % 32 > 0, gate);
-  if (thread() % 32 > 0) return;
+  mbarrier_arrive_if(thread_idx() % 32 > 0, gate);
+  if (thread_idx() % 32 > 0) return;
   memcpy(shared, global, bytes);
   gate.bytes -= bytes;
   gate.open_if_due();
 }
 
-inline float shuffle_up(float value) { return show(value)[max(lane() - 1, 0)]; }
-inline bool in_all_lanes(bool value) {
+inline float shuffle_up(float value) { return show(value)[max(lane_idx() - 1, 0)]; }
+inline bool warp_all(bool value) {
   const int* all = show<int>(value);
   return std::all_of(all, all + 32, [](int one) { return one != 0; });
 }
-inline unsigned lanes_of(bool value) {
+inline unsigned warp_ballot(bool value) {
   const int* all = show<int>(value);
   unsigned bits = 0;
   for (int l = 0; l < 32; ++l) bits |= static_cast<unsigned>(all[l] != 0) << l;
   return bits;
 }
 // Here it is checked that it is so: the GPU would go on with the first lane's.
-inline int uniform(int value) {
+inline int warp_uniform(int value) {
   if (show(value)[0] != value) {
     fprintf(stderr, "uniform() was given different values by the lanes of a warp.\n");
     abort();
   }
   return value;
 }
-inline int warp_number() { return warp(); }
+inline int uniform_warp_idx() { return warp_idx(); }
 inline float to_float(float value) { return value; }
-inline float larger(float a, float b) { return fmaxf(a, b); }
-inline float larger_or_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
-inline uint32_t push_less(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }
-inline int zeros_below(uint64_t bits) { return __builtin_ctzll(bits); }
-inline uint32_t move_up(uint32_t high, uint32_t low, int bits) {
+inline float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
+inline float max_propagate_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
+inline uint32_t shift_in_less_than(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }
+inline int count_trailing_zeros(uint64_t bits) { return __builtin_ctzll(bits); }
+inline uint32_t funnel_shift_left(uint32_t high, uint32_t low, int bits) {
   return ((static_cast<uint64_t>(high) << 32 | low) << (bits & 31)) >> 32;
 }
 template <int kBytes>
-inline void copy_or_zero(void* shared, const void* global, int bytes) {
+inline void copy_async_zero_fill(void* shared, const void* global, int bytes) {
   memset(shared, 0, kBytes);
   if (bytes > 0) memcpy(shared, global, bytes);
 }
-inline void arrive_with_copies(Gate& gate) { gate_arrive(gate); }
-inline uint4 load_early(const uint4* shared) { return *shared; }
-inline unsigned count_up(unsigned* counter) { return (*counter)++; }
+inline void mbarrier_arrive_on_copies(Mbarrier& gate) { mbarrier_arrive(gate); }
+inline uint4 load_shared_volatile(const uint4* shared) { return *shared; }
+inline unsigned atomic_increment(unsigned* counter) { return (*counter)++; }
 inline void store_streaming(uint4* at, uint4 value) { *at = value; }
 
-inline uint4 load_words(const uint4* at) { return *at; }
-inline uint32_t load_word(const uint32_t* at) { return *at; }
-inline void store_word(uint32_t* at, uint32_t word) { *at = word; }
-inline void load_words_if(bool wanted, const uint4* at, uint4& v) {
+inline uint4 load_relaxed(const uint4* at) { return *at; }
+inline uint32_t load_relaxed(const uint32_t* at) { return *at; }
+inline void store_relaxed(uint32_t* at, uint32_t word) { *at = word; }
+inline void load_relaxed_if(bool wanted, const uint4* at, uint4& v) {
   if (wanted) v = *at;
 }
-inline void store_word_if(bool wanted, uint32_t* at, uint32_t word) {
+inline void store_relaxed_if(bool wanted, uint32_t* at, uint32_t word) {
   if (wanted) *at = word;
 }
-inline void put_if(bool wanted, uint4& at, uint4 v) {
+inline void store_shared_if(bool wanted, uint4& at, uint4 v) {
   if (wanted) at = v;
 }
-inline void get_if(bool wanted, const uint4& at, uint4& v) {
+inline void load_shared_if(bool wanted, const uint4& at, uint4& v) {
   if (wanted) v = at;
 }
-inline uint4 load_settled(const uint4* at) { return *at; }
-inline uint2 load_settled(const uint2* at) { return *at; }
+inline uint4 load_l2(const uint4* at) { return *at; }
+inline uint2 load_l2(const uint2* at) { return *at; }
 template <class T>
-inline T load_settled(const T* at, uint64_t) {
+inline T load_l2(const T* at, uint64_t) {
   return *at;
 }
 template <class T>
-inline void store_settled(T* at, T value) {
+inline void store_l2(T* at, T value) {
   *at = value;
 }
-inline void fence() {}
-inline void publish(unsigned* to_host, unsigned value) { *to_host = value; }
-inline unsigned observe_host(const unsigned* from_host) { return *from_host; }
+inline void thread_fence() {}
+inline void store_host_flag(unsigned* to_host, unsigned value) { *to_host = value; }
+inline unsigned load_host_flag(const unsigned* from_host) { return *from_host; }
 // Time goes on with every look at it.
-inline uint64_t nanoseconds() {
+inline uint64_t global_time_ns() {
   static uint64_t now = 0;
   return ++now;
 }
-inline uint64_t cycles() { return 0; }
-inline void pause() { yield(); }
+inline uint64_t clock_cycles() { return 0; }
+inline void spin_pause() { yield(); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float inverse(float x) { return 1.0f / x; }
-inline float quotient(float a, float b) { return a / b; }
+inline float approx_reciprocal(float x) { return 1.0f / x; }
+inline float divide(float a, float b) { return a / b; }
 inline float as_float(uint32_t bits) {
   float out;
   memcpy(&out, &bits, 4);

@@ -12,13 +12,13 @@ constexpr int kResident = kPrompt + 1;  // the first layer's keys and values sta
 constexpr uint64_t kTimeoutNs = 60'000'000'000;  // the tools are slow
 
 static void generate_frames(const Kernel& kernel, Params& p, int num_streams) {
-  p.columns = num_streams;
+  p.num_streams = num_streams;
   for (int c = 0; c < num_streams; ++c) p.streams[c] = stream_at(c, kPrompt, kPositions);
   launch_kernel<M>(kernel, p, kBlocks);
   finish_launches(p);
   for (int c = 0; c < num_streams; ++c) {
-    if (p.published[c] == kFrames) continue;
-    fprintf(stderr, "Stream %d of %d has %u frames of %d.\n", c, num_streams, p.published[c],
+    if (p.num_published[c] == kFrames) continue;
+    fprintf(stderr, "Stream %d of %d has %u frames of %d.\n", c, num_streams, p.num_published[c],
             kFrames);
     exit(1);
   }
@@ -26,16 +26,16 @@ static void generate_frames(const Kernel& kernel, Params& p, int num_streams) {
 
 // Batches of every size; the second and the fourth continue the slot of the one before.
 static void prefill_batches(const Entry& entry, Params& p) {
-  const int counts[] = {kWide, kColumns, 2, 1};
-  std::vector<Pass> batches;
+  const int counts[] = {kMaxPrefillColumns, kMaxStreams, 2, 1};
+  std::vector<PrefillBatch> batches;
   int num_columns = 0;
   for (int i = 0; i < 4; ++i) {
     batches.push_back(prefill_batch(i / 2, kPrompt + num_columns, num_columns, counts[i], true));
     num_columns += counts[i];
   }
-  p.prompt = random_bf16(num_columns * M::Talker::hidden, kWeightRange);
-  p.passes = device_copy(batches);
-  each_run(p, batches.data(), 4, [&](Size size) {
+  p.prompt_vectors = random_bf16(num_columns * M::Talker::hidden_size, kWeightRange);
+  p.prefill_batches = device_copy(batches);
+  for_each_run(p, batches.data(), 4, [&](PrefillSize size) {
     launch_kernel<M>(entry.prefill[size], p, kBlocks);
     finish_launches(p);
   });
@@ -44,12 +44,12 @@ static void prefill_batches(const Entry& entry, Params& p) {
 int main(int num_arguments, char** arguments) {
   const Entry entry = entry_of<M>();
   Params p = random_params<M>(
-      {kLayers, kLayers, kColumns, kPositions, kFrames, kBlocks, kResident, kTimeoutNs});
+      {kLayers, kLayers, kMaxStreams, kPositions, kFrames, kBlocks, kResident, kTimeoutNs});
   const char* launch = num_arguments == 2 ? arguments[1] : "";
   if (strcmp(launch, "one") == 0) {
     generate_frames(entry.generate_one, p, 1);
   } else if (strcmp(launch, "several") == 0) {
-    generate_frames(entry.generate, p, kColumns);
+    generate_frames(entry.generate, p, kMaxStreams);
   } else if (strcmp(launch, "prompts") == 0) {
     prefill_batches(entry, p);
   } else {
