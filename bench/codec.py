@@ -24,7 +24,7 @@ from bench.report import write
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.model.layers import exact_convolutions
-from megakernel_tts.model.random_released import random_codec
+from megakernel_tts.model.random_released import random_codec_weights
 
 _STREAMS = (1, 2, 4, 8)
 _FRAMES = (1, 2, 4, 8)
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where the figures go")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        weights, config = random_codec(Path(folder) / "config.json", seed=0)
+        weights, config = random_codec_weights(Path(folder) / "config.json", seed=0)
     decoder, reference = CudaDecoder(weights, config, slots=_SLOTS), Decoder(weights, config)
     start = time.perf_counter()
     decoder.warmup()

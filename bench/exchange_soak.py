@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from bench.report import write
 from megakernel_tts import TTS, ChunkPolicy, Sampling
 from megakernel_tts.model.config import ModelConfig
-from megakernel_tts.model.random_released import write_released
+from megakernel_tts.model.random_released import write_released_checkpoint
 
 _TEXT = "All of this is said twice, at first in peace and then beside others."
 _MAX_FRAMES = 1500  # of one stream
@@ -133,7 +133,7 @@ def soak(tts: TTS, other: TTS, num_exchanges: int) -> Report:
     per_frame = exchanges_per_frame(tts._loaded.config)
     num_frames = ceil(num_exchanges / per_frame)
     max_frames = min(num_frames, _MAX_FRAMES)
-    backend, device = tts._loaded.engine.backend, tts._loaded.engine.prompter.device
+    backend, device = tts._loaded.engine.backend, tts._loaded.engine.prompt_builder.device
     for engine in (tts, other):
         engine.warmup()
 
@@ -181,7 +181,7 @@ def main() -> int:
         model = options.model or folder
         if options.model is None:
             place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            write_released(Path(folder), "0.6B", place)
+            write_released_checkpoint(Path(folder), "0.6B", place)
         with (
             TTS.load(model, options.device, slots=8) as tts,
             TTS.load(model, options.device, slots=2) as other,

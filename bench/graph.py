@@ -94,7 +94,7 @@ def frame_graph(model: Model, config: ModelConfig, position: int) -> Callable[[]
         predictor(project_input(hidden), 0)
         for group, head in enumerate(model.predictor.heads):
             logits = F.linear(predictor(project_input(rows[-1]), group + 1), head)
-            rows.append(embeddings.groups[group][_sample(logits)])
+            rows.append(embeddings.group_tables[group][_sample(logits)])
         x.copy_(torch.stack(rows).sum(0))
 
     for _ in range(3):

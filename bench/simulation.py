@@ -23,7 +23,7 @@ from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.hub import find_checkpoint
-from megakernel_tts.text.prompt import Layout, Prefix, Prompt, Prompter
+from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
@@ -68,7 +68,7 @@ class CharacterTokenizer(TextTokenizer):
         return len(text)
 
 
-class SimulatedPrompter(Prompter):
+class SimulatedPromptBuilder(PromptBuilder):
     """Passes tokens on as they are.
 
     Attributes:
@@ -87,16 +87,16 @@ class SimulatedPrompter(Prompter):
         self.opened.append((voice, language, instruct))
         return Prefix(torch.zeros(0, 1))
 
-    def text(self, ids: list[int]) -> Tensor:
+    def embed_text(self, ids: list[int]) -> Tensor:
         """[n, 1]."""
         return torch.tensor(ids, dtype=torch.float64)[:, None]
 
-    def start(
+    def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
         """All the text that is there."""
-        text, lead = self.text(ids), torch.zeros(0, 1)
-        return Prompt(text, 0, lead, taken=len(ids), text_at=0, closed=False)
+        text, lead = self.embed_text(ids), torch.zeros(0, 1)
+        return Prompt(text, 0, lead, num_tokens=len(ids), text_start=0, text_complete=False)
 
 
 @dataclass
@@ -271,7 +271,7 @@ def simulated_tts(num_slots: int = 8, frame_seconds: float = 0.005) -> TTS:
     info = ModelInfo("custom_voice", voices, languages, takes_instruct=True, note=None)
     engine = Engine(
         SimulatedBackend(num_slots, frame_seconds),
-        SimulatedPrompter([*voices]),
+        SimulatedPromptBuilder([*voices]),
         SimulatedDecoder(),
         max_waiting=256,
     )

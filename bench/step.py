@@ -29,7 +29,7 @@ from megakernel_tts.kernels import build
 from megakernel_tts.model.checkpoint import leaves, map_leaves
 from megakernel_tts.model.config import ModelConfig, read_model_config
 from megakernel_tts.model.random_checkpoint import write_checkpoint
-from megakernel_tts.model.random_released import SIZES, released
+from megakernel_tts.model.random_released import SIZES, write_released_config
 from megakernel_tts.model.weights import Model, Stack, model_specs
 
 _STREAM_COUNTS = (1, 2, 4, 8)
@@ -62,7 +62,7 @@ def random_model(size: str) -> tuple[Model, ModelConfig]:
         small = Path(folder)
         write_checkpoint(small, "custom_voice", name, codes=256)
         config = read_model_config(
-            released(small / "config.json", small / "large.json", hidden, intermediate)
+            write_released_config(small / "config.json", small / "large.json", hidden, intermediate)
         )
     return map_leaves(model_specs(config), draw), config
 

@@ -34,7 +34,7 @@ from megakernel_tts.model.config import ModelConfig, read_codec_config, read_mod
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.weights import model_specs
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 _MAX_STREAMS = 8
@@ -227,18 +227,18 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     device = Device(times)
     if sys.platform == "linux":  # the default slack of 50 us delays each sleep; threads inherit it
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
-    prompter = Prompter(model.embeddings, config, tokenizer)
+    prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
     kernel = TimedKernel(
         model,
         config,
-        prompter.pad[0],
+        prompt_builder.pad[0],
         num_slots=slots,
         max_positions=_POSITIONS,
         ops=_KernelOps(config, device),
     )
     codec = TimedCodec(weights, codec_config, slots=slots, ops=_CodecOps())
     codec.device = device
-    engine = Engine(kernel, prompter, Decoder(weights, codec_config), codec)
+    engine = Engine(kernel, prompt_builder, Decoder(weights, codec_config), codec)
     speakers = {name: ("english",) for name in config.talker.speakers}
     info = ModelInfo("custom_voice", speakers, ("english",), takes_instruct=False, note=None)
     sampling = Sampling(max_frames=_FRAMES, guard=False)

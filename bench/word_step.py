@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.report import write
 from megakernel_tts.align.online import OnlineSearch
-from megakernel_tts.align.word_times import AlignedTimes
+from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
 
 _NUM_TOKENS = 256  # of a long segment; as many units, except for runs of punctuation
@@ -43,13 +43,13 @@ def time_search(num_frames: int) -> float:
         num_frames: Frames that are pushed together.
     """
     search = OnlineSearch()
-    search.append([unit % 5 == 4 for unit in range(_NUM_TOKENS)])
+    search.append_units([unit % 5 == 4 for unit in range(_NUM_TOKENS)])
     shape = (num_frames, _NUM_TOKENS)
     columns = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
     def act() -> None:
         for _ in range(_SEARCH_FRAMES // num_frames):
-            search.push(columns)
+            search.push_frames(columns)
 
     return minimum(act) / _SEARCH_FRAMES
 
@@ -62,15 +62,15 @@ def time_word_times(num_frames: int, num_heads: int) -> float:
         num_heads: Alignment heads.
     """
     text = Transcript(lambda ids: [b"," if i % 5 == 4 else b" word" for i in ids])
-    text.write(range(_NUM_TOKENS), _NUM_TOKENS)
-    times = AlignedTimes(text, _SAMPLE_RATE, 16, 1e-4)
+    text.update(range(_NUM_TOKENS), _NUM_TOKENS)
+    times = AlignedWordTimer(text, _SAMPLE_RATE, 16, 1e-4)
     shape = (num_frames, num_heads, 2048)
     scores = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     pcm = np.zeros((num_frames, _SAMPLES_PER_FRAME), np.int16)
 
     def act() -> None:
-        times.look(scores)
-        times.hear(pcm, last=False)
+        times.add_scores(scores)
+        times.add_audio(pcm, last=False)
 
     return minimum(act) / num_frames
 

@@ -23,7 +23,7 @@ from bench.word_truth import timed_speeches
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.align.alignment import Alignment
-from megakernel_tts.align.estimate import EstimatedTimes
+from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech
@@ -59,10 +59,10 @@ def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[flo
 
 def estimated(loaded: Loaded, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
     """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
-    times = EstimatedTimes(Transcript(loaded.tokenizer.spell), rate)
+    times = EstimatedWordTimer(Transcript(loaded.tokenizer.spell), rate)
     ids = loaded.tokenizer.encode(text)
-    times.read(ids, len(ids))
-    return [word.start for word in times.hear(frames, last=True)]
+    times.update_text(ids, len(ids))
+    return [word.start for word in times.add_audio(frames, last=True)]
 
 
 Errors = dict[str, list[float]]  # of word starts, in seconds, by method

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from megakernel_tts.align.alignment import FILE, read_alignment
+from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
 from megakernel_tts.backends.select import choose_backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
@@ -25,7 +25,7 @@ from megakernel_tts.model.config import (
 from megakernel_tts.model.fields import read_json
 from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 MAX_POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
@@ -80,8 +80,8 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
 
     # On the host: the backend takes weights to the device in its own layout, piece by piece.
     model = checkpoint.load(specs, torch.device("cpu"), dtype)
-    model = replace(model, embeddings=model.embeddings.on(device))
-    prompter = Prompter(model.embeddings, config, tokenizer)
+    model = replace(model, embeddings=model.embeddings.on_device(device))
+    prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
     cloner = None
     if speaker is not None and config.speaker is not None:
         cloner = Cloner(
@@ -90,11 +90,11 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
             codec_config.sample_rate,
         )
     stack = config.talker.stack
-    alignment = read_alignment(folder / FILE, stack.num_layers, stack.num_heads)
+    alignment = read_alignment(folder / ALIGNMENT_FILE, stack.num_layers, stack.num_heads)
     backend = choose_backend(
         model,
         config,
-        prompter.pad[0].to(device),
+        prompt_builder.pad[0].to(device),
         num_slots=slots,
         max_positions=MAX_POSITIONS,
         captured_heads=() if alignment is None else alignment.heads,
@@ -103,7 +103,7 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     plain = Decoder(weights, codec_config)
     kernels = backend.name == "megakernel"
     vocoder = choose_vocoder(plain, weights, codec_config, slots=slots, kernels=kernels)
-    engine = Engine(backend, prompter, plain, vocoder, alignment)
+    engine = Engine(backend, prompt_builder, plain, vocoder, alignment)
     return Loaded(config, sampling, tokenizer, engine, cloner)
 
 

@@ -116,7 +116,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SamplingParams:
     """How one network's logits are drawn from, for a batch of streams: tensors of [batch, 1]."""
 
     temperature: Tensor
@@ -124,12 +124,12 @@ class Rule:
     top_p: Tensor
 
     @staticmethod
-    def talker(rows: Sequence[Sampling], device: torch.device) -> "Rule":
+    def for_talker(rows: Sequence[Sampling], device: torch.device) -> "SamplingParams":
         """The rule for code 0."""
         return _rule([(s.temperature, s.top_k, s.top_p) for s in rows], device)
 
     @staticmethod
-    def predictor(rows: Sequence[Sampling], device: torch.device) -> "Rule":
+    def for_predictor(rows: Sequence[Sampling], device: torch.device) -> "SamplingParams":
         """The rule for the other codes."""
         return _rule(
             [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in rows], device
@@ -140,16 +140,16 @@ def _warm(temperature: float) -> float:
     return temperature if temperature >= _COLDEST else 0.0
 
 
-def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> Rule:
+def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingParams:
     temperature, top_k, top_p = zip(*rows, strict=True)
-    return Rule(
+    return SamplingParams(
         torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
         torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
         torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
     )
 
 
-def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Divides positive and multiplies negative logits of seen ids, once an id.
 
     Args:
@@ -161,13 +161,13 @@ def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     return torch.where(seen, penalized, logits)
 
 
-def draw(logits: Tensor, rule: Rule, noise: Tensor) -> Tensor:
+def sample(logits: Tensor, rule: SamplingParams, noise: Tensor) -> Tensor:
     """One id for each row.
 
     Args:
         logits: [batch, ids], float32; -inf is never drawn.
         rule: Temperature 0 takes the argmax; ties at the top-k border stay in.
-        noise: [batch, ids] of `gumbel`.
+        noise: [batch, ids] of `gumbel_noise`.
 
     Returns:
         [batch], int64.
@@ -228,7 +228,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
     return [c0, c1, c2, c3]
 
 
-def gumbel(
+def gumbel_noise(
     seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, device: torch.device
 ) -> Tensor:
     """The noise of one frame of each stream, for all of its codebooks.

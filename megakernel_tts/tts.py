@@ -341,7 +341,7 @@ class TTS:
         if voice is None:
             voice = next(iter(self.voices), None)
         engine = self._loaded.engine
-        prefix = engine.prompter.prefix(voice, language, instruct)
+        prefix = engine.prompt_builder.prefix(voice, language, instruct)
         return engine.open(
             script,
             prefix,

@@ -34,16 +34,18 @@ class Comparison:
         device = "cuda" if ops is None else "cpu"
         half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
         exact = map_leaves(half, lambda w: w.float())
-        prompter = loaded.engine.prompter
-        pad = self.pad = prompter.pad[0].to(device, torch.bfloat16)
+        prompt_builder = loaded.engine.prompt_builder
+        pad = self.pad = prompt_builder.pad[0].to(device, torch.bfloat16)
         self.kernel = Megakernel(half, self.config, pad, num_slots=4, max_positions=64, ops=ops)
         self.half = Reference(half, self.config, pad, num_slots=1, max_positions=64)
         self.exact = Reference(exact, self.config, pad.float(), num_slots=1, max_positions=64)
         self.norm = exact.talker.stack.norm
         with torch.inference_mode():
-            prefix = prompter.prefix("ryan", "english", None)
-            self.text = torch.cat([prompter.text([5, 9, 200]), prompter.eos]).to(pad.dtype)
-            prompt = prompter.start(prefix, [7], "streaming", ended=True)
+            prefix = prompt_builder.prefix("ryan", "english", None)
+            self.text = torch.cat([prompt_builder.embed_text([5, 9, 200]), prompt_builder.eos]).to(
+                pad.dtype
+            )
+            prompt = prompt_builder.build(prefix, [7], "streaming", ended=True)
             assert prompt is not None
             self.prompt = prompt.prefill.to(pad.dtype)
 

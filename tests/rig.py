@@ -22,7 +22,7 @@ from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.prompt import Layout, Prompter
+from megakernel_tts.text.prompt import Layout, PromptBuilder
 from megakernel_tts.text.splitter import Limits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
@@ -41,15 +41,15 @@ class Rig:
         decoder: Decoder | None = None,
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
-        prompter: Prompter | None = None,
+        prompt_builder: PromptBuilder | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
-        prompter = prompter or loaded.engine.prompter
+        prompt_builder = prompt_builder or loaded.engine.prompt_builder
         self.engine = Engine(
-            backend, prompter, decoder, vocoder, alignment, max_waiting=max_waiting
+            backend, prompt_builder, decoder, vocoder, alignment, max_waiting=max_waiting
         )
 
     def open(
@@ -63,7 +63,7 @@ class Rig:
         retries: int = 0,
         **chunks: int,
     ) -> Session:
-        prefix = self.engine.prompter.prefix(voice or "ryan", "english", None)
+        prefix = self.engine.prompt_builder.prefix(voice or "ryan", "english", None)
         script = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
         sampling = Sampling(seed=seed, max_frames=max_frames)
         session = self.engine.open(

@@ -64,15 +64,19 @@ def voice_of(size: Model, case: Case) -> str | Voice | None:
 
 def build(loaded: Loaded, size: Model, case: Case) -> tuple[Prompt, torch.Tensor]:
     """The prompt, and the text vectors that follow it."""
-    prompter = loaded.engine.prompter
-    prefix = prompter.prefix(voice_of(size, case), case.language, case.instruct)
+    prompt_builder = loaded.engine.prompt_builder
+    prefix = prompt_builder.prefix(voice_of(size, case), case.language, case.instruct)
     ids = loaded.tokenizer.encode(case.text)
-    prompt = prompter.start(prefix, ids, case.layout, ended=True)
+    prompt = prompt_builder.build(prefix, ids, case.layout, ended=True)
     assert prompt is not None
-    if prompt.closed:
-        return prompt, prompter.pad
+    if prompt.text_complete:
+        return prompt, prompt_builder.pad
     with torch.inference_mode():
-        rest = [prompt.lead, prompter.text(ids[prompt.taken :]), prompter.eos]
+        rest = [
+            prompt.leading_text,
+            prompt_builder.embed_text(ids[prompt.num_tokens :]),
+            prompt_builder.eos,
+        ]
         return prompt, torch.cat(rest)
 
 
@@ -91,20 +95,20 @@ def test_greedy_codes_hidden_states_and_logits(
     """The codes are identical, so that every later stage is compared on the same history."""
     loaded = load(case.kind, size, CODES[size])
     seen: dict[str, list[torch.Tensor]] = {"hidden": [], "logits": [], "predictor": []}
-    prompter = loaded.engine.prompter
+    prompt_builder = loaded.engine.prompt_builder
     backend = loaded.engine.backend
     assert isinstance(backend, Reference)
     prompt, trailing = build(loaded, size, case)
     reference = Reference(
         backend.model,
         loaded.config,
-        prompter.pad[0],
+        prompt_builder.pad[0],
         num_slots=3,
         max_positions=256,
         trace=lambda phase, tensor: seen[phase].append(tensor[0]),
     )
     reference.prefill(
-        [PrefillRequest(1, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)]
+        [PrefillRequest(1, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.num_common)]
     )
     reference.feed(1, trailing, True)
     frames = [one_frame(reference, [1])[0] for _ in range(FRAMES)]

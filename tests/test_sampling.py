@@ -9,13 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megakernel_tts import Sampling, SamplingError
-from megakernel_tts.sampling import Rule, draw, gumbel, penalize, philox
+from megakernel_tts.sampling import (
+    SamplingParams,
+    apply_repetition_penalty,
+    gumbel_noise,
+    philox,
+    sample,
+)
 
 CPU = torch.device("cpu")
 
 
-def rule(rows: int, **how: float | int) -> Rule:
-    return Rule.talker([Sampling(**how)] * rows, CPU)  # type: ignore[arg-type]
+def rule(rows: int, **how: float | int) -> SamplingParams:
+    return SamplingParams.for_talker([Sampling(**how)] * rows, CPU)  # type: ignore[arg-type]
 
 
 # Known answers of Philox4x32-10, as published with the Random123 library.
@@ -36,17 +42,17 @@ def test_philox_known_answers(
 
 
 def test_noise_depends_on_seed_frame_and_codebook_alone() -> None:
-    noise = gumbel([3, 7, 3], [0, 5, 6], 16, 300, CPU)
+    noise = gumbel_noise([3, 7, 3], [0, 5, 6], 16, 300, CPU)
     assert noise.shape == (3, 16, 300)
-    assert torch.equal(noise[1:2], gumbel([7], [5], 16, 300, CPU))
-    assert torch.equal(noise[2, :4, :100], gumbel([3], [6], 4, 100, CPU)[0])
+    assert torch.equal(noise[1:2], gumbel_noise([7], [5], 16, 300, CPU))
+    assert torch.equal(noise[2, :4, :100], gumbel_noise([3], [6], 4, 100, CPU)[0])
     assert not torch.equal(noise[0], noise[2])
-    high = gumbel([1 << 40], [0], 1, 8, CPU)
-    assert not torch.equal(high, gumbel([0], [0], 1, 8, CPU))
+    high = gumbel_noise([1 << 40], [0], 1, 8, CPU)
+    assert not torch.equal(high, gumbel_noise([0], [0], 1, 8, CPU))
 
 
 def test_noise_is_gumbel_distributed() -> None:
-    noise = gumbel(list(range(64)), [0] * 64, 16, 1024, CPU).flatten().double()
+    noise = gumbel_noise(list(range(64)), [0] * 64, 16, 1024, CPU).flatten().double()
     assert noise.isfinite().all()
     assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.01)
     assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.01)
@@ -55,8 +61,8 @@ def test_noise_is_gumbel_distributed() -> None:
 def test_draws_follow_the_softmax() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
     rows = 40_000
-    noise = gumbel(list(range(rows)), [0] * rows, 1, 5, CPU)[:, 0]
-    drawn = draw(logits.expand(rows, -1), rule(rows, temperature=0.7, top_k=0), noise)
+    noise = gumbel_noise(list(range(rows)), [0] * rows, 1, 5, CPU)[:, 0]
+    drawn = sample(logits.expand(rows, -1), rule(rows, temperature=0.7, top_k=0), noise)
     counts = torch.bincount(drawn, minlength=5).double() / rows
     expected = (logits / 0.7).softmax(-1).double()
     # Four standard deviations of a binomial share.
@@ -74,14 +80,18 @@ def test_top_k_and_top_p_keep_what_they_say(seed: int, k: int, p: float) -> None
     enough = int((ordered.cumsum(0) - ordered < p).sum())
     allowed = set(order[:enough].tolist())
     for frame in range(30):
-        noise = gumbel([seed], [frame], 1, 20, CPU)[:, 0]
-        assert int(draw(logits, rule(1, top_k=k, top_p=p), noise)) in allowed
+        noise = gumbel_noise([seed], [frame], 1, 20, CPU)[:, 0]
+        assert int(sample(logits, rule(1, top_k=k, top_p=p), noise)) in allowed
 
 
 def test_ties_at_the_top_k_border_stay_in() -> None:
     logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
     drawn = {
-        int(draw(logits, rule(1, top_k=2, temperature=2.0), gumbel([s], [0], 1, 5, CPU)[:, 0]))
+        int(
+            sample(
+                logits, rule(1, top_k=2, temperature=2.0), gumbel_noise([s], [0], 1, 5, CPU)[:, 0]
+            )
+        )
         for s in range(200)
     }
     assert drawn == {0, 1, 2, 3}
@@ -94,10 +104,10 @@ def test_greedy_and_sampled_rows_side_by_side() -> None:
         Sampling(temperature=1.5, top_k=3, top_p=0.5),
     ]
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
-    noise = gumbel([1, 2, 3], [4, 4, 4], 1, 50, CPU)[:, 0]
-    together = draw(logits, Rule.talker(rows, CPU), noise)
+    noise = gumbel_noise([1, 2, 3], [4, 4, 4], 1, 50, CPU)[:, 0]
+    together = sample(logits, SamplingParams.for_talker(rows, CPU), noise)
     alone = [
-        draw(logits[i : i + 1], Rule.talker([row], CPU), noise[i : i + 1])
+        sample(logits[i : i + 1], SamplingParams.for_talker([row], CPU), noise[i : i + 1])
         for i, row in enumerate(rows)
     ]
     assert torch.equal(together, torch.cat(alone))
@@ -107,9 +117,9 @@ def test_greedy_and_sampled_rows_side_by_side() -> None:
 def test_repetition_penalty_once_for_each_seen_id() -> None:
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
     seen = torch.tensor([[True, True, False, False]])
-    out = penalize(logits, seen, torch.tensor([[2.0]]))
+    out = apply_repetition_penalty(logits, seen, torch.tensor([[2.0]]))
     assert out.tolist() == [[1.0, -4.0, 2.0, -2.0]]
-    encouraged = penalize(logits, seen, torch.tensor([[0.5]]))
+    encouraged = apply_repetition_penalty(logits, seen, torch.tensor([[0.5]]))
     assert encouraged.tolist() == [[4.0, -1.0, 2.0, -2.0]]
 
 
@@ -127,7 +137,9 @@ def test_any_penalty_above_zero_likes_what_exact_arithmetic_likes(
     logits = torch.tensor([[float(x) for x, _ in rows]])
     seen = torch.tensor([[seen for _, seen in rows]])
     sampling = Sampling(repetition_penalty=penalty).in_float32()
-    out = penalize(logits, seen, torch.tensor([sampling.repetition_penalty])[:, None])
+    out = apply_repetition_penalty(
+        logits, seen, torch.tensor([sampling.repetition_penalty])[:, None]
+    )
     best, chosen = max(exact), exact[int(out.argmax())]
     assert best - chosen <= abs(best) * Fraction(1, 10**6)
     assert (out / 1e-6).isfinite().all()  # at the lowest temperature that is not greedy
@@ -137,20 +149,26 @@ def test_any_penalty_above_zero_likes_what_exact_arithmetic_likes(
 @given(temperature=st.floats(0, 1e-6, exclude_max=True), seed=st.integers(0, 1 << 32))
 def test_a_temperature_that_would_overflow_is_greedy(temperature: float, seed: int) -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 10
-    noise = gumbel([seed], [0], 1, 50, CPU)[:, 0]
+    noise = gumbel_noise([seed], [0], 1, 50, CPU)[:, 0]
     sampling = Sampling(temperature=temperature, predictor_temperature=temperature, top_p=0.9)
     sampling = sampling.in_float32()
-    for made in (Rule.talker([sampling], CPU), Rule.predictor([sampling], CPU)):
-        assert int(draw(logits, made, noise)) == int(logits.argmax())
+    for made in (
+        SamplingParams.for_talker([sampling], CPU),
+        SamplingParams.for_predictor([sampling], CPU),
+    ):
+        assert int(sample(logits, made, noise)) == int(logits.argmax())
 
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-50, 1e-31, 1e-6])
 def test_the_likeliest_stays_whatever_top_p(top_p: float) -> None:
     sampling = Sampling(top_p=top_p, predictor_top_p=top_p).in_float32()
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    noise = gumbel([1, 2, 3, 4], [0] * 4, 1, 50, CPU)[:, 0]
-    for made in (Rule.talker([sampling] * 4, CPU), Rule.predictor([sampling] * 4, CPU)):
-        assert torch.equal(draw(logits, made, noise), logits.argmax(dim=-1))
+    noise = gumbel_noise([1, 2, 3, 4], [0] * 4, 1, 50, CPU)[:, 0]
+    for made in (
+        SamplingParams.for_talker([sampling] * 4, CPU),
+        SamplingParams.for_predictor([sampling] * 4, CPU),
+    ):
+        assert torch.equal(sample(logits, made, noise), logits.argmax(dim=-1))
 
 
 def test_released_defaults() -> None:

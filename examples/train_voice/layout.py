@@ -11,8 +11,8 @@ from megakernel_tts.model.config import (
     read_model_config,
 )
 from megakernel_tts.model.random_checkpoint import (
-    codec_config,
     model_config,
+    small_codec_config,
     write_configs,
     write_tokenizer,
 )
@@ -117,7 +117,7 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     }
-    codec = codec_config(CODES)
+    codec = small_codec_config(CODES)
     attention = {
         "hidden_size": sizes.latent,
         "intermediate_size": 2 * sizes.latent,

@@ -53,7 +53,7 @@ class TalkerNet:
         return self.control(codes[..., 0]) + bags.view(*codes.shape[:-1], -1)
 
     def _tables(self) -> Tensor:
-        return torch.stack(self._tree.embeddings.groups)
+        return torch.stack(self._tree.embeddings.group_tables)
 
     def talk(self, x: Tensor) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
         """The talker over x [batch, positions, hidden].

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megakernel_tts.align.estimate import EstimatedTimes
-from megakernel_tts.align.word_times import AlignedTimes, WordTimes
+from megakernel_tts.align.estimate import EstimatedWordTimer
+from megakernel_tts.align.word_times import AlignedWordTimer, WordTimer
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.model.fields import Fields, read_json
 
-FILE = "alignment.json"
-MOST_HEADS = 8  # that the kernel watches at once
-MOST_LOOKAHEAD = 4  # frames
+ALIGNMENT_FILE = "alignment.json"
+MAX_HEADS = 8  # that the kernel watches at once
+MAX_LOOKAHEAD = 4  # frames
 _FORMAT = "megakernel-tts-alignment-1"
 
 
@@ -55,8 +55,8 @@ def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:
     fields = Fields(read_json(file), file)
     fields.word("format", (_FORMAT,))
     pairs = fields.values.get("heads")
-    expected = f"up to {MOST_HEADS} pairs of a layer below {layers} and a head below {heads}"
-    if not isinstance(pairs, list) or not 1 <= len(pairs) <= MOST_HEADS:
+    expected = f"up to {MAX_HEADS} pairs of a layer below {layers} and a head below {heads}"
+    if not isinstance(pairs, list) or not 1 <= len(pairs) <= MAX_HEADS:
         raise fields.wrong("heads", expected)
     for pair in pairs:
         whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
@@ -68,22 +68,22 @@ def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:
     return Alignment(
         tuple((layer, head) for layer, head in pairs),
         floor,
-        fields.integer("lookahead", least=0, most=MOST_LOOKAHEAD),
+        fields.integer("lookahead", least=0, most=MAX_LOOKAHEAD),
         fields.section("made").values,
     )
 
 
-def word_times(
-    alignment: Alignment | None, transcript: Transcript, rate: int, text_at: int
-) -> WordTimes:
+def make_word_timer(
+    alignment: Alignment | None, transcript: Transcript, rate: int, text_start: int
+) -> WordTimer:
     """What follows a piece: by attention where it was calibrated, else by an estimate.
 
     Args:
         alignment: Of the checkpoint.
         transcript: The piece's text.
         rate: Samples a second.
-        text_at: The position of its first token.
+        text_start: The position of its first token.
     """
     if alignment is None:
-        return EstimatedTimes(transcript, rate)
-    return AlignedTimes(transcript, rate, text_at, alignment.floor)
+        return EstimatedWordTimer(transcript, rate)
+    return AlignedWordTimer(transcript, rate, text_start, alignment.floor)

@@ -7,7 +7,7 @@ _LEAST = np.finfo(np.float32).min
 _TINY = np.finfo(np.float32).tiny
 
 
-def columns(
+def unit_log_attention(
     scores: NDArray[np.float32], firsts: NDArray[np.int64], floor: float
 ) -> NDArray[np.float32]:
     """The mean over the heads of the logarithm of the attention that a unit gets among the text.

@@ -36,8 +36,8 @@ def _letters(word: str) -> float:
     return sum(_DIGIT if c.isdigit() else _LETTER for c in word if c.isalnum())
 
 
-class EstimatedTimes:
-    """`WordTimes` by an estimate; it looks at no attention."""
+class EstimatedWordTimer:
+    """`WordTimer` by an estimate; it looks at no attention."""
 
     def __init__(self, transcript: Transcript, rate: int) -> None:
         """Starts with nothing heard.
@@ -58,22 +58,22 @@ class EstimatedTimes:
         self._steps = 0  # heard
         self._quiet = 0  # steps since the last sound
 
-    def read(self, ids: Sequence[int], whole: int) -> None:
-        """See `WordTimes.read`."""
-        self._transcript.write(ids, whole)
-        for i in range(self._taken, self._transcript.complete):
+    def update_text(self, ids: Sequence[int], num_complete: int) -> None:
+        """See `WordTimer.update_text`."""
+        self._transcript.update(ids, num_complete)
+        for i in range(self._taken, self._transcript.num_complete):
             text = self._transcript[i]
             self._due.append((text, self._known))
             self._known += spoken_seconds(text)
             if split_words(text)[-1].ends_clause:
                 self._clauses.append(self._known)
-        self._taken = self._transcript.complete
+        self._taken = self._transcript.num_complete
 
-    def look(self, scores: NDArray[np.float32]) -> None:
-        """See `WordTimes.look`."""
+    def add_scores(self, scores: NDArray[np.float32]) -> None:
+        """See `WordTimer.add_scores`."""
 
-    def hear(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
-        """See `WordTimes.hear`."""
+    def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
+        """See `WordTimer.add_audio`."""
         samples = np.concatenate([self._rest, samples.ravel()])
         steps = len(samples) // self._step
         self._rest = samples[steps * self._step :]
@@ -90,11 +90,11 @@ class EstimatedTimes:
         return words
 
     @property
-    def left(self) -> int:
-        """See `WordTimes.left`."""
+    def num_pending(self) -> int:
+        """See `WordTimer.num_pending`."""
         return len(self._transcript) - self._taken + len(self._due)
 
-    def idle(self, frame: int) -> int:
+    def frames_since_end(self, frame: int) -> int:
         """An estimate cannot tell: none."""
         return 0
 

@@ -35,16 +35,16 @@ class OnlineSearch:
         self._places: Iterator[tuple[NDArray[np.float32], ...]] = iter(())  # of frames to come
 
     @property
-    def units(self) -> int:
+    def num_units(self) -> int:
         """How many there are."""
         return len(self._gate)
 
     @property
-    def arrived(self) -> bool:
+    def at_end(self) -> bool:
         """Whether the best path is at the text's end; what makes no sound need not be passed."""
-        return self.best >= self.units - 1 - self._last_is_silent
+        return self.best_unit >= self.num_units - 1 - self._last_is_silent
 
-    def append(self, silent: Sequence[bool]) -> None:
+    def append_units(self, silent: Sequence[bool]) -> None:
         """Adds units to the text's end; `silent` says which make no sound."""
         before = [self._last_is_silent, *silent]
         self._last_is_silent = before.pop()
@@ -53,7 +53,7 @@ class OnlineSearch:
         self._left_out = np.empty_like(self._gate)
         self._places = iter(())  # they are too narrow now
 
-    def push(self, columns: NDArray[np.float32]) -> None:
+    def push_frames(self, columns: NDArray[np.float32]) -> None:
         """Takes frames.
 
         Args:
@@ -81,14 +81,14 @@ class OnlineSearch:
             Both whole; then the units' parts: before it of the units that stay, of those one and of
             those two before them, and after it.
         """
-        table = np.full((_ROOM + 1, self.units + 2), _NEVER)
+        table = np.full((_ROOM + 1, self.num_units + 2), _NEVER)
         table[0] = self._scores
         old, new = table[:-1], table[1:]
-        ways = (old[:, 2 - step : self.units + 2 - step] for step in range(3))
+        ways = (old[:, 2 - step : self.num_units + 2 - step] for step in range(3))
         return zip(old, new, *ways, new[:, 2:], strict=True)
 
     @property
-    def best(self) -> int:
+    def best_unit(self) -> int:
         """The unit where the best path ends; -1 if there is none."""
         return int(self._scores[1:].argmax()) - 1
 
@@ -98,11 +98,11 @@ class OnlineSearch:
         Args:
             ended: Whether it is to end where the text does, if any path has come so far.
         """
-        unit = self.best
+        unit = self.best_unit
         if ended:
             last = self._scores[-1 - self._last_is_silent :]
             if last.max() > _NEVER:
-                unit = self.units - len(last) + int(last.argmax())
+                unit = self.num_units - len(last) + int(last.argmax())
         units: list[int] = []
         gate = self._gate
         for row in reversed(self._rows):
@@ -116,7 +116,7 @@ class OnlineSearch:
                 unit -= 1
         return units[::-1]
 
-    def drop(self, frames: int) -> None:
+    def drop_frames(self, frames: int) -> None:
         """Forgets how the first frames were reached; paths no longer go back to them."""
         for _ in range(frames):
             self._rows.popleft()

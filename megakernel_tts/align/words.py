@@ -95,11 +95,11 @@ class Transcript:
             spell: Gives each token's UTF-8 bytes.
         """
         self.text = ""
-        self.firsts: list[int] = []
-        self.silent: list[bool] = []
-        self.word: list[int] = []
+        self.unit_starts: list[int] = []
+        self.unit_silent: list[bool] = []
+        self.unit_words: list[int] = []
         self._spell = spell
-        self.tokens = 0
+        self.num_tokens = 0
         self._starts: list[int] = []  # the words' places in the text
         self._in_tag = False
         self._complete = 0
@@ -110,7 +110,7 @@ class Transcript:
         return len(self._starts)
 
     @property
-    def complete(self) -> int:
+    def num_complete(self) -> int:
         """How many words no later text can change."""
         return self._complete
 
@@ -121,18 +121,18 @@ class Transcript:
         last = self.text[self._starts[word] :]
         return (last if self._ended else _OPEN.sub("", last)).rstrip()
 
-    def write(self, ids: Sequence[int], whole: int) -> None:
+    def update(self, ids: Sequence[int], num_complete: int) -> None:
         """Takes the text as far as it is known.
 
         Args:
             ids: All tokens so far, those of earlier calls first; the last one ends a character.
-            whole: How many of them certainly end with a whole word.
+            num_complete: How many of them end with a complete word.
         """
-        new = ids[self.tokens :]  # once: the writer may add to them meanwhile
+        new = ids[self.num_tokens :]  # once: the writer may add to them meanwhile
         if new:
             self._cut(self._read(self._spell(new)))
-            self.tokens += len(new)
-        self._ended = whole >= self.tokens or self.text[-1:].isspace()
+            self.num_tokens += len(new)
+        self._ended = num_complete >= self.num_tokens or self.text[-1:].isspace()
         last = not self._ended and bool(self._starts)
         self._complete = max(self._complete, len(self) - last)
 
@@ -145,10 +145,10 @@ class Transcript:
                 start = starts[bisect_right(starts, letter) - 1]
                 if not self._starts or start > self._starts[-1]:
                     self._starts.append(start)
-            if not self.firsts or not (inside or (silent and self.silent[-1])):
-                self.firsts.append(token)
-                self.silent.append(silent)
-                self.word.append(len(self) - 1)
+            if not self.unit_starts or not (inside or (silent and self.unit_silent[-1])):
+                self.unit_starts.append(token)
+                self.unit_silent.append(silent)
+                self.unit_words.append(len(self) - 1)
 
     def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
         """Takes more text.
@@ -170,7 +170,7 @@ class Transcript:
         self.text += new
         found: list[tuple[int, int | None, bool, bool]] = []
         start = 0
-        for number, token in enumerate(tokens, self.tokens):
+        for number, token in enumerate(tokens, self.num_tokens):
             letters = [byte for byte in range(start, start + len(token)) if byte in sounding]
             letter = char_at[letters[0]] if letters else None
             silent = not any(sounding[byte] for byte in letters)

@@ -115,7 +115,7 @@ class Megakernel:
             pack(model.talker.head),
             torch.stack([pack(head) for head in model.predictor.heads]),
             embeddings.codec,
-            self._addresses(embeddings.groups),
+            self._addresses(embeddings.group_tables),
             pad.clone(),
             self._turns(talker.stack, max(max_positions, _GROUPS)),
             empty if project is None else project.bias.to(device),

@@ -23,7 +23,13 @@ from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.layers import linear
 from megakernel_tts.model.weights import Model, Projection
-from megakernel_tts.sampling import Rule, Sampling, draw, gumbel, penalize
+from megakernel_tts.sampling import (
+    Sampling,
+    SamplingParams,
+    apply_repetition_penalty,
+    gumbel_noise,
+    sample,
+)
 
 _MIN_FRAMES = 2  # the release never lets the first two draws end the speech
 
@@ -219,7 +225,7 @@ class Reference:
         for slot, s in zip(slots, states, strict=True):
             s.check(slot, self.max_positions)
         hidden, scores = self._hidden(slots, states)  # [batch, 1, hidden]
-        noise = gumbel(
+        noise = gumbel_noise(
             [s.sampling.seed or 0 for s in states],
             [s.first_frame + s.num_frames for s in states],
             self._config.talker.num_groups,
@@ -231,7 +237,9 @@ class Reference:
         self._trace("logits", logits)
         first = self._first_code(slots, states, logits, noise[:, 0])
         rows = [s.sampling for s in states]
-        rest = self.predict(hidden, first, Rule.predictor(rows, self._device), noise[:, 1:])
+        rest = self.predict(
+            hidden, first, SamplingParams.for_predictor(rows, self._device), noise[:, 1:]
+        )
         codes = torch.cat([first[:, None], rest], dim=1).cpu()
         self._seen[torch.tensor(slots, device=self._device), first] = True
         for row, state in zip(codes, states, strict=True):
@@ -262,7 +270,7 @@ class Reference:
         assert state.codes is not None
         frame = state.num_frames - 1
         text = self._text[slot, frame] if frame < state.num_fed else self._pad
-        return self.model.embeddings.of_frames(state.codes.to(self._device)[None]) + text
+        return self.model.embeddings.embed_frames(state.codes.to(self._device)[None]) + text
 
     def _first_code(
         self, slots: Sequence[int], states: list[_Slot], logits: Tensor, noise: Tensor
@@ -274,12 +282,14 @@ class Reference:
         logits = logits.float()
         _check_finite("talker", logits)
         seen = self._seen[torch.tensor(slots, device=self._device)]
-        logits = penalize(logits, seen, torch.tensor(penalty, device=self._device)[:, None])
+        logits = apply_repetition_penalty(
+            logits, seen, torch.tensor(penalty, device=self._device)[:, None]
+        )
         allowed = torch.where(early[:, None], self._allowed_early, self._allowed)
         logits = logits.masked_fill(~allowed, -torch.inf)
-        return draw(logits, Rule.talker(rows, self._device), noise)
+        return sample(logits, SamplingParams.for_talker(rows, self._device), noise)
 
-    def predict(self, hidden: Tensor, first: Tensor, rule: Rule, noise: Tensor) -> Tensor:
+    def predict(self, hidden: Tensor, first: Tensor, rule: SamplingParams, noise: Tensor) -> Tensor:
         """Codes 1 to groups - 1 of a frame.
 
         Args:
@@ -306,8 +316,8 @@ class Reference:
             logits = linear(h, head)[:, 0]
             self._trace("predictor", logits)
             peaks.append(logits.amax())
-            codes.append(draw(logits.float(), rule, noise[:, i, : c.vocab_size]))
-            x = model.embeddings.groups[i][codes[-1]][:, None]
+            codes.append(sample(logits.float(), rule, noise[:, i, : c.vocab_size]))
+            x = model.embeddings.group_tables[i][codes[-1]][:, None]
         _check_finite("code predictor", torch.stack(peaks))
         return torch.stack(codes, dim=1)
 
@@ -330,7 +340,7 @@ class Reference:
         fed = codes[:-1].to(self._device)
         pad = self._pad.expand(max(0, len(fed) - len(text)), -1)
         beside = torch.cat([text.to(self._pad), pad])[: len(fed)]
-        x = torch.cat([prompt.to(self._pad), self.model.embeddings.of_frames(fed) + beside])
+        x = torch.cat([prompt.to(self._pad), self.model.embeddings.embed_frames(fed) + beside])
         watch = AllHeadsCapture(len(prompt), first, count)
         self._talk([0], x[None], [0], watch)
         return watch.layers

@@ -17,7 +17,7 @@ from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import first_chunk_stages
 from megakernel_tts.bench.timing import Request, Streaming, first_chunk, streaming
 from megakernel_tts.model.hub import find_checkpoint
-from megakernel_tts.model.random_released import write_released
+from megakernel_tts.model.random_released import write_released_checkpoint
 from megakernel_tts.tts import TTS
 
 TEXT = "Hello, it is good to hear you."
@@ -53,7 +53,7 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
         yield find_checkpoint(options.model), options.model
         return
     with tempfile.TemporaryDirectory() as folder:
-        write_released(Path(folder), options.random_weights, device)
+        write_released_checkpoint(Path(folder), options.random_weights, device)
         yield Path(folder), f"{options.random_weights}, random weights, {ENDLESS} frames at most"
 
 
@@ -68,8 +68,8 @@ def _request(tts: TTS, options: Options) -> Request:
 
 def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
     """Our own figures."""
-    backend, prompter = tts._loaded.engine.backend, tts._loaded.engine.prompter
-    place, on_gpu = prompter.device, prompter.device.type == "cuda"
+    backend, prompt_builder = tts._loaded.engine.backend, tts._loaded.engine.prompt_builder
+    place, on_gpu = prompt_builder.device, prompt_builder.device.type == "cuda"
     loaded = torch.cuda.memory_allocated(place) if on_gpu else 0
     cells = [(chunk, count) for count in options.streams for chunk in options.chunks]
     stage_runs, rounds = _fewer(options.runs, 5), _fewer(options.runs, 10)
@@ -94,7 +94,7 @@ def _report(tts: TTS, request: Request, options: Options, name: str) -> Report:
         model=name,
         backend=backend.name,
         device=device,
-        dtype=str(prompter.pad.dtype).removeprefix("torch."),
+        dtype=str(prompt_builder.pad.dtype).removeprefix("torch."),
         text=request.text,
         layout=request.layout,
         sampling=request.sampling,

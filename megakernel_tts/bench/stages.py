@@ -95,12 +95,12 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
     engine = loaded.engine
     calls = (
         (loaded.tokenizer, ("normalize", "settled", "encode"), "tokenise"),
-        (engine.prompter, ("prefix", "start"), "prompt"),
+        (engine.prompt_builder, ("prefix", "build"), "prompt"),
         (engine.backend, ("prefill", "feed"), "prefill"),
         (engine.backend, ("step",), "first_frame"),
         (engine.vocoder, ("decode",), "codec"),
     )
-    device = engine.prompter.device
+    device = engine.prompt_builder.device
     on_gpu = device.type == "cuda"
     watch = _Stopwatch(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
     places = [(owner, name, stage) for owner, names, stage in calls for name in names]

@@ -38,9 +38,13 @@ class SpeechCapture:
         assert isinstance(backend, Reference)
         self._loaded = loaded
         self._voice, self._instruct = voice, instruct
-        self._prompter = prompter = loaded.engine.prompter
+        self._prompt_builder = prompt_builder = loaded.engine.prompt_builder
         self._reference = Reference(
-            backend.model, loaded.config, prompter.pad[0], num_slots=1, max_positions=MAX_POSITIONS
+            backend.model,
+            loaded.config,
+            prompt_builder.pad[0],
+            num_slots=1,
+            max_positions=MAX_POSITIONS,
         )
 
     def capture_attention(self, speech: TimedSpeech) -> list[CapturedSpeech]:
@@ -52,7 +56,7 @@ class SpeechCapture:
         tokenizer = self._loaded.tokenizer
         ids = tokenizer.encode(tokenizer.normalize(speech.text.strip()))
         self._check_words(self._transcript(ids), speech)
-        prefix = self._prompter.prefix(speech.voice or self._voice, "auto", self._instruct)
+        prefix = self._prompt_builder.prefix(speech.voice or self._voice, "auto", self._instruct)
         codes = torch.from_numpy(speech.codes)
         samples = self._samples(codes)
         transcript = partial(self._transcript, ids)
@@ -64,7 +68,7 @@ class SpeechCapture:
 
     def _transcript(self, ids: Sequence[int]) -> Transcript:
         transcript = Transcript(self._loaded.tokenizer.spell)
-        transcript.write(ids, len(ids))
+        transcript.update(ids, len(ids))
         return transcript
 
     def _check_words(self, transcript: Transcript, speech: TimedSpeech) -> None:
@@ -85,12 +89,16 @@ class SpeechCapture:
     @torch.inference_mode()
     def _scores(self, prefix: Prefix, ids: list[int], codes: Tensor, layout: Layout) -> Tensor:
         """[frames, layers, heads, tokens]."""
-        prompter = self._prompter
-        prompt = prompter.start(prefix, ids, layout, ended=True)
+        prompt_builder = self._prompt_builder
+        prompt = prompt_builder.build(prefix, ids, layout, ended=True)
         assert prompt is not None
-        rest = [] if prompt.closed else [prompter.text(ids[prompt.taken :]), prompter.eos]
-        text = torch.cat([prompt.lead, *rest])
-        place = prompt.text_at, len(ids)
+        rest = (
+            []
+            if prompt.text_complete
+            else [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
+        )
+        text = torch.cat([prompt.leading_text, *rest])
+        place = prompt.text_start, len(ids)
         layers = self._reference.capture_attention(prompt.prefill, text, codes, *place)
         return torch.stack(layers).permute(2, 0, 1, 3)
 

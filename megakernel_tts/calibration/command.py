@@ -82,7 +82,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
     from tqdm import tqdm
 
     from megakernel_tts import Voice
-    from megakernel_tts.align.alignment import FILE, Alignment
+    from megakernel_tts.align.alignment import ALIGNMENT_FILE, Alignment
     from megakernel_tts.backends.select import pick_device
     from megakernel_tts.calibration import ranking
     from megakernel_tts.calibration.capture import SpeechCapture, speak
@@ -124,7 +124,7 @@ def calibrate(options: argparse.Namespace) -> Calibration:
         made["error_s"] = round(ranking.error(everything, chosen), 4)
     lookahead = ranking.choose_lookahead(late)
     alignment = Alignment(tuple(chosen), ranking.FLOOR, lookahead, made)
-    return Calibration(alignment, ranked, folder / FILE)
+    return Calibration(alignment, ranked, folder / ALIGNMENT_FILE)
 
 
 def _read(file: Path) -> Sequence[str]:

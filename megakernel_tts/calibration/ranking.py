@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.align.alignment import MOST_HEADS, MOST_LOOKAHEAD
-from megakernel_tts.align.attention import columns
+from megakernel_tts.align.alignment import MAX_HEADS, MAX_LOOKAHEAD
+from megakernel_tts.align.attention import unit_log_attention
 from megakernel_tts.align.online import OnlineSearch
-from megakernel_tts.align.word_times import AlignedTimes
+from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
 
 FLOOR = 1e-4
@@ -50,16 +50,16 @@ class CapturedSpeech:
             heads: Layer and head.
             lookahead: Frames beyond each one that are known when it leaves; None: all.
         """
-        times, scores = AlignedTimes(self.transcript(), self.rate, 0, FLOOR), self.of(heads)
+        times, scores = AlignedWordTimer(self.transcript(), self.rate, 0, FLOOR), self.of(heads)
         frames = len(scores)
         if lookahead is None:
-            times.look(scores)
-            return [word.start for word in times.hear(self.samples, last=True)]
+            times.add_scores(scores)
+            return [word.start for word in times.add_audio(self.samples, last=True)]
         found: list[float] = []
-        times.look(scores[:lookahead])
+        times.add_scores(scores[:lookahead])
         for frame in range(frames):
-            times.look(scores[frame + lookahead :][:1])
-            words = times.hear(self.samples[frame : frame + 1], last=frame == frames - 1)
+            times.add_scores(scores[frame + lookahead :][:1])
+            words = times.add_audio(self.samples[frame : frame + 1], last=frame == frames - 1)
             found += [word.start for word in words]
         return found
 
@@ -83,9 +83,9 @@ class Ranked:
 def monotonicity(overheard: CapturedSpeech, head: Head) -> float:
     """How far the attention along a head's best path is above chance, in nats a frame."""
     transcript, search = overheard.transcript(), OnlineSearch()
-    found = columns(overheard.of([head]), np.array(transcript.firsts), FLOOR)
-    search.append(transcript.silent)
-    search.push(found)
+    found = unit_log_attention(overheard.of([head]), np.array(transcript.unit_starts), FLOOR)
+    search.append_units(transcript.unit_silent)
+    search.push_frames(found)
     path = np.array(search.path(ended=True))
     chosen = found[np.arange(len(found)), path]
     known = np.isfinite(found).sum(1)
@@ -129,7 +129,7 @@ def choose(layouts: Sequence[Sequence[CapturedSpeech]], ranked: Sequence[Ranked]
     chosen = [best.head]
     least = best.error
     for other in ranked[1:]:
-        if len(chosen) == MOST_HEADS:
+        if len(chosen) == MAX_HEADS:
             break
         if least is not None:
             if (found := error(everything, [*chosen, other.head])) < least - _GAIN:
@@ -144,13 +144,13 @@ def lateness(speeches: Sequence[CapturedSpeech], heads: Sequence[Head]) -> list[
     """What a short look-ahead costs.
 
     Returns:
-        For 0, 1, .. `MOST_LOOKAHEAD` frames the mean distance of the words' starts from where they
+        For 0, 1, .. `MAX_LOOKAHEAD` frames the mean distance of the words' starts from where they
         are when all of the speech is known, in seconds.
     """
     whole = [speech.word_starts(heads) for speech in speeches]
     return [
         _distance(zip([s.word_starts(heads, frames) for s in speeches], whole, strict=True))
-        for frames in range(MOST_LOOKAHEAD + 1)
+        for frames in range(MAX_LOOKAHEAD + 1)
     ]
 
 

@@ -19,7 +19,7 @@ from megakernel_tts.engine.stream import Stream
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
-from megakernel_tts.text.prompt import Layout, Prefix, Prompter
+from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder
 from megakernel_tts.text.text_queue import TextQueue
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Engine:
     def __init__(
         self,
         backend: Backend,
-        prompter: Prompter,
+        prompt_builder: PromptBuilder,
         decoder: Decoder,
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
@@ -48,21 +48,21 @@ class Engine:
 
         Args:
             backend: Runs the networks; the engine owns it from now on.
-            prompter: Builds prompts.
+            prompt_builder: Builds prompts.
             decoder: The codec in plain torch.
             vocoder: The codec for many streams; by default in plain torch, too.
             alignment: How words are found by the heads that the backend watches; None estimates.
             max_waiting: Sessions beyond the backend's slots that may be open and wait for one.
         """
         self.backend = backend
-        self.prompter = prompter
+        self.prompt_builder = prompt_builder
         self.decoder = decoder
         self.alignment = alignment
         self._most = backend.num_slots + max_waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
         self._fresh = self.vocoder.prepare_state(decoder.start())
         self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
-        self._loop = Loop(backend, prompter, self.vocoder)
+        self._loop = Loop(backend, prompt_builder, self.vocoder)
         self._thread = threading.Thread(
             target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
         )

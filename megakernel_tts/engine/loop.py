@@ -25,7 +25,7 @@ from megakernel_tts.engine.stream import Segment, Stream, speaking
 from megakernel_tts.engine.wakeup import Arrivals, Wakeup
 from megakernel_tts.errors import DeviceError, SynthesisError
 from megakernel_tts.session import Finish, FinishReason
-from megakernel_tts.text.prompt import Prompt, Prompter
+from megakernel_tts.text.prompt import Prompt, PromptBuilder
 
 _PROMPTS = 128  # positions of prompts' own, after which those who speak make a frame
 _AHEAD = 16  # of them that go first: the device runs them while the others' prompts are built
@@ -45,9 +45,9 @@ class Loop:
         broken: What ended the loop, if it was a bug.
     """
 
-    def __init__(self, backend: Backend, prompter: Prompter, vocoder: Vocoder) -> None:
+    def __init__(self, backend: Backend, prompt_builder: PromptBuilder, vocoder: Vocoder) -> None:
         self.backend = backend
-        self.prompter = prompter
+        self.prompt_builder = prompt_builder
         self.vocoder = vocoder
         self.wakeup = Wakeup()
         self.arrivals = Arrivals()
@@ -169,7 +169,7 @@ class Loop:
                 elif prompt := self._prompt(stream):
                     stream.slot = self.free.pop(0)
                     beginning.append((stream, prompt))
-                    positions += len(prompt.prefill) - prompt.common
+                    positions += len(prompt.prefill) - prompt.num_common
             self._begin(beginning)
             if suspended or not beginning or not self.free or positions >= _PROMPTS:
                 return bool(waiting and self.free)
@@ -208,7 +208,7 @@ class Loop:
         """The prompt of a stream's next piece, if enough of its text is known and it fits."""
         _, ids, ended = stream.text()
         try:
-            prompt = self.prompter.start(stream.prefix, ids, stream.layout, ended=ended)
+            prompt = self.prompt_builder.build(stream.prefix, ids, stream.layout, ended=ended)
             if prompt is not None and len(prompt.prefill) >= self.backend.max_positions:
                 raise SynthesisError(
                     f"The prompt takes {len(prompt.prefill)} positions and a slot has "
@@ -239,7 +239,7 @@ class Loop:
     def _start(self, stream: Stream, prompt: Prompt) -> PrefillRequest:
         sampling = stream.sampling.next_seed(stream.tries)
         return PrefillRequest(
-            self._slot(stream), prompt.prefill, sampling, stream.draws, prompt.common
+            self._slot(stream), prompt.prefill, sampling, stream.draws, prompt.num_common
         )
 
     def _begun(self, stream: Stream, prompt: Prompt) -> None:
@@ -247,10 +247,10 @@ class Loop:
         self.vocoder.load_slot(self._slot(stream), stream.start)
         piece, _, _ = stream.text()
         assert piece is not None
-        self.backend.feed(self._slot(stream), prompt.lead, prompt.closed)
+        self.backend.feed(self._slot(stream), prompt.leading_text, prompt.text_complete)
         cap = min(stream.sampling.max_frames, self.backend.max_positions - len(prompt.prefill))
-        times = stream.times(prompt.text_at, self.vocoder.sample_rate)
-        progress = prompt.taken, len(prompt.lead), prompt.closed
+        times = stream.times(prompt.text_start, self.vocoder.sample_rate)
+        progress = prompt.num_tokens, len(prompt.leading_text), prompt.text_complete
         stream.utterance = u = Segment(piece, cap, *progress, times, stream.seconds)
         self._feed(stream, u)
 
@@ -264,9 +264,9 @@ class Loop:
         new = ids[u.tokens :]
         if u.closed or not (new or ended):
             return
-        vectors = self.prompter.text(new)
+        vectors = self.prompt_builder.embed_text(new)
         if ended:
-            vectors = torch.cat([vectors, self.prompter.eos])
+            vectors = torch.cat([vectors, self.prompt_builder.eos])
         self.backend.feed(self._slot(stream), vectors, ended)
         u.tokens += len(new)
         u.fed += len(vectors)

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.align.alignment import Alignment, word_times
-from megakernel_tts.align.word_times import WordTimes
+from megakernel_tts.align.alignment import Alignment, make_word_timer
+from megakernel_tts.align.word_times import WordTimer
 from megakernel_tts.align.words import Transcript, Word
 from megakernel_tts.backends.protocol import Frames
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
@@ -51,7 +51,7 @@ class Segment:
     tokens: int
     fed: int
     closed: bool
-    times: WordTimes
+    times: WordTimer
     begins: float = 0.0
     groups: int = 0
     frames: int = 0
@@ -81,14 +81,14 @@ class Segment:
 
     def read_text(self) -> None:
         """Takes note of the text as far as it is written, to tell its words."""
-        self.times.read(self.piece.ids, self.piece.whole)
+        self.times.update_text(self.piece.ids, self.piece.whole)
 
     def take(self, frames: Frames) -> None:
         """Takes the next frames, with which the speech may end."""
         self.moved = time.monotonic()
         self.read_text()
         if frames.scores is not None:
-            self.times.look(frames.scores.numpy())
+            self.times.add_scores(frames.scores.numpy())
         self.groups = frames.codes.shape[1]
         self.pending += frames.codes.unbind()
         self.frames += len(frames.codes)
@@ -110,7 +110,7 @@ class Segment:
         """
         first = self.frames - len(self.pending) - len(codes)
         for i, pcm in enumerate(samples):
-            used_up, idle = self.used_up(first + i), self.times.idle(first + i)
+            used_up, idle = self.used_up(first + i), self.times.frames_since_end(first + i)
             code, expected = int(codes[i, 0]), self.piece.frames
             if self.guard.runaway(code, pcm, expected, used_up=used_up, idle=idle):
                 return i + 1
@@ -124,7 +124,7 @@ class Segment:
         """
         self.read_text()
         last = self.over == "eos" and not self.pending
-        found = self.times.hear(samples, last=last)
+        found = self.times.add_audio(samples, last=last)
         return tuple(replace(word, start=word.start + self.begins) for word in found)
 
 
@@ -321,14 +321,14 @@ class Stream:
         else:
             self.mailbox.put(chunk)
 
-    def times(self, text_at: int, rate: int) -> WordTimes:
+    def times(self, text_start: int, rate: int) -> WordTimer:
         """What finds the times of the next piece's words.
 
         Args:
-            text_at: The position of its first token.
+            text_start: The position of its first token.
             rate: Samples a second.
         """
-        return word_times(self.alignment, Transcript(self.script.spell), rate, text_at)
+        return make_word_timer(self.alignment, Transcript(self.script.spell), rate, text_start)
 
     def flush(self) -> None:
         """Hands over what was held back."""
@@ -345,7 +345,7 @@ class Stream:
         """
         u = self.utterance
         assert u is not None and u.over is not None
-        if u.over == "eos" and u.times.left:  # no frame came after the last text
+        if u.over == "eos" and u.times.num_pending:  # no frame came after the last text
             nothing = torch.zeros(0, u.groups, dtype=torch.long)
             self._leave(np.zeros((0, 1), np.int16), nothing, rate)
         if u.over == "guard" and u.held:

@@ -68,7 +68,9 @@ def write_checkpoint(
     codec.mkdir(parents=True, exist_ok=True)
     vocab, merges = _small_vocabulary(words)
     specials = write_tokenizer(folder, vocab, merges)
-    write_configs(folder, model_config(kind, size, codes, vocab, specials), codec_config(codes))
+    write_configs(
+        folder, model_config(kind, size, codes, vocab, specials), small_codec_config(codes)
+    )
     model = read_model_config(folder / "config.json")
     specs = list(leaves(model_specs(model)))
     if model.speaker is not None:
@@ -96,12 +98,12 @@ def random_tensor(spec: Spec, seed: int = 0) -> torch.Tensor:
     if spec.name.endswith("cluster_usage"):
         values = state.random_sample(spec.shape) * 3 + 0.5
     else:
-        mean, deviation = spread(spec)
+        mean, deviation = mean_and_deviation(spec)
         values = state.standard_normal(spec.shape) * deviation + mean
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def spread(spec: Spec) -> tuple[float, float]:
+def mean_and_deviation(spec: Spec) -> tuple[float, float]:
     """Mean and standard deviation of a tensor's values."""
     name, shape = spec.name, spec.shape
     leaf = name.rsplit(".", 1)[-1]
@@ -244,7 +246,7 @@ def model_config(
     }  # fmt: skip
 
 
-def codec_config(codes: int) -> dict[str, Any]:
+def small_codec_config(codes: int) -> dict[str, Any]:
     """A `speech_tokenizer/config.json`."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],

@@ -17,9 +17,9 @@ from megakernel_tts.model.checkpoint import Spec, leaves, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config, read_model_config
 from megakernel_tts.model.random_checkpoint import (
     Size,
-    codec_config,
+    mean_and_deviation,
     random_tensor,
-    spread,
+    small_codec_config,
     write_checkpoint,
 )
 from megakernel_tts.model.weights import model_specs
@@ -47,7 +47,7 @@ _CODEC = {
 }  # fmt: skip
 
 
-def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
+def write_released_config(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
     """Writes a config of a released size.
 
     Args:
@@ -75,7 +75,7 @@ def released(source: Path, target: Path, hidden: int, intermediate: int) -> Path
     return target
 
 
-def released_codec(source: Path, target: Path) -> Path:
+def write_released_codec_config(source: Path, target: Path) -> Path:
     """Writes the config of the released codec; its encoder stays small.
 
     Args:
@@ -92,7 +92,7 @@ def released_codec(source: Path, target: Path) -> Path:
     return target
 
 
-def random_codec(
+def random_codec_weights(
     file: Path, seed: int, device: torch.device | None = None
 ) -> tuple[Decoder, CodecConfig]:
     """The codec's decoder of the released size, with random weights.
@@ -105,14 +105,14 @@ def random_codec(
     Returns:
         The weights in float32, and the codec's numbers.
     """
-    file.write_text(json.dumps(codec_config(2048)))
-    config = read_codec_config(released_codec(file, file))
+    file.write_text(json.dumps(small_codec_config(2048)))
+    config = read_codec_config(write_released_codec_config(file, file))
     place = device or torch.device("cuda")
     specs = decoder_specs(config.decoder)
     return map_leaves(specs, lambda spec: random_tensor(spec, seed).to(place)), config
 
 
-def write_released(folder: Path, size: str, device: torch.device) -> None:
+def write_released_checkpoint(folder: Path, size: str, device: torch.device) -> None:
     """Writes a CustomVoice checkpoint of a released size, 2 to 4 GB.
 
     Args:
@@ -124,15 +124,17 @@ def write_released(folder: Path, size: str, device: torch.device) -> None:
     codec = folder / "speech_tokenizer"
     write_checkpoint(folder, "custom_voice", name, codes=2048, words=_WORDS)
     model = read_model_config(
-        released(folder / "config.json", folder / "config.json", hidden, intermediate)
+        write_released_config(folder / "config.json", folder / "config.json", hidden, intermediate)
     )
-    decoder = read_codec_config(released_codec(codec / "config.json", codec / "config.json"))
+    decoder = read_codec_config(
+        write_released_codec_config(codec / "config.json", codec / "config.json")
+    )
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(spec: Spec) -> Tensor:
         if spec.name.endswith("cluster_usage"):  # a divisor
             return torch.rand(spec.shape, device=device, generator=generator) * 3 + 0.5
-        mean, deviation = spread(spec)
+        mean, deviation = mean_and_deviation(spec)
         noise = torch.randn(spec.shape, device=device, generator=generator)
         return noise.mul_(deviation).add_(mean)
 
@@ -153,7 +155,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="0.6B")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    write_released(options.folder, options.size, device)
+    write_released_checkpoint(options.folder, options.size, device)
 
 
 if __name__ == "__main__":

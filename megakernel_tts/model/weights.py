@@ -54,16 +54,16 @@ class Embeddings:
     text_up: Projection  # text_hidden -> text_hidden
     text_down: Projection  # text_hidden -> hidden
     codec: Tensor  # [vocab, hidden]: control ids, speakers, code 0
-    groups: tuple[Tensor, ...]  # groups - 1 tables [codes, hidden]: codes 1 to groups - 1
+    group_tables: tuple[Tensor, ...]  # groups - 1 tables [codes, hidden]: codes 1 to groups - 1
 
-    def on(self, device: torch.device) -> "Embeddings":
+    def on_device(self, device: torch.device) -> "Embeddings":
         """Everything on a device but the text's table, of which few rows are ever wanted there."""
         there = map_leaves(replace(self, text=self.text[:0]), lambda tensor: tensor.to(device))
         return replace(there, text=self.text)
 
-    def of_frames(self, codes: Tensor) -> Tensor:
+    def embed_frames(self, codes: Tensor) -> Tensor:
         """The sum of the embeddings of frames [n, groups]: [n, hidden], rounded once."""
-        tables = (self.codec, *self.groups)
+        tables = (self.codec, *self.group_tables)
         return torch.stack([table[codes[:, i]] for i, table in enumerate(tables)]).sum(dim=0)
 
 
@@ -132,7 +132,7 @@ def model_specs(c: ModelConfig) -> Model:
             text_up=_projection("talker.text_projection.linear_fc1", wide, wide),
             text_down=_projection("talker.text_projection.linear_fc2", h, wide),
             codec=spec("talker.model.codec_embedding.weight", t.vocab_size, h),
-            groups=tuple(
+            group_tables=tuple(
                 spec(f"{predictor}.model.codec_embedding.{i}.weight", p.vocab_size, h) for i in rest
             ),
         ),

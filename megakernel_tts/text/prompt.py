@@ -19,7 +19,7 @@ from megakernel_tts.checks import check_text
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Embeddings
-from megakernel_tts.text.text_embedding import TextVectors
+from megakernel_tts.text.text_embedding import TextEmbedding
 from megakernel_tts.text.tokenizer import TextTokenizer
 from megakernel_tts.voice import Voice
 
@@ -50,20 +50,20 @@ class Prompt:
         common: How many of them, at its beginning, are the same for every text.
         lead: Text vectors [n, hidden] to feed before the text: the rest of a long transcript.
         taken: How many of the text's tokens it holds; the others are fed frame by frame.
-        text_at: The position of the text's first token. The others are at those that follow, in
+        text_start: The position of the text's first token. The others are at those that follow, in
             the prompt or after it: in every layout a frame takes the next one.
         closed: Whether it holds the end of the text too, so that only padding follows.
     """
 
     prefill: Tensor
-    common: int
-    lead: Tensor
-    taken: int
-    text_at: int
-    closed: bool
+    num_common: int
+    leading_text: Tensor
+    num_tokens: int
+    text_start: int
+    text_complete: bool
 
 
-class Prompter:
+class PromptBuilder:
     """Builds prompts from a model's embeddings; all vectors that it gives are on the host."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Prompter:
         """Projects every token's vector, on a GPU.
 
         Args:
-            embeddings: As `TextVectors` takes them, the codec's on the device.
+            embeddings: As `TextEmbedding` takes them, the codec's on the device.
             config: The model's numbers.
             tokenizer: The model's.
         """
@@ -80,19 +80,19 @@ class Prompter:
         self.device = embeddings.codec.device
         self._embeddings = embeddings
         self._codec_rows = embeddings.codec.cpu()
-        self._text_rows = TextVectors(embeddings)
-        me = weakref.proxy(self)  # or a prompter and its caches would keep each other
-        self._named = lru_cache(maxsize=64)(partial(Prompter._prefix, me))
-        self._recording = lru_cache(maxsize=32)(partial(Prompter._sum_of_frames, me))
+        self._text_rows = TextEmbedding(embeddings)
+        me = weakref.proxy(self)  # or a prompt_builder and its caches would keep each other
+        self._named = lru_cache(maxsize=64)(partial(PromptBuilder._prefix, me))
+        self._recording = lru_cache(maxsize=32)(partial(PromptBuilder._sum_of_frames, me))
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
         text, control = config.text, config.talker.control
         self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
         with torch.inference_mode():
-            self.pad, self._bos, self.eos = self.text([text.pad, text.bos, text.eos]).split(1)
+            self.pad, self._bos, self.eos = self.embed_text([text.pad, text.bos, text.eos]).split(1)
             self._last = torch.cat([self.eos + self._fill, self.pad + self._begin])
 
-    def text(self, ids: list[int]) -> Tensor:
+    def embed_text(self, ids: list[int]) -> Tensor:
         """Text vectors [n, hidden]."""
         return self._text_rows(ids)
 
@@ -102,7 +102,7 @@ class Prompter:
     def _sum_of_frames(self, codes: bytes) -> Tensor:
         """The embeddings [frames, hidden] of a recording, whose codes are given by content."""
         table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.num_groups)
-        return self._embeddings.of_frames(torch.tensor(table, device=self.device)).cpu()
+        return self._embeddings.embed_frames(torch.tensor(table, device=self.device)).cpu()
 
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         """Everything before the text.
@@ -140,17 +140,17 @@ class Prompter:
         codec_side = torch.cat(codec)
         text_side = torch.cat([self.pad.expand(len(codec_side) - 1, -1), self._bos])
         role = [text.im_start, text.assistant, *self._newline]
-        parts = [self.text(role), text_side + codec_side]
+        parts = [self.embed_text(role), text_side + codec_side]
         if instruct and instruct.strip():
             user = self._tokenizer.encode(f"user\n{instruct.strip()}")
-            parts.insert(0, self.text([text.im_start, *user, text.im_end, *self._newline]))
+            parts.insert(0, self.embed_text([text.im_start, *user, text.im_end, *self._newline]))
         vectors = torch.cat(parts)
         if not isinstance(voice, Voice) or voice.codes is None or voice.text is None:
             return Prefix(vectors)
         reference = self._recording(voice.codes.numpy(force=True).tobytes())
         return Prefix(
             vectors,
-            reference_text=self.text(self._tokenizer.encode(voice.text.strip())),
+            reference_text=self.embed_text(self._tokenizer.encode(voice.text.strip())),
             reference_codes=torch.cat([self._begin, reference]),
         )
 
@@ -236,7 +236,7 @@ class Prompter:
         return talker.languages[name]
 
     @torch.inference_mode()
-    def start(
+    def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
         """The prompt of a text, or None if more of the text must be known first.
@@ -251,18 +251,25 @@ class Prompter:
             return self._full(prefix, ids) if ended else None
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             return self._streaming_reference(prefix, ids, ended)
-        prefill = torch.cat([prefix.vectors, self.text(ids[:1]) + self._begin])
+        prefill = torch.cat([prefix.vectors, self.embed_text(ids[:1]) + self._begin])
         at = len(prefix.vectors)
-        return Prompt(prefill, at, self.pad[:0], taken=1, text_at=at, closed=False)
+        return Prompt(prefill, at, self.pad[:0], num_tokens=1, text_start=at, text_complete=False)
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
-        text, text_at, last = self.text(ids), len(prefix.vectors), self._last
+        text, text_start, last = self.embed_text(ids), len(prefix.vectors), self._last
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
-            text_at += len(prefix.reference_text)
+            text_start += len(prefix.reference_text)
             last = torch.cat([last[:1], self.pad + prefix.reference_codes])
         prefill = torch.cat([prefix.vectors, text + self._fill, last])
-        return Prompt(prefill, text_at, self.pad[:0], taken=len(ids), text_at=text_at, closed=True)
+        return Prompt(
+            prefill,
+            text_start,
+            self.pad[:0],
+            num_tokens=len(ids),
+            text_start=text_start,
+            text_complete=True,
+        )
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
         """Transcript and text run beside the reference's codes; what is left over is fed later."""
@@ -273,15 +280,17 @@ class Prompter:
             return None
         taken = max(0, min(len(ids), room))
         closed = ended and room > len(ids)
-        text = torch.cat([reference, self.text(ids[:taken]), *([self.eos] if closed else [])])
+        text = torch.cat([reference, self.embed_text(ids[:taken]), *([self.eos] if closed else [])])
         beside = text[: len(codes)]
         padding = self.pad.expand(len(codes) - len(beside), -1)
         prefill = torch.cat([prefix.vectors, torch.cat([beside, padding]) + codes])
-        text_at = len(prefix.vectors) + len(reference)
+        text_start = len(prefix.vectors) + len(reference)
         # A long transcript leaves no position to the text.
-        common = min(text_at, len(prefix.vectors) + len(codes), len(prefill) - 1)
+        common = min(text_start, len(prefix.vectors) + len(codes), len(prefill) - 1)
         lead = text[len(codes) :]
-        return Prompt(prefill, common, lead, taken=taken, text_at=text_at, closed=closed)
+        return Prompt(
+            prefill, common, lead, num_tokens=taken, text_start=text_start, text_complete=closed
+        )
 
 
 def spoken_languages(config: ModelConfig) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from megakernel_tts.model.weights import Embeddings
 _BATCH = 4096  # tokens projected at a time
 
 
-class TextVectors:
+class TextEmbedding:
     """`W2 silu(W1 e + b1) + b2` of tokens, each computed as if alone.
 
     A GPU projects all of them at once, so that no request waits for it; a CPU, for which those of a

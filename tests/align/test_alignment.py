@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megakernel_tts.align.alignment import FILE, Alignment, read_alignment
+from megakernel_tts.align.alignment import ALIGNMENT_FILE, Alignment, read_alignment
 from megakernel_tts.calibration.ground_truth import FORMAT, read_truth
 from megakernel_tts.errors import CheckpointError
 from megakernel_tts.model.hub import find_checkpoint
@@ -15,16 +15,16 @@ SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "star
 
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
-    ALIGNMENT.save(tmp_path / FILE)
-    assert read_alignment(tmp_path / FILE, layers=4, heads=2) == ALIGNMENT
+    ALIGNMENT.save(tmp_path / ALIGNMENT_FILE)
+    assert read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2) == ALIGNMENT
 
 
 def test_a_checkpoint_without_one_has_none(tmp_path: Path) -> None:
-    assert read_alignment(tmp_path / FILE, layers=4, heads=2) is None
+    assert read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2) is None
 
 
 def test_the_demo_voice_has_one() -> None:
-    found = read_alignment(find_checkpoint("demo") / FILE, layers=6, heads=4)
+    found = read_alignment(find_checkpoint("demo") / ALIGNMENT_FILE, layers=6, heads=4)
     assert found is not None and found.made["truth"] is not None
 
 
@@ -48,12 +48,12 @@ def test_the_demo_voice_has_one() -> None:
 def test_a_broken_file_is_refused_by_name_and_field(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    ALIGNMENT.save(tmp_path / FILE)
-    values = json.loads((tmp_path / FILE).read_text())
-    (tmp_path / FILE).write_text(json.dumps(values | change))
+    ALIGNMENT.save(tmp_path / ALIGNMENT_FILE)
+    values = json.loads((tmp_path / ALIGNMENT_FILE).read_text())
+    (tmp_path / ALIGNMENT_FILE).write_text(json.dumps(values | change))
     with pytest.raises(CheckpointError, match=message) as error:
-        read_alignment(tmp_path / FILE, layers=4, heads=2)
-    assert FILE in str(error.value)
+        read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2)
+    assert ALIGNMENT_FILE in str(error.value)
 
 
 def _truth(file: Path, **change: Any) -> Path:

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.align.attention import columns
+from megakernel_tts.align.attention import unit_log_attention
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9))
@@ -13,7 +13,7 @@ def test_columns_are_the_plain_formula(seed: int, frames: int, heads: int, token
     for frame, count in enumerate(there):
         scores[frame, :, count:] = np.nan
     firsts = [0, *sorted(set(rng.integers(1, tokens + 1, 3).tolist()) - {tokens})]
-    found = columns(scores, np.array(firsts), 1e-3)
+    found = unit_log_attention(scores, np.array(firsts), 1e-3)
     for frame, count in enumerate(there):
         for unit, (a, b) in enumerate(zip(firsts, [*firsts[1:], tokens], strict=True)):
             if a >= count:
@@ -29,12 +29,12 @@ def test_columns_are_the_plain_formula(seed: int, frames: int, heads: int, token
 def test_frames_together_give_what_they_give_alone() -> None:
     scores = np.random.default_rng(0).normal(0, 3, (6, 2, 10)).astype(np.float32)
     firsts = np.array([0, 2, 3, 7])
-    alone = [columns(scores[i : i + 1], firsts, 1e-4) for i in range(6)]
-    assert np.array_equal(columns(scores, firsts, 1e-4), np.concatenate(alone))
+    alone = [unit_log_attention(scores[i : i + 1], firsts, 1e-4) for i in range(6)]
+    assert np.array_equal(unit_log_attention(scores, firsts, 1e-4), np.concatenate(alone))
     assert np.isfinite(scores).all(), "what was given is left as it was"
 
 
 def test_huge_scores_are_no_trouble() -> None:
     scores = np.array([[[3e4, -3e4, 0]]], np.float32)
-    found = columns(scores, np.arange(3), 1e-4)
+    found = unit_log_attention(scores, np.arange(3), 1e-4)
     assert np.allclose(found, [[0, np.log(1e-4), np.log(1e-4)]])

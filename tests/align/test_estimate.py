@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megakernel_tts.align.estimate import EstimatedTimes, spoken_seconds
+from megakernel_tts.align.estimate import EstimatedWordTimer, spoken_seconds
 from megakernel_tts.align.words import Transcript, Word
 from tests.align.texts import Spelling
 
@@ -17,21 +17,21 @@ class Follower:
     def __init__(self) -> None:
         self._spelling = Spelling()
         self._ids: list[int] = []
-        self._times = EstimatedTimes(Transcript(self._spelling.spell), RATE)
+        self._times = EstimatedWordTimer(Transcript(self._spelling.spell), RATE)
 
     def write(self, text: str) -> None:
         self._ids += self._spelling.ids(*text)
-        self._times.read(self._ids, len(self._ids))
+        self._times.update_text(self._ids, len(self._ids))
 
     def hear(self, pcm: NDArray[np.int16]) -> list[Word]:
-        return self._times.hear(pcm[None], last=False)
+        return self._times.add_audio(pcm[None], last=False)
 
     def end(self) -> list[Word]:
-        return self._times.hear(np.zeros((0, 1), np.int16), last=True)
+        return self._times.add_audio(np.zeros((0, 1), np.int16), last=True)
 
     @property
     def left(self) -> int:
-        return self._times.left
+        return self._times.num_pending
 
 
 def sound(seconds: float) -> NDArray[np.int16]:

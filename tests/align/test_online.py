@@ -53,10 +53,10 @@ def test_every_prefix_gives_what_the_whole_search_gives_of_it(
 ) -> None:
     columns, silent = lattice
     search = OnlineSearch()
-    search.append(silent)
+    search.append_units(silent)
     known = 0
     for part in cut(columns, data):
-        search.push(part)
+        search.push_frames(part)
         known += len(part)
         if known:
             assert search.path() == offline(columns[:known], silent)
@@ -67,8 +67,8 @@ def test_every_prefix_gives_what_the_whole_search_gives_of_it(
 def test_no_path_is_better(lattice: Lattice) -> None:
     columns, silent = lattice
     search = OnlineSearch()
-    search.append(silent)
-    search.push(columns)
+    search.append_units(silent)
+    search.push_frames(columns)
 
     def allowed(path: tuple[int, ...]) -> bool:
         steps = np.diff([-1, *path])
@@ -95,12 +95,12 @@ def test_units_that_come_late_change_nothing_before_them(
     for unit, frame in enumerate(come):
         columns[:frame, unit] = -np.inf
     whole, growing = OnlineSearch(), OnlineSearch()
-    whole.append(silent)
-    whole.push(columns)
+    whole.append_units(silent)
+    whole.push_frames(columns)
     for frame in range(frames):
         there = sum(c <= frame for c in come)
-        growing.append(silent[growing.units : there])
-        growing.push(columns[frame : frame + 1, :there])
+        growing.append_units(silent[growing.num_units : there])
+        growing.push_frames(columns[frame : frame + 1, :there])
     assert growing.path() == whole.path() == offline(columns, silent)
 
 
@@ -108,30 +108,30 @@ def test_units_that_come_late_change_nothing_before_them(
 def test_what_is_dropped_is_not_needed_for_the_rest(lattice: Lattice, data: st.DataObject) -> None:
     columns, silent = lattice
     search = OnlineSearch()
-    search.append(silent)
-    search.push(columns)
+    search.append_units(silent)
+    search.push_frames(columns)
     whole = search.path()
     gone = data.draw(st.integers(0, len(columns)))
-    search.drop(gone)
+    search.drop_frames(gone)
     assert search.path() == whole[gone:]
 
 
 def test_a_path_may_be_made_to_end_where_the_text_does() -> None:
     columns = np.array([[0, -9, -9, -9], [0, -1, -9, -9], [0, -1, -2, -9]], np.float32)
     search = OnlineSearch()
-    search.append([False, False, False, False])
-    search.push(columns)
+    search.append_units([False, False, False, False])
+    search.push_frames(columns)
     assert search.path() == [0, 0, 0]
     assert search.path(ended=True) == [0, 0, 0], "the end cannot have been reached"
-    search.push(columns[-1:])
+    search.push_frames(columns[-1:])
     assert search.path(ended=True) == [0, 1, 2, 3]
 
 
 def test_a_silent_end_may_be_left_out() -> None:
     columns = np.array([[0, -9, -9], [-9, 0, -3]], np.float32)
     search = OnlineSearch()
-    search.append([False, False, True])
-    search.push(columns)
+    search.append_units([False, False, True])
+    search.push_frames(columns)
     assert search.path(ended=True) == [0, 1]
 
 
@@ -141,7 +141,7 @@ def test_more_frames_than_are_laid_out_together() -> None:
     silent = [unit % 3 == 2 for unit in range(9)]
     for parts in (150, 20, 1):
         search = OnlineSearch()
-        search.append(silent)
+        search.append_units(silent)
         for part in np.array_split(columns, parts):
-            search.push(part)
+            search.push_frames(part)
         assert search.path() == offline(columns, silent)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.align.word_times import AlignedTimes, with_ends
+from megakernel_tts.align.word_times import AlignedWordTimer, with_ends
 from megakernel_tts.align.words import Word
 from tests.align.planted import FRAME, RATE, looking, sound
 from tests.align.texts import transcript
@@ -24,7 +24,7 @@ def follow(
 ) -> list[tuple[str, float]]:
     """The words of a piece whose frames leave in chunks that end at `cuts`."""
     text = transcript(*tokens)
-    times = AlignedTimes(text, RATE, 3, 1e-4)
+    times = AlignedWordTimer(text, RATE, 3, 1e-4)
     scores = looking(looked, len(tokens))
     shown = np.pad(scores, ((0, 0), (0, 0), (3, 2)), constant_values=9.0)  # other positions
     samples = sound(audible or [True] * len(looked))
@@ -33,9 +33,9 @@ def follow(
     for stop in [*cuts, len(looked)]:
         known = min(stop + lookahead, len(looked))
         if known > made:
-            times.look(shown[made:known])
-        words += times.hear(samples[start:stop], last=stop == len(looked))
-        assert times.left == len(text) - len(words)
+            times.add_scores(shown[made:known])
+        words += times.add_audio(samples[start:stop], last=stop == len(looked))
+        assert times.num_pending == len(text) - len(words)
         start, made = stop, max(made, known)
     assert all(word.end is None and not word.estimated for word in words)
     return [(word.text, word.start) for word in words]
@@ -85,15 +85,15 @@ def test_every_word_comes_once_in_order_and_no_later_than_its_audio(
     looked: list[int], cuts: set[int], audible: list[bool], lookahead: int
 ) -> None:
     ends = sorted(cut for cut in cuts if cut < len(looked))
-    times = AlignedTimes(transcript(*TOKENS), RATE, 0, 1e-4)
+    times = AlignedWordTimer(transcript(*TOKENS), RATE, 0, 1e-4)
     scores, samples = looking(looked, len(TOKENS)), sound(audible[: len(looked)])
     told: list[Word] = []
     made = start = 0
     for stop in [*ends, len(looked)]:
         known = min(stop + lookahead, len(looked))
         if known > made:
-            times.look(scores[made:known])
-        new = times.hear(samples[start:stop], last=stop == len(looked))
+            times.add_scores(scores[made:known])
+        new = times.add_audio(samples[start:stop], last=stop == len(looked))
         first, last = start * FRAME / RATE, stop * FRAME / RATE
         assert all(first - 1e-3 <= word.start <= last + 1e-3 for word in new)
         told, start, made = told + new, stop, max(made, known)
@@ -102,42 +102,42 @@ def test_every_word_comes_once_in_order_and_no_later_than_its_audio(
 
 
 def test_text_whose_keys_are_not_there_yet_is_not_spoken_yet() -> None:
-    times = AlignedTimes(transcript("a", " b", " c"), RATE, 0, 1e-4)
+    times = AlignedWordTimer(transcript("a", " b", " c"), RATE, 0, 1e-4)
     scores = looking([0, 0, 1, 1], 3)
     scores[:, :, 1:] = np.nan  # the second token's key comes with the fourth frame
     scores[3, :, 1] = 6.0
-    times.look(scores)
-    found = times.hear(sound([True] * 4), last=False)
+    times.add_scores(scores)
+    found = times.add_audio(sound([True] * 4), last=False)
     assert [(word.text, word.start) for word in found] == [("a", 0.0), ("b", 0.24)]
 
 
 def test_more_text_than_a_slot_has_positions_is_no_error() -> None:
-    times = AlignedTimes(transcript("a", " b", " c"), RATE, 0, 1e-4)
-    times.look(looking([0, 1, 1], 2))
-    assert len(times.hear(sound([True] * 3), last=False)) == 2
+    times = AlignedWordTimer(transcript("a", " b", " c"), RATE, 0, 1e-4)
+    times.add_scores(looking([0, 1, 1], 2))
+    assert len(times.add_audio(sound([True] * 3), last=False)) == 2
 
 
 def test_a_word_waits_for_its_text_to_be_complete() -> None:
     text = transcript("One", ",", " two")
     text._complete = 0
-    times = AlignedTimes(text, RATE, 0, 1e-4)
-    times.look(looking([0, 0, 2, 2], 3))
-    assert times.hear(sound([True] * 4), last=False) == []
-    assert times.left == 2
+    times = AlignedWordTimer(text, RATE, 0, 1e-4)
+    times.add_scores(looking([0, 0, 2, 2], 3))
+    assert times.add_audio(sound([True] * 4), last=False) == []
+    assert times.num_pending == 2
     text._complete = 2
-    found = times.hear(sound([]), last=False)
+    found = times.add_audio(sound([]), last=False)
     assert [(word.text, word.start) for word in found] == [("One,", 0.0), ("two", 0.16)]
 
 
 @pytest.mark.parametrize("tokens", [("a", " b"), ("a", " b", ".")])
 def test_idle_counts_from_when_the_end_of_the_text_was_reached(tokens: tuple[str, ...]) -> None:
     """That is its last sound: nobody need look at a full stop."""
-    times, count = AlignedTimes(transcript(*tokens), RATE, 0, 1e-4), len(tokens)
-    times.look(looking([0, 0], count))
-    assert times.idle(50) == 0
-    times.look(looking([1, 1], count, first=False))
-    times.look(looking([1] * 10, count, first=False))
-    assert [times.idle(frame) for frame in (3, 4, 14)] == [0, 0, 10]
+    times, count = AlignedWordTimer(transcript(*tokens), RATE, 0, 1e-4), len(tokens)
+    times.add_scores(looking([0, 0], count))
+    assert times.frames_since_end(50) == 0
+    times.add_scores(looking([1, 1], count, first=False))
+    times.add_scores(looking([1] * 10, count, first=False))
+    assert [times.frames_since_end(frame) for frame in (3, 4, 14)] == [0, 0, 10]
 
 
 def test_ends_are_where_the_last_sound_before_the_next_word_is() -> None:

@@ -47,10 +47,10 @@ def planted(rig: Rig, text: str, before: float = 0.0) -> list[tuple[str, float]]
     tokenizer = rig.loaded.tokenizer
     script = Transcript(tokenizer.spell)
     ids = tokenizer.encode(text)
-    script.write(ids, len(ids))
-    sounding = [u for u, silent in enumerate(script.silent) if not silent]
-    first = [next(u for u in sounding if script.word[u] == w) for w in range(len(script))]
-    starts = [round(before + PACE * script.firsts[unit] * SECONDS, 3) for unit in first]
+    script.update(ids, len(ids))
+    sounding = [u for u, silent in enumerate(script.unit_silent) if not silent]
+    first = [next(u for u in sounding if script.unit_words[u] == w) for w in range(len(script))]
+    starts = [round(before + PACE * script.unit_starts[unit] * SECONDS, 3) for unit in first]
     return list(zip(words_of(script), starts, strict=True))
 
 

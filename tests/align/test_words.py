@@ -39,21 +39,21 @@ def test_tokens_become_units_and_words(
     tokens: list[str | bytes], words: list[str], firsts: list[int], silent: str, word: list[int]
 ) -> None:
     text = transcript(*tokens)
-    assert text.firsts == firsts
-    assert text.silent == [c == "s" for c in silent]
+    assert text.unit_starts == firsts
+    assert text.unit_silent == [c == "s" for c in silent]
     assert words_of(text) == words
-    assert text.word == word
+    assert text.unit_words == word
 
 
 def test_what_stands_alone_belongs_to_a_word_once_nothing_can_join_it() -> None:
     spelling = Spelling()
     text = Transcript(spelling.spell)
     ids = spelling.ids("so", " ", "–")
-    text.write(ids, 0)
+    text.update(ids, 0)
     assert words_of(text) == ["so"], "the dash may begin a word"
     for more, words in ((" ", ["so –"]), ("4", ["so", "–4"])):
         other = Transcript(spelling.spell)
-        other.write([*ids, *spelling.ids(more)], 0)
+        other.update([*ids, *spelling.ids(more)], 0)
         assert words_of(other) == words
 
 
@@ -61,16 +61,16 @@ def test_a_word_is_complete_once_something_follows_it() -> None:
     spelling = Spelling()
     text = Transcript(spelling.spell)
     ids = spelling.ids("Hel", "lo")
-    text.write(ids, 0)
-    assert (words_of(text), text.complete) == (["Hello"], 0), "a comma may come"
+    text.update(ids, 0)
+    assert (words_of(text), text.num_complete) == (["Hello"], 0), "a comma may come"
     ids += spelling.ids(",")
-    text.write(ids, 0)
-    assert (words_of(text), text.complete) == (["Hello,"], 0)
+    text.update(ids, 0)
+    assert (words_of(text), text.num_complete) == (["Hello,"], 0)
     ids += spelling.ids(" you")
-    text.write(ids, 0)
-    assert (words_of(text), text.complete) == (["Hello,", "you"], 1)
-    text.write(ids, len(ids))
-    assert text.complete == 2, "whitespace is known to follow"
+    text.update(ids, 0)
+    assert (words_of(text), text.num_complete) == (["Hello,", "you"], 1)
+    text.update(ids, len(ids))
+    assert text.num_complete == 2, "whitespace is known to follow"
 
 
 TOKENS = st.sampled_from(["a", " b", "c", " ", ",", " (", ")", "你", "好吗", "。", "7", " [x", "]"])
@@ -86,16 +86,20 @@ def test_text_in_portions_gives_what_the_whole_gives(
     done: list[str] = []
     while known < len(ids):
         known += data.draw(st.integers(1, len(ids) - known))
-        text.write(ids[:known], 0)
+        text.update(ids[:known], 0)
         for then, now in zip(done, words_of(text), strict=False):  # but for what follows alone
             assert now.startswith(then) and split_words(now)[0].text == split_words(then)[0].text
-        done = words_of(text)[: text.complete]
-    text.write(ids, len(ids))
-    assert (text.firsts, text.silent, text.word) == (whole.firsts, whole.silent, whole.word)
+        done = words_of(text)[: text.num_complete]
+    text.update(ids, len(ids))
+    assert (text.unit_starts, text.unit_silent, text.unit_words) == (
+        whole.unit_starts,
+        whole.unit_silent,
+        whole.unit_words,
+    )
     assert words_of(text) == words_of(whole)
     assert all(any(c.isalnum() for c in word) for word in words_of(whole))
-    assert len(whole.firsts) == len(whole.silent) == len(whole.word)
-    assert whole.word == sorted(whole.word) and whole.word[-1] <= len(whole) - 1
+    assert len(whole.unit_starts) == len(whole.unit_silent) == len(whole.unit_words)
+    assert whole.unit_words == sorted(whole.unit_words) and whole.unit_words[-1] <= len(whole) - 1
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=30))
@@ -117,6 +121,6 @@ def test_text_that_is_written_meanwhile_is_not_lost() -> None:
         return found
 
     text = Transcript(spell)
-    text.write(ids, 0)
-    text.write(ids, 3)
+    text.update(ids, 0)
+    text.update(ids, 3)
     assert words_of(text) == ["a", "b", "c"]

@@ -26,7 +26,7 @@ def transcript(*tokens: str | bytes) -> Transcript:
     spelling = Spelling()
     made = Transcript(spelling.spell)
     ids = spelling.ids(*tokens)
-    made.write(ids, len(ids))
+    made.update(ids, len(ids))
     return made
 
 

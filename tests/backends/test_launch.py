@@ -17,7 +17,7 @@ from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.comparison import Comparison, MakeComparison
@@ -96,15 +96,15 @@ def test_the_engine_tells_the_streams_and_goes_on(
 ) -> None:
     loaded, b = load("custom_voice", "0b6"), any_comparison("0b6")
     hurry = Hurry(b, monkeypatch)
-    prompter = Prompter(b.half.model.embeddings, loaded.config, loaded.tokenizer)
+    prompt_builder = PromptBuilder(b.half.model.embeddings, loaded.config, loaded.tokenizer)
     decoder = loaded.engine.decoder
-    engine = Engine(b.kernel, prompter, decoder)
+    engine = Engine(b.kernel, prompt_builder, decoder)
 
     def say() -> tuple[str, str, int]:
         script = TextQueue(loaded.tokenizer, Splitter())
         script.push("hello.")
         script.end()
-        prefix = prompter.prefix("ryan", "english", None)
+        prefix = prompt_builder.prefix("ryan", "english", None)
         sampling = Sampling(seed=1, max_frames=3)
         session = engine.open(script, prefix, None, "full", sampling, ChunkPolicy(3, 3))
         _, finish = drain(session)

@@ -17,7 +17,7 @@ from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.layers import rms_norm
-from megakernel_tts.model.random_released import write_released
+from megakernel_tts.model.random_released import write_released_checkpoint
 from tests.comparison import MODELS, SAMPLINGS, Comparison, MakeComparison
 from tests.emulator import EmulatedOps
 from tests.rig import one_frame
@@ -290,7 +290,7 @@ def test_eight_streams_of_a_released_size_are_what_they_are_alone_a_hundred_time
 ) -> None:
     """Their ring of weights is short, so that a slot is soon written again."""
     cuda = torch.device("cuda")
-    write_released(tmp_path, size, cuda)
+    write_released_checkpoint(tmp_path, size, cuda)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randn(5 + i, hidden, generator=generator).bfloat16() for i in range(8)]
     with closing(load_checkpoint(tmp_path, cuda, torch.bfloat16, 8).engine) as engine:

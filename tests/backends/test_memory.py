@@ -10,7 +10,7 @@ from torch import Tensor
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.model.checkpoint import leaves, map_leaves
-from megakernel_tts.model.random_released import write_released
+from megakernel_tts.model.random_released import write_released_checkpoint
 from tests.comparison import MakeComparison
 
 
@@ -26,7 +26,7 @@ def test_packed_weights_replace_the_originals_and_embeddings_are_shared(
     del model, networks
     assert len(matrices) > 30 and not any(matrix() is not None for matrix in matrices)
     held = {part.data_ptr() for part in (*kernel._weights, *kernel._kept)}
-    assert {t.data_ptr() for t in (embeddings.codec, *embeddings.groups)} <= held
+    assert {t.data_ptr() for t in (embeddings.codec, *embeddings.group_tables)} <= held
 
 
 @pytest.mark.gpu
@@ -35,7 +35,7 @@ def test_a_released_size_with_eight_slots_of_2048_positions(
     tmp_path: Path, size: str, most: float
 ) -> None:
     """Not even while it loads does it take more."""
-    write_released(tmp_path, size, torch.device("cuda"))
+    write_released_checkpoint(tmp_path, size, torch.device("cuda"))
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

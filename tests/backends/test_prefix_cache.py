@@ -68,12 +68,12 @@ def test_it_keeps_copies() -> None:
 
 def _prompts(loaded: Loaded) -> list[Prompt]:
     """Of two voices, in both layouts, with texts of several lengths."""
-    prompter, made = loaded.engine.prompter, list[Prompt | None]()
+    prompt_builder, made = loaded.engine.prompt_builder, list[Prompt | None]()
     for voice, language in (("ryan", "english"), ("serena", "auto")):
-        prefix = prompter.prefix(voice, language, None)
+        prefix = prompt_builder.prefix(voice, language, None)
         for ids in ([7], [5, 9, 200], list(range(20, 31))):
             for layout in ("streaming", "full"):
-                made.append(prompter.start(prefix, ids, layout, ended=True))
+                made.append(prompt_builder.build(prefix, ids, layout, ended=True))
     return [prompt for prompt in made if prompt is not None]
 
 
@@ -81,7 +81,7 @@ def test_common_positions_do_not_depend_on_the_text(load: Callable[..., Loaded])
     """With a named voice and with a recording, long and short beside its transcript."""
     generator = torch.Generator().manual_seed(0)
     for kind in ("custom_voice", "base"):
-        prompter = load(kind).engine.prompter
+        prompt_builder = load(kind).engine.prompt_builder
         voices: list[str | Voice] = ["ryan"]
         if kind == "base":
             voices = [
@@ -93,15 +93,15 @@ def test_common_positions_do_not_depend_on_the_text(load: Callable[..., Loaded])
                 for frames, transcript in ((20, "Hi."), (3, "A transcript of many words."))
             ]
         for voice in voices:
-            prefix = prompter.prefix(voice, "english", None)
+            prefix = prompt_builder.prefix(voice, "english", None)
             for layout in ("streaming", "full"):
                 one, other = (
-                    prompter.start(prefix, ids, layout, ended=True)
+                    prompt_builder.build(prefix, ids, layout, ended=True)
                     for ids in ([7, 8, 9], [200, 201, 202, 203])
                 )
                 assert one is not None and other is not None
-                count = one.common
-                assert count == other.common >= len(prefix.vectors)
+                count = one.num_common
+                assert count == other.num_common >= len(prefix.vectors)
                 assert count < min(len(one.prefill), len(other.prefill))
                 assert torch.equal(one.prefill[:count], other.prefill[:count])
 
@@ -114,7 +114,7 @@ def _begin(backend: Backend, chosen: dict[int, tuple[int, Prompt]], text: Tensor
     dtype = text.dtype
     backend.prefill(
         [
-            PrefillRequest(slot, p.prefill.to(dtype), SAMPLINGS[number % 3], number, p.common)
+            PrefillRequest(slot, p.prefill.to(dtype), SAMPLINGS[number % 3], number, p.num_common)
             for slot, (number, p) in chosen.items()
         ]
     )
@@ -182,7 +182,7 @@ def test_the_reference_says_the_same_with_the_cache(load: Callable[..., Loaded],
     loaded = load("custom_voice", "1b7")
     backend, prompts = loaded.engine.backend, _prompts(loaded)
     assert isinstance(backend, Reference)
-    pad = loaded.engine.prompter.pad
+    pad = loaded.engine.prompt_builder.pad
     reference = Reference(backend.model, loaded.config, pad[0], num_slots=4, max_positions=128)
     limit = room * _bytes_of_one(reference, prompts[0], pad)
     _check(reference, prompts, pad, groups=15, frames=2, limit=limit)
@@ -212,9 +212,9 @@ def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -
             torch.cat([prefix, noise[60 : 60 + own]]),
             len(prefix),
             noise[:0],
-            taken=own,
-            text_at=len(prefix),
-            closed=False,
+            num_tokens=own,
+            text_start=len(prefix),
+            text_complete=False,
         )
         for prefix in prefixes
         for own in (1, 2, 11)

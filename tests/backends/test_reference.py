@@ -26,21 +26,23 @@ def make(loaded: Loaded, *, num_slots: int = 4, dtype: torch.dtype = torch.float
     return Reference(
         backend.model,
         loaded.config,
-        loaded.engine.prompter.pad[0],
+        loaded.engine.prompt_builder.pad[0],
         num_slots=num_slots,
         max_positions=128,
     )
 
 
 def start(reference: Reference, loaded: Loaded, slot: int, text: str, sampling: Sampling) -> None:
-    prompter = loaded.engine.prompter
-    prefix = prompter.prefix("ryan", "english", None)
+    prompt_builder = loaded.engine.prompt_builder
+    prefix = prompt_builder.prefix("ryan", "english", None)
     ids = loaded.tokenizer.encode(text)
-    prompt = prompter.start(prefix, ids, "streaming", ended=True)
+    prompt = prompt_builder.build(prefix, ids, "streaming", ended=True)
     assert prompt is not None
     reference.prefill([PrefillRequest(slot, prompt.prefill, sampling)])
     with torch.inference_mode():
-        reference.feed(slot, torch.cat([prompter.text(ids[1:]), prompter.eos]), True)
+        reference.feed(
+            slot, torch.cat([prompt_builder.embed_text(ids[1:]), prompt_builder.eos]), True
+        )
 
 
 def frames(reference: Reference, slot: int, count: int) -> list[list[int]]:
@@ -135,13 +137,13 @@ def test_the_seed_alone_decides(load: Callable[..., Loaded]) -> None:
 
 def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None:
     loaded = load()
-    prompter = loaded.engine.prompter
+    prompt_builder = loaded.engine.prompt_builder
     reference = make(loaded)
     start(reference, loaded, 0, TEXTS[0], Sampling(seed=1))
     expected = frames(reference, 0, 12)
     ids = loaded.tokenizer.encode(TEXTS[0])
-    prompt = prompter.start(
-        prompter.prefix("ryan", "english", None), ids[:1], "streaming", ended=False
+    prompt = prompt_builder.build(
+        prompt_builder.prefix("ryan", "english", None), ids[:1], "streaming", ended=False
     )
     assert prompt is not None
     reference.prefill([PrefillRequest(1, prompt.prefill, Sampling(seed=1))])
@@ -150,9 +152,9 @@ def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None
         one_frame(reference, [1])
     for i in ids[1:]:
         with torch.inference_mode():
-            reference.feed(1, prompter.text([i]), False)
+            reference.feed(1, prompt_builder.embed_text([i]), False)
         made += frames(reference, 1, 1)
-    reference.feed(1, prompter.eos, True)
+    reference.feed(1, prompt_builder.eos, True)
     made += frames(reference, 1, 12 - len(made))
     assert made == expected
 
@@ -228,7 +230,7 @@ def test_bfloat16_stays_close_to_float32(
         reference = Reference(
             backend.model,
             loaded.config,
-            loaded.engine.prompter.pad[0],
+            loaded.engine.prompt_builder.pad[0],
             num_slots=1,
             max_positions=128,
             trace=lambda phase, x, seen=seen: seen.append(x) if phase == "logits" else None,

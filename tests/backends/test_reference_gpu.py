@@ -16,9 +16,9 @@ from megakernel_tts.model.checkpoint import Spec, map_leaves
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.layers import linear
 from megakernel_tts.model.random_checkpoint import Size
-from megakernel_tts.model.random_released import released
+from megakernel_tts.model.random_released import write_released_config
 from megakernel_tts.model.weights import model_specs
-from megakernel_tts.sampling import gumbel
+from megakernel_tts.sampling import gumbel_noise
 from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
 from tests.rig import one_frame
 from tests.test_parity import build, expected, golden
@@ -56,7 +56,9 @@ def test_greedy_codes_equal_the_official_ones(
     prompt, trailing = build(loaded, size, case)
     np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
     backend = loaded.engine.backend
-    backend.prefill([PrefillRequest(0, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.common)])
+    backend.prefill(
+        [PrefillRequest(0, prompt.prefill, Sampling.greedy(seed=0), 0, prompt.num_common)]
+    )
     backend.feed(0, trailing, True)
     made = [one_frame(backend, [0])[0] for _ in range(FRAMES)]
     backend.release(0)
@@ -119,7 +121,9 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
 ) -> None:
     """Whole frames with random weights: alone, with neighbours, and suspended in between."""
     source = checkpoint("custom_voice", size) / "config.json"
-    config = read_model_config(released(source, tmp_path / "config.json", hidden, intermediate))
+    config = read_model_config(
+        write_released_config(source, tmp_path / "config.json", hidden, intermediate)
+    )
     generator = torch.Generator("cuda").manual_seed(0)
 
     def weight(spec: Spec) -> torch.Tensor:
@@ -164,8 +168,8 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
 
 def test_the_same_random_numbers() -> None:
     arguments = ([1, 2**40 + 3], [0, 99], 16, 300)
-    cpu = gumbel(*arguments, torch.device("cpu"))
-    gpu = gumbel(*arguments, torch.device("cuda")).cpu()
+    cpu = gumbel_noise(*arguments, torch.device("cpu"))
+    gpu = gumbel_noise(*arguments, torch.device("cuda")).cpu()
     torch.testing.assert_close(gpu, cpu, rtol=1e-6, atol=1e-6)  # the bits agree; logarithms round
 
 

@@ -36,7 +36,7 @@ def torchs(model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, codes
     """The same of plain torch in the type of the weights, all positions at once."""
     length = len(prompt) + len(codes)
     reference = Reference(model, config, pad, num_slots=1, max_positions=length)
-    x = torch.cat([prompt.to(pad), model.embeddings.of_frames(codes.to(pad.device)) + pad])
+    x = torch.cat([prompt.to(pad), model.embeddings.embed_frames(codes.to(pad.device)) + pad])
     hidden = reference._talk([0], x[None], [0])[0, len(prompt) - 1 :]
     return (hidden @ model.talker.head.T).float()
 

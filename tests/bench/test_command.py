@@ -74,7 +74,7 @@ def test_a_slow_stage_is_the_one_that_grows(
     engine = demo._loaded.engine
     for owner, name, stage in (
         (demo._loaded.tokenizer, "encode", "tokenise"),
-        (engine.prompter, "start", "prompt"),
+        (engine.prompt_builder, "build", "prompt"),
         (engine.backend, "prefill", "prefill"),
         (engine.vocoder, "decode", "codec"),
     ):
@@ -221,7 +221,7 @@ def test_random_weights_are_written_and_their_speech_is_cut(
         assert size == "1.7B"
         write_checkpoint(folder, "custom_voice", "1b7")
 
-    monkeypatch.setattr("megakernel_tts.bench.command.write_released", small)
+    monkeypatch.setattr("megakernel_tts.bench.command.write_released_checkpoint", small)
     file = tmp_path / "a.json"
     few = ["--device", "cpu", "--runs", "1", "--chunks", "8", "--streams", "1"]
     assert main(["bench", "--random-weights", "1.7B", *few, "--json", str(file)]) == 0

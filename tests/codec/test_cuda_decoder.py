@@ -20,8 +20,8 @@ from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRe
 from megakernel_tts.model.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
-from megakernel_tts.model.random_checkpoint import codec_config, random_tensor
-from megakernel_tts.model.random_released import random_codec
+from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
+from megakernel_tts.model.random_released import random_codec_weights
 from tests.emulator.codec import EmulatedCodec
 
 CODES = 64
@@ -31,7 +31,7 @@ Make = Callable[..., CudaDecoder]
 
 def low_rate_config(folder: Path, codes: int = CODES) -> CodecConfig:
     """A small codec of 64 samples per frame; its histories are longer than a frame."""
-    content = codec_config(codes)
+    content = small_codec_config(codes)
     content |= {"decode_upsample_rate": 64, "encode_downsample_rate": 64}
     content["decoder_config"]["upsample_rates"] = [2, 2, 2, 2]
     content["encoder_config"]["upsampling_ratios"] = [2, 2, 2, 4]
@@ -284,7 +284,7 @@ def test_rounds_fill_the_capacity_in_order() -> None:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Codec, CudaDecoder]:
     """A codec of the released size with random weights, on the GPU."""
-    codec = random_codec(tmp_path_factory.mktemp("codec") / "config.json", seed=0)
+    codec = random_codec_weights(tmp_path_factory.mktemp("codec") / "config.json", seed=0)
     return codec, CudaDecoder(*codec, slots=8)
 
 

@@ -20,7 +20,7 @@ from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.random_checkpoint import random_tensor
-from megakernel_tts.text.prompt import Prompter
+from megakernel_tts.text.prompt import PromptBuilder
 from tests.codec.test_cuda_decoder import low_rate_config, signal_to_noise
 from tests.comparison import MakeComparison
 from tests.emulator.codec import EmulatedCodec
@@ -195,9 +195,15 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     """The codec reads the codes from the memory that the decode kernel writes."""
     parts, pair = codec_parts, comparison("0b6", blocks=2)
     vocoder = CudaDecoder(*parts.codec, slots=4, ops=parts.ops)
-    prompter = Prompter(pair.half.model.embeddings, pair.config, load().tokenizer)
+    prompt_builder = PromptBuilder(pair.half.model.embeddings, pair.config, load().tokenizer)
     decoder = Decoder(*parts.codec)
-    rig = Rig(load(), cast(Any, pair.kernel), decoder=decoder, vocoder=vocoder, prompter=prompter)
+    rig = Rig(
+        load(),
+        cast(Any, pair.kernel),
+        decoder=decoder,
+        vocoder=vocoder,
+        prompt_builder=prompt_builder,
+    )
     decode_pending, num_pending = vocoder.decode_pending, list[int]()
 
     def record(requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:

@@ -336,7 +336,7 @@ def test_text_that_is_there_before_the_session_is_spoken(rig: Rig) -> None:
     script = TextQueue(rig.loaded.tokenizer, Splitter())
     script.push(TEXT)
     script.end()
-    prefix = rig.engine.prompter.prefix("ryan", "english", None)
+    prefix = rig.engine.prompt_builder.prefix("ryan", "english", None)
     time.sleep(0.05)  # the engine sleeps
     session = rig.engine.open(script, prefix, None, "full", Sampling(seed=1), ChunkPolicy())
     assert drain(session)[1].reason == "eos"

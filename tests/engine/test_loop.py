@@ -122,7 +122,7 @@ def test_full_layout_takes_a_whole_piece_into_the_prompt(rig: Rig) -> None:
     first = next(iter(session))
     assert isinstance(first, AudioChunk)
     ids = rig.loaded.tokenizer.encode("hello to you.")
-    prefix = rig.engine.prompter.prefix("ryan", "english", None)
+    prefix = rig.engine.prompt_builder.prefix("ryan", "english", None)
     assert rig.backend.prompts == [len(prefix.vectors) + len(ids) + 2]
     session.end()
     drain(session)

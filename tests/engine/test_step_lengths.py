@@ -214,14 +214,14 @@ class Spoken:
     def __init__(self, loaded: Loaded, slots: int) -> None:
         backend, self.loaded = loaded.engine.backend, loaded
         assert isinstance(backend, Reference)
-        prompter = loaded.engine.prompter
+        prompt_builder = loaded.engine.prompt_builder
         self.reference = Reference(
-            backend.model, loaded.config, prompter.pad[0], num_slots=slots, max_positions=256
+            backend.model, loaded.config, prompt_builder.pad[0], num_slots=slots, max_positions=256
         )
-        self.engine = Engine(self.reference, prompter, loaded.engine.decoder)
+        self.engine = Engine(self.reference, prompt_builder, loaded.engine.decoder)
 
     def open(self, sampling: Sampling, chunks: ChunkPolicy):
-        prefix = self.engine.prompter.prefix("ryan", "english", None)
+        prefix = self.engine.prompt_builder.prefix("ryan", "english", None)
         script = TextQueue(self.loaded.tokenizer, Splitter())
         return self.engine.open(script, prefix, None, "streaming", sampling, chunks)
 

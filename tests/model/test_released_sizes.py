@@ -9,7 +9,7 @@ import pytest
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.model.checkpoint import leaves
 from megakernel_tts.model.config import read_codec_config, read_model_config
-from megakernel_tts.model.random_released import released, released_codec
+from megakernel_tts.model.random_released import write_released_codec_config, write_released_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 
 
@@ -32,7 +32,7 @@ def test_talker_and_predictor(
     tensors: int,
     values: int,
 ) -> None:
-    file = released(
+    file = write_released_config(
         checkpoint(kind, size) / "config.json", tmp_path / "config.json", hidden, intermediate
     )
     config = read_model_config(file)
@@ -45,7 +45,7 @@ def test_talker_and_predictor(
 
 def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     source = checkpoint() / "speech_tokenizer" / "config.json"
-    file = released_codec(source, tmp_path / "config.json")
+    file = write_released_codec_config(source, tmp_path / "config.json")
     found = list(leaves(decoder_specs(read_codec_config(file).decoder)))
     # The two input projections of the quantiser are stored and never used.
     unused = 2 * 256 * 512

@@ -46,7 +46,7 @@ async def one_reply(bot: Bot) -> None:
 
 def opened(engine: TTS) -> list[tuple[str | Voice | None, str, str | None]]:
     """Voice, language and instruction of every session."""
-    return engine._loaded.engine.prompter.opened  # type: ignore[attr-defined]
+    return engine._loaded.engine.prompt_builder.opened  # type: ignore[attr-defined]
 
 
 def kinds(frames: list[Frame]) -> list[type[Frame]]:

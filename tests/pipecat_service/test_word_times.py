@@ -26,7 +26,7 @@ def planted(load: Callable[..., Loaded]) -> Iterator[TTS]:
     loaded = load()
     engine = Engine(
         PlantedBackend(num_slots=8),
-        loaded.engine.prompter,
+        loaded.engine.prompt_builder,
         LoudDecoder(),
         None,
         Alignment(((0, 0),), 1e-4, 2, {}),

@@ -10,7 +10,7 @@ import torch
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.prompt import Layout, Prompter, spoken_languages
+from megakernel_tts.text.prompt import Layout, PromptBuilder, spoken_languages
 from megakernel_tts.voice import Voice
 
 
@@ -37,21 +37,21 @@ def test_what_a_model_cannot_do_is_refused_with_the_choices(
     instruct: str | None,
     message: str,
 ) -> None:
-    prompter = load(kind, size).engine.prompter
+    prompt_builder = load(kind, size).engine.prompt_builder
     with pytest.raises(VoiceError, match=message):
-        prompter.prefix(voice, language, instruct)
+        prompt_builder.prefix(voice, language, instruct)
 
 
 def test_names_and_languages_in_any_case(load: Callable[..., Loaded]) -> None:
-    prompter = load().engine.prompter
-    one = prompter.prefix("RYAN", " English ", None).vectors
-    assert torch.equal(one, prompter.prefix("ryan", "english", "  ").vectors)
+    prompt_builder = load().engine.prompt_builder
+    one = prompt_builder.prefix("RYAN", " English ", None).vectors
+    assert torch.equal(one, prompt_builder.prefix("ryan", "english", "  ").vectors)
 
 
 def test_dialects_are_spoken_by_their_speakers_alone(load: Callable[..., Loaded]) -> None:
     loaded = load()
     assert "beijing_dialect" not in spoken_languages(loaded.config)
-    prefix = loaded.engine.prompter.prefix
+    prefix = loaded.engine.prompt_builder.prefix
     assert torch.equal(
         prefix("eric", "auto", None).vectors, prefix("eric", "chinese", None).vectors
     )
@@ -63,10 +63,12 @@ def test_dialects_are_spoken_by_their_speakers_alone(load: Callable[..., Loaded]
 
 
 def test_a_token_has_one_vector_whatever_stands_beside_it(load: Callable[..., Loaded]) -> None:
-    prompter = load("custom_voice", "1b7").engine.prompter
+    prompt_builder = load("custom_voice", "1b7").engine.prompt_builder
     with torch.inference_mode():
-        together = prompter.text([5, 9, 200, 9])
-        assert torch.equal(together, torch.cat([prompter.text([i]) for i in (5, 9, 200, 9)]))
+        together = prompt_builder.embed_text([5, 9, 200, 9])
+        assert torch.equal(
+            together, torch.cat([prompt_builder.embed_text([i]) for i in (5, 9, 200, 9)])
+        )
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
@@ -74,27 +76,31 @@ def test_a_token_has_one_vector_whatever_stands_beside_it(load: Callable[..., Lo
 def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
     load: Callable[..., Loaded], layout: Layout, reference: int | None
 ) -> None:
-    """Other tokens change the positions from `text_at` on, and the vectors fed after them."""
+    """Other tokens change the positions from `text_start` on, and the vectors fed after them."""
     loaded = load("base")
-    prompter, hidden = loaded.engine.prompter, loaded.config.talker.stack.hidden_size
+    prompt_builder, hidden = loaded.engine.prompt_builder, loaded.config.talker.stack.hidden_size
     codes = None if reference is None else torch.zeros(reference, 16, dtype=torch.long)
     text = None if reference is None else "a few words of a transcript"
-    prefix = prompter.prefix(Voice(torch.zeros(hidden), codes, text), "english", None)
+    prefix = prompt_builder.prefix(Voice(torch.zeros(hidden), codes, text), "english", None)
     ids = [5, 6, 7, 8]
 
     def positions(ids: list[int]) -> torch.Tensor:
         """All text that the talker sees: the prompt, then what is fed."""
-        prompt = prompter.start(prefix, ids, layout, ended=True)
+        prompt = prompt_builder.build(prefix, ids, layout, ended=True)
         assert prompt is not None
-        rest = [] if prompt.closed else [prompter.text(ids[prompt.taken :]), prompter.eos]
-        return torch.cat([prompt.prefill, prompt.lead, *rest])
+        rest = (
+            []
+            if prompt.text_complete
+            else [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
+        )
+        return torch.cat([prompt.prefill, prompt.leading_text, *rest])
 
-    prompt = prompter.start(prefix, ids, layout, ended=True)
+    prompt = prompt_builder.build(prefix, ids, layout, ended=True)
     assert prompt is not None
     for i in range(len(ids)):
         others = [*ids[:i], 100, *ids[i + 1 :]]
         changed = (positions(ids) != positions(others)).any(1).nonzero()[:, 0].tolist()
-        assert changed == [prompt.text_at + i]
+        assert changed == [prompt.text_start + i]
 
 
 def test_a_prompter_goes_with_its_last_user(load: Callable[..., Loaded]) -> None:
@@ -104,10 +110,10 @@ def test_a_prompter_goes_with_its_last_user(load: Callable[..., Loaded]) -> None
     assert isinstance(backend, Reference)
     gc.disable()
     try:
-        prompter = Prompter(backend.model.embeddings, loaded.config, loaded.tokenizer)
-        prompter.prefix("ryan", "auto", None)
-        gone = weakref.ref(prompter)
-        del prompter
+        prompt_builder = PromptBuilder(backend.model.embeddings, loaded.config, loaded.tokenizer)
+        prompt_builder.prefix("ryan", "auto", None)
+        gone = weakref.ref(prompt_builder)
+        del prompt_builder
         assert gone() is None
     finally:
         gc.enable()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.weights import Embeddings
-from megakernel_tts.text.text_embedding import TextVectors
+from megakernel_tts.text.text_embedding import TextEmbedding
 
 
 @pytest.fixture
@@ -21,18 +21,18 @@ def embeddings(load: Callable[..., Loaded]) -> Embeddings:
 
 
 def test_a_vector_is_its_tokens_projection(embeddings: Embeddings) -> None:
-    rows, e = TextVectors(embeddings), embeddings
+    rows, e = TextEmbedding(embeddings), embeddings
     rng = random.Random(0)
     for _ in range(20):
         ids = rng.choices(range(len(e.text)), k=rng.randint(1, 30))
         x = F.silu(F.linear(e.text[ids], e.text_up.weight, e.text_up.bias))
         expected = F.linear(x, e.text_down.weight, e.text_down.bias)
         torch.testing.assert_close(rows(ids), expected, rtol=1e-5, atol=1e-6)
-        assert torch.equal(rows(ids), torch.cat([TextVectors(e)([i]) for i in ids]))
+        assert torch.equal(rows(ids), torch.cat([TextEmbedding(e)([i]) for i in ids]))
 
 
 def test_a_token_is_projected_once(embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, projected = TextVectors(embeddings), list[int]()
+    rows, projected = TextEmbedding(embeddings), list[int]()
     project = rows._project
 
     def counted(ids: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_a_gpu_projects_all_of_them_at_once(
     embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same bits as one by one, and what is looked up is on the host."""
-    rows = TextVectors(embeddings.on(torch.device("cuda")))
+    rows = TextEmbedding(embeddings.on_device(torch.device("cuda")))
     some = [3, 77, 300]
     alone = torch.cat([rows._project(torch.tensor([i])).cpu() for i in some])
     monkeypatch.setattr(rows, "_project", None)
