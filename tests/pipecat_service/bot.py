@@ -1,7 +1,9 @@
-"""A conversation without a network: a scripted language model, the service, a real-time output."""
+"""A conversation without a network: a scripted language model, the service, a paced output.
+
+It runs in virtual time (`virtual_time`).
+"""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -35,19 +37,20 @@ from pipecat.workers.runner import WorkerRunner
 
 from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
+from tests.pipecat_service.virtual_time import VirtualClock, run_in_virtual_time
 
 F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
 Reply = Sequence[str | Frame]
 
-PATIENCE = 60.0  # seconds until a test takes it that nothing comes any more
-_BUFFER = 0.02  # seconds that a loudspeaker holds, and which may be late without a gap
+TIMEOUT_S = 60.0  # for an event that a test waits for
+_LOUD = 1000  # of 32767: above the silence between words
 
 
 class ScriptedLLM(LLMService):
     """Writes prepared replies: text word by word, frames as they are."""
 
-    def __init__(self, replies: Sequence[Reply], delay: float) -> None:
+    def __init__(self, replies: Sequence[Reply], word_interval_s: float) -> None:
         super().__init__(
             settings=LLMSettings(
                 model="scripted",
@@ -64,7 +67,7 @@ class ScriptedLLM(LLMService):
             )
         )
         self._replies = list(replies)
-        self._delay = delay
+        self._word_interval_s = word_interval_s
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -77,58 +80,65 @@ class ScriptedLLM(LLMService):
                 await self.push_frame(part)
                 continue
             for word in part.split():
-                await asyncio.sleep(self._delay)
+                await asyncio.sleep(self._word_interval_s)
                 await self.push_frame(LLMTextFrame(word + " "))
         await self.push_frame(LLMFullResponseEndFrame())
 
 
-class RealTimeOutput(BaseOutputTransport):
+class PacedOutput(BaseOutputTransport):
     """Takes as long for audio as it lasts, as a loudspeaker does.
 
     Attributes:
-        chunks: What was played, each with the time at which it began.
-        late: Seconds of silence because this process woke too late: words run ahead of the sound
-            by as much. Whoever hands audio over late is not excused by it.
+        chunks: Played audio, each chunk with the time in seconds at which it began.
+        num_loud: Samples of them that are louder than the silence between words.
     """
 
-    def __init__(self, rate: int) -> None:
+    def __init__(self, rate: int, on_change: Callable[[], None]) -> None:
         super().__init__(
             TransportParams(
                 audio_out_enabled=True, audio_out_sample_rate=rate, audio_out_end_silence_secs=0
             )
         )
         self.chunks: list[tuple[float, NDArray[np.int16]]] = []
-        self.late = 0.0
-        self._free = 0.0  # when the loudspeaker has played all
+        self.num_loud = 0
+        self._on_change = on_change
 
     async def start(self, frame) -> None:
         await super().start(frame)
         await self.set_transport_ready(frame)
 
     async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
-        begin = max(time.monotonic(), self._free)
-        self.chunks.append((begin, np.frombuffer(frame.audio, np.int16)))
-        self._free = begin + len(frame.audio) / 2 / frame.sample_rate
-        await asyncio.sleep(max(0.0, self._free - _BUFFER - time.monotonic()))
-        self.late += max(0.0, time.monotonic() - self._free)
+        pcm = np.frombuffer(frame.audio, np.int16)
+        self.chunks.append((asyncio.get_running_loop().time(), pcm))
+        self.num_loud += int(np.count_nonzero(np.abs(pcm) > _LOUD))
+        self._on_change()
+        await asyncio.sleep(len(pcm) / frame.sample_rate)
         return True
+
+    def clear(self) -> None:
+        """Discards the audio that was played so far."""
+        self.chunks.clear()
+        self.num_loud = 0
 
     @property
     def pcm(self) -> NDArray[np.int16]:
+        """int16 [samples], everything that was played."""
         return np.concatenate([np.zeros(0, np.int16), *(pcm for _, pcm in self.chunks)])
 
 
 class Recorder(FrameProcessor):
-    """Keeps what passes downstream."""
+    """Keeps frames that pass downstream, each with the time in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         super().__init__()
-        self.frames: list[Frame] = []
+        self.frames: list[tuple[float, Frame]] = []
+        self._on_change = on_change
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if direction is FrameDirection.DOWNSTREAM:
-            self.frames.append(frame)
+            self.frames.append((asyncio.get_running_loop().time(), frame))
+            self._on_change()
         await self.push_frame(frame, direction)
 
 
@@ -136,9 +146,10 @@ class Bot:
     """One pipeline.
 
     Attributes:
-        errors: That the service reported.
-        sent: Frames in the order in which the service sent them, the language model's included.
-        played: Frames as they leave the output.
+        tts: The service under test.
+        context: The conversation.
+        output: The loudspeaker.
+        errors: Errors that the service reported.
     """
 
     def __init__(
@@ -146,17 +157,29 @@ class Bot:
         engine: TTS | None,
         *replies: str | Reply,
         rate: int = 24_000,
-        delay: float = 0.005,
+        word_interval_s: float = 0.005,
         tracing: bool = False,
         **service: object,
     ) -> None:
+        """Builds the pipeline.
+
+        Args:
+            engine: For the service; None if `service` names a model.
+            *replies: Of the language model, in order.
+            rate: Sample rate of the pipeline.
+            word_interval_s: Between two words of the language model.
+            tracing: Whether the pipeline is traced.
+            **service: Further arguments of the service.
+        """
         self.tts = MegakernelTTSService(engine=engine, **service)  # type: ignore[arg-type]
         self.context = LLMContext(messages=[{"role": "user", "content": "Hello?"}])
-        self.output = RealTimeOutput(rate)
+        self.output = PacedOutput(rate, self._notify)
         self.errors: list[ErrorFrame] = []
-        self._sent, self._played = Recorder(), Recorder()
+        self._changed = asyncio.Event()
+        self._sent, self._played = Recorder(self._notify), Recorder(self._notify)
         pair = LLMContextAggregatorPair(self.context)
-        llm = ScriptedLLM([[r] if isinstance(r, str) else r for r in replies], delay)
+        prepared = [[reply] if isinstance(reply, str) else reply for reply in replies]
+        llm = ScriptedLLM(prepared, word_interval_s)
         pipeline = Pipeline(
             [pair.user(), llm, self.tts, self._sent, self.output, self._played, pair.assistant()]
         )
@@ -165,6 +188,7 @@ class Bot:
             params=PipelineParams(
                 audio_out_sample_rate=rate, enable_metrics=True, enable_usage_metrics=True
             ),
+            clock=VirtualClock(),
             enable_rtvi=False,
             enable_tracing=tracing,
             cancel_on_idle_timeout=False,
@@ -173,69 +197,99 @@ class Bot:
         @self.tts.event_handler("on_error")
         async def on_error(_: FrameProcessor, error: ErrorFrame) -> None:
             self.errors.append(error)
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
 
     @property
     def sent(self) -> list[Frame]:
-        return self._sent.frames
+        """Frames in the order in which the service sent them, the language model's included."""
+        return [frame for _, frame in self._sent.frames]
 
     @property
     def played(self) -> list[Frame]:
-        return self._played.frames
+        """Frames as they leave the output."""
+        return [frame for _, frame in self._played.frames]
 
     @property
     def said(self) -> list[str]:
-        """What the conversation holds of the bot, a message each."""
+        """The bot's messages in the conversation."""
         return [m["content"] for m in self.context.messages if m["role"] == "assistant"]  # type: ignore
 
-    def metrics(self, kind: type[M]) -> list[M]:
-        frames = [f for f in self.sent if isinstance(f, MetricsFrame)]
-        return [data for f in frames for data in f.data if isinstance(data, kind)]
+    @property
+    def played_speech_s(self) -> float:
+        """Seconds of played audio that are not silence."""
+        return self.output.num_loud / self.output.sample_rate
 
-    def of(self, kind: type[F]) -> list[F]:
+    def metrics(self, kind: type[M]) -> list[M]:
+        """Metrics of a kind that the service sent."""
+        frames = [frame for frame in self.sent if isinstance(frame, MetricsFrame)]
+        return [data for frame in frames for data in frame.data if isinstance(data, kind)]
+
+    def frames_of(self, kind: type[F]) -> list[F]:
         """Frames of a kind that the service sent."""
         return [frame for frame in self.sent if isinstance(frame, kind)]
 
-    async def ask(self) -> None:
-        """Lets the language model reply."""
+    def played_of(self, kind: type[F]) -> list[F]:
+        """Frames of a kind that left the output."""
+        return [frame for frame in self.played if isinstance(frame, kind)]
+
+    def first_time_of(self, kind: type[Frame]) -> float:
+        """Time in seconds at which the service first sent a frame of a kind."""
+        return next(at for at, frame in self._sent.frames if isinstance(frame, kind))
+
+    async def request_reply(self) -> None:
+        """Makes the language model reply."""
         await self.worker.queue_frame(LLMRunFrame())
 
-    async def interrupt(self) -> None:
-        """The user begins to speak."""
+    async def interrupt(self, settle_s: float = 0.3) -> None:
+        """Interrupts the bot.
+
+        Args:
+            settle_s: Time for the interruption to take effect.
+        """
         await self.worker.queue_frame(InterruptionFrame())
+        await asyncio.sleep(settle_s)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Waits until something holds."""
-        async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition on frames, audio and errors."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
-    def _count(self, kind: type[Frame]) -> int:
-        return sum(isinstance(frame, kind) for frame in self.played)
-
-    async def replies(self, count: int, seconds: float = PATIENCE) -> None:
-        """Waits until so many replies have been played to their ends."""
-        await self.until(lambda: self._count(LLMFullResponseEndFrame) >= count, seconds)
+    async def reply(self) -> None:
+        """Makes the language model reply, and waits until the reply has been played to its end."""
+        num_before = len(self.played_of(LLMFullResponseEndFrame))
+        await self.request_reply()
+        await self.wait_until(lambda: len(self.played_of(LLMFullResponseEndFrame)) > num_before)
 
     async def run(self, drive: Callable[["Bot"], Awaitable[None]], *, end: bool = True) -> None:
-        """Runs the pipeline while `drive` plays the user, then ends it."""
+        """Runs the pipeline.
+
+        Args:
+            drive: Acts as the user.
+            end: Whether to end the pipeline afterwards; otherwise it is cancelled.
+        """
         runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(self.worker)
         running = asyncio.create_task(runner.run())
         try:
-            await self.until(lambda: any(isinstance(f, StartFrame) for f in self.played))
+            await self.wait_until(lambda: bool(self.played_of(StartFrame)))
             await drive(self)
             if end:
                 await self.worker.queue_frame(EndFrame())
-                await asyncio.wait_for(running, PATIENCE)
+                await asyncio.wait_for(running, TIMEOUT_S)
         finally:
             await runner.cancel()
             await running
 
 
-def hold(bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None]]) -> None:
-    """Holds conversations side by side in one event loop."""
+def run_conversations(bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None]]) -> None:
+    """Runs conversations side by side in one event loop, in virtual time."""
 
-    async def all_of_them() -> None:
+    async def run_all() -> None:
         await asyncio.gather(*(bot.run(drive) for bot in bots))
 
-    asyncio.run(asyncio.wait_for(all_of_them(), 3 * PATIENCE))
+    run_in_virtual_time(run_all(), 3 * TIMEOUT_S)

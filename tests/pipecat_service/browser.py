@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over its own protocol."""
+"""Headless Chromium, controlled over its DevTools protocol."""
 
 import asyncio
 import base64
@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.pipecat_service.bot import PATIENCE
+from tests.pipecat_service.bot import TIMEOUT_S
 
 _FLAGS = (
     "--headless=new",
@@ -25,7 +25,7 @@ _FLAGS = (
 
 
 class Page:
-    """A page that scripts are run in."""
+    """A page of the browser, in which scripts run."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -33,7 +33,15 @@ class Page:
         self._script = ""
 
     async def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """One command of the protocol; gives its result."""
+        """Sends a command of the protocol.
+
+        Args:
+            method: Name of the command.
+            **parameters: Its parameters.
+
+        Returns:
+            The result of the command.
+        """
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while (message := await self._socket.receive_json()).get("id") != number:
@@ -42,7 +50,7 @@ class Page:
         return message["result"]
 
     async def replace(self, pattern: str, script: str) -> None:
-        """Gives the page a script of one's own for every address that fits the pattern."""
+        """Serves a script in place of every address that matches the pattern."""
         self._script = script
         await self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
 
@@ -59,24 +67,30 @@ class Page:
         )
 
     async def run(self, script: str) -> Any:
-        """Runs an expression; gives its value, that of a promise once it is there."""
+        """Evaluates an expression; awaits its value if that is a promise."""
         result = await self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """Runs an expression until its value is true; gives it."""
-        async with asyncio.timeout(PATIENCE):
-            while not (value := await self.run(script)):  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
-        return value
+    async def wait_until(self, condition: str) -> None:
+        """Waits until an expression, or the promise that it gives, is true.
+
+        The page evaluates it every 100 ms: the browser has no event for all that tests wait for.
+        """
+        script = f"""
+            (async () => {{
+              while (!(await ({condition}))) await new Promise((next) => setTimeout(next, 100));
+            }})()
+        """
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.run(script)
 
 
 @asynccontextmanager
 async def chromium(program: str, profile: Path) -> AsyncIterator[Page]:
-    """A browser with one page."""
+    """Runs a browser with one page."""
     process = await asyncio.create_subprocess_exec(
         program, *_FLAGS, f"--user-data-dir={profile}", "about:blank",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
@@ -84,7 +98,7 @@ async def chromium(program: str, profile: Path) -> AsyncIterator[Page]:
     assert process.stderr is not None
     try:
         address = None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (address := re.search(rb"ws://([^/]+)/", await process.stderr.readline())):
                 pass
         async with aiohttp.ClientSession(f"http://{address[1].decode()}") as session:

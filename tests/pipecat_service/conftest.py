@@ -1,9 +1,8 @@
-import asyncio
 import os
-import socket
+import re
 import subprocess
 import sys
-import urllib.request
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +11,27 @@ from loguru import logger
 
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
-from tests.pipecat_service.bot import PATIENCE
+from tests.pipecat_service.bot import TIMEOUT_S
+from tests.pipecat_service.virtual_time import ObservableWakeup
 
 ROOT = Path(__file__).parents[2]
 
-logger.remove()  # Pipecat tells of every frame otherwise
+logger.remove()  # Pipecat logs every frame at the default level
 logger.add(sys.stderr, level="WARNING")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _observable_engines() -> Iterator[None]:
+    """Virtual time stands still while an engine works."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("megakernel_tts.engine.loop.Wakeup", ObservableWakeup)
+        yield
 
 
 @pytest.fixture(scope="package")
 def engine() -> Iterator[TTS]:
-    """Shared: warming up takes longer than most tests."""
-    with simulated_tts(num_slots=16) as tts:
+    """Shared, because warming up takes longer than most tests."""
+    with simulated_tts(num_slots=16, frame_seconds=0.001) as tts:
         tts.warmup()
         yield tts
 
@@ -31,30 +39,34 @@ def engine() -> Iterator[TTS]:
 @pytest.fixture(scope="package")
 def agent() -> Iterator[str]:
     """`scripted_agent` in a process of its own; its host and port."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.pipecat_service.scripted_agent", "--port", str(port)],
+        [sys.executable, "-m", "tests.pipecat_service.scripted_agent", "--port", "0"],
         cwd=ROOT,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "2", "TWILIO_ACCOUNT_SID": "AC0", "TWILIO_AUTH_TOKEN": "none"},
+        env=os.environ | {"TWILIO_ACCOUNT_SID": "AC0", "TWILIO_AUTH_TOKEN": "none"},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    log: list[str] = []
+    started = threading.Event()  # or the process has ended
+
+    def read_log() -> None:
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                log.append(line)
+                if "Uvicorn running on" in line:
+                    started.set()
+        started.set()
+
+    reader = threading.Thread(target=read_log)
+    reader.start()
     try:
-        asyncio.run(_answers(f"http://localhost:{port}/status"))
-        yield f"localhost:{port}"
+        assert started.wait(2 * TIMEOUT_S), "the agent does not start"
+        address = re.search(r"running on http://([^ ]+)", "".join(log))
+        assert address is not None, "".join(log)
+        yield address[1]
     finally:
-        process.kill()  # asked politely, the runner waits for callers to hang up
+        process.kill()  # on SIGTERM, the runner waits for callers to disconnect
         process.wait()
-
-
-async def _answers(address: str) -> None:
-    async with asyncio.timeout(2 * PATIENCE):
-        while True:
-            try:
-                urllib.request.urlopen(address, timeout=1).close()  # noqa: ASYNC210
-                return
-            except OSError:
-                await asyncio.sleep(0.2)
+        reader.join()

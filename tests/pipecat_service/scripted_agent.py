@@ -1,4 +1,4 @@
-"""`examples/voice_agent.py` with a scripted ear and mind: a program for Pipecat's runner."""
+"""`examples/voice_agent.py` with a scripted recogniser and language model, for Pipecat's runner."""
 
 from collections.abc import AsyncGenerator
 
@@ -14,30 +14,31 @@ from tests.pipecat_service.bot import ScriptedLLM
 
 GREETING = "Hello, and welcome. What can I do for you today?"
 ANSWER = "I am sorry, I have heard that before."
-HEARD = "Tell me a joke."
+QUESTION = "Tell me a joke."
 
-_PATIENCE = 6.0  # seconds of the microphone after which the caller is taken to have spoken
+_QUESTION_AFTER_S = 6.0  # of audio from the microphone
 
 
 class ScriptedSTT(STTService):
-    """Hears one sentence after some seconds, whatever comes from the microphone."""
+    """Transcribes one sentence after some seconds of audio, whatever it contains."""
 
     def __init__(self) -> None:
         super().__init__(settings=STTSettings(model="scripted", language=None))
-        self._left = _PATIENCE
+        self._remaining_s = _QUESTION_AFTER_S
 
     async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
-        """Takes a piece of audio."""
-        before, self._left = self._left, self._left - len(audio) / 2 / self.sample_rate
-        if before > 0 >= self._left:
-            yield TranscriptionFrame(HEARD, "caller", time_now_iso8601(), finalized=True)
+        """Takes a chunk of audio."""
+        before_s = self._remaining_s
+        self._remaining_s -= len(audio) / 2 / self.sample_rate
+        if before_s > 0 >= self._remaining_s:
+            yield TranscriptionFrame(QUESTION, "caller", time_now_iso8601(), finalized=True)
 
 
 async def bot(args: RunnerArguments) -> None:
-    """One call."""
+    """Handles one call."""
     transport = await create_transport(args, voice_agent.TRANSPORTS)
-    mind = ScriptedLLM([[GREETING], [ANSWER], [ANSWER]], delay=0.02)
-    await voice_agent.converse(transport, ScriptedSTT(), mind, args)
+    llm = ScriptedLLM([[GREETING], [ANSWER], [ANSWER]], word_interval_s=0.02)
+    await voice_agent.converse(transport, ScriptedSTT(), llm, args)
 
 
 if __name__ == "__main__":

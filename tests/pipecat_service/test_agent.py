@@ -1,4 +1,4 @@
-"""The voice agent takes calls over WebSockets, too."""
+"""Calls to the voice agent over WebSockets."""
 
 import asyncio
 import base64
@@ -6,58 +6,62 @@ import json
 
 import aiohttp
 import numpy as np
+import pytest
 from pipecat.serializers.protobuf import ProtobufFrameSerializer
 
 from examples import voice_agent
+from tests.pipecat_service.bot import TIMEOUT_S
 
-ENOUGH = 1.0  # seconds of the greeting
+SPEECH_S = 0.25  # of the greeting
 LOUD = 1000  # of 32767
 
+pytestmark = pytest.mark.xdist_group("agent")
 
-def seconds_of_sound(pcm: np.ndarray, rate: int) -> float:
+
+def loud_seconds(pcm: np.ndarray, rate: int) -> float:
     return float(np.count_nonzero(np.abs(pcm.astype(int)) > LOUD)) / rate
 
 
-def test_a_websocket_client_hears_the_greeting(agent: str) -> None:
+def test_a_websocket_client_receives_the_greeting(agent: str) -> None:
     async def call() -> float:
-        serializer, heard = ProtobufFrameSerializer(), 0.0
+        serializer, received_s = ProtobufFrameSerializer(), 0.0
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(f"ws://{agent}/ws-client") as socket,
         ):
-            while heard < ENOUGH / 4:
+            while received_s < SPEECH_S:
                 frame = await serializer.deserialize(await socket.receive_bytes())
-                # The wire knows audio, not its direction.
+                # The protocol does not distinguish input from output audio.
                 audio = getattr(frame, "audio", b"")
                 rate = getattr(frame, "sample_rate", 24_000)
-                heard += seconds_of_sound(np.frombuffer(audio, np.int16), rate)
-            return heard
+                received_s += loud_seconds(np.frombuffer(audio, np.int16), rate)
+            return received_s
 
-    assert asyncio.run(asyncio.wait_for(call(), 30)) >= ENOUGH / 4
+    assert asyncio.run(asyncio.wait_for(call(), TIMEOUT_S)) >= SPEECH_S
 
 
-def test_a_phone_call_hears_the_greeting_at_8_khz(agent: str) -> None:
+def test_a_phone_call_receives_the_greeting_at_8_khz(agent: str) -> None:
     hello = [
         {"event": "connected", "protocol": "Call", "version": "1.0.0"},
         {"event": "start", "streamSid": "MZ0", "start": {"streamSid": "MZ0", "callSid": "CA0"}},
     ]
 
     async def call() -> int:
-        loud = 0
+        num_loud = 0
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(f"ws://{agent}/ws") as socket,
         ):
             for message in hello:
                 await socket.send_json(message)
-            while loud < 8_000 * ENOUGH / 4:
+            while num_loud < 8_000 * SPEECH_S:
                 message = json.loads(await socket.receive_str())
                 if message["event"] == "media":
                     mulaw = np.frombuffer(base64.b64decode(message["media"]["payload"]), np.uint8)
-                    loud += int(np.count_nonzero((~mulaw & 0x7F) >= 0x30))  # above 1/16 of full
-            return loud
+                    num_loud += int(np.count_nonzero((~mulaw & 0x7F) >= 0x30))  # 1/16 of full scale
+            return num_loud
 
-    assert asyncio.run(asyncio.wait_for(call(), 30))
+    assert asyncio.run(asyncio.wait_for(call(), TIMEOUT_S))
 
 
 def test_every_transport_carries_audio_both_ways() -> None:

@@ -1,142 +1,145 @@
-"""After a barge-in the conversation holds the words that were heard, and those alone."""
+"""After a barge-in the conversation holds the words whose speech had begun, and no others."""
 
 import asyncio
 from itertools import accumulate
 
-import numpy as np
-from pipecat.frames.frames import LLMFullResponseStartFrame, TTSSpeakFrame
+import pytest
+from pipecat.frames.frames import (
+    LLMFullResponseStartFrame,
+    TTSAudioRawFrame,
+    TTSSpeakFrame,
+)
 
 from bench.simulation import heard_words
 from megakernel_tts import TTS, split_words
 from megakernel_tts.align.estimate import spoken_seconds
-from tests.pipecat_service.bot import Bot, hold
+from tests.pipecat_service.bot import Bot, run_conversations
+
+pytestmark = pytest.mark.contract
 
 REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thirteen."
 WORDS = [word.text for word in split_words(REPLY)]
-BEGINS = [0.0, *accumulate(spoken_seconds(word) for word in WORDS)][:-1]
-NEAR = 0.12  # seconds: an output hands audio on in pieces of 40 ms, and so does the engine of 80
+STARTS = [0.0, *accumulate(spoken_seconds(word) for word in WORDS)][:-1]
+RESOLUTION_S = 0.12  # an output passes on 40 ms of audio at a time, the engine 80 ms
 
 
-def heard_seconds(bot: Bot) -> float:
-    return float(np.count_nonzero(np.abs(bot.output.pcm) > 1000)) / 24_000
+def assert_words_match_audio(bot: Bot, words: list[str], starts: list[float]) -> None:
+    """The last message ends with the word that was being spoken.
 
-
-def assert_what_was_heard(bot: Bot) -> None:
-    """The conversation ends where the audio does."""
-    heard = heard_seconds(bot)
+    Args:
+        bot: After an interruption.
+        words: Of the reply.
+        starts: Of the words, in seconds of speech.
+    """
+    played_s = bot.played_speech_s
     said = bot.said[-1].split() if bot.said else []
-    assert said == WORDS[: len(said)]
-    assert len(said) >= sum(begin < heard - NEAR for begin in BEGINS), (said, heard)
-    latest = heard + bot.output.late + NEAR
-    assert len(said) <= sum(begin < latest for begin in BEGINS), (said, heard, latest)
+    assert said == words[: len(said)]
+    assert len(said) >= sum(start < played_s - RESOLUTION_S for start in starts), (said, played_s)
+    assert len(said) <= sum(start < played_s + RESOLUTION_S for start in starts), (said, played_s)
+
+
+def assert_reply_cut(bot: Bot) -> None:
+    """The conversation ends where the audio does, and no word was skipped or repeated."""
+    assert_words_match_audio(bot, WORDS, STARTS)
     numbers = heard_words(bot.output.pcm)
-    assert numbers == list(range(len(numbers))), "words were skipped or said twice"
+    assert numbers == list(range(len(numbers)))
 
 
-def test_barge_in_at_many_instants_leaves_the_words_that_were_heard(engine: TTS) -> None:
-    """Mid-word, between words, between sentences, and in the last word."""
+def test_barge_in_leaves_the_words_that_had_begun(engine: TTS) -> None:
+    """Within a word, between words, between sentences, and in the last word."""
     instants = [0.05, 0.4, 0.8, 1.25, 1.75, 2.1, 2.6, 3.0, 3.5, 3.9]
     bots = {Bot(engine, REPLY): instant for instant in instants}
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= bots[bot])
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= bots[bot])
         await bot.interrupt()
-        await asyncio.sleep(0.3)
 
-    hold(list(bots), drive)
+    run_conversations(list(bots), drive)
     for bot in bots:
-        assert_what_was_heard(bot)
+        assert_reply_cut(bot)
         assert not bot.errors
     lengths = {len(bot.said[-1].split()) if bot.said else 0 for bot in bots}
     assert min(lengths) <= 3 and max(lengths) >= len(WORDS) - 1
-    assert len(lengths) >= 6, "the instants do not lie apart"
+    assert len(lengths) >= 6, "the instants are too close to each other"
 
 
-def test_barge_in_before_the_first_audio_leaves_nothing(engine: TTS) -> None:
-    bots = [Bot(engine, REPLY, delay=delay) for delay in (0.001, 0.05)]
+def test_barge_in_before_the_first_audio_leaves_no_words(engine: TTS) -> None:
+    bots = [Bot(engine, REPLY, word_interval_s=interval) for interval in (0.001, 0.05)]
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: bool(bot.of(LLMFullResponseStartFrame)))
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(LLMFullResponseStartFrame)))
         await bot.interrupt()
-        await asyncio.sleep(0.3)
 
-    hold(bots, drive)
+    run_conversations(bots, drive)
     for bot in bots:
         assert bot.said == [] and not bot.errors
 
 
-def test_barge_in_after_the_last_word_leaves_all(engine: TTS) -> None:
+def test_barge_in_after_the_last_word_leaves_the_whole_reply(engine: TTS) -> None:
     bot = Bot(engine, REPLY)
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.replies(1)
+        await bot.reply()
         await asyncio.sleep(0.7)
         await bot.interrupt()
-        await asyncio.sleep(0.1)
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert bot.said == [REPLY]
 
 
-def test_a_slow_language_model_changes_nothing(engine: TTS) -> None:
-    """Words are heard while their sentence is still being written."""
-    bot = Bot(engine, REPLY, delay=0.15)
+def test_words_are_committed_while_their_sentence_is_being_written(engine: TTS) -> None:
+    bot = Bot(engine, REPLY, word_interval_s=0.15)
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= 0.8)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= 0.8)
         await bot.interrupt()
-        await asyncio.sleep(0.3)
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert bot.said
-    assert_what_was_heard(bot)
+    assert_reply_cut(bot)
 
 
-def test_the_turn_after_a_barge_in_is_counted_from_its_own_beginning(engine: TTS) -> None:
+def test_words_after_a_barge_in_are_timed_from_the_start_of_their_own_turn(engine: TTS) -> None:
     """Audio that was sent and dropped does not delay the words of the next turn."""
     bot = Bot(engine, REPLY, REPLY)
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= 0.5)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= 0.5)
         await bot.interrupt()
-        await asyncio.sleep(0.3)
-        bot.output.chunks.clear()
+        bot.output.clear()
         bot.context.add_message({"role": "user", "content": "Again?"})
-        await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= 1.3)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= 1.3)
         await bot.interrupt()
-        await asyncio.sleep(0.3)
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert len(bot.said) == 2
-    assert_what_was_heard(bot)
+    assert_reply_cut(bot)
 
 
-def test_the_engine_stops_within_a_frame_and_little_was_made_in_vain(engine: TTS) -> None:
-    long = "Word after word of a reply that nobody wants to hear to its end, " * 6
-    bot = Bot(engine, long)
+def test_barge_in_stops_the_engine_and_wastes_at_most_its_lead(engine: TTS) -> None:
+    bot = Bot(engine, "Word after word of a reply that is interrupted long before its end, " * 6)
     sessions = engine._loaded.engine
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: heard_seconds(bot) >= 2)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= 2)
         assert sessions.num_sessions == 1
-        made = sessions.backend.made - before  # type: ignore[attr-defined]
-        assert made * 0.08 <= heard_seconds(bot) + 3.2, "the engine runs too far ahead"
-        await bot.interrupt()
-        await bot.until(lambda: sessions.num_sessions == 0, 0.5)
+        num_frames = sessions.backend.made - num_frames_before  # type: ignore[attr-defined]
+        assert num_frames * 0.08 <= bot.played_speech_s + 3.2, "the engine runs too far ahead"
+        await bot.interrupt(settle_s=0.001)
+        assert sessions.num_sessions == 0
         assert sessions.num_free_slots == sessions.backend.num_slots
 
-    before = sessions.backend.made  # type: ignore[attr-defined]
-    hold([bot], drive)
+    num_frames_before = sessions.backend.made  # type: ignore[attr-defined]
+    run_conversations([bot], drive)
 
 
-def test_speech_that_may_not_be_interrupted_is_heard_to_its_end(engine: TTS) -> None:
+def test_speech_that_may_not_be_interrupted_plays_to_its_end(engine: TTS) -> None:
     notice = "This call is being recorded."
     bot = Bot(engine, REPLY)
 
@@ -144,30 +147,37 @@ def test_speech_that_may_not_be_interrupted_is_heard_to_its_end(engine: TTS) -> 
         speak = TTSSpeakFrame(notice)
         speak.interruptible = False
         await bot.worker.queue_frame(speak)
-        await bot.until(lambda: heard_seconds(bot) >= 0.4)
-        await bot.interrupt()
-        await asyncio.sleep(0.1)
-        await bot.ask()
-        await bot.replies(1)
+        await bot.wait_until(lambda: bot.played_speech_s >= 0.4)
+        await bot.interrupt(settle_s=0.1)
+        await bot.reply()
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert " ".join(bot.said) == f"{notice} {REPLY}"  # Pipecat begins a message at the barge-in
     assert heard_words(bot.output.pcm) == [*range(5), *range(len(WORDS))]
 
 
-def test_words_without_spaces_are_heard_one_character_at_a_time(engine: TTS) -> None:
+def test_scripts_without_spaces_are_committed_one_character_at_a_time(engine: TTS) -> None:
     text = "你好世界，今天天气很好。我们去公园。"
     whole, cut = Bot(engine, text), Bot(engine, text)
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
         if bot is whole:
-            await bot.replies(1)
+            await bot.reply()
             return
-        await bot.until(lambda: heard_seconds(bot) >= 1.5)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bot.played_speech_s >= 1.5)
         await bot.interrupt()
-        await asyncio.sleep(0.3)
 
-    hold([whole, cut], drive)
+    run_conversations([whole, cut], drive)
     assert whole.said == [text]
     assert text.startswith(cut.said[0]) and 6 <= len(cut.said[0]) <= 10
+
+
+@pytest.mark.parametrize("word_interval_s", [0.005, 0.1])
+def test_first_audio_waits_for_no_timer(engine: TTS, word_interval_s: float) -> None:
+    """Only timers take virtual time: the first audio is sent with the second word."""
+    bot = Bot(engine, REPLY, word_interval_s=word_interval_s)
+    run_conversations([bot], Bot.reply)
+    started = bot.first_time_of(LLMFullResponseStartFrame)
+    waited = bot.first_time_of(TTSAudioRawFrame) - started
+    assert waited == pytest.approx(2 * word_interval_s)

@@ -1,4 +1,4 @@
-"""A browser calls `examples/voice_agent.py` and hears it."""
+"""A browser calls `examples/voice_agent.py` and receives its speech."""
 
 import asyncio
 import re
@@ -9,15 +9,17 @@ import pipecat_ai_prebuilt
 import pytest
 
 from tests.pipecat_service.browser import Page, chromium
-from tests.pipecat_service.scripted_agent import ANSWER, GREETING
-from tests.pipecat_service.scripted_agent import HEARD as QUESTION
+from tests.pipecat_service.scripted_agent import ANSWER, GREETING, QUESTION
 
 CHROMIUM = shutil.which("chromium")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium"),
+    pytest.mark.xdist_group("agent"),
+]
 
-# Remembers every connection that the page makes.
-WATCH = """
+# Keeps every connection of the page in `window.peers`.
+RECORD_PEERS = """
 window.peers = [];
 window.RTCPeerConnection = new Proxy(RTCPeerConnection, {
   construct(target, args) {
@@ -28,7 +30,7 @@ window.RTCPeerConnection = new Proxy(RTCPeerConnection, {
 });
 """
 
-# Joins as the page does, with the browser's own means.
+# Joins as the page does, through the browser's own interfaces.
 JOIN = """
 (async () => {
   const peer = new RTCPeerConnection();
@@ -51,9 +53,8 @@ JOIN = """
 })()
 """
 
-# The prebuilt page asks a library for the microphone, and that library fetches most of itself from
-# c.daily.co. This stands in for it, so that no network is needed: what the page asks, answered with
-# the browser's own means.
+# The prebuilt page uses the microphone through a library that loads most of its code from
+# c.daily.co. This class replaces the library, so that the test needs no network.
 MICROPHONE = """
 class Microphone {
   static getCallInstance() { return Microphone.one; }
@@ -85,8 +86,8 @@ class Microphone {
 """
 LIBRARY = "/client/assets/daily-esm-*.js"
 
-# The energy of all that was received, as the standard defines it: a full-scale second is 1.
-HEARD = """
+# Energy of the received audio as WebRTC defines it: one second at full scale is 1.
+ENERGY = """
 (async () => {
   let energy = 0;
   for (const peer of window.peers)
@@ -96,20 +97,29 @@ HEARD = """
   return energy;
 })()
 """
-AUDIBLE = 0.01  # a second at -20 dBFS
+AUDIBLE = 0.01  # energy of a second at -20 dBFS
+
+# Whether the received audio was silent for a second.
+PAUSED = f"""
+(async () => {{
+  const before = await {ENERGY};
+  await new Promise((next) => setTimeout(next, 1000));
+  return (await {ENERGY}) - before < {AUDIBLE / 100};
+}})()
+"""
 
 BUTTON = "[...document.querySelectorAll('button')].find((b) => b.innerText === 'Connect')"
 
 
-async def _opened(page: Page, agent: str) -> None:
+async def _open_client(page: Page, agent: str) -> None:
     await page.call("Page.enable")
-    await page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+    await page.call("Page.addScriptToEvaluateOnNewDocument", source=RECORD_PEERS)
     await page.call("Page.navigate", url=f"http://{agent}/client/")
-    await page.until(f"Boolean({BUTTON})")
+    await page.wait_until(f"Boolean({BUTTON})")
 
 
 def _microphone() -> str:
-    """The stand-in, under the name by which the page imports the library."""
+    """The replacement, exported under the name by which the page imports the library."""
     assets = Path(pipecat_ai_prebuilt.__file__).parent / "client" / "dist" / "assets"
     (library,) = assets.glob(Path(LIBRARY).name)
     name = re.search(r"export ?\{ ?\w+ as (\w+)", library.read_text(encoding="utf-8"))
@@ -117,30 +127,30 @@ def _microphone() -> str:
     return f"{MICROPHONE}\nexport {{ Microphone as {name[1]} }};"
 
 
-def test_a_browser_joins_over_webrtc_and_hears_a_conversation(agent: str, tmp_path: Path) -> None:
+def test_a_browser_receives_a_conversation_over_webrtc(agent: str, tmp_path: Path) -> None:
     async def call() -> None:
         assert CHROMIUM is not None
         async with chromium(CHROMIUM, tmp_path) as page:
-            await _opened(page, agent)
+            await _open_client(page, agent)
             await page.run(JOIN)
-            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})")
-            await asyncio.sleep(4)  # the greeting ends before the caller is heard
-            greeting = await page.run(HEARD)
-            await page.until(f"{HEARD}.then((energy) => energy > {greeting + AUDIBLE})")
+            await page.wait_until(f"{ENERGY}.then((energy) => energy > {AUDIBLE})")
+            await page.wait_until(PAUSED)  # the greeting ends before the caller's question
+            greeting = await page.run(ENERGY)
+            await page.wait_until(f"{ENERGY}.then((energy) => energy > {greeting + AUDIBLE})")
 
     asyncio.run(call())
 
 
-def test_the_prebuilt_page_joins_and_hears_a_conversation(agent: str, tmp_path: Path) -> None:
+def test_the_prebuilt_page_shows_and_plays_a_conversation(agent: str, tmp_path: Path) -> None:
     async def call() -> None:
         assert CHROMIUM is not None
         async with chromium(CHROMIUM, tmp_path) as page:
             await page.replace(f"*{LIBRARY}", _microphone())
-            await _opened(page, agent)
-            await page.until(f"{BUTTON}.dataset.state === 'initialized'")
+            await _open_client(page, agent)
+            await page.wait_until(f"{BUTTON}.dataset.state === 'initialized'")
             await page.run(f"{BUTTON}.click()")
-            await page.until(f"{HEARD}.then((energy) => energy > {AUDIBLE})")
+            await page.wait_until(f"{ENERGY}.then((energy) => energy > {AUDIBLE})")
             for said in (GREETING, QUESTION, ANSWER):
-                await page.until(f"document.body.innerText.includes({said!r})")
+                await page.wait_until(f"document.body.innerText.includes({said!r})")
 
     asyncio.run(call())

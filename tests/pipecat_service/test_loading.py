@@ -1,9 +1,10 @@
-"""Services that name a model: when it is loaded, who shares it, and who closes it."""
+"""Services that name a model: when it is loaded, shared and closed."""
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,13 @@ from bench.simulation import simulated_tts
 from megakernel_tts import TTS, CheckpointError, Sampling
 from pipecat_service import MegakernelTTSService
 from pipecat_service.loading import _Shared, shared_engine
-from tests.pipecat_service.bot import PATIENCE, Bot, hold
+from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
 Settings = MegakernelTTSService.Settings
 
 
 class Disk:
-    """Where models are loaded from.
+    """Stands in for `TTS.load`.
 
     Attributes:
         loaded: Engines, in order.
@@ -36,24 +37,37 @@ class Disk:
         self.broken = False
         self.ready = threading.Event()
         self.ready.set()
+        self._loading = threading.Event()
+        self._closed = threading.Condition()
 
     def load(self, model: str) -> TTS:
-        assert self.ready.wait(PATIENCE), "nobody else runs while a model is loaded"
+        self._loading.set()
+        assert self.ready.wait(TIMEOUT_S), "loading blocks the event loop"
         if self.broken:
             raise CheckpointError(f"There is no model {model}.")
-        self.loaded.append(simulated_tts(num_slots=4))
-        return self.loaded[-1]
+        engine = simulated_tts(num_slots=4, frame_seconds=0.001)
+        self.loaded.append(engine)
+        engine.close = partial(self._close, engine.close)  # type: ignore[method-assign]
+        return engine
+
+    def _close(self, close: Callable[[], None]) -> None:
+        close()
+        with self._closed:
+            self._closed.notify_all()
 
     @property
     def open(self) -> list[bool]:
-        """Which of the engines are not closed."""
+        """Whether each engine is open."""
         return [not engine._loaded.engine._loop.closed for engine in self.loaded]
 
-    async def settled(self, *expected: bool) -> None:
-        """Waits until these engines are open; they are closed on a thread."""
-        async with asyncio.timeout(PATIENCE):
-            while self.open != [*expected]:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+    async def wait_until_loading(self) -> None:
+        """Waits until a model is being loaded."""
+        assert await asyncio.to_thread(self._loading.wait, TIMEOUT_S)
+
+    def wait_until_open(self, *expected: bool) -> None:
+        """Waits until these engines are open; a thread closes them."""
+        with self._closed:
+            assert self._closed.wait_for(lambda: self.open == [*expected], TIMEOUT_S), self.open
 
 
 @pytest.fixture
@@ -61,16 +75,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     one = Disk()
     monkeypatch.setattr(TTS, "load", one.load)
     yield one
-    assert not any(one.open), "somebody closes every engine"
-    assert not _Shared.table, "nothing is kept"
+    assert not any(one.open), "an engine was not closed"
+    assert not _Shared.table, "an engine was kept"
 
 
-async def one_reply(bot: Bot) -> None:
-    await bot.ask()
-    await bot.replies(1)
-
-
-def test_an_engine_or_a_model_and_not_both(engine: TTS) -> None:
+def test_a_service_takes_either_an_engine_or_a_model(engine: TTS) -> None:
     with pytest.raises(ValueError, match="found neither"):
         MegakernelTTSService()
     with pytest.raises(ValueError, match="found both"):
@@ -83,27 +92,27 @@ def test_making_a_service_loads_nothing(disk: Disk) -> None:
     assert tts.settings.given_fields()["model"] == "some-model"
 
 
-def test_conversations_side_by_side_share_an_engine(disk: Disk) -> None:
+def test_concurrent_conversations_share_an_engine(disk: Disk) -> None:
     bots = [Bot(None, "One two three.", model="some-model") for _ in range(3)]
-    hold(bots, one_reply)
+    run_conversations(bots, Bot.reply)
     assert len(disk.loaded) == 1
     for bot in bots:
         assert not bot.errors
         assert bot.said == ["One two three."]
 
 
-def test_the_event_loop_goes_on_while_a_model_is_loaded(disk: Disk) -> None:
-    async def both() -> None:
+def test_loading_does_not_block_the_event_loop(disk: Disk) -> None:
+    async def use() -> None:
         disk.ready.clear()
         async with AsyncExitStack() as stack:
-            coming = asyncio.create_task(stack.enter_async_context(shared_engine("some-model")))
-            await asyncio.sleep(0.05)
-            assert not coming.done()
+            loading = asyncio.create_task(stack.enter_async_context(shared_engine("some-model")))
+            await disk.wait_until_loading()
+            assert not loading.done()
             disk.ready.set()
-            assert (await coming).warm
-        await disk.settled(False)
+            assert (await loading).warm
+        await asyncio.to_thread(disk.wait_until_open, False)
 
-    asyncio.run(both())
+    asyncio.run(use())
 
 
 def test_the_last_user_closes_the_engine(disk: Disk) -> None:
@@ -111,114 +120,111 @@ def test_the_last_user_closes_the_engine(disk: Disk) -> None:
         async with shared_engine("some-model") as first:
             async with shared_engine("some-model") as second, shared_engine("other") as third:
                 assert first is second is not third
-            await disk.settled(True, False)
+            await asyncio.to_thread(disk.wait_until_open, True, False)
             assert first.say("Hello.", sampling=Sampling(max_frames=2)).seconds
-        await disk.settled(False, False)
+        await asyncio.to_thread(disk.wait_until_open, False, False)
         async with shared_engine("some-model"):
-            await disk.settled(False, False, True)
-        await disk.settled(False, False, False)
+            await asyncio.to_thread(disk.wait_until_open, False, False, True)
+        await asyncio.to_thread(disk.wait_until_open, False, False, False)
 
     asyncio.run(users())
 
 
-def test_who_stops_waiting_does_not_decide_for_the_others(disk: Disk) -> None:
+def test_cancelling_one_user_does_not_cancel_loading_for_another(disk: Disk) -> None:
     async def use() -> None:
         async with shared_engine("some-model") as engine:
             assert engine.warm
 
     async def users() -> None:
         disk.ready.clear()
-        patient, hurried = asyncio.create_task(use()), asyncio.create_task(use())
-        await asyncio.sleep(0.02)
-        hurried.cancel()
+        kept, cancelled = asyncio.create_task(use()), asyncio.create_task(use())
+        await disk.wait_until_loading()
+        cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await hurried
+            await cancelled
         disk.ready.set()
-        await patient
-        await disk.settled(False)
+        await kept
+        await asyncio.to_thread(disk.wait_until_open, False)
 
     asyncio.run(users())
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_what_is_loaded_for_nobody_is_closed_or_found(disk: Disk, comes_back: bool) -> None:
-    """Pipecat gives a slow setup up; the next call finds the model half loaded."""
+@pytest.mark.parametrize("reused", [True, False])
+def test_a_model_without_users_is_reused_or_closed_once_loaded(disk: Disk, reused: bool) -> None:
+    """Pipecat abandons a slow setup; the next service finds the model being loaded."""
     service = MegakernelTTSService(model="some-model")
     slow = PipelineWorker(
         Pipeline([service]), enable_rtvi=False, setup_timeout_secs=0.1, start_timeout_secs=0.1
     )
 
-    async def give_up() -> None:
+    async def abandon() -> None:
         runner = WorkerRunner(handle_sigint=False)
         await runner.add_workers(slow)
-        await asyncio.wait_for(runner.run(), PATIENCE)
+        await asyncio.wait_for(runner.run(), TIMEOUT_S)
 
-    async def calls() -> None:
+    async def use() -> None:
         disk.ready.clear()
-        await give_up()
-        if comes_back:
+        await abandon()
+        if reused:
             async with AsyncExitStack() as stack:
-                coming = asyncio.create_task(stack.enter_async_context(shared_engine("some-model")))
-                await asyncio.sleep(0.02)
+                using = stack.enter_async_context(shared_engine("some-model"))
+                loading = asyncio.create_task(using)
+                await asyncio.sleep(0)
                 disk.ready.set()
-                assert (await coming).warm
+                assert (await loading).warm
         disk.ready.set()
-        await disk.settled(False)
+        await asyncio.to_thread(disk.wait_until_open, False)
 
-    asyncio.run(calls())
+    asyncio.run(use())
     assert len(disk.loaded) == 1
 
 
-def test_what_is_loaded_when_the_event_loop_ends_is_closed(
+def test_a_model_loaded_after_its_user_was_cancelled_is_closed_as_the_event_loop_ends(
     disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def leaves() -> None:
+    async def cancel() -> None:
         disk.ready.clear()
-        coming = asyncio.create_task(shared_engine("some-model").__aenter__())
-        await asyncio.sleep(0.02)
-        coming.cancel()
-        threading.Timer(0.1, disk.ready.set).start()
+        loading = asyncio.create_task(shared_engine("some-model").__aenter__())
+        await disk.wait_until_loading()
+        loading.cancel()
+        threading.Timer(0.1, disk.ready.set).start()  # while the event loop shuts its executor down
 
-    asyncio.run(leaves())
-    asyncio.run(disk.settled(False))
+    asyncio.run(cancel())
+    disk.wait_until_open(False)
     assert not caplog.records
 
 
 def test_a_model_that_cannot_be_loaded_is_a_permanent_error(disk: Disk) -> None:
     disk.broken = True
     bots = [Bot(None, "One two.", model="some-model") for _ in range(2)]
-
-    async def drive(bot: Bot) -> None:
-        await one_reply(bot)
-
-    hold(bots, drive)
+    run_conversations(bots, Bot.reply)
     for bot in bots:
         assert "There is no model some-model." in bot.errors[0].error
         assert not bot.tts.is_usable
-        assert not bot.of(TTSAudioRawFrame)
-        assert any(isinstance(frame, EndFrame) for frame in bot.played)
+        assert not bot.frames_of(TTSAudioRawFrame)
+        assert bot.played_of(EndFrame)
     disk.broken = False
-    mended = Bot(None, "One two.", model="some-model")
-    hold([mended], one_reply)
-    assert mended.said == ["One two."]
+    repaired = Bot(None, "One two.", model="some-model")
+    run_conversations([repaired], Bot.reply)
+    assert repaired.said == ["One two."]
 
 
 def test_a_voice_that_the_model_lacks_is_a_permanent_error(disk: Disk) -> None:
-    bot = Bot(None, "One two.", model="some-model", settings=Settings(voice="nobody"))
-    hold([bot], one_reply)
+    bot = Bot(None, "One two.", model="some-model", settings=Settings(voice="unknown"))
+    run_conversations([bot], Bot.reply)
     assert "choose one of: ryan, serena" in bot.errors[0].error
     assert not bot.tts.is_usable
 
 
-def test_a_folder_speaks_and_the_log_tells_how_long_it_took(tmp_path: Path) -> None:
-    told: list[str] = []
-    number = logger.add(lambda message: told.append(message.record["message"]), level="INFO")
+def test_loading_is_logged_with_its_duration(tmp_path: Path) -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
     missing = Bot(None, "Good morning.", model=tmp_path)
     bot = Bot(None, "Good morning.", model="demo", settings=Settings(sampling=Sampling(seed=1)))
-    hold([missing, bot], one_reply)
-    logger.remove(number)
+    run_conversations([missing, bot], Bot.reply)
+    logger.remove(handler)
     assert bot.said == ["Good morning."]
     assert "config.json" in missing.errors[0].error
-    begun, ready = (line for line in told if "demo" in line)
+    begun, ready = (line for line in lines if "demo" in line)
     assert begun == "Loading and warming up demo"
     assert ready.startswith("demo is ready after ") and ready.endswith(" s")

@@ -1,4 +1,4 @@
-"""The service with real models of every kind: small ones with random weights, on the CPU."""
+"""The service with models of every kind: small ones with random weights, on the CPU."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,15 +12,10 @@ from pipecat.frames.frames import TTSAudioRawFrame, TTSUpdateSettingsFrame
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from megakernel_tts.model.config import Kind
 from pipecat_service import MegakernelTTSService
-from tests.pipecat_service.bot import Bot, hold
+from tests.pipecat_service.bot import Bot, run_conversations
 
 SHORT = Sampling(seed=3, max_frames=6)
 Settings = MegakernelTTSService.Settings
-
-
-async def one_reply(bot: Bot) -> None:
-    await bot.ask()
-    await bot.replies(1)
 
 
 def warm(folder: Path) -> TTS:
@@ -31,7 +26,7 @@ def warm(folder: Path) -> TTS:
 
 def assert_spoken(bot: Bot) -> None:
     assert not bot.errors
-    assert 0 < sum(f.num_frames for f in bot.of(TTSAudioRawFrame)) <= 6 * 1920 * 2
+    assert 0 < sum(f.num_frames for f in bot.frames_of(TTSAudioRawFrame)) <= 6 * 1920 * 2
     assert bot.said == ["Hello to you, world."]
 
 
@@ -48,11 +43,13 @@ def test_named_and_designed_voices_speak(
     size = "1b7" if kind == "voice_design" else "0b6"
     with warm(checkpoint(kind, size)) as tts:
         bot = Bot(tts, "Hello to you, world.", settings=settings)
-        hold([bot], one_reply)
+        run_conversations([bot], Bot.reply)
     assert_spoken(bot)
 
 
-def test_cloned_voices_speak_and_may_be_changed(checkpoint: Callable[..., Path]) -> None:
+def test_cloned_voices_may_be_changed_within_a_turn(
+    checkpoint: Callable[..., Path],
+) -> None:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(2, 128, generator=generator)
     recording = torch.randint(0, 256, (5, 16), generator=generator)
@@ -63,7 +60,7 @@ def test_cloned_voices_speak_and_may_be_changed(checkpoint: Callable[..., Path])
             MegakernelTTSService(engine=tts)
         reply = ["Hello to you, ", change, "world."]
         bot = Bot(tts, reply, voices=voices, settings=Settings(sampling=SHORT))
-        hold([bot], one_reply)
+        run_conversations([bot], Bot.reply)
     assert bot.tts.settings.given_fields()["voice"] == "bert"
     assert_spoken(bot)
 
@@ -80,6 +77,6 @@ def test_the_demo_voice_speaks() -> None:
         bot = Bot(
             tts, "Good morning. How may I help?", settings=Settings(sampling=Sampling(seed=1))
         )
-        hold([bot], one_reply)
+        run_conversations([bot], Bot.reply)
     assert np.abs(bot.output.pcm.astype(int)).max() > 1000
     assert bot.said == ["Good morning. How may I help?"]

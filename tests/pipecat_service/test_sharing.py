@@ -1,70 +1,68 @@
-"""Many services on one engine, and an engine that misbehaves."""
+"""Services that share an engine, and engines that fail."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pipecat.frames.frames import (
-    TTSAudioRawFrame,
-)
+from pipecat.frames.frames import InterruptionFrame, LLMFullResponseEndFrame, TTSAudioRawFrame
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import heard_words, simulated_tts
 from megakernel_tts import TTS, Session, Voice
-from tests.pipecat_service.bot import Bot, hold
+from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
+
+pytestmark = pytest.mark.contract
 
 LONG = "One two three four five six seven eight nine ten. " * 2
 
 
 @pytest.fixture
-def own() -> Iterator[TTS]:
+def own_engine() -> Iterator[TTS]:
     """An engine that a test may break."""
-    with simulated_tts(num_slots=2) as tts:
+    with simulated_tts(num_slots=2, frame_seconds=0.001) as tts:
         tts.warmup()
         yield tts
 
 
-def test_one_is_interrupted_while_the_other_speaks_without_a_gap(engine: TTS) -> None:
+def test_an_interruption_leaves_no_gap_in_another_conversation(engine: TTS) -> None:
     cut, whole = Bot(engine, LONG), Bot(engine, LONG)
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
         if bot is whole:
-            await bot.replies(1)
+            await bot.reply()
             return
+        await bot.request_reply()
         for _ in range(3):
-            await bot.until(lambda: bool(bot.output.chunks))
+            await bot.wait_until(lambda: bool(bot.output.chunks))
             await asyncio.sleep(0.3)
-            await bot.interrupt()
+            await bot.interrupt(settle_s=0)
 
-    hold([cut, whole], drive)
+    run_conversations([cut, whole], drive)
     assert heard_words(whole.output.pcm) == list(range(20))
     assert " ".join(whole.said) == LONG.strip()
     assert len(heard_words(cut.output.pcm)) < 5
-    # Speech is 40 ms pieces back to back; a gap would delay all pieces after it.
-    begins = np.array([begin for begin, _ in whole.output.chunks])
-    late = begins - begins[0] - 0.04 * np.arange(len(begins))
-    assert late.max() < 0.1
+    # Speech is chunks of 40 ms without gaps; a gap would delay all later chunks.
+    starts = np.array([start for start, _ in whole.output.chunks])
+    delays = starts - starts[0] - 0.04 * np.arange(len(starts))
+    assert delays.max() < 1e-6
 
 
-def test_a_failure_in_the_middle_of_a_turn_leaves_what_was_heard(own: TTS) -> None:
-    own._loaded.engine.backend.poison = "poison"  # type: ignore[attr-defined]
-    failing = Bot(own, "One two three poison four five.", "Six seven.")
-    other = Bot(own, "One two three four five six.")
+def test_a_failure_within_a_turn_keeps_the_words_spoken_before(own_engine: TTS) -> None:
+    own_engine._loaded.engine.backend.poison = "poison"  # type: ignore[attr-defined]
+    failing = Bot(own_engine, "One two three poison four five.", "Six seven.")
+    other = Bot(own_engine, "One two three four five six.")
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.replies(1)
+        await bot.reply()
         if bot is failing:
-            await bot.ask()
-            await bot.replies(2)
+            await bot.reply()
 
-    hold([failing, other], drive)
+    run_conversations([failing, other], drive)
     assert "no poison can be said" in failing.errors[0].error
     assert failing.errors[0].category is ErrorCategory.SERVER
     assert failing.tts.is_usable
@@ -73,92 +71,91 @@ def test_a_failure_in_the_middle_of_a_turn_leaves_what_was_heard(own: TTS) -> No
     assert other.said == ["One two three four five six."] and not other.errors
 
 
-def test_silence_before_speech_is_not_sent(own: TTS) -> None:
-    own._loaded.engine.backend.breath = 12  # type: ignore[attr-defined]
-    bot = Bot(own, "One two three.")
-
-    async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.replies(1)
-
-    hold([bot], drive)
+def test_silence_before_speech_is_not_sent(own_engine: TTS) -> None:
+    own_engine._loaded.engine.backend.breath = 12  # type: ignore[attr-defined]
+    bot = Bot(own_engine, "One two three.")
+    run_conversations([bot], Bot.reply)
     (onset,) = bot.metrics(TTFAMetricsData)
     assert onset.leading_silence < 0.01
     assert heard_words(bot.output.pcm) == [0, 1, 2] and bot.said == ["One two three."]
 
 
-def test_speech_that_cannot_be_heard_is_no_fault(own: TTS) -> None:
-    """Three turns without audio would end the service."""
-    own._loaded.engine.decoder._wave.zero_()  # type: ignore[attr-defined]
-    bot = Bot(own, *["One two."] * 3)
+def test_silent_speech_is_not_an_error(own_engine: TTS) -> None:
+    """Pipecat disables a service after three turns without audio."""
+    own_engine._loaded.engine.decoder._wave.zero_()  # type: ignore[attr-defined]
+    bot = Bot(own_engine, *["One two."] * 3)
 
     async def drive(bot: Bot) -> None:
-        for turn in (1, 2, 3):
-            await bot.ask()
-            await bot.replies(turn)
+        for _ in range(3):
+            await bot.reply()
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert not bot.errors and bot.tts.is_usable
     assert " ".join(bot.said) == "One two. One two. One two."
 
 
-def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session_behind(
-    own: TTS, monkeypatch: pytest.MonkeyPatch
+def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
+    own_engine: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[None] = []
+    loop: list[asyncio.AbstractEventLoop] = []
+    entered, opened = asyncio.Event(), asyncio.Event()
+    proceed = threading.Event()
 
-    def slowly(*args: Any) -> Session:
-        time.sleep(0.3)
-        opened.append(None)
-        return TTS.open(own, *args)
+    def open_late(*args: Any) -> Session:
+        loop[0].call_soon_threadsafe(entered.set)
+        assert proceed.wait(TIMEOUT_S)
+        loop[0].call_soon_threadsafe(opened.set)
+        return TTS.open(own_engine, *args)
 
-    monkeypatch.setattr(own, "open", slowly)
-    bot = Bot(own, LONG)
+    monkeypatch.setattr(own_engine, "open", open_late)
+    bot = Bot(own_engine, LONG)
     bot.tts._synthesizer.cloned[str(bot.tts._settings.voice)] = Voice(torch.zeros(1))
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await asyncio.sleep(0.15)
-        await bot.interrupt()
-        await bot.until(lambda: bool(opened))
+        loop.append(asyncio.get_running_loop())
+        await bot.request_reply()
+        await entered.wait()
+        await bot.worker.queue_frame(InterruptionFrame())
+        await bot.wait_until(lambda: bool(bot.played_of(InterruptionFrame)))
+        proceed.set()
+        await opened.wait()
         await asyncio.sleep(0.2)
-        assert own._loaded.engine.num_sessions == 0
+        assert own_engine._loaded.engine.num_sessions == 0
 
-    before = own._loaded.engine.backend.made  # type: ignore[attr-defined]
-    hold([bot], drive)
+    num_frames_before = own_engine._loaded.engine.backend.made  # type: ignore[attr-defined]
+    run_conversations([bot], drive)
     assert bot.said == [] and len(bot.output.pcm) == 0
-    assert own._loaded.engine.backend.made == before  # type: ignore[attr-defined]
+    num_frames = own_engine._loaded.engine.backend.made  # type: ignore[attr-defined]
+    assert num_frames == num_frames_before
 
 
-def test_an_engine_that_closes_is_a_permanent_error(own: TTS) -> None:
-    bot = Bot(own, LONG, "More.")
+def test_closing_the_engine_is_a_permanent_error(own_engine: TTS) -> None:
+    bot = Bot(own_engine, LONG, "More.")
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: bool(bot.of(TTSAudioRawFrame)))
-        own.close()
-        await bot.replies(1)
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(TTSAudioRawFrame)))
+        own_engine.close()
+        await bot.wait_until(lambda: bool(bot.played_of(LLMFullResponseEndFrame)))
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert "closed" in bot.errors[0].error
     assert not bot.tts.is_usable
 
 
-def test_a_full_engine_is_a_passing_error(own: TTS) -> None:
-    engine = own._loaded.engine
+def test_a_full_engine_is_a_temporary_error(own_engine: TTS) -> None:
+    engine = own_engine._loaded.engine
     long = "One two, three four, five six, seven eight, nine ten."
-    bot = Bot(own, long, "Three four.")
+    bot = Bot(own_engine, long, "Three four.")
 
     async def drive(bot: Bot) -> None:
-        taken = [own.open() for _ in range(engine._most)]
-        await bot.ask()
-        await bot.replies(1)
+        taken = [own_engine.open() for _ in range(engine._most)]
+        await bot.reply()
         for session in taken:
             session.cancel()
-        await bot.ask()
-        await bot.replies(2)
+        await bot.reply()
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert bot.errors[0].category is ErrorCategory.RATE_LIMIT
     assert [e.error.split()[-1] for e in bot.errors[1:]] == ["audio"], "one attempt a turn"
     assert bot.tts.is_usable

@@ -34,33 +34,31 @@ from pipecat.transcriptions.language import Language
 from bench.simulation import heard_words, simulated_tts
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from pipecat_service import ColdEngineError, MegakernelTTSService
-from tests.pipecat_service.bot import PATIENCE, Bot, hold
+from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
+from tests.pipecat_service.virtual_time import run_in_virtual_time
+
+pytestmark = pytest.mark.contract
 
 Settings = MegakernelTTSService.Settings
 
 
-async def one_reply(bot: Bot) -> None:
-    await bot.ask()
-    await bot.replies(1)
-
-
-def opened(engine: TTS) -> list[tuple[str | Voice | None, str, str | None]]:
-    """Voice, language and instruction of every session."""
+def opened_sessions(engine: TTS) -> list[tuple[str | Voice | None, str, str | None]]:
+    """Voice, language and instruction of each session."""
     return engine._loaded.engine.prompt_builder.opened  # type: ignore[attr-defined]
 
 
 def kinds(frames: list[Frame]) -> list[type[Frame]]:
-    """The kinds of a turn's frames, runs as one."""
-    told = (
+    """Kinds of a turn's frames; consecutive frames of a kind count as one."""
+    selected = (
         LLMFullResponseStartFrame, LLMFullResponseEndFrame,
         TTSStartedFrame, TTSAudioRawFrame, TTSStoppedFrame,
     )  # fmt: skip
-    return [kind for kind, _ in groupby(type(f) for f in frames if isinstance(f, told))]
+    return [kind for kind, _ in groupby(type(f) for f in frames if isinstance(f, selected))]
 
 
-def test_the_frames_of_a_turn_come_in_order(engine: TTS) -> None:
+def test_frames_of_a_turn_are_in_order(engine: TTS) -> None:
     bot = Bot(engine, "One two three. Four five.")
-    hold([bot], one_reply)
+    run_conversations([bot], Bot.reply)
     assert kinds(bot.sent) == [
         LLMFullResponseStartFrame,
         TTSStartedFrame,
@@ -68,9 +66,9 @@ def test_the_frames_of_a_turn_come_in_order(engine: TTS) -> None:
         TTSStoppedFrame,
         LLMFullResponseEndFrame,
     ]
-    contexts = {frame.context_id for frame in bot.of(TTSAudioRawFrame)}
+    contexts = {frame.context_id for frame in bot.frames_of(TTSAudioRawFrame)}
     assert len(contexts) == 1 and None not in contexts
-    words = [frame.text for frame in bot.of(TTSTextFrame)]
+    words = [frame.text for frame in bot.frames_of(TTSTextFrame)]
     assert words == ["One", "two", "three.", "Four", "five."]
     assert bot.said == ["One two three. Four five."]
     assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
@@ -78,40 +76,39 @@ def test_the_frames_of_a_turn_come_in_order(engine: TTS) -> None:
 
 
 def test_speech_begins_before_the_text_is_complete(engine: TTS) -> None:
-    bot = Bot(engine, "Word after word " * 3 + "end.", delay=0.05)
-    hold([bot], one_reply)
+    bot = Bot(engine, "Word after word " * 3 + "end.", word_interval_s=0.05)
+    run_conversations([bot], Bot.reply)
     order = [type(frame) for frame in bot.sent]
     texts = [i for i, kind in enumerate(order) if kind is AggregatedTextFrame]
     assert order.index(TTSAudioRawFrame) < texts[2]
     assert heard_words(bot.output.pcm) == list(range(10))
 
 
-def test_one_session_a_turn(engine: TTS) -> None:
-    before = len(opened(engine))
+def test_each_turn_is_one_session(engine: TTS) -> None:
+    before = len(opened_sessions(engine))
     bot = Bot(engine, "One. Two! Three?", "Four.")
 
     async def drive(bot: Bot) -> None:
-        for turn in (1, 2):
-            await bot.ask()
-            await bot.replies(turn)
+        for _ in range(2):
+            await bot.reply()
 
-    hold([bot], drive)
-    assert len(opened(engine)) == before + 2
+    run_conversations([bot], drive)
+    assert len(opened_sessions(engine)) == before + 2
     assert bot.said == ["One. Two! Three?", "Four."] or bot.said == ["One. Two! Three? Four."]
-    assert len(bot.of(TTSStartedFrame)) == len(bot.of(TTSStoppedFrame)) == 2
+    assert len(bot.frames_of(TTSStartedFrame)) == len(bot.frames_of(TTSStoppedFrame)) == 2
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])
-def test_audio_comes_at_the_pipelines_rate(engine: TTS, rate: int) -> None:
+def test_audio_has_the_pipelines_sample_rate(engine: TTS, rate: int) -> None:
     bots = [Bot(engine, "One two three four five.", rate=r) for r in (rate, 24_000)]
-    hold(bots, one_reply)
+    run_conversations(bots, Bot.reply)
     converted, native = (
-        np.concatenate([np.frombuffer(f.audio, np.int16) for f in bot.of(TTSAudioRawFrame)])
+        np.concatenate([np.frombuffer(f.audio, np.int16) for f in bot.frames_of(TTSAudioRawFrame)])
         for bot in bots
     )
-    assert all(f.sample_rate == rate for f in bots[0].of(TTSAudioRawFrame))
+    assert all(f.sample_rate == rate for f in bots[0].frames_of(TTSAudioRawFrame))
     assert abs(len(converted) / rate - len(native) / 24_000) < 0.001
-    # A chunk's border is nowhere to be heard: the tone goes on as loud as it was.
+    # No chunk border is audible: the tone keeps its loudness.
     part = rate // 100
     loudness = np.abs(converted[: len(converted) // part * part].astype(int))
     means = loudness.reshape(-1, part).mean(axis=1)
@@ -119,72 +116,70 @@ def test_audio_comes_at_the_pipelines_rate(engine: TTS, rate: int) -> None:
 
 
 def test_three_turns_without_words_do_not_end_the_service(engine: TTS) -> None:
-    sessions = len(opened(engine))
+    sessions = len(opened_sessions(engine))
     bot = Bot(engine, "...", "👍", "?! –", "Still here.")
 
     async def drive(bot: Bot) -> None:
-        for turn in range(1, 5):
-            await bot.ask()
-            await bot.replies(turn)
+        for _ in range(4):
+            await bot.reply()
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert not bot.errors and bot.tts.is_usable
-    assert len(opened(engine)) == sessions + 1, "the engine was asked to say punctuation"
+    assert len(opened_sessions(engine)) == sessions + 1, "punctuation opened a session"
     assert heard_words(bot.output.pcm) == [0, 1]
     assert bot.said[-1].endswith("Still here.")
-    silent = bot.of(TTSAudioRawFrame)[:3]
+    silent = bot.frames_of(TTSAudioRawFrame)[:3]
     assert all(0 < f.num_frames <= 1200 and not any(f.audio) for f in silent)  # type: ignore[attr-defined]
 
 
-def test_settings_change_in_the_middle_of_a_turn(engine: TTS) -> None:
-    before = len(opened(engine))
+def test_settings_may_change_within_a_turn(engine: TTS) -> None:
+    before = len(opened_sessions(engine))
     change = TTSUpdateSettingsFrame(
         delta=Settings(voice="serena", language=Language.DE_AT, instruct="Calmly.")
     )
     bot = Bot(engine, ["One two three.", change, "Vier fünf sechs."])
-    hold([bot], one_reply)
-    assert opened(engine)[before:] == [("ryan", "auto", None), ("serena", "german", "Calmly.")]
+    run_conversations([bot], Bot.reply)
+    first, second = opened_sessions(engine)[before:]
+    assert first == ("ryan", "auto", None) and second == ("serena", "german", "Calmly.")
     assert bot.said == ["One two three. Vier fünf sechs."]
     assert heard_words(bot.output.pcm) == [0, 1, 2, 0, 1, 2]
     assert kinds(bot.sent).count(TTSStoppedFrame) == 2
-    words = {f.text: f.pts or 0 for f in bot.of(TTSTextFrame)}
-    # The second context's words are counted from where its audio begins.
+    words = {f.text: f.pts or 0 for f in bot.frames_of(TTSTextFrame)}
+    # The words of the second context are timed from the start of its audio.
     assert 0.68 < (words["Vier"] - words["One"]) / 1e9 < 0.95
 
 
-def test_settings_that_change_nothing_change_nothing(engine: TTS) -> None:
-    before = len(opened(engine))
+def test_settings_equal_to_the_current_ones_keep_the_session(engine: TTS) -> None:
+    before = len(opened_sessions(engine))
     change = TTSUpdateSettingsFrame(delta=Settings(voice="ryan"))
     bot = Bot(engine, ["One two.", change, "Three four."])
-    hold([bot], one_reply)
-    assert len(opened(engine)) == before + 1
+    run_conversations([bot], Bot.reply)
+    assert len(opened_sessions(engine)) == before + 1
     assert bot.said == ["One two. Three four."]
 
 
 def test_an_unknown_voice_makes_the_service_unusable_until_the_next_change(engine: TTS) -> None:
-    bad = TTSUpdateSettingsFrame(delta=Settings(voice="nobody"))
+    bad = TTSUpdateSettingsFrame(delta=Settings(voice="unknown"))
     good = TTSUpdateSettingsFrame(delta=Settings(voice="serena"))
     bot = Bot(engine, [bad, "One two."], [good, "Three four."])
     usable: list[bool] = []
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.replies(1)
+        await bot.reply()
         usable.append(bot.tts.is_usable)
-        await bot.ask()
-        await bot.replies(2)
+        await bot.reply()
         usable.append(bot.tts.is_usable)
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert usable == [False, True]
-    assert "nobody" in bot.errors[0].error
+    assert "unknown" in bot.errors[0].error
     assert " ".join(bot.said) == "Three four."
 
 
 def test_metrics_are_reported(engine: TTS) -> None:
     text = "One two three four. Five six."
     bot = Bot(engine, text)
-    hold([bot], one_reply)
+    run_conversations([bot], Bot.reply)
     (first_audible,) = bot.metrics(TTFAMetricsData)
     assert first_audible.leading_silence < 0.01
     # Pipecat reports a zero of every processor at the start.
@@ -195,64 +190,65 @@ def test_metrics_are_reported(engine: TTS) -> None:
     assert not [m for m in bot.metrics(ProcessingMetricsData) if m.model == spoken[0].model]
 
 
-def test_a_tts_speak_frame_is_spoken_and_remembered(engine: TTS) -> None:
+def test_a_speak_frame_is_spoken_and_added_to_the_conversation(engine: TTS) -> None:
     bot = Bot(engine)
 
     async def drive(bot: Bot) -> None:
         await bot.worker.queue_frame(TTSSpeakFrame("Hello there, caller."))
-        await bot.until(lambda: len(bot.said) == 1)
+        await bot.wait_until(lambda: bool(bot.played_of(TTSStoppedFrame)))
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert bot.said == ["Hello there, caller."]
 
 
-def test_text_outside_of_a_turn_is_spoken_and_ended(engine: TTS) -> None:
+def test_text_outside_a_turn_is_spoken_and_its_session_ends(engine: TTS) -> None:
     bot = Bot(engine)
     sessions = engine._loaded.engine
 
     async def drive(bot: Bot) -> None:
         await bot.worker.queue_frame(TextFrame("Hello there, caller. "))
-        await bot.until(lambda: len(bot.of(TTSStoppedFrame)) == 2)
+        await bot.wait_until(lambda: len(bot.frames_of(TTSStoppedFrame)) == 2)
         assert sessions.num_sessions == 0
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert heard_words(bot.output.pcm) == [0, 1, 0]
 
 
-def test_text_transforms_apply_to_what_is_spoken_alone(engine: TTS) -> None:
+def test_text_transforms_apply_to_speech_and_not_to_the_conversation(engine: TTS) -> None:
     async def spell(text: str, _: str) -> str:
         return text.replace("€5", "five euros")
 
     bot = Bot(engine, "That is €5 please.", text_transforms=[("*", spell)])
-    hold([bot], one_reply)
+    run_conversations([bot], Bot.reply)
     assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
     assert bot.said == ["That is €5 please."]
 
 
-def test_an_end_frame_lets_speech_end(engine: TTS) -> None:
+def test_an_end_frame_waits_for_the_end_of_speech(engine: TTS) -> None:
     bot = Bot(engine, "One two three four five.")
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: bool(bot.of(TTSAudioRawFrame)))
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(TTSAudioRawFrame)))
 
-    hold([bot], drive)
+    run_conversations([bot], drive)
     assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
-    assert any(isinstance(frame, EndFrame) for frame in bot.played)
+    assert bot.played_of(EndFrame)
 
 
-def test_a_cancel_frame_stops_at_once(engine: TTS) -> None:
+def test_a_cancel_frame_stops_the_engine(engine: TTS) -> None:
     bot = Bot(engine, "One two three four five six seven eight nine ten.")
     sessions = engine._loaded.engine
 
     async def drive(bot: Bot) -> None:
-        await bot.ask()
-        await bot.until(lambda: bool(bot.of(TTSAudioRawFrame)))
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(TTSAudioRawFrame)))
         assert sessions.num_sessions == 1
         await bot.worker.queue_frame(CancelFrame())
-        await bot.until(lambda: sessions.num_sessions == 0, 0.5)
+        await asyncio.sleep(0.001)
+        assert sessions.num_sessions == 0
 
-    asyncio.run(asyncio.wait_for(bot.run(drive, end=False), PATIENCE))
+    run_in_virtual_time(bot.run(drive, end=False), TIMEOUT_S)
     assert len(heard_words(bot.output.pcm)) < 5
     assert sessions.num_free_slots == sessions.backend.num_slots
 
@@ -262,13 +258,13 @@ def test_a_cold_engine_is_refused() -> None:
         MegakernelTTSService(engine=cold)
 
 
-@pytest.mark.parametrize("voice", ["nobody", ""])
+@pytest.mark.parametrize("voice", ["unknown", ""])
 def test_a_voice_that_the_model_lacks_is_refused(engine: TTS, voice: str) -> None:
     with pytest.raises(VoiceError, match="ryan, serena"):
         MegakernelTTSService(engine=engine, settings=Settings(voice=voice))
 
 
-def test_the_first_voice_speaks_if_none_is_chosen(engine: TTS) -> None:
+def test_the_default_voice_is_the_first(engine: TTS) -> None:
     for settings in (None, Settings(), Settings(voice=None)):
         tts = MegakernelTTSService(engine=engine, settings=settings)
         assert tts.settings.given_fields()["voice"] == "ryan"
@@ -286,16 +282,16 @@ def test_settings_reach_the_engine(engine: TTS) -> None:
     }
 
 
-def test_a_turn_is_one_span_with_its_metrics(engine: TTS) -> None:
-    """A service is traced if its pipeline is."""
+def test_a_traced_turn_is_one_span_with_its_metrics(engine: TTS) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     bot = Bot(engine, "One two three. Four.", tracing=True)
-    hold([bot], one_reply)
+    run_conversations([bot], Bot.reply)
     (span,) = [span for span in exporter.get_finished_spans() if span.name == "tts"]
     attributes = dict(span.attributes or {})
     assert attributes["voice_id"] == "ryan"
     assert attributes["metrics.character_count"] == len("One two three. Four. ")
-    assert 0 < float(str(attributes["metrics.ttfb"])) < 1
+    (ttfb,) = [m for m in bot.metrics(TTFBMetricsData) if m.model == "qwen3-tts-custom_voice"]
+    assert attributes["metrics.ttfb"] == pytest.approx(ttfb.value)
