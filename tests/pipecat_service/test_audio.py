@@ -9,7 +9,7 @@ RATE = 24_000
 
 
 @pytest.mark.parametrize("size", [7, 480, 1920, 100_000])
-def test_silence_before_speech_is_dropped_but_for_a_lead(size: int) -> None:
+def test_silence_before_speech_is_dropped_except_for_a_lead(size: int) -> None:
     rng = np.random.default_rng(0)
     quiet = rng.integers(-AUDIBLE + 1, AUDIBLE, 5000).astype(np.int16)
     speech = rng.integers(-9000, 9000, 3000).astype(np.int16)
@@ -27,7 +27,7 @@ def test_nothing_but_silence_gives_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])
-def test_a_stream_is_converted_as_the_whole_is(rate: int) -> None:
+def test_a_stream_is_resampled_like_the_whole(rate: int) -> None:
     t = np.arange(RATE) / RATE
     pcm = (9000 * np.sin(2 * np.pi * 300 * t)).astype(np.int16)
     stream = Resampler(RATE, rate)
@@ -38,11 +38,11 @@ def test_a_stream_is_converted_as_the_whole_is(rate: int) -> None:
     assert np.abs(out - whole).max() <= 2  # dither
 
 
-def test_the_same_rate_passes_through() -> None:
+def test_audio_at_the_target_rate_is_unchanged() -> None:
     pcm = np.arange(100, dtype=np.int16)
     same = Resampler(RATE, RATE)
     assert same.convert(pcm) is pcm and len(same.end()) == 0
 
 
-def test_silence_is_whole_samples() -> None:
+def test_silence_has_whole_samples() -> None:
     assert silence(0.02, 8000) == bytes(320)

@@ -12,14 +12,14 @@ def test_audio_plays_in_real_time_and_in_order() -> None:
     assert head.ahead(7 * SECOND) == 0
 
 
-def test_after_a_gap_it_goes_on_from_now() -> None:
+def test_audio_after_a_gap_plays_from_the_time_it_is_sent() -> None:
     head = Playhead()
     head.send(1 * SECOND, 1.0)
     head.send(9 * SECOND, 1.0)
     assert head.end == 10 * SECOND
 
 
-def test_what_is_dropped_is_not_played() -> None:
+def test_dropped_audio_is_not_ahead() -> None:
     head = Playhead()
     head.send(1 * SECOND, 5.0)
     head.stop()

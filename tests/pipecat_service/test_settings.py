@@ -22,18 +22,18 @@ DESIGN = ModelInfo("voice_design", {}, ("english",), True, None)
         (Language.SW, None),
     ],
 )
-def test_regions_speak_their_language(language: Language, expected: str | None) -> None:
+def test_regions_map_to_their_language(language: Language, expected: str | None) -> None:
     assert language_name(language) == expected
 
 
-def test_nothing_is_left_out_of_the_defaults() -> None:
+def test_defaults_give_every_setting() -> None:
     given = default_settings("demo").given_fields()
     assert given.pop("model") == "demo"
     assert set(given) == {"voice", "language", "instruct", "sampling"}
     assert set(given.values()) == {None}
 
 
-def test_voices_that_the_model_has_are_accepted() -> None:
+def test_voices_of_the_model_are_accepted() -> None:
     check_voice("Vivian ", None, NAMED, {})
     check_voice("anna", None, BASE, {"Anna": ANNA})
     check_voice(None, "A calm voice.", DESIGN, {})
@@ -49,7 +49,7 @@ def test_voices_that_the_model_has_are_accepted() -> None:
         (None, DESIGN, {}, "needs a description"),
     ],
 )
-def test_others_are_refused_with_the_choices(
+def test_other_voices_are_refused_with_the_choices(
     name: str | None, info: ModelInfo, cloned: dict[str, Voice], sentence: str
 ) -> None:
     with pytest.raises(VoiceError, match=sentence):

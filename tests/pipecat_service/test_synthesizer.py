@@ -20,19 +20,19 @@ def settings(**given: Any) -> MegakernelTTSSettings:
     return chosen
 
 
-def test_nothing_is_opened_before_a_model_is_loaded() -> None:
+def test_opening_a_session_needs_a_loaded_model() -> None:
     synthesizer = Synthesizer("a model", {})
     assert not synthesizer.aligned
     with pytest.raises(EngineClosedError, match="was not loaded"):
         asyncio.run(synthesizer.open(settings(), POLICY))
 
 
-def test_an_engine_that_was_refused_is_not_kept(engine: TTS) -> None:
+def test_a_refused_engine_is_not_kept(engine: TTS) -> None:
     synthesizer = Synthesizer(None, {})
     with simulated_tts() as cold, pytest.raises(ColdEngineError):
         synthesizer.adopt(cold, settings())
     with pytest.raises(VoiceError):
-        synthesizer.adopt(engine, settings(voice="nobody"))
+        synthesizer.adopt(engine, settings(voice="unknown"))
     with pytest.raises(EngineClosedError):
         asyncio.run(synthesizer.open(settings(), POLICY))
 
@@ -40,7 +40,7 @@ def test_an_engine_that_was_refused_is_not_kept(engine: TTS) -> None:
 @pytest.mark.parametrize(
     ("name", "cloned"), [("ryan", False), ("Anna", True), (" anna ", True), (None, False)]
 )
-def test_cloned_voices_go_by_name_and_are_prepared_beside_the_event_loop(
+def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
     engine: TTS, monkeypatch: pytest.MonkeyPatch, name: str | None, cloned: bool
 ) -> None:
     calls: list[tuple[threading.Thread, tuple[Any, ...]]] = []

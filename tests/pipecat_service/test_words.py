@@ -8,12 +8,12 @@ from megakernel_tts import split_words
 from pipecat_service.words import WordGroupAggregator, has_words, needs_space
 
 
-def groups(portions: list[str]) -> list[str]:
-    """What leaves while a text arrives, the rest at its end included."""
+def groups(parts: list[str]) -> list[str]:
+    """Groups released while a text arrives and at its end."""
 
     async def collect() -> list[str]:
         aggregator = WordGroupAggregator()
-        found = [g.text for portion in portions async for g in aggregator.aggregate(portion)]
+        found = [g.text for part in parts async for g in aggregator.aggregate(part)]
         rest = await aggregator.flush()
         return [*found, rest.text] if rest else found
 
@@ -35,14 +35,14 @@ def groups(portions: list[str]) -> list[str]:
         (" \n ", []),
     ],
 )
-def test_the_first_words_leave_at_once_then_clauses(text: str, expected: list[str]) -> None:
+def test_groups_are_the_first_words_then_clauses(text: str, expected: list[str]) -> None:
     assert groups([text]) == groups(list(text)) == expected
 
 
 @given(st.lists(st.text(st.sampled_from("ab ,.!?\n你好。é’”")), max_size=30))
-def test_groups_add_up_to_the_text_and_cut_no_word(portions: list[str]) -> None:
-    text = "".join(portions)
-    found = groups(portions)
+def test_groups_add_up_to_the_text_and_cut_no_word(parts: list[str]) -> None:
+    text = "".join(parts)
+    found = groups(parts)
     assert "".join(found).rstrip() == text.rstrip()
     whole = [word.text for word in split_words(text) if word.spoken]
     cut = [word.text for group in found for word in split_words(group) if word.spoken]
@@ -50,7 +50,7 @@ def test_groups_add_up_to_the_text_and_cut_no_word(portions: list[str]) -> None:
     assert all(has_words(group) for group in found[:-1])
 
 
-def test_an_interruption_forgets_what_was_not_released() -> None:
+def test_an_interruption_discards_text_that_was_not_released() -> None:
     async def interrupted() -> list[str]:
         aggregator = WordGroupAggregator()
         _ = [g async for g in aggregator.aggregate("One two three four, fi")]
@@ -72,5 +72,7 @@ def test_an_interruption_forgets_what_was_not_released() -> None:
         ("好", "你", False),
     ],
 )
-def test_pieces_that_lost_their_space_get_it_back(last: str, first: str, expected: bool) -> None:
+def test_a_space_is_needed_between_words_of_scripts_with_spaces(
+    last: str, first: str, expected: bool
+) -> None:
     assert needs_space(last, first) is expected
