@@ -72,7 +72,5 @@ def test_an_interruption_discards_text_that_was_not_released() -> None:
         ("好", "你", False),
     ],
 )
-def test_a_space_is_needed_between_words_of_scripts_with_spaces(
-    last: str, first: str, expected: bool
-) -> None:
+def test_words_of_spaced_scripts_need_a_space(last: str, first: str, expected: bool) -> None:
     assert needs_space(last, first) is expected
