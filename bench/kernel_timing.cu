@@ -74,7 +74,7 @@ class Timer {
         });
   }
 
-  // The first segment has kColumns positions, the others kWide.
+  // The first segment has kMaxStreams positions, each further one kMaxPrefillColumns.
   void prompt(int num_positions) {
     std::vector<PrefillBatch> batches;
     for (int begin = 0; begin < num_positions;) {

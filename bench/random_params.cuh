@@ -16,13 +16,13 @@
 namespace megakernel {
 
 struct RandomModelSizes {
-  int talker_layers, predictor_layers;
-  int slots;         // KV slots of the talker
-  int positions;     // of a slot; a multiple of kBlock
-  int max_frames;    // of a launch, for each stream
-  int num_blocks;    // thread blocks of a launch
-  int resident;      // positions of a talker layer that stay in the L2 cache
-  uint64_t timeout;  // nanoseconds
+  int num_talker_layers, num_predictor_layers;
+  int num_slots;              // KV slots of the talker
+  int num_positions;          // of a slot; a multiple of kPageSize
+  int max_frames;             // of a launch, for each stream
+  int num_blocks;             // thread blocks of a launch
+  int l2_resident_positions;  // positions of a talker layer that stay in the L2 cache
+  uint64_t timeout_ns;
 };
 
 // Half the width of the uniform distributions; 0.035 gives weights a deviation of 0.02.
@@ -87,7 +87,7 @@ inline uint4* random_weights(size_t count) {
   return reinterpret_cast<uint4*>(random_bf16(count, kWeightRange));
 }
 
-// Elements of a packed matrix: whole steps of kStep in K.
+// Elements of a packed matrix: whole steps of kStepK in K.
 template <class Matrix>
 constexpr size_t kPackedSize =
     size_t{Matrix::num_row_groups} * Matrix::num_steps * kRowGroupSize * kStepK;
@@ -131,8 +131,9 @@ Params random_params(const RandomModelSizes& sizes) {
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
   Params p{};
-  p.talker = random_network<Talker>(sizes.talker_layers, sizes.slots, sizes.positions, 0);
-  p.predictor = random_network<Predictor>(sizes.predictor_layers, kMaxStreams, kNumCodeGroups,
+  p.talker =
+      random_network<Talker>(sizes.num_talker_layers, sizes.num_slots, sizes.num_positions, 0);
+  p.predictor = random_network<Predictor>(sizes.num_predictor_layers, kMaxStreams, kNumCodeGroups,
                                           kPackedSize<typename M::InputProjection>);
   p.talker_head = random_weights(kPackedSize<typename M::TalkerHead>);
   p.predictor_heads = random_weights((kNumCodeGroups - 1) * kPackedSize<typename M::PredictorHead>);
@@ -142,18 +143,18 @@ Params random_params(const RandomModelSizes& sizes) {
     table = random_bf16(size_t{M::num_codes} * Talker::hidden_size, kWeightRange);
   }
   p.pad_vector = random_bf16(Talker::hidden_size, kWeightRange);
-  p.text_vectors =
-      random_bf16(size_t{1} * sizes.slots * sizes.positions * Talker::hidden_size, kWeightRange);
-  p.prompt_hidden = device_zeros<float>(sizes.slots * Talker::hidden_size);
-  p.seen_codes = device_zeros<uint8_t>(sizes.slots * M::vocab_size);
+  p.text_vectors = random_bf16(
+      size_t{1} * sizes.num_slots * sizes.num_positions * Talker::hidden_size, kWeightRange);
+  p.prompt_hidden = device_zeros<float>(sizes.num_slots * Talker::hidden_size);
+  p.seen_codes = device_zeros<uint8_t>(sizes.num_slots * M::vocab_size);
   p.eos_id = -1;
-  p.l2_resident_positions = sizes.resident;
+  p.l2_resident_positions = sizes.l2_resident_positions;
   p.max_frames = sizes.max_frames;
   p.published_frames = pinned_zeros<PublishedFrame>(kMaxStreams * sizes.max_frames);
   p.num_published = pinned_zeros<unsigned>(kMaxStreams);
   p.stop_flags = pinned_zeros<unsigned>(kMaxStreams);
   p.failure = pinned_zeros<unsigned>(3);
-  p.timeout_ns = sizes.timeout;
+  p.timeout_ns = sizes.timeout_ns;
   lay_out(p, shape_of<M>(), device_zeros<uint32_t>(workspace_words(shape_of<M>())));
   p.phase_times =
       device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kNumPhases * kNumPhaseParts);
