@@ -21,16 +21,27 @@ from tests.rig import Rig
 Maker = Callable[..., Path]
 
 
+def pytest_configure() -> None:
+    """Parallel workers, and the processes that they start, use one thread of torch each."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
+    """Tests of the GPU share one worker, or are skipped."""
+    for item in items:
+        if "gpu" in item.keywords:
+            if torch.cuda.is_available():
+                item.add_marker(pytest.mark.xdist_group("gpu"))
+            else:
                 item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Neither the user's cache nor the hub has a part in the tests."""
+    """Tests use neither the user's cache nor the hub."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HUB_OFFLINE"] = "1"
 
