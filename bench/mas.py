@@ -1,22 +1,22 @@
-"""Monotonic alignment search beside others, by the protocol of Super-MAS.
+"""Compares implementations of monotonic alignment search, with the protocol of Super-MAS.
 
-Scores float32 [B, T, S] of S = 4 T frames, all of them used; milliseconds by
-`triton.testing.do_bench` (25 ms to warm up, 500 ms of runs, the cache emptied before each), the
-median and the 20th and 80th percentile. What takes more than 0.1 s is run three times, and a column
-ends where a run takes more than two seconds.
+Scores are float32 [B, T, S] with S = 4 T frames and full lengths. Times are milliseconds by
+`triton.testing.do_bench` (25 ms of warm-up, 500 ms of runs, the L2 cache cleared before each run):
+median, 20th and 80th percentile. Implementations that take more than 0.1 s are run three times. A
+column ends where a run takes more than two seconds.
 
-  cython         monotonic-alignment-search as PyPI has it: one thread, copies to the host and back
+  cython         monotonic-alignment-search from PyPI: one thread, copies to the host and back
   cython_openmp  the same, built with OpenMP
-  super_mas      Super-MAS as published, where super_monotonic_align can be imported
-  restated       our re-statement of Super-MAS's algorithm in Triton
-  drop_in        ours, by the same signature: scores and mask to a path of float32
-  native         ours: scores and lengths to durations
+  super_mas      Super-MAS as published, if super_monotonic_align can be imported
+  restated       a re-statement of Super-MAS's algorithm in Triton
+  drop_in        `maximum_path`: scores and mask to a float32 path
+  native         `mas`: scores and lengths to durations
   bound_drop_in, bound_native
-                 the bytes that must be moved (of the scores, those that a path can go through), at
-                 the rate that a copy of 1 GiB reaches here
+                 the bytes that must be moved (scores that a path can reach, results) at the rate of
+                 a copy of 1 GiB on this GPU
 
 python -m bench.mas --json bench/results/mas.json --plot mas.png
-python -m bench.mas --drawn bench/results/mas.json --plot mas.png  # where matplotlib is
+python -m bench.mas --drawn bench/results/mas.json --plot mas.png  # needs matplotlib
 """
 
 import argparse
@@ -37,8 +37,8 @@ from bench.events import event_times
 from bench.report import write
 from megakernel_tts.align import mas, maximum_path
 
-_SLOW = 100.0  # ms: few runs
-_TOO_SLOW = 2000.0
+_FEW_RUNS_MS = 100.0
+_SKIP_LARGER_MS = 2000.0
 _RATIOS = (("drop_in", "super_mas"), ("drop_in", "restated"), ("native", "super_mas"),
            ("native", "restated"))  # fmt: skip
 
@@ -46,7 +46,7 @@ Cell = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Given:
+class Inputs:
     """Scores float32 and mask int32 [B, T, S], lengths int32 [B]."""
 
     scores: Tensor
@@ -55,58 +55,68 @@ class Given:
     frames: Tensor
 
 
-Run = Callable[[Given], Tensor]
+Run = Callable[[Inputs], Tensor]
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is measured; `note` says why it is not, if it is not."""
+    """An implementation; `run` is None if it is not available, and `note` says why."""
 
     name: str
     run: Run | None
     note: str | None = None
-    destroys: bool = False  # its scores
+    overwrites_scores: bool = False
 
 
-def _found(name: str, find: Callable[[], mas_cython.MaximumPath], destroys: bool = False) -> Column:
+def _imported(
+    name: str, import_path: Callable[[], mas_cython.MaximumPath], overwrites_scores: bool = False
+) -> Column:
     try:
-        path = find()
-        return Column(name, lambda given: path(given.scores, given.mask), destroys=destroys)
+        path = import_path()
+        return Column(
+            name,
+            lambda inputs: path(inputs.scores, inputs.mask),
+            overwrites_scores=overwrites_scores,
+        )
     except ImportError as error:
         return Column(name, None, f"{name} is n/a: {error}.")
 
 
 def columns(folder: Path) -> list[Column]:
-    """All, found or not.
+    """All implementations, available or not.
 
     Args:
-        folder: Where one of them is built.
+        folder: Folder for the build of `cython_openmp`.
     """
-    peers = (("super_mas", "super_monotonic_align"), ("restated", "bench.mas_triton"))
+    modules = (("super_mas", "super_monotonic_align"), ("restated", "bench.mas_triton"))
     return [
-        _found("cython", mas_cython.shipped),
-        _found("cython_openmp", lambda: mas_cython.with_openmp(folder)),
+        _imported("cython", mas_cython.shipped),
+        _imported("cython_openmp", lambda: mas_cython.with_openmp(folder)),
         *(
-            _found(name, lambda module=module: import_module(module).maximum_path, destroys=True)
-            for name, module in peers
+            _imported(
+                name,
+                lambda module=module: import_module(module).maximum_path,
+                overwrites_scores=True,
+            )
+            for name, module in modules
         ),
-        Column("drop_in", lambda given: maximum_path(given.scores, given.mask)),
-        Column("native", lambda given: mas(given.scores, given.text, given.frames)),
+        Column("drop_in", lambda inputs: maximum_path(inputs.scores, inputs.mask)),
+        Column("native", lambda inputs: mas(inputs.scores, inputs.text, inputs.frames)),
     ]
 
 
-def time_of(act: Callable[[], object], rep: int) -> Cell:
+def time_run(act: Callable[[], object], rep: int) -> Cell:
     """Milliseconds of a run.
 
     Args:
-        act: Runs it, on the current stream.
-        rep: Milliseconds of runs.
+        act: Runs the implementation on the current stream.
+        rep: Milliseconds of all runs.
     """
-    act()  # builds
+    act()  # the first run compiles
     torch.cuda.synchronize()
-    (once,) = event_times(act, 1)
-    if once > _SLOW:
-        times = [once] if once > _TOO_SLOW else [once, *event_times(act, 2)]
+    (once_ms,) = event_times(act, 1)
+    if once_ms > _FEW_RUNS_MS:
+        times = [once_ms] if once_ms > _SKIP_LARGER_MS else [once_ms, *event_times(act, 2)]
         return {"p50": median(times), "p20": min(times), "p80": max(times)}
     from triton.testing import do_bench  # pyright: ignore[reportMissingImports]  # with CUDA's torch
 
@@ -115,14 +125,14 @@ def time_of(act: Callable[[], object], rep: int) -> Cell:
 
 
 def copy_rate() -> float:
-    """Bytes a millisecond, read and written, of a copy of 1 GiB."""
+    """Bytes per millisecond, read and written, of a copy of 1 GiB."""
     source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / median(event_times(lambda: target.copy_(source), 20))
 
 
 def bounds(items: int, tokens: int, frames: int, rate: float) -> dict[str, Cell]:
-    """The least milliseconds of both of ours."""
+    """Lower bounds in milliseconds, from the bytes that must be moved."""
     read = 4 * items * tokens * (frames - tokens + 1)
     durations, path = 4 * items * tokens, 4 * items * tokens * frames
     return {
@@ -132,15 +142,15 @@ def bounds(items: int, tokens: int, frames: int, rate: float) -> dict[str, Cell]
 
 
 def measure(
-    found: list[Column], batches: list[int], token_counts: list[int], rep: int
+    implementations: list[Column], batches: list[int], token_counts: list[int], rep: int
 ) -> Iterator[dict[str, object]]:
-    """A row of figures for each shape.
+    """Yields a row of figures for each shape.
 
     Args:
-        found: What is measured.
-        batches: Items.
-        token_counts: Tokens; four times as many frames.
-        rep: Milliseconds of runs.
+        implementations: The columns.
+        batches: Numbers of items.
+        token_counts: Numbers of tokens; there are four times as many frames.
+        rep: Milliseconds of all runs of a cell.
     """
     rate = copy_rate()
     progress = tqdm(total=len(batches) * len(token_counts), unit="shape")
@@ -149,28 +159,32 @@ def measure(
         for tokens in token_counts:
             frames = 4 * tokens
             generator = torch.Generator("cuda").manual_seed(tokens)
-            given = Given(
+            inputs = Inputs(
                 torch.randn(items, tokens, frames, device="cuda", generator=generator),
                 torch.ones(items, tokens, frames, dtype=torch.int32, device="cuda"),
                 torch.full((items,), tokens, dtype=torch.int32, device="cuda"),
                 torch.full((items,), frames, dtype=torch.int32, device="cuda"),
             )
-            expected = maximum_path(given.scores, given.mask)
+            expected = maximum_path(inputs.scores, inputs.mask)
             cells: dict[str, Cell | None] = {}
             agree: dict[str, bool] = {}
-            for column in found:
+            for column in implementations:
                 cells[column.name] = None
                 if column.run is None or column.name in ended:
                     continue
-                own = replace(given, scores=given.scores.clone()) if column.destroys else given
+                own = (
+                    replace(inputs, scores=inputs.scores.clone())
+                    if column.overwrites_scores
+                    else inputs
+                )
                 made = column.run(own)
                 agree[column.name] = torch.equal(
                     made, expected if made.dim() == 3 else expected.sum(2).to(made.dtype)
                 )
                 del made
-                cell = time_of(lambda run=column.run, own=own: run(own), rep)
+                cell = time_run(lambda run=column.run, own=own: run(own), rep)
                 cells[column.name] = {name: round(ms, 4) for name, ms in cell.items()}
-                if cell["p50"] > _TOO_SLOW:
+                if cell["p50"] > _SKIP_LARGER_MS:
                     ended.add(column.name)
             for name, cell in bounds(items, tokens, frames, rate).items():
                 cells[name] = {"p50": round(cell["p50"], 4)}
@@ -183,20 +197,20 @@ def measure(
 
 
 def _ratios(cells: dict[str, Cell | None]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for ours, theirs in _RATIOS:
-        mine, other = cells[ours], cells[theirs]
-        if mine is not None and other is not None:
-            found[f"{ours} over {theirs}"] = round(other["p50"] / mine["p50"], 1)
+    ratios: dict[str, float] = {}
+    for name, other_name in _RATIOS:
+        own, other = cells[name], cells[other_name]
+        if own is not None and other is not None:
+            ratios[f"{name} over {other_name}"] = round(other["p50"] / own["p50"], 1)
     for kind in ("drop_in", "native"):
-        mine, bound = cells[kind], cells[f"bound_{kind}"]
-        assert mine is not None and bound is not None
-        found[f"bound_{kind} over {kind}"] = round(bound["p50"] / mine["p50"], 3)
-    return found
+        own, bound = cells[kind], cells[f"bound_{kind}"]
+        assert own is not None and bound is not None
+        ratios[f"bound_{kind} over {kind}"] = round(bound["p50"] / own["p50"], 3)
+    return ratios
 
 
 def plot(rows: list[dict[str, object]], gpu: str, file: Path) -> None:
-    """Draws the medians over the tokens, a picture for each number of items; needs matplotlib."""
+    """Plots the medians by tokens, one panel per number of items; needs matplotlib."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
 
     batches = sorted({int(str(row["items"])) for row in rows})
@@ -227,7 +241,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Measures and reports."""
+    """Measures and prints the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -238,27 +252,29 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--only", metavar="NAME,NAME", help="columns (default: all)")
     parser.add_argument("--rep", type=int, default=500, help="milliseconds of runs (default: 500)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="where the picture goes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="file for the plot")
     parser.add_argument(
-        "--drawn", type=Path, metavar="FILE", help="draw these figures, measure nothing"
+        "--drawn", type=Path, metavar="FILE", help="plot these figures and measure nothing"
     )
     options = parser.parse_args()
     if options.drawn is not None:
         if options.plot is None:
-            parser.error("--drawn needs --plot: where should the picture go?")
+            parser.error("--drawn needs --plot: name the file for the plot")
         figures = json.loads(options.drawn.read_text())
         return plot(figures["rows"], figures["gpu"], options.plot)
     with tempfile.TemporaryDirectory() as folder:
-        found = columns(Path(folder))
+        implementations = columns(Path(folder))
         if options.only is not None:
             wanted = {*options.only.split(","), "drop_in", "native"}
-            found = [c if c.name in wanted else Column(c.name, None) for c in found]
+            implementations = [
+                c if c.name in wanted else Column(c.name, None) for c in implementations
+            ]
         rows: list[dict[str, object]] = []
-        for row in measure(found, options.items, options.tokens, options.rep):
+        for row in measure(implementations, options.items, options.tokens, options.rep):
             tqdm.write(f"B {row['items']}, T {row['tokens']}: {row['ms']} {row['times_as_fast']}")
             rows.append(row)
-    notes = [column.note for column in found if column.note is not None]
+    notes = [column.note for column in implementations if column.note is not None]
     gpu = torch.cuda.get_device_name()
     figures = {"gpu": gpu, "command": "bench.mas", "notes": notes, "rows": rows}
     write(figures, options.json, packages=("torch",))

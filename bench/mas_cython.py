@@ -1,4 +1,4 @@
-"""Cython's search as PyPI has it, and built again with OpenMP, which its own build leaves out."""
+"""The Cython package's search as on PyPI, and rebuilt with OpenMP, which its wheel does not use."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ MaximumPath = Callable[[Tensor, Tensor], Tensor]
 
 
 def shipped() -> MaximumPath:
-    """Its own function, from scores and mask on a GPU to a path there.
+    """Returns the package's function: scores and mask on a GPU to a path on the GPU.
 
     Raises:
         ImportError: The package is not installed.
@@ -28,13 +28,13 @@ def shipped() -> MaximumPath:
 
 
 def with_openmp(folder: Path) -> MaximumPath:
-    """The same around its search built with -fopenmp.
+    """Builds the package's search with -fopenmp and returns a function like `shipped`.
 
     Args:
-        folder: Where the build goes.
+        folder: Folder for the build.
 
     Raises:
-        ImportError: The package, or a compiler, is not installed, or the compiler failed.
+        ImportError: The package or a compiler is not installed, or the compiler failed.
     """
     spec = find_spec(_PACKAGE)
     if spec is None or spec.origin is None:

@@ -1,7 +1,7 @@
-"""Our re-statement of Super-MAS's algorithm in Triton, to compare with where it is not installed.
+"""A re-statement of Super-MAS's algorithm in Triton, for machines without the package.
 
-As its authors describe it (Super Monotonic Alignment Search, 2024): one warp an item, a column at a
-time, sums written over the scores in global memory, where the next column reads them again.
+It follows the paper (Super Monotonic Alignment Search, 2024): one warp per item processes a column
+at a time. It writes the sums over the scores in global memory, and the next column reads them.
 """
 
 import torch
@@ -37,7 +37,7 @@ def _kernel(path, value, text, frames, tokens, columns, none, BLOCK: tl.constexp
 
 
 def maximum_path(value: Tensor, mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros and ones [B, T, S]; overwrites `value` [B, T, S], as the published one does."""
+    """Returns zeros and ones [B, T, S]; overwrites `value` [B, T, S], as Super-MAS does."""
     items, tokens, columns = value.shape
     text = mask.sum(1)[:, 0].to(torch.int32)
     frames = mask.sum(2)[:, 0].to(torch.int32)

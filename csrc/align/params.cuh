@@ -1,4 +1,6 @@
-// What the alignment's kernels are given, how their work is cut, and how their workspace is.
+// Parameters of the alignment kernels, the partition of the work and the layout of the workspace.
+//
+// Rows are text tokens, columns are frames. An item is one [rows, columns] lattice of a batch.
 #pragma once
 
 #include <algorithm>
@@ -7,99 +9,104 @@
 
 namespace megakernel::align {
 
-constexpr int kRows = 2;                   // of a lane
-constexpr int kStrip = 32 * kRows;         // rows of a warp
-constexpr int kStep = 4;                   // columns of a lane at a time
-constexpr int kWord = 32;                  // columns of a word of directions
-constexpr int kSteps = kWord / kStep;      // of a word
-constexpr int kWords = 2;                  // that a warp goes through at a time: a tile
-constexpr int kTile = kWords * kWord;      // columns of a tile
-constexpr int kLag = 32 * kStep / kTile;   // tiles that the last lane ends after the first
-constexpr int kSlots = 4;                  // tiles on the way from a warp to the next
-constexpr int kMostWarps = 2;              // of a block that sum up, beside as many that copy
-constexpr int kMostBlocks = 4;             // of a multiprocessor
-constexpr int kMostStages = 4;             // tiles of scores in shared memory
-constexpr int kWindow = 32;                // words of directions that are traced at a time
-constexpr int kBefore = 2;                 // empty words before the first one of a strip
-constexpr int kRowsAtOnce = 4;             // that are traced together
-constexpr uint32_t kMissing = 0xFFFFFFFF;  // no sum: sums are never NaN
-constexpr int kLine = 128;  // bytes that are copied together, if they begin on as many
+constexpr int kRowsPerLane = 2;
+constexpr int kStripRows = 32 * kRowsPerLane;  // rows of a warp
+constexpr int kStepColumns = 4;                // columns that a lane processes at a time
+constexpr int kWordColumns = 32;               // columns of a word of directions
+constexpr int kStepsPerWord = kWordColumns / kStepColumns;
+constexpr int kWordsPerTile = 2;  // a warp processes a tile at a time
+constexpr int kTileColumns = kWordsPerTile * kWordColumns;
+constexpr int kTileLag = 32 * kStepColumns / kTileColumns;  // tiles from the first lane to the last
+constexpr int kEdgeStages = 4;         // tiles of sums buffered between two warps of a block
+constexpr int kMaxStripsPerBlock = 2;  // each has a summing warp and a copying warp
+constexpr int kMaxBlocksPerSm = 4;
+constexpr int kMaxScoreStages = 4;          // tiles of scores of a strip in shared memory
+constexpr int kWindowWords = 32;            // words of directions of a row in shared memory
+constexpr int kPaddingWords = 2;            // empty words before the first one of a strip
+constexpr int kTraceRows = 4;               // rows that the traceback follows per branch
+constexpr uint32_t kNotReady = 0xFFFFFFFF;  // a NaN: not a sum, because sums are never NaN
+constexpr int kLineBytes = 128;             // alignment of scores in shared memory
 
-// How many rows or columns each item has: int32 or int64 on the device, or all of them.
+static_assert(kStripRows % kTileColumns == 0, "A strip begins at the boundary of a tile.");
+static_assert(kTileLag * kTileColumns == 32 * kStepColumns, "The lanes span whole tiles.");
+
+// Rows or columns of each item.
 struct Lengths {
-  const void* each;  // null: `all` for every item
-  bool wide;
-  int all;
+  const void* per_item;  // int32 or int64 [items] on the device; null: `common` for all items
+  bool is_int64;
+  int common;
 };
 
-// Scores [items, rows, columns] -> durations [items, rows]. Rows are text tokens, columns frames.
-struct Search {
+// Scores [items, rows, columns] -> durations [items, rows].
+struct SearchParams {
   const void* scores;
   int64_t item_stride, row_stride;  // in elements
-  int items, rows, columns;
-  Lengths text, frames;
+  int num_items, num_rows, num_columns;
+  Lengths text_lengths, frame_lengths;
   int* durations;
-  int strips, tiles;  // that rows and columns make
-  int warps;          // of a block that have a strip each, and as many that copy
-  int chain;          // blocks of an item
-  int stages;         // tiles of scores that a strip has room for
-  // The workspace. All but the directions begins as kMissing.
-  unsigned* ticket;  // blocks that began
-  unsigned* done;    // [items] blocks that ended
-  uint32_t* edges;   // [items, chain - 1, tiles, kTile]: what a block hands to the next
-  // [items, strips, words of the tiles, kStrip]: a bit a cell, set if reached from the row above; a
-  // strip's words are counted from its first row's diagonal on. None where a block is alone.
-  uint32_t* direction;
+  int num_strips, num_tiles;  // of all rows, of all columns
+  int strips_per_block;
+  int blocks_per_item;
+  int num_stages;  // tiles of scores of a strip in shared memory
+  // Workspace. All of it except the directions is set to kNotReady before the launch.
+  unsigned* block_counter;  // blocks that have started
+  unsigned* done_counters;  // [items]: blocks that have finished
+  uint32_t* edges;  // [items, blocks_per_item - 1, num_tiles, kTileColumns]: sums of the last row
+  // [items, num_strips, words of the tiles, kStripRows]: one bit per cell, set if the path enters
+  // the cell from the row above. Words of a strip are counted from the diagonal of its first row.
+  uint32_t* directions;  // unused with directions in shared memory
 };
 
-// A mask [items, rows, columns] -> lengths [2, items]: how many of its first column and how many of
-// its first row are not zero.
-struct Mask {
+// A mask [items, rows, columns] -> lengths [2, items]: the nonzero elements of an item's first
+// column, and of its first row.
+struct MaskParams {
   const void* mask;
   int64_t item_stride, row_stride, column_stride;  // in elements
-  int items, rows, columns;
-  int bytes;        // of an element
-  uint64_t digits;  // the bits that make it nonzero
+  int num_items, num_rows, num_columns;
+  int element_bytes;
+  uint64_t nonzero_bits;  // an element is not zero if any of these bits is set
   int* lengths;
 };
 
 // Durations [items, rows] -> path [items, rows, columns] of zeros and ones.
-struct Path {
+struct PathParams {
   const int* durations;
-  int items, rows, columns;
+  int num_items, num_rows, num_columns;
   void* path;
-  int bytes;     // of an element
-  uint64_t one;  // its bits
+  int element_bytes;
+  uint64_t one_bits;  // the bits of an element that is 1
 };
 
-// Whether a block has an item alone, and all of its directions in shared memory.
-inline bool is_alone(const Search& p) {
-  return p.chain == 1 && kWords * p.tiles <= kWindow - kBefore;
+// Whether an item has one block and its directions fit in the block's shared memory.
+inline bool has_shared_directions(const SearchParams& p) {
+  return p.blocks_per_item == 1 && kWordsPerTile * p.num_tiles <= kWindowWords - kPaddingWords;
 }
 
-// A strip a warp; an item's blocks follow each other.
-inline void cut_work(Search& p, int most_warps) {
-  p.strips = (p.rows + kStrip - 1) / kStrip;
-  p.tiles = (p.columns + kTile - 1) / kTile;
-  p.warps = std::min(p.strips, most_warps);
-  p.chain = (p.strips + p.warps - 1) / p.warps;
+// One strip per summing warp; the blocks of an item have consecutive strips.
+inline void partition_work(SearchParams& p, int max_strips_per_block) {
+  p.num_strips = (p.num_rows + kStripRows - 1) / kStripRows;
+  p.num_tiles = (p.num_columns + kTileColumns - 1) / kTileColumns;
+  p.strips_per_block = std::min(p.num_strips, max_strips_per_block);
+  p.blocks_per_item = (p.num_strips + p.strips_per_block - 1) / p.strips_per_block;
 }
 
-struct Workspace {
-  int64_t words;    // in all
-  int64_t missing;  // of them, those that begin as kMissing
+struct WorkspaceSize {
+  int64_t num_words;
+  int64_t num_initialised;  // words that are set to kNotReady, from the first on
 };
 
-// Cuts it, given its address; for an address of null, tells its size alone.
-inline Workspace lay_out(Search& p, uint32_t* begin) {
-  const int64_t counters = (1 + p.items + 3) / 4 * 4;
-  const int64_t edges = static_cast<int64_t>(p.items) * (p.chain - 1) * p.tiles * kTile;
-  const int64_t strips = is_alone(p) ? 0 : static_cast<int64_t>(p.items) * p.strips;
-  const int64_t directions = strips * kWords * p.tiles * kStrip;
-  p.ticket = begin;
-  p.done = begin + 1;
+// Assigns the workspace's buffers from `begin` on, which may be null to compute the size.
+inline WorkspaceSize lay_out_workspace(SearchParams& p, uint32_t* begin) {
+  const int64_t counters = (1 + p.num_items + 3) / 4 * 4;
+  const int64_t edges =
+      static_cast<int64_t>(p.num_items) * (p.blocks_per_item - 1) * p.num_tiles * kTileColumns;
+  const int64_t strips =
+      has_shared_directions(p) ? 0 : static_cast<int64_t>(p.num_items) * p.num_strips;
+  const int64_t directions = strips * kWordsPerTile * p.num_tiles * kStripRows;
+  p.block_counter = begin;
+  p.done_counters = begin + 1;
   p.edges = begin + counters;
-  p.direction = begin + counters + edges;
+  p.directions = begin + counters + edges;
   return {counters + edges + directions, counters + edges};
 }
 

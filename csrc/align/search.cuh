@@ -1,384 +1,322 @@
-// Monotonic alignment search: the best way through an item's lattice, by dynamic programming (Kim
-// et al., Glow-TTS, NeurIPS 2020, algorithm 1).
+// Monotonic alignment search by dynamic programming (Kim et al., Glow-TTS, NeurIPS 2020,
+// algorithm 1):
 //
 //   sum[i, j] = max(sum[i, j - 1], sum[i - 1, j - 1]) + score[i, j]
 //
-// A lane has two rows and their sums in registers. Lanes go a step of four columns after each
-// other, and pass the sums of their last row on to the next lane, by a shuffle, as soon as they
-// have them; warps, each with a strip of rows, follow each other likewise. Another warp copies the
-// strip's scores meanwhile. Of a cell only its direction is kept, one bit. Only columns from which
-// the end can still be reached are looked at.
+// A warp sums up a strip of 64 rows. A lane has two rows and their sums in registers. Each lane
+// runs one step of four columns behind the lane before it, which passes on the sums of its last row
+// by a shuffle as soon as they exist. A second warp per strip copies the scores. Only one direction
+// bit per cell is stored. Only columns from which the end can be reached are processed.
 #pragma once
 
 #include "edge.cuh"
+#include "lattice.cuh"
+#include "scores.cuh"
 #include "trace.cuh"
 
 namespace megakernel::align {
 
-// Scores of a strip, a tile of columns: a lane's are moved by a step to the left of those of the
-// lane before, since it needs them later.
-template <class E>
-struct alignas(kLine) Stage {
-  E cells[kWords][kStrip][kWord];
+// Barriers between the copying and the summing warp of a strip.
+struct ScoreBarriers {
+  Mbarrier full[kMaxScoreStages], empty[kMaxScoreStages];
+  Mbarrier first_tile_done;  // completes once, when the first tile is summed up
 };
 
-// Scores on the way from the warp that copies a strip's to the one that sums them up.
-struct StageGates {
-  Mbarrier full[kMostStages], empty[kMostStages];
-  Mbarrier begun;  // opens once, when the first tile is summed up
+struct alignas(kLineBytes) SearchShared {
+  EdgeRing edge_rings[kMaxStripsPerBlock + 1];
+  EdgeBarriers edge_barriers[kMaxStripsPerBlock + 1];
+  ScoreBarriers score_barriers[kMaxStripsPerBlock];
+  alignas(16) float minus_infinity[kTileColumns];  // the row above where it is not read
+  unsigned block_number;
 };
 
-struct alignas(kLine) Shared {
-  Ring rings[kMostWarps + 1];
-  RingGates gates[kMostWarps + 1];
-  StageGates stages[kMostWarps];
-  alignas(16) float nothing[kTile];  // minus infinity: the row above where none is needed
-  unsigned number;
-};
-
-// Before anybody uses them, a warp that sums up makes the gates of its strip's scores and of the
-// ring that leads to it; all such warps fill `nothing`. One thread of a warp makes the gates: at
-// different addresses threads would have to wait for each other, and for longer.
-DEVICE void prepare(const Search& p, int place, Shared& shared) {
-  for (int i = thread_idx(); i < kTile; i += 32 * p.warps) shared.nothing[i] = -INFINITY;
-  if (lane_idx() > 0) return;
-  StageGates& stages = shared.stages[place];
-  RingGates& ring = shared.gates[place];
-  mbarrier_init(stages.begun, 1);
-  for (int stage = 0; stage < p.stages; ++stage) {
-    mbarrier_init(stages.full[stage], 32);
-    mbarrier_init(stages.empty[stage], 32);
+// Each summing warp initialises the barriers of its strip's scores and of the edge above it. One
+// thread does so: threads with different addresses would be serialised.
+DEVICE void init_shared(const SearchParams& p, int strip_in_block, SearchShared& shared) {
+  for (int i = thread_idx(); i < kTileColumns; i += 32 * p.strips_per_block) {
+    shared.minus_infinity[i] = -INFINITY;
   }
-  for (int slot = 0; slot < kSlots; ++slot) {
-    mbarrier_init(ring.full[slot], 1);
-    mbarrier_init(ring.empty[slot], 1);
+  if (lane_idx() > 0) return;
+  ScoreBarriers& scores = shared.score_barriers[strip_in_block];
+  EdgeBarriers& edge = shared.edge_barriers[strip_in_block];
+  mbarrier_init(scores.first_tile_done, 1);
+  for (int stage = 0; stage < p.num_stages; ++stage) {
+    mbarrier_init(scores.full[stage], 32);
+    mbarrier_init(scores.empty[stage], 32);
+  }
+  for (int stage = 0; stage < kEdgeStages; ++stage) {
+    mbarrier_init(edge.full[stage], 1);
+    mbarrier_init(edge.empty[stage], 1);
   }
   mbarrier_fence_init();
 }
 
-// A lane's scores of a word's step, turned so that the lanes of a warp find them in different
-// banks.
-template <class E>
-DEVICE E* cells(Stage<E>& stage, int word, int lane, int row, int step) {
-  constexpr int kBankRows = 128 / (kWord * sizeof(E));  // rows that fill the banks
-  return stage.cells[word][32 * row + lane] + kStep * (step ^ lane / kBankRows % kSteps);
-}
+// The sums of one lane's rows.
+struct RowSums {
+  float sum[kRowsPerLane] = {-INFINITY, -INFINITY};
+  // The row above's sums of the next step, except in the first lane.
+  float above[kStepColumns] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  float above_previous;                    // the row above's sum one column earlier
+  uint32_t directions[kRowsPerLane] = {};  // of the last columns, the latest in the lowest bit
 
-DEVICE void unpack(const float* cells, float (&scores)[kStep]) {
-  const float4 v = *reinterpret_cast<const float4*>(cells);
-  scores[0] = v.x, scores[1] = v.y, scores[2] = v.z, scores[3] = v.w;
-}
-template <class E>
-DEVICE void unpack(const E* cells, float (&scores)[kStep]) {
-  struct alignas(8) Four {
-    E of[kStep];
-  };
-  const Four v = *reinterpret_cast<const Four*>(cells);
+  // Processes a step. `entering` is the row above the first lane. Returns the sums of the lane's
+  // last row. A NaN counts as minus infinity. `kAssumeNumbers` omits that rule: a NaN then persists
+  // to the end of its row, where `has_numbers` finds it.
+  template <bool kAssumeNumbers>
+  DEVICE float4 advance(const float (&entering)[kStepColumns],
+                        const float (&scores)[kRowsPerLane][kStepColumns]) {
+    float below[kStepColumns], above_now[kStepColumns];
 #pragma unroll
-  for (int c = 0; c < kStep; ++c) scores[c] = to_float(v.of[c]);
-}
-
-// A strip's scores, which a warp copies: eight lanes a row, four rows at once.
-template <class E>
-struct Scores {
-  static constexpr int kAtOnce = 32 / kSteps;
-  const E *first, *end;  // the strip's first row and column; behind the last cell in memory
-  int64_t stride;
-  int step = lane_idx() % kSteps, owner = lane_idx() / kSteps;  // where this lane begins
-
-  // Asks for a tile. Unaligned rows begin on any four bytes. Of columns and rows that the item has
-  // not, whatever lies there is copied: no path goes through them.
-  template <bool kAligned>
-  DEVICE void copy(Stage<E>& stage, int tile) const {
-#pragma unroll 1
-    for (int w = 0; w < kWords; ++w) {
-      const int word = kWords * tile + w;
-      const E* last = first + (kStrip - 1) * stride + kWord * (word + 1);
-      // Where rows are shorter, a lane's, moved to the left, begin before the first cell.
-      const bool whole = stride >= kStep / kRows && last <= end;
-      whole ? copy_word<kAligned, true>(stage, w, word)
-            : copy_word<kAligned, false>(stage, w, word);
-    }
-  }
-
-  // Nothing outside the memory of all scores, unless all of the word is inside.
-  template <bool kAligned, bool kWhole>
-  DEVICE void copy_word(Stage<E>& stage, int to_word, int word) const {
-    constexpr int kPiece = kAligned ? kStep * sizeof(E) : 4;
-    constexpr int kMany = kPiece / sizeof(E);  // cells
-#pragma unroll kWhole ? kRows : 1
-    for (int row = 0; row < kRows; ++row) {
-      const E* from =
-          first + (kRows * owner + row) * stride + kWord * word + kStep * (step - owner);
-#pragma unroll kWhole ? 32 / kAtOnce : 1
-      for (int more = 0; more < 32; more += kAtOnce) {
-        E* to = cells(stage, to_word, owner + more, row, step);
+    for (int c = 0; c < kStepColumns; ++c) above_now[c] = lane_idx() == 0 ? entering[c] : above[c];
 #pragma unroll
-        for (int c = 0; c < kStep; c += kMany) {
-          const bool inside = kWhole || (first <= from && from + c < end);
-          const int64_t many = kWhole ? kMany : min(end - from - c, int64_t{kMany});
-          copy_async_zero_fill<kPiece>(to + c, inside ? from + c : first,
-                                       inside ? many * sizeof(E) : 0);
-        }
-        from += kAtOnce * (kRows * stride - kStep);
+    for (int c = 0; c < kStepColumns; ++c) {
+      const float from_above[kRowsPerLane] = {c == 0 ? above_previous : above_now[c - 1], sum[0]};
+#pragma unroll
+      for (int r = 0; r < kRowsPerLane; ++r) {
+        directions[r] = shift_in_less_than(directions[r], sum[r], from_above[r]);
+        sum[r] =
+            kAssumeNumbers
+                ? max_propagate_nan(sum[r], from_above[r]) + scores[r][c]
+                : max_ignore_nan(max_ignore_nan(sum[r], from_above[r]) + scores[r][c], -INFINITY);
       }
+      below[c] = sum[kRowsPerLane - 1];
+      above[c] = shuffle_up(below[c]);  // at once, because of its latency
     }
-  }
-};
-
-// One lane's rows.
-struct Sums {
-  float row[kRows] = {-INFINITY, -INFINITY};
-  // The row above's next step, but for the first lane.
-  float above[kStep] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-  float before;                // what the row above was a column ago
-  uint32_t moved[kRows] = {};  // the last columns, from the highest bit on: what came from above
-
-  // A step; `entering` is above the first lane's rows. Returns the sums of the lane's last row.
-  // What is no number counts as minus infinity. With `kNumbers` it is taken for granted that there
-  // is none: a sum that is none stays so to its row's end, and so tells.
-  template <bool kNumbers>
-  DEVICE float4 advance(const float (&entering)[kStep], const float (&scores)[kRows][kStep]) {
-    float below[kStep], now[kStep];
-#pragma unroll
-    for (int c = 0; c < kStep; ++c) now[c] = lane_idx() == 0 ? entering[c] : above[c];
-#pragma unroll
-    for (int c = 0; c < kStep; ++c) {
-      const float from[kRows] = {c == 0 ? before : now[c - 1], row[0]};
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        moved[r] = shift_in_less_than(moved[r], row[r], from[r]);
-        row[r] = kNumbers
-                     ? max_propagate_nan(row[r], from[r]) + scores[r][c]
-                     : max_ignore_nan(max_ignore_nan(row[r], from[r]) + scores[r][c], -INFINITY);
-      }
-      below[c] = row[kRows - 1];
-      above[c] = shuffle_up(below[c]);  // at once, as it takes a while
-    }
-    before = now[kStep - 1];
+    above_previous = above_now[kStepColumns - 1];
     return {below[0], below[1], below[2], below[3]};
   }
-  DEVICE bool are_numbers() const { return row[0] == row[0] && row[1] == row[1]; }
+  DEVICE bool has_numbers() const { return sum[0] == sum[0] && sum[1] == sum[1]; }
 };
 
-// What a lane needs for a step.
-struct Feed {
-  float scores[kRows][kStep], entering[kStep];
+// Operands of a lane's step.
+struct StepOperands {
+  float scores[kRowsPerLane][kStepColumns], entering[kStepColumns];
 
-  template <class E>
-  DEVICE void read(Stage<E>& stage, const float* edge, int step) {
+  template <class Score>
+  DEVICE void load(ScoreTile<Score>& tile, const float* edge, int step) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      unpack(cells(stage, step / kSteps, lane_idx(), r, step % kSteps), scores[r]);
+    for (int r = 0; r < kRowsPerLane; ++r) {
+      load_step(lane_scores(tile, step / kStepsPerWord, lane_idx(), r, step % kStepsPerWord),
+                scores[r]);
     }
-    unpack(edge + kStep * step, entering);
+    load_step(edge + kStepColumns * step, entering);
   }
 };
 
-// Where the sums of a lane's last row go. The last lane is 31 steps behind: its last step of a tile
-// is the first of a later one.
-struct Rooms {
-  float* of[2];
-  bool wanted[2];
+// Destinations of the sums of a lane's last row, for two tiles: the last lane is 31 steps behind,
+// so its last step of a tile is the first step of a later one.
+struct EdgeTargets {
+  float* values[2];
+  bool enabled[2];
 };
 
 // A word of directions for each of a lane's rows.
-struct Moves {
-  uint32_t of[kRows];
+struct DirectionWords {
+  uint32_t words[kRowsPerLane];
 };
 
-// A tile of columns, whose scores are in this stage, as Sums::advance.
-template <bool kNumbers, class E>
-DEVICE void advance(Sums& sums, Stage<E>& stage, const float* edge, const Rooms& rooms,
-                    Moves (&moves)[kWords]) {
-  constexpr int kAll = kWords * kSteps;
-  constexpr int kAhead = 2;  // steps whose scores are on their way
-  Feed feeds[kAhead];
+// Processes a tile of columns; see RowSums::advance.
+template <bool kAssumeNumbers, class Score>
+DEVICE void advance_tile(RowSums& sums, ScoreTile<Score>& tile, const float* edge,
+                         const EdgeTargets& targets, DirectionWords (&directions)[kWordsPerTile]) {
+  constexpr int kNumSteps = kWordsPerTile * kStepsPerWord;
+  constexpr int kPrefetchSteps = 2;
+  StepOperands prefetched[kPrefetchSteps];
 #pragma unroll
-  for (int step = 0; step < kAhead; ++step) feeds[step].read(stage, edge, step);
+  for (int step = 0; step < kPrefetchSteps; ++step) prefetched[step].load(tile, edge, step);
 #pragma unroll
-  for (int step = 0; step < kAll; ++step) {
-    const Feed now = feeds[step % kAhead];
+  for (int step = 0; step < kNumSteps; ++step) {
+    const StepOperands operands = prefetched[step % kPrefetchSteps];
     const int next = step + 1;
-    // Before anything is stored, which reading would wait for.
-    if (step + kAhead < kAll) feeds[step % kAhead].read(stage, edge, step + kAhead);
-    const float4 below = sums.advance<kNumbers>(now.entering, now.scores);
-    const int which = next / kAll;
-    if (rooms.wanted[which]) {
-      *reinterpret_cast<float4*>(rooms.of[which] + next % kAll * kStep) = below;
+    // Before the store, which would delay the load.
+    if (step + kPrefetchSteps < kNumSteps) {
+      prefetched[step % kPrefetchSteps].load(tile, edge, step + kPrefetchSteps);
     }
-    if (next % kSteps == 0) {
+    const float4 below = sums.advance<kAssumeNumbers>(operands.entering, operands.scores);
+    const int target = next / kNumSteps;
+    if (targets.enabled[target]) {
+      *reinterpret_cast<float4*>(targets.values[target] + next % kNumSteps * kStepColumns) = below;
+    }
+    if (next % kStepsPerWord == 0) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) moves[step / kSteps].of[r] = sums.moved[r];
+      for (int r = 0; r < kRowsPerLane; ++r) {
+        directions[step / kStepsPerWord].words[r] = sums.directions[r];
+      }
     }
   }
 }
 
-// Columns that a strip looks at, in tiles from its first row's diagonal on.
-DEVICE int tiles_of(const Lattice& of, int strip) {
-  const int end = min(of.columns, of.columns - of.rows + kStrip * (strip + 1));
-  return (end - kStrip * strip + kTile - 1) / kTile;
-}
-
-// The scores of a strip.
-template <class E>
-DEVICE Scores<E> scores_of(const Search& p, int item, int strip) {
-  const E* begin = static_cast<const E*>(p.scores) + item * p.item_stride;
-  const int64_t cells =
-      (p.items - 1 - item) * p.item_stride + (p.rows - 1) * p.row_stride + p.columns;
-  return {begin + kStrip * strip * (p.row_stride + 1), begin + cells, p.row_stride};
-}
-
-// A warp copies a strip's scores: as many tiles as there is room for, then as many as are wanted.
-// It asks for the first ones before anybody may use a gate or knows the item's lengths, unless
-// those of the strip above would come later for it.
-template <bool kAligned, bool kAlone, class E>
-DEVICE void supply(const Search& p, int item, const Extent& extent, int strip, Shared& shared,
-                   Stage<E>* stages) {
-  const Scores<E> scores = scores_of<E>(p, item, strip);
-  const int place = strip % p.warps;
-  StageGates& gates = shared.stages[place];
-  const bool at_once = !kAlone || place == 0;
-  if (!at_once) {
+// The copying warp of a strip: fills the stages, then refills them as they become empty. The first
+// copies start before the barriers are initialised and before the item's lengths are known, except
+// where they would delay the scores of the strip above.
+template <bool kAligned, bool kSharedDirections, class Score>
+DEVICE void copy_scores(const SearchParams& p, int item, const ItemLengths& lengths, int strip,
+                        SearchShared& shared, ScoreTile<Score>* stages) {
+  const ScoreCopier<Score> copier = make_score_copier<Score>(p, item, strip);
+  const int strip_in_block = strip % p.strips_per_block;
+  ScoreBarriers& barriers = shared.score_barriers[strip_in_block];
+  const bool starts_early = !kSharedDirections || strip_in_block == 0;
+  if (!starts_early) {
     sync_all_threads();
-    if (strip >= lattice(p, item, extent).strips) return;
-    await(Wait{shared.stages[place - 1].begun, 0});
+    if (strip >= make_lattice(p, item, lengths).num_strips) return;
+    wait_for_all(BarrierWait{shared.score_barriers[strip_in_block - 1].first_tile_done, 0});
   }
-  int stage = 0, all = p.stages;
+  int stage = 0, num_tiles = p.num_stages;
   unsigned round = 0;
-  for (int tile = 0; tile < all; ++tile) {
-    if (round > 0) await(Wait{gates.empty[stage], round - 1});
-    scores.template copy<kAligned>(stages[stage], tile);
-    if (at_once && tile == 0) sync_all_threads();
-    mbarrier_arrive_on_copies(gates.full[stage]);
-    if (++stage == p.stages) {
-      const Lattice of = lattice(p, item, extent);
-      if (strip < of.strips) all = tiles_of(of, strip) + kLag;
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    if (round > 0) wait_for_all(BarrierWait{barriers.empty[stage], round - 1});
+    copier.template copy<kAligned>(stages[stage], tile);
+    if (starts_early && tile == 0) sync_all_threads();
+    mbarrier_arrive_on_copies(barriers.full[stage]);
+    if (++stage == p.num_stages) {
+      const Lattice lattice = make_lattice(p, item, lengths);
+      if (strip < lattice.num_strips) num_tiles = num_tiles_of(lattice, strip) + kTileLag;
       stage = 0, ++round;
     }
   }
   copy_async_wait_all();
 }
 
-// A warp goes through a strip.
-template <bool kAlone, class E>
-DEVICE void sweep(const Search& p, const Lattice& of, int strip, Shared& shared, Stage<E>* stages,
-                  Window& window) {
-  const int place = strip % p.warps, me = lane_idx();
-  const int tiles = tiles_of(of, strip), all = tiles + kLag;
-  const bool first = strip == 0, last = strip == of.strips - 1;
-  const auto edge = [&](int below) {
-    const int64_t which =
-        static_cast<int64_t>(of.item) * (p.chain - 1) + strip / p.warps - 1 + below;
-    return p.edges + which * p.tiles * kTile;
+// The summing warp of a strip.
+template <bool kSharedDirections, class Score>
+DEVICE void sum_strip(const SearchParams& p, const Lattice& lattice, int strip,
+                      SearchShared& shared, ScoreTile<Score>* stages, DirectionWindow& window) {
+  const int strip_in_block = strip % p.strips_per_block, lane = lane_idx();
+  const int num_tiles = num_tiles_of(lattice, strip), num_delayed_tiles = num_tiles + kTileLag;
+  const bool is_first = strip == 0, is_last = strip == lattice.num_strips - 1;
+  const auto global_edge = [&](int below) {
+    const int64_t edge_idx = static_cast<int64_t>(lattice.item) * (p.blocks_per_item - 1) +
+                             strip / p.strips_per_block - 1 + below;
+    return p.edges + edge_idx * p.num_tiles * kTileColumns;
   };
-  Inlet<kAlone> inlet = {shared.rings[place], shared.gates[place], place == 0 ? edge(0) : nullptr,
-                         first ? 0 : tiles_of(of, strip - 1)};
-  Outlet<kAlone> outlet = {shared.rings[place + 1], shared.gates[place + 1],
-                           place == p.warps - 1 ? edge(1) : nullptr, last ? 0 : tiles};
-  StageGates& gates = shared.stages[place];
-  Sums sums;
-  sums.before = first && me == 0 ? 0.0f : -INFINITY;
-  // A lane's words are moved by its columns' delay, so that those of a word's columns are together.
-  const int delay = kStep * me, all_words = kWords * tiles * kStrip;
-  uint32_t* words = (kAlone ? window.words[kBefore] : directions(p, of.item, strip)) + kRows * me;
-  int at = -(delay / kWord + 1) * kStrip;
-  uint32_t before[kRows] = {};
-  constexpr int kEarlier = kStrip / kTile;  // tiles of the strip above before this one's first
-  for (int tile = 0; tile < min(kEarlier, inlet.tiles); ++tile) {
-    await(inlet.coming(tile, Wait{gates.full[0], 0}));
-    if (me == 0) sums.before = inlet.values(tile)[kTile - 1];
-    inlet.give_back(tile);
+  EdgeReader<kSharedDirections> reader = {shared.edge_rings[strip_in_block],
+                                          shared.edge_barriers[strip_in_block],
+                                          strip_in_block == 0 ? global_edge(0) : nullptr,
+                                          is_first ? 0 : num_tiles_of(lattice, strip - 1)};
+  EdgeWriter<kSharedDirections> writer = {
+      shared.edge_rings[strip_in_block + 1], shared.edge_barriers[strip_in_block + 1],
+      strip_in_block == p.strips_per_block - 1 ? global_edge(1) : nullptr, is_last ? 0 : num_tiles};
+  ScoreBarriers& barriers = shared.score_barriers[strip_in_block];
+  RowSums sums;
+  sums.above_previous = is_first && lane == 0 ? 0.0f : -INFINITY;
+  // A lane's words are shifted by its delay, so that a stored word covers the same columns in all
+  // lanes.
+  const int delay = kStepColumns * lane, num_words = kWordsPerTile * num_tiles * kStripRows;
+  uint32_t* words =
+      (kSharedDirections ? window.words[kPaddingWords] : strip_directions(p, lattice.item, strip)) +
+      kRowsPerLane * lane;
+  int at = -(delay / kWordColumns + 1) * kStripRows;
+  uint32_t previous[kRowsPerLane] = {};
+  constexpr int kTilesBeforeDiagonal = kStripRows / kTileColumns;  // of the strip above
+  for (int tile = 0; tile < min(kTilesBeforeDiagonal, reader.num_tiles); ++tile) {
+    wait_for_all(reader.acquire(tile, BarrierWait{barriers.full[0], 0}));
+    if (lane == 0) sums.above_previous = reader.values(tile)[kTileColumns - 1];
+    reader.release(tile);
   }
   int stage = 0;
   unsigned round = 0;
-  for (int tile = 0; tile < all; ++tile) {
-    const Wait scored{gates.full[stage], round};
-    const int above = tile + kEarlier, below = tile - kLag;
-    await(scored, inlet.coming(above, scored), outlet.room(below + 1, scored));
-    // Only the first lane looks at the strip above.
-    const float* edge = me == 0 && inlet.has(above) ? inlet.values(above) : shared.nothing;
-    const Rooms rooms = {{outlet.values(below), outlet.values(below + 1)},
-                         {outlet.puts(below), outlet.puts(below + 1)}};
-    const Sums start = sums;
-    Moves moves[kWords];
-    advance<true>(sums, stages[stage], edge, rooms, moves);
-    if (!warp_all(sums.are_numbers())) {
+  for (int tile = 0; tile < num_delayed_tiles; ++tile) {
+    const BarrierWait scores_ready{barriers.full[stage], round};
+    const int tile_above = tile + kTilesBeforeDiagonal, tile_below = tile - kTileLag;
+    wait_for_all(scores_ready, reader.acquire(tile_above, scores_ready),
+                 writer.acquire(tile_below + 1, scores_ready));
+    // Only the first lane reads the strip above.
+    const float* edge =
+        lane == 0 && reader.has(tile_above) ? reader.values(tile_above) : shared.minus_infinity;
+    const EdgeTargets targets = {{writer.values(tile_below), writer.values(tile_below + 1)},
+                                 {writer.stores(tile_below), writer.stores(tile_below + 1)}};
+    const RowSums start = sums;
+    DirectionWords directions[kWordsPerTile];
+    advance_tile<true>(sums, stages[stage], edge, targets, directions);
+    if (!warp_all(sums.has_numbers())) {
       sums = start;
-      advance<false>(sums, stages[stage], edge, rooms, moves);
+      advance_tile<false>(sums, stages[stage], edge, targets, directions);
     }
-    mbarrier_arrive(gates.empty[stage]);
-    if (++stage == p.stages) stage = 0, ++round;
-    mbarrier_arrive_if(tile == 0 && me == 0, gates.begun);
-    inlet.give_back(above);
-    outlet.send(below);
+    mbarrier_arrive(barriers.empty[stage]);
+    if (++stage == p.num_stages) stage = 0, ++round;
+    mbarrier_arrive_if(tile == 0 && lane == 0, barriers.first_tile_done);
+    reader.release(tile_above);
+    writer.publish(tile_below);
 #pragma unroll
-    for (int w = 0; w < kWords; ++w, at += kStrip) {
-      uint32_t out[kRows];
+    for (int w = 0; w < kWordsPerTile; ++w, at += kStripRows) {
+      uint32_t shifted[kRowsPerLane];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        out[r] = funnel_shift_left(before[r], moves[w].of[r], delay % kWord);
-        before[r] = moves[w].of[r];
+      for (int r = 0; r < kRowsPerLane; ++r) {
+        shifted[r] = funnel_shift_left(previous[r], directions[w].words[r], delay % kWordColumns);
+        previous[r] = directions[w].words[r];
       }
-      if (static_cast<unsigned>(at) < static_cast<unsigned>(all_words)) {
-        *reinterpret_cast<uint2*>(words + at) = {out[0], out[1]};
+      if (static_cast<unsigned>(at) < static_cast<unsigned>(num_words)) {
+        *reinterpret_cast<uint2*>(words + at) = {shifted[0], shifted[1]};
       }
     }
   }
 }
 
-// Blocks of an item follow each other, so each must have begun before those that wait for it do.
-DEVICE int number_of_block(const Search& p, Shared& shared) {
-  if (p.chain == 1) return block_idx();
-  if (thread_idx() == 0) shared.number = atomic_increment(p.ticket) + 1;  // it begins as -1
+// The block's number in the order in which blocks start. A block waits only for blocks of lower
+// numbers, which have started.
+DEVICE int take_block_number(const SearchParams& p, SearchShared& shared) {
+  if (p.blocks_per_item == 1) return block_idx();
+  if (thread_idx() == 0) {
+    shared.block_number = atomic_increment(p.block_counter) + 1;  // the counter starts at -1
+  }
   sync_all_threads();
-  return static_cast<int>(shared.number);
+  return static_cast<int>(shared.block_number);
 }
 
-// Whether all other blocks of the item have ended; their directions are seen then.
-template <bool kAlone>
-DEVICE bool is_last(const Search& p, int item, Shared& shared) {
+// Whether all other blocks of the item have finished; their directions are visible then.
+template <bool kSharedDirections>
+DEVICE bool is_last_block(const SearchParams& p, int item, SearchShared& shared) {
   sync_all_threads();
-  if (kAlone || p.chain == 1) return true;
+  if (kSharedDirections || p.blocks_per_item == 1) return true;
   if (thread_idx() == 0) {
     thread_fence();
-    shared.number = atomic_increment(p.done + item) + 1;
+    shared.block_number = atomic_increment(p.done_counters + item) + 1;
     thread_fence();
   }
   sync_all_threads();
-  return static_cast<int>(shared.number) == p.chain - 1;
+  return static_cast<int>(shared.block_number) == p.blocks_per_item - 1;
 }
 
-// A block: a strip two warps, of which the second copies; the item's last one to end traces the way
-// back. `kAlone`: an item's only block, which has its directions in shared memory.
-template <class E, bool kAligned, bool kAlone>
-DEVICE void search(const Search& p, Shared& all_shared, unsigned char* all_room) {
+// Reads scores [items, rows, columns]; writes durations [items, rows]. The first half of a block's
+// warps sum up a strip each, the second half copy its scores. The last block of an item to finish
+// runs the traceback. `kSharedDirections`: see has_shared_directions.
+template <class Score, bool kAligned, bool kSharedDirections>
+DEVICE void search(const SearchParams& p, SearchShared& static_shared,
+                   unsigned char* dynamic_shared) {
   trigger_dependent_grids();
-  Shared& shared = opaque_reference(all_shared);
-  unsigned char* room = &opaque_reference(*all_room);
-  const int me = uniform_warp_idx();
-  const int number = kAlone ? block_idx() : number_of_block(p, shared), item = number / p.chain;
-  const int place = me % p.warps, strip = number % p.chain * p.warps + place;
-  Way& way = *reinterpret_cast<Way*>(room);
-  Stage<E>* stages =
-      reinterpret_cast<Stage<E>*>(room + (kAlone ? sizeof(Way) : 0)) + place * p.stages;
-  const bool supplies = me >= p.warps;
-  const Extent extent(p, item);  // asked for before there are gates
-  if (supplies) supply<kAligned, kAlone>(p, item, extent, strip, shared, stages);
-  if (!supplies) prepare(p, place, shared);
-  if (!supplies && kAlone) clear_before(way.windows[place]);
-  if (!supplies) sync_all_threads();
-  const Lattice of = lattice(p, item, extent);
-  if (!supplies && strip < of.strips) {
-    sweep<kAlone>(p, of, strip, shared, stages, way.windows[place]);
+  SearchShared& shared = opaque_reference(static_shared);
+  unsigned char* dynamic = &opaque_reference(*dynamic_shared);
+  const int warp = uniform_warp_idx();
+  const int block = kSharedDirections ? block_idx() : take_block_number(p, shared);
+  const int item = block / p.blocks_per_item;
+  const int strip_in_block = warp % p.strips_per_block;
+  const int strip = block % p.blocks_per_item * p.strips_per_block + strip_in_block;
+  TraceShared& trace_shared = *reinterpret_cast<TraceShared*>(dynamic);
+  ScoreTile<Score>* stages =
+      reinterpret_cast<ScoreTile<Score>*>(dynamic + (kSharedDirections ? sizeof(TraceShared) : 0)) +
+      strip_in_block * p.num_stages;
+  const bool copies = warp >= p.strips_per_block;
+  const ItemLengths lengths(p, item);  // loaded before the barriers are initialised
+  if (copies) {
+    copy_scores<kAligned, kSharedDirections>(p, item, lengths, strip, shared, stages);
   }
-  if (!is_last<kAlone>(p, item, shared)) return;
-  int* durations = p.durations + static_cast<int64_t>(item) * p.rows;
-  for (int i = of.rows + thread_idx(); i < p.rows; i += 64 * p.warps) durations[i] = 0;
-  if constexpr (kAlone) {
-    trace_alone(of, me, way, durations);
+  if (!copies) init_shared(p, strip_in_block, shared);
+  if (!copies && kSharedDirections) clear_padding(trace_shared.windows[strip_in_block]);
+  if (!copies) sync_all_threads();
+  const Lattice lattice = make_lattice(p, item, lengths);
+  if (!copies && strip < lattice.num_strips) {
+    sum_strip<kSharedDirections>(p, lattice, strip, shared, stages,
+                                 trace_shared.windows[strip_in_block]);
+  }
+  if (!is_last_block<kSharedDirections>(p, item, shared)) return;
+  int* durations = p.durations + static_cast<int64_t>(item) * p.num_rows;
+  for (int i = lattice.num_rows + thread_idx(); i < p.num_rows; i += 64 * p.strips_per_block) {
+    durations[i] = 0;
+  }
+  if constexpr (kSharedDirections) {
+    trace_shared_directions(lattice, warp, trace_shared, durations);
   } else {
-    trace(p, of, me, way, durations);
+    trace(p, lattice, warp, trace_shared, durations);
   }
 }
 

@@ -1,9 +1,8 @@
-"""Monotonic alignment search: the best way to give each frame a token, in order.
+"""Monotonic alignment search (Kim et al., Glow-TTS, NeurIPS 2020, algorithm 1).
 
-Kim et al., Glow-TTS (NeurIPS 2020), algorithm 1. A path begins at the first token and frame, ends
-at the last ones, and from a frame to the next stays at its token or goes on to the next one. `mas`
-finds the path whose scores have the largest sum; on a GPU with csrc/align, elsewhere with NumPy,
-bit for bit the same.
+A path assigns a token to every frame. It starts at the first token, ends at the last one, and from
+one frame to the next stays at its token or moves to the next token. `mas` finds the path with the
+largest sum of scores. It runs csrc/align on a GPU and NumPy elsewhere, with identical results.
 """
 
 from typing import Literal
@@ -16,11 +15,11 @@ from torch import Tensor
 Layout = Literal["BTS", "BST"]
 Out = Literal["durations", "path", "index"]
 
-_COLUMNS = 64  # frames that the CPU copies at a time
+_FRAMES_PER_COPY = 64  # on the CPU
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Defined by schema, and on a GPU implemented by csrc/align/mas_ops.cpp alone: the Python around a
-# torch.library.custom_op takes longer than all else that the host has to do.
+# Schemas, with the GPU implementation in csrc/align/mas_ops.cpp: the Python layers of a
+# torch.library.custom_op would take longer than the rest of the host's work for a call.
 _LIBRARY = torch.library.Library("megakernel_tts", "FRAGMENT")
 _LIBRARY.define(
     "mas(Tensor scores, Tensor? text_lengths=None, Tensor? frame_lengths=None, "
@@ -41,46 +40,48 @@ def mas(
     layout: Layout = "BTS",
     out: Out = "durations",
 ) -> Tensor:
-    """Finds the monotonic path of the largest sum of scores through each item.
+    """Finds the monotonic path with the largest sum of scores through each item.
 
-    Sums are float32, whatever the scores are. Where to stay at a token and to come from the one
-    before are equally good, the path stays. A score of minus infinity is one like any other, and a
-    sum that is no number counts as minus infinity: so does a NaN. Scores are never written.
+    Sums are float32 for all dtypes of scores. On a tie between staying at a token and entering it
+    from the previous one, the path stays. Scores may be infinite. A sum that is NaN counts as minus
+    infinity. The scores are not modified. The result has no gradient.
 
-    Lengths on the CPU are checked; for scores on a GPU, not within torch.compile, nor where the
-    other lengths are on the GPU. Lengths and masks there are not read by the host, so that a call
-    can be recorded in a CUDA graph: an item through which no path goes (more tokens than frames,
-    none of one of them, more than there are) gets durations of zero, an index of -1 and a path of
-    zeros. So does an item of no tokens and no frames anywhere.
+    The search checks lengths on the CPU. If the scores are on a GPU, it does so only outside of
+    torch.compile and if no lengths are on the GPU. The host does not read lengths or masks on a
+    GPU, so a call can be captured in a CUDA graph. An item without a path then gets durations of
+    zero, an index of -1 and a path of zeros: an item with more tokens than frames, with no tokens
+    or no frames, or with lengths beyond the scores. On all devices, an item with neither tokens nor
+    frames gets the same.
 
-    On a GPU the quickest layout is BTS with frames side by side in memory; others are copied first.
-    The first call there builds the kernels. The result has no gradient.
+    On a GPU the fastest layout is BTS with adjacent frames; other layouts are copied first. The
+    first call on a GPU builds the kernels.
 
     Args:
         scores: float32, bfloat16 or float16 [B, T, S]: items, tokens, frames; for example
             log-likelihoods.
-        text_lengths: int32 or int64 [B], tokens of each item; T by default. Beside the scores or on
-            the CPU, as `frame_lengths`.
-        frame_lengths: int32 or int64 [B], frames of each item; S by default.
-        mask: In place of lengths, beside the scores, of their shape and layout: bools, integers or
-            floating-point numbers, nonzero where an item has a token and a frame; only its first
-            frame and its first token are looked at.
-        layout: `BST` if scores and mask are [B, S, T]; a path is then, too.
-        out: What to return, below.
+        text_lengths: int32 or int64 [B], tokens of each item; T by default. On the scores' device
+            or on the CPU.
+        frame_lengths: int32 or int64 [B], frames of each item; S by default. On the scores' device
+            or on the CPU.
+        mask: Replaces the lengths: a tensor of the scores' shape, layout and device, nonzero where
+            an item has a token and a frame. Bools, integers or floating-point numbers. Only its
+            first frame and its first token are read.
+        layout: `BST` if scores, mask and path are [B, S, T].
+        out: The result to return.
 
     Returns:
-        `durations`: int32 [B, T], frames of each token, at least 1 for each of an item's own.
-        `index`: int32 [B, S], the token of each frame, -1 after an item's last.
+        `durations`: int32 [B, T], frames of each token, at least 1 for each token of an item.
+        `index`: int32 [B, S], the token of each frame, -1 after an item's last frame.
         `path`: bool [B, T, S], true where a frame has a token.
 
     Raises:
-        ValueError: Shapes, types, devices or names do not fit, or by lengths that the host can read
-            no path goes through an item.
-        RuntimeError: The kernels cannot be built for this GPU, or it is none that they are for.
+        ValueError: Shapes, dtypes, devices or names do not match, or an item has no path by lengths
+            on the CPU.
+        RuntimeError: The kernels cannot be built on this machine or do not support the device.
     """
     if out not in ("durations", "path", "index"):
         raise ValueError(f"out must be 'durations', 'path' or 'index', found {out!r}.")
-    durations = _durations(scores, text_lengths, frame_lengths, mask, layout)
+    durations = _checked_durations(scores, text_lengths, frame_lengths, mask, layout)
     if out == "durations":
         return durations
     frames = scores.shape[2 if layout == "BTS" else 1]
@@ -91,33 +92,34 @@ def mas(
 
 
 def maximum_path(value: Tensor, mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The path as zeros and ones, by the signature of Super-MAS, which it can stand in for.
+    """Returns the path as zeros and ones; a drop-in replacement for Super-MAS.
 
-    Unlike there, `value` keeps its content and sums are float32; see `mas` for the rest.
+    Unlike Super-MAS, it does not modify `value`, and sums are float32. See `mas`.
 
     Args:
         value: Scores [B, T, S].
         mask: [B, T, S], nonzero where an item has a token and a frame.
-        dtype: Of the path.
+        dtype: The dtype of the path.
 
     Returns:
         [B, T, S], 1 where a frame has a token.
 
     Raises:
-        ValueError: As `mas`.
-        RuntimeError: As `mas`.
+        ValueError: See `mas`.
+        RuntimeError: See `mas`.
     """
-    durations = _durations(value, None, None, mask, "BTS")
+    durations = _checked_durations(value, None, None, mask, "BTS")
     return torch.ops.megakernel_tts.mas_path.default(durations, value.shape[2], dtype)
 
 
-def _durations(
+def _checked_durations(
     scores: Tensor,
     text_lengths: Tensor | None,
     frame_lengths: Tensor | None,
     mask: Tensor | None,
     layout: Layout,
 ) -> Tensor:
+    """Checks the arguments and runs the search; durations int32 [B, T]."""
     if layout not in ("BTS", "BST"):
         raise ValueError(f"layout must be 'BTS' or 'BST', found {layout!r}.")
     if scores.dim() != 3 or scores.dtype not in _DTYPES:
@@ -151,11 +153,11 @@ def _durations(
                 f"{lengths.device}."
             )
     if text_lengths is None and frame_lengths is None:
-        if mask is None and _no_path(tokens, frames) and items > 0:
-            raise ValueError(_refusal("Every item", tokens, frames))
+        if mask is None and _has_no_path(tokens, frames) and items > 0:
+            raise ValueError(_no_path_message("Every item", tokens, frames))
     elif scores.is_cuda and not torch.compiler.is_compiling():
-        given = [lengths for lengths in (text_lengths, frame_lengths) if lengths is not None]
-        if all(lengths.device.type == "cpu" for lengths in given):
+        present = [lengths for lengths in (text_lengths, frame_lengths) if lengths is not None]
+        if all(lengths.device.type == "cpu" for lengths in present):
             _check_lengths(
                 _on_host(text_lengths, items, tokens),
                 _on_host(frame_lengths, items, frames),
@@ -164,11 +166,11 @@ def _durations(
     return torch.ops.megakernel_tts.mas.default(scores.detach(), text_lengths, frame_lengths, mask)
 
 
-def _no_path(tokens: int, frames: int) -> bool:
+def _has_no_path(tokens: int, frames: int) -> bool:
     return tokens > frames or (tokens == 0) != (frames == 0)
 
 
-def _refusal(item: str, tokens: int, frames: int) -> str:
+def _no_path_message(item: str, tokens: int, frames: int) -> str:
     return (
         f"{item} has {tokens} tokens and {frames} frames: each token needs a frame, and each frame "
         "a token."
@@ -176,20 +178,20 @@ def _refusal(item: str, tokens: int, frames: int) -> str:
 
 
 def _check_lengths(text: NDArray[np.int64], frames: NDArray[np.int64], shape: torch.Size) -> None:
-    """Of the host."""
+    """Checks lengths on the host against the scores [B, T, S]."""
     for item, (t, s) in enumerate(zip(text.tolist(), frames.tolist(), strict=True)):
         if not (0 <= t <= shape[1] and 0 <= s <= shape[2]):
             raise ValueError(
                 f"Item {item} has {t} tokens and {s} frames: there are scores for {shape[1]} and "
                 f"{shape[2]}."
             )
-        if _no_path(t, s):
-            raise ValueError(_refusal(f"Item {item}", t, s))
+        if _has_no_path(t, s):
+            raise ValueError(_no_path_message(f"Item {item}", t, s))
 
 
-def _on_host(lengths: Tensor | None, items: int, whole: int) -> NDArray[np.int64]:
+def _on_host(lengths: Tensor | None, items: int, default: int) -> NDArray[np.int64]:
     if lengths is None:
-        return np.full(items, whole, np.int64)
+        return np.full(items, default, np.int64)
     return lengths.numpy().astype(np.int64)
 
 
@@ -200,7 +202,7 @@ def _search(
     frame_lengths: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Durations int32 [B, T] of scores [B, T, S]."""
+    """The operator `mas` on the CPU: scores [B, T, S] to durations int32 [B, T]."""
     items, tokens, frames = scores.shape
     if mask is not None:
         text_lengths = mask[:, :, :1].ne(0).sum((1, 2))
@@ -233,16 +235,18 @@ def _(
 
 
 def _directions(scores: Tensor) -> NDArray[np.bool_]:
-    """Which cells are reached from the token before: [S, B, T], a frame of all items at a time."""
+    """Whether the best path to a cell enters from the previous token: [S, B, T]."""
     items, tokens, frames = scores.shape
     moved = np.empty((frames, items, tokens), np.bool_)
-    sums = np.full((items, 1 + tokens), -np.inf, np.float32)  # the first is before all tokens
+    sums = np.full((items, 1 + tokens), -np.inf, np.float32)  # column 0: before the first token
     sums[:, 0] = 0
     stay, move = sums[:, 1:], sums[:, :-1]
     best = np.empty_like(stay)
     with np.errstate(invalid="ignore", over="ignore"):
-        for first in range(0, frames, _COLUMNS):
-            columns = scores[:, :, first : first + _COLUMNS].permute(2, 0, 1).float().contiguous()
+        for first in range(0, frames, _FRAMES_PER_COPY):
+            columns = (
+                scores[:, :, first : first + _FRAMES_PER_COPY].permute(2, 0, 1).float().contiguous()
+            )
             for column, score in enumerate(columns.numpy(), first):
                 np.less(stay, move, out=moved[column])
                 np.maximum(stay, move, out=best)
@@ -255,33 +259,33 @@ def _directions(scores: Tensor) -> NDArray[np.bool_]:
 def _trace(
     moved: NDArray[np.bool_], text: NDArray[np.int64], frames: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Durations [B, T], counted from the last frame to the first."""
+    """Follows the directions [S, B, T] from the last frame to the first; durations [B, T]."""
     _, items, tokens = moved.shape
     durations = np.zeros((items, tokens), np.int32)
     item, token = np.arange(items), text - 1
     for frame in range(int(frames.max(initial=0)) - 1, -1, -1):
         inside = frame < frames
         durations[item[inside], token[inside]] += 1
-        came = moved[frame, item, token] | (token == frame)
-        token = token - (inside & came & (token > 0))
+        enters = moved[frame, item, token] | (token == frame)
+        token = token - (inside & enters & (token > 0))
     return durations
 
 
 def _index(durations: Tensor, frames: int) -> Tensor:
-    """int32 [B, S]: the token of each frame, -1 where there is none."""
+    """The token of each frame, int32 [B, S]; -1 where there is none."""
     ends = durations.cumsum(1, dtype=torch.int32)
-    places = torch.arange(frames, dtype=torch.int32, device=durations.device)
-    places = places.expand(len(durations), frames).contiguous()
-    index = torch.searchsorted(ends, places, right=True, out_int32=True)
-    return index.masked_fill(places >= durations.sum(1, keepdim=True), -1)
+    frame_indices = torch.arange(frames, dtype=torch.int32, device=durations.device)
+    frame_indices = frame_indices.expand(len(durations), frames).contiguous()
+    index = torch.searchsorted(ends, frame_indices, right=True, out_int32=True)
+    return index.masked_fill(frame_indices >= durations.sum(1, keepdim=True), -1)
 
 
 @torch.library.impl(_LIBRARY, "mas_path", "CPU")
 def _path(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    """Zeros and ones [B, T, S] of durations int32 [B, T]."""
+    """The operator `mas_path` on the CPU: durations int32 [B, T] to zeros and ones [B, T, S]."""
     ends = durations.cumsum(1)[..., None]
-    places = torch.arange(frames)
-    return ((ends - durations[..., None] <= places) & (places < ends)).to(dtype)
+    frame_indices = torch.arange(frames)
+    return ((ends - durations[..., None] <= frame_indices) & (frame_indices < ends)).to(dtype)
 
 
 @torch.library.register_fake("megakernel_tts::mas_path", lib=_LIBRARY)
@@ -296,17 +300,15 @@ def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
 
 
 def _load_kernels(device: torch.device) -> None:
-    """Once csrc/align has registered its operators, a call on a GPU no longer comes here."""
+    """Builds the kernels; afterwards the operators dispatch to them instead of here."""
     from megakernel_tts.kernels.build import load, obstacle
 
     if device.type != "cuda":
-        reason = f"There are kernels for NVIDIA's GPUs alone, and the scores are on {device}."
+        reason = f"The kernels support NVIDIA GPUs only; the scores are on {device}."
     else:
         reason = obstacle(device)
     if reason:
-        raise RuntimeError(f"{reason} Or align on the CPU: mas(scores.cpu(), ...).")
+        raise RuntimeError(f"{reason} Run the search on the CPU instead: mas(scores.cpu(), ...).")
     load(device)
     if not torch._C._dispatch_has_kernel_for_dispatch_key("megakernel_tts::mas", "CUDA"):
-        raise RuntimeError(
-            "Another version's kernels were loaded in this process, which cannot align; start anew."
-        )
+        raise RuntimeError("The kernels of another version are loaded in this process; restart it.")

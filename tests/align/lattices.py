@@ -1,4 +1,4 @@
-"""Lattices of scores, and the plainest ways to find their best paths."""
+"""Random lattices of scores, and plain searches of their best paths."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Batch:
-    """Scores [B, T, S] and the lengths of each item, int64 [B]."""
+    """Scores [B, T, S] and the lengths of every item, int64 [B]."""
 
     scores: Tensor
     text: Tensor
@@ -22,7 +22,7 @@ class Batch:
 
 
 def plain_durations(scores: Scores) -> list[int]:
-    """Of one item [T, S]: the recurrence and the way back, as they are written in the paper."""
+    """Durations of one item [T, S]: recurrence and traceback as in the Glow-TTS paper."""
     tokens, frames = scores.shape
     sums = np.full((tokens + 1, frames + 1), -np.inf, np.float32)
     sums[0, 0] = 0
@@ -39,18 +39,18 @@ def plain_durations(scores: Scores) -> list[int]:
 
 
 def every_path(tokens: int, frames: int) -> Iterator[list[int]]:
-    """The durations of each path through a lattice."""
+    """Yields the durations of every path through a lattice."""
     for cuts in combinations(range(1, frames), tokens - 1):
         edges = (0, *cuts, frames)
         yield [b - a for a, b in pairwise(edges)]
 
 
 def tokens_of(durations: list[int]) -> NDArray[np.int64]:
-    """Of each frame."""
+    """The token of every frame, from the durations."""
     return np.repeat(np.arange(len(durations)), durations)
 
 
-def expected(batch: Batch) -> Tensor:
+def plain_batch_durations(batch: Batch) -> Tensor:
     """Durations int32 [B, T] by `plain_durations`."""
     out = torch.zeros(batch.scores.shape[:2], dtype=torch.int32)
     for item, (t, s) in enumerate(zip(batch.text.tolist(), batch.frames.tolist(), strict=True)):
@@ -60,12 +60,12 @@ def expected(batch: Batch) -> Tensor:
     return out
 
 
-def random_batch(seed: int, most_tokens: int, most_frames: int, most_items: int = 8) -> Batch:
-    """Ragged, of any layout of rows in memory; in half of them ties are frequent."""
+def random_batch(seed: int, max_tokens: int, max_frames: int, max_items: int = 8) -> Batch:
+    """A ragged batch with a random row stride; with frequent ties if the seed is odd."""
     rng = np.random.default_rng(seed)
-    items = int(rng.integers(1, most_items + 1))
-    tokens = int(rng.integers(1, most_tokens + 1))
-    frames = int(rng.integers(tokens, max(tokens + 3, most_frames) + 1))
+    items = int(rng.integers(1, max_items + 1))
+    tokens = int(rng.integers(1, max_tokens + 1))
+    frames = int(rng.integers(tokens, max(tokens + 3, max_frames) + 1))
     scores = rng.standard_normal((items, tokens, frames + int(rng.integers(0, 3))))
     if seed % 2:
         scores = np.round(scores)

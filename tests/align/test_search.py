@@ -1,4 +1,4 @@
-"""The search on the CPU: the best of all paths, by definition, by a plain search, by Cython's."""
+"""The search on the CPU against all paths, a plain search and the Cython package."""
 
 from importlib.util import find_spec
 
@@ -14,7 +14,7 @@ from megakernel_tts.align.search import Layout, Out
 from tests.align.lattices import (
     Batch,
     every_path,
-    expected,
+    plain_batch_durations,
     plain_durations,
     random_batch,
     tokens_of,
@@ -22,8 +22,8 @@ from tests.align.lattices import (
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_the_best_of_all_paths(ties: bool) -> None:
-    """Small whole numbers add up exactly, so that equal sums are ties and nothing rounds."""
+def test_result_is_the_best_of_all_paths(ties: bool) -> None:
+    """Sums of small integers are exact, so ties are exact as well."""
     rng = np.random.default_rng(0)
     for tokens in range(1, 6):
         for frames in range(tokens, 10):
@@ -34,23 +34,23 @@ def test_the_best_of_all_paths(ties: bool) -> None:
                 for d in every_path(tokens, frames)
             }
             best = max(totals.values())
-            # Of equal ones, the path that is at the later token in the last frame that differs.
+            # Of equal paths: the one at the later token in the last frame that differs.
             tied = [d for d, total in totals.items() if total == best]
             assert tuple(found) == max(tied, key=lambda d: d[::-1])
 
 
-def test_two_thousand_ragged_items_by_a_plain_search() -> None:
+def test_ragged_items_match_a_plain_search() -> None:
     count = 0
     for seed in range(500):
         batch = random_batch(seed, 24, 70)
         found = mas(batch.scores, batch.text, batch.frames)
-        assert torch.equal(found, expected(batch)), seed
+        assert torch.equal(found, plain_batch_durations(batch)), seed
         count += len(found)
     assert count >= 2000
 
 
 @pytest.mark.skipif(find_spec("monotonic_alignment_search") is None, reason="a test extra")
-def test_two_thousand_ragged_items_by_cython() -> None:
+def test_ragged_items_match_the_cython_package() -> None:
     from monotonic_alignment_search import (  # pyright: ignore[reportMissingImports]  # an extra
         maximum_path as cython_path,
     )
@@ -59,8 +59,8 @@ def test_two_thousand_ragged_items_by_cython() -> None:
     for seed in range(500):
         batch = random_batch(seed, 40, 120)
         mask = _mask(batch)
-        theirs = cython_path(batch.scores.clone(), mask)
-        assert torch.equal(maximum_path(batch.scores, mask), theirs), seed
+        from_cython = cython_path(batch.scores.clone(), mask)
+        assert torch.equal(maximum_path(batch.scores, mask), from_cython), seed
         count += len(mask)
     assert count >= 2000
 
@@ -73,7 +73,7 @@ def _mask(batch: Batch) -> Tensor:
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
-def test_paths_are_monotone_whole_and_no_other_is_better(data: st.DataObject) -> None:
+def test_paths_are_monotonic_complete_and_optimal(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 12))
     frames = data.draw(st.integers(tokens, 30))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -88,7 +88,7 @@ def test_paths_are_monotone_whole_and_no_other_is_better(data: st.DataObject) ->
     assert scores[other, np.arange(frames)].sum() <= best
 
 
-def test_the_three_forms_say_the_same() -> None:
+def test_outputs_are_consistent() -> None:
     batch = random_batch(3, 20, 60)
     lengths = (batch.text, batch.frames)
     durations = mas(batch.scores, *lengths)
@@ -103,15 +103,15 @@ def test_the_three_forms_say_the_same() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sums_are_float32_whatever_the_scores_are(dtype: torch.dtype) -> None:
-    batch = random_batch(6, 30, 300)  # around -200: half precision would lose the sum's digits
+def test_sums_are_float32_for_half_precision_scores(dtype: torch.dtype) -> None:
+    batch = random_batch(6, 30, 300)  # around -200: sums exceed half precision
     scores = batch.scores.to(dtype)
-    rounded = Batch(scores.float(), batch.text, batch.frames)
-    assert torch.equal(mas(scores, batch.text, batch.frames), expected(rounded))
+    as_float32 = Batch(scores.float(), batch.text, batch.frames)
+    assert torch.equal(mas(scores, batch.text, batch.frames), plain_batch_durations(as_float32))
 
 
 @pytest.mark.parametrize("out", ["durations", "index", "path"])
-def test_layouts_differ_by_a_transposition_alone(out: Out) -> None:
+def test_layouts_are_transposed(out: Out) -> None:
     batch = random_batch(5, 20, 40)
     other = batch.scores.transpose(1, 2)
     for scores in (other, other.contiguous()):
@@ -122,7 +122,7 @@ def test_layouts_differ_by_a_transposition_alone(out: Out) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
 @pytest.mark.parametrize("layout", ["BTS", "BST"])
-def test_a_mask_stands_for_lengths(dtype: torch.dtype, layout: Layout) -> None:
+def test_a_mask_is_equivalent_to_lengths(dtype: torch.dtype, layout: Layout) -> None:
     batch = random_batch(9, 20, 40)
     mask, scores = _mask(batch).to(dtype), batch.scores
     if layout == "BST":
@@ -132,7 +132,7 @@ def test_a_mask_stands_for_lengths(dtype: torch.dtype, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64, torch.bfloat16])
-def test_the_drop_in_gives_the_path_in_the_type_asked(dtype: torch.dtype) -> None:
+def test_maximum_path_has_the_requested_dtype(dtype: torch.dtype) -> None:
     batch = random_batch(11, 20, 40)
     found = maximum_path(batch.scores, _mask(batch), dtype=dtype)
     assert found.dtype == dtype
@@ -142,7 +142,7 @@ def test_the_drop_in_gives_the_path_in_the_type_asked(dtype: torch.dtype) -> Non
         assert maximum_path(batch.scores, _mask(batch)).dtype == dtype
 
 
-def test_scores_keep_their_content_and_may_need_gradients() -> None:
+def test_scores_are_not_modified_and_may_require_gradients() -> None:
     scores = torch.randn(2, 5, 9, requires_grad=True)
     before = scores.detach().clone()
     maximum_path(scores, torch.ones(2, 5, 9))
@@ -150,8 +150,8 @@ def test_scores_keep_their_content_and_may_need_gradients() -> None:
     assert torch.equal(scores.detach(), before) and not found.requires_grad
 
 
-def test_what_is_no_number_counts_as_minus_infinity() -> None:
-    """Also sums of infinities of both signs; and where all is minus infinity, all is a tie."""
+def test_nan_counts_as_minus_infinity() -> None:
+    """Also sums of infinities of both signs. If all scores are minus infinity, all paths tie."""
     rng = np.random.default_rng(1)
     values = np.array([0, 1, -1, -np.inf, np.nan], np.float32)
     for _ in range(200):
@@ -161,12 +161,12 @@ def test_what_is_no_number_counts_as_minus_infinity() -> None:
         assert found == mas(torch.from_numpy(lowered[None]))[0].tolist()
         assert found == plain_durations(scores)
         path = lowered[tokens_of(found), np.arange(14)]
-        others = (lowered[tokens_of(d), np.arange(14)].sum() for d in every_path(6, 14))
-        assert path.sum() == max(others)
+        totals = (lowered[tokens_of(d), np.arange(14)].sum() for d in every_path(6, 14))
+        assert path.sum() == max(totals)
     mixed = torch.tensor([[[torch.inf, -torch.inf, 0, 0], [0, 0, -torch.inf, torch.inf]]])
     assert mas(mixed)[0].tolist() == plain_durations(mixed[0].numpy())
-    nothing = torch.full((1, 3, 7), -torch.inf)
-    assert mas(nothing).tolist() == mas(torch.zeros(1, 3, 7)).tolist() == [[1, 1, 5]]
+    all_minus_infinity = torch.full((1, 3, 7), -torch.inf)
+    assert mas(all_minus_infinity).tolist() == mas(torch.zeros(1, 3, 7)).tolist() == [[1, 1, 5]]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_more_tokens_than_frames_are_refused_without_lengths() -> None:
         mas(torch.zeros(2, 9, 5))
 
 
-def test_no_items_no_tokens_no_frames() -> None:
+def test_empty_batches_give_empty_results() -> None:
     assert mas(torch.zeros(0, 9, 5)).shape == (0, 9)
     assert mas(torch.zeros(2, 0, 0), out="path").shape == (2, 0, 0)
     none = torch.tensor([0, 2])
@@ -213,12 +213,12 @@ def test_no_items_no_tokens_no_frames() -> None:
         ({"text_lengths": torch.ones(2, device="meta").int()}, "text_lengths must be on cpu"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Tensor], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mas(**{"scores": torch.zeros(2, 5, 9)} | arguments)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_operators_keep_torchs_rules() -> None:
+def test_operators_pass_opcheck() -> None:
     batch = random_batch(13, 10, 20)
     search = torch.ops.megakernel_tts.mas.default
     path = torch.ops.megakernel_tts.mas_path.default
@@ -230,7 +230,7 @@ def test_the_operators_keep_torchs_rules() -> None:
 
 
 @pytest.mark.parametrize("out", ["durations", "index", "path"])
-def test_a_compiled_call_is_one_graph_for_all_shapes(out: Out) -> None:
+def test_compiled_calls_have_one_graph_for_all_shapes(out: Out) -> None:
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     def compiled(scores: Tensor, text: Tensor, frames: Tensor) -> Tensor:
         return mas(scores * 2, text, frames, out=out)

@@ -1,4 +1,4 @@
-"""Memory beside which nobody may look: a read there ends the process."""
+"""Memory between inaccessible pages: a read outside of it ends the process."""
 
 import ctypes
 import mmap
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def guarded(cells: int, dtype: torch.dtype, at_end: bool) -> Tensor:
-    """Zeros [cells] between two pages without access.
+    """Allocates zeros [cells] between two inaccessible pages.
 
     Args:
-        cells: Of them.
-        dtype: Theirs.
-        at_end: Whether the second page follows them at once, or they the first.
+        cells: Number of elements.
+        dtype: Their dtype.
+        at_end: Whether the elements end at the second page instead of beginning at the first.
     """
     size, page = cells * dtype.itemsize, mmap.PAGESIZE
     inner = -(-size // page) * page
