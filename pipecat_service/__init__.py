@@ -1,4 +1,4 @@
-"""Pipecat's text-to-speech service over a `megakernel_tts.TTS`.
+"""A text-to-speech service for Pipecat that runs `megakernel_tts.TTS` in the same process.
 
 from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
@@ -7,7 +7,7 @@ engine = TTS.load()
 await engine.awarmup()
 tts = MegakernelTTSService(engine=engine)
 
-One conversation may leave the loading to the service: `MegakernelTTSService(model="demo")`.
+With `MegakernelTTSService(model="demo")` the service loads the model itself.
 """
 
 from pipecat_service.errors import ColdEngineError

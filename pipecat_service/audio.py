@@ -1,4 +1,4 @@
-"""The engine's audio on its way into the pipeline: trimmed, and at the pipeline's rate."""
+"""Audio between the engine and the pipeline: trimming and sample rate conversion."""
 
 import numpy as np
 import soxr
@@ -6,57 +6,72 @@ from numpy.typing import NDArray
 
 from megakernel_tts import audible
 
-_LEAD = 0.005  # seconds kept before the first audible sample, so that no onset is cut
+_LEAD_S = 0.005  # kept before the first audible sample, so that no onset is cut
 
 
 class Trimmer:
-    """Drops the silence before speech: it would only delay the first sound.
+    """Drops the silence before speech, which would only delay the first sound.
 
     Attributes:
-        dropped: Samples, so far.
+        num_dropped: Samples dropped so far.
     """
 
     def __init__(self, rate: int) -> None:
-        self._lead = int(_LEAD * rate)
-        self._before = np.zeros(0, np.int16)
+        self._lead_size = int(_LEAD_S * rate)
+        self._pending = np.zeros(0, np.int16)  # the last samples before the onset
         self._started = False
-        self.dropped = 0
+        self.num_dropped = 0
 
     def trim(self, pcm: NDArray[np.int16]) -> NDArray[np.int16]:
-        """Takes the next samples; gives those that are to be heard, none before the onset."""
+        """Trims the next samples.
+
+        Args:
+            pcm: int16 [samples].
+
+        Returns:
+            int16 [samples], the samples to play; empty before the onset.
+        """
         if self._started:
             return pcm
-        joined = np.concatenate([self._before, pcm])
-        sounds = np.flatnonzero(audible(joined))
-        self._started = bool(len(sounds))
-        kept = max(0, (int(sounds[0]) if self._started else len(joined)) - self._lead)
-        self.dropped += kept
+        joined = np.concatenate([self._pending, pcm])
+        audible_samples = np.flatnonzero(audible(joined))
+        self._started = bool(len(audible_samples))
+        onset = int(audible_samples[0]) if self._started else len(joined)
+        first = max(0, onset - self._lead_size)
+        self.num_dropped += first
         if self._started:
-            return joined[kept:]
-        self._before = joined[kept:]
+            return joined[first:]
+        self._pending = joined[first:]
         return joined[:0]
 
 
 class Resampler:
-    """Converts one stream from rate to rate. Chunks may come at any time: no state is dropped."""
+    """Converts the sample rate of one stream, in chunks of any size at any time."""
 
-    def __init__(self, source: int, target: int) -> None:
+    def __init__(self, source_rate: int, target_rate: int) -> None:
         self._stream = (
-            soxr.ResampleStream(source, target, 1, dtype="int16", quality="HQ")
-            if source != target
+            soxr.ResampleStream(source_rate, target_rate, 1, dtype="int16", quality="HQ")
+            if source_rate != target_rate
             else None
         )
 
     def convert(self, pcm: NDArray[np.int16]) -> NDArray[np.int16]:
-        """Takes the next samples; gives those that are certain by now."""
+        """Converts the next samples.
+
+        Args:
+            pcm: int16 [samples] at the source rate.
+
+        Returns:
+            int16 [samples] at the target rate that depend on no later sample.
+        """
         return pcm if self._stream is None else self._stream.resample_chunk(pcm)
 
     def end(self) -> NDArray[np.int16]:
-        """Gives what is left at the end of the stream."""
+        """Ends the stream; gives its last samples, int16 [samples]."""
         rest = np.zeros(0, np.int16)
         return rest if self._stream is None else self._stream.resample_chunk(rest, last=True)
 
 
 def silence(seconds: float, rate: int) -> bytes:
-    """16-bit silence."""
+    """Silence as 16-bit PCM."""
     return bytes(2 * int(seconds * rate))

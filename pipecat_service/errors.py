@@ -1,4 +1,4 @@
-"""What can go wrong, and what it means to Pipecat."""
+"""Errors of the service, and Pipecat's categories of the engine's errors."""
 
 from pipecat.utils.errors import ErrorCategory
 
@@ -13,11 +13,11 @@ from megakernel_tts import (
 
 
 class ColdEngineError(RuntimeError):
-    """The engine was not warmed up before a service was made with it."""
+    """The engine was not warmed up before it was given to a service."""
 
 
-def category(error: MegakernelTTSError) -> ErrorCategory:
-    """Why an operation failed, in Pipecat's words; some categories mean: do not try again."""
+def error_category(error: MegakernelTTSError) -> ErrorCategory:
+    """Pipecat's category of an error, which decides whether an operation may be tried again."""
     if isinstance(error, VoiceError | SamplingError):
         return ErrorCategory.INVALID_REQUEST
     if isinstance(error, TextError):
@@ -27,6 +27,6 @@ def category(error: MegakernelTTSError) -> ErrorCategory:
     return ErrorCategory.SERVER
 
 
-def permanent(error: MegakernelTTSError) -> bool:
-    """Whether the service cannot speak any more, whatever the category says."""
+def is_permanent(error: MegakernelTTSError) -> bool:
+    """Whether the service cannot speak any more, whatever the category."""
     return isinstance(error, EngineClosedError)

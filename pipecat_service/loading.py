@@ -1,4 +1,4 @@
-"""One engine for all services of an event loop that name the same model."""
+"""Engines that are shared by the services of an event loop that name the same model."""
 
 import asyncio
 import os
@@ -13,59 +13,61 @@ from loguru import logger
 
 from megakernel_tts import TTS
 
-Key = tuple[asyncio.AbstractEventLoop, str]  # of whom, and the model's name
+Key = tuple[asyncio.AbstractEventLoop, str]  # the event loop and the model's name
 
 
-class _Shared:
-    """A model from the first of its users to the last.
+class _SharedModel:
+    """A model that is loaded for its first user and closed after its last.
 
-    The table does not keep it: it goes with those who use it, even if they never say so.
+    The table `models` holds weak references: an entry ends with its users, even if they do not
+    release it.
 
     Attributes:
-        users: How many there are.
-        loading: Its engine, sooner or later.
+        num_users: Users of the model, those waiting for it included.
+        loading: Gives the engine.
     """
 
-    table: ClassVar[WeakValueDictionary[Key, "_Shared"]] = WeakValueDictionary()
+    models: ClassVar[WeakValueDictionary[Key, "_SharedModel"]] = WeakValueDictionary()
 
     def __init__(self, key: Key) -> None:
-        self.users = 0
+        self.num_users = 0
         loop, model = self._key = key
-        self.table[key] = self
+        self.models[key] = self
         self._engine: TTS | None = None
         self.loading = loop.run_in_executor(None, _load, model)
         self.loading.add_done_callback(self._loaded)
 
     @classmethod
-    def find(cls, model: str) -> "_Shared":
-        """That of the running event loop; begins to load if there is none."""
+    def find(cls, model: str) -> "_SharedModel":
+        """Finds the model of the running event loop; starts to load it if there is none."""
         key = asyncio.get_running_loop(), model
-        return cls.table.get(key) or cls(key)
+        return cls.models.get(key) or cls(key)
 
     def _loaded(self, loading: asyncio.Future[TTS]) -> None:
-        """Looks whether anybody still waits. Those who come after a failure try again."""
+        """Closes the engine if it has no users. After a failure, the next user loads again."""
         if loading.exception() is not None:
-            del self.table[self._key]
+            del self.models[self._key]
             return
         self._engine = loading.result()
         self._close_if_unused()
 
-    def leave(self) -> None:
-        """One user less. What nobody waits for is loaded all the same: a thread cannot be stopped.
+    def release(self) -> None:
+        """Ends the use by one user.
 
-        Who names the model until then finds it half loaded, and not for a second time.
+        Loading continues without users, because a thread cannot be stopped; a user that names the
+        model until then shares the load that is under way.
         """
-        self.users -= 1
+        self.num_users -= 1
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """On a thread, since an engine that is closed finishes its frame.
+        """Closes the engine on a thread, since closing waits for the frame under way.
 
-        Not in the event loop's executor, which takes no more work once the loop ends; so the loop
-        may be over before the engine's memory is free. The process waits for it.
+        The event loop's executor accepts no work once the loop ends. The thread may outlive the
+        loop; the process waits for it.
         """
-        if self._engine is not None and not self.users:
-            del self.table[self._key]
+        if self._engine is not None and not self.num_users:
+            del self.models[self._key]
             threading.Thread(target=self._engine.close, name="megakernel-tts-close").start()
 
 
@@ -84,24 +86,24 @@ def _load(model: str) -> TTS:
 
 @asynccontextmanager
 async def shared_engine(model: str | os.PathLike[str]) -> AsyncGenerator[TTS]:
-    """The engine of a model: loaded and warmed up for the first user, closed after the last.
+    """Gives the engine of a model: loaded and warmed up for the first user, closed after the last.
 
-    The event loop goes on meanwhile. Users that come while it is loaded wait for the same engine.
+    Loading does not block the event loop. Users that arrive while a model is being loaded share it.
 
     Args:
         model: `demo`, a checkpoint's folder or a hub id.
 
     Yields:
-        The engine, warm.
+        The engine, warmed up.
 
     Raises:
         CheckpointError: The model is missing or broken.
-        ValueError: Its memory is not there.
+        ValueError: The device has too little memory.
     """
-    shared = _Shared.find(os.fspath(model))
-    shared.users += 1
+    shared = _SharedModel.find(os.fspath(model))
+    shared.num_users += 1
     try:
-        # Shielded: who does not want to wait any longer does not decide for the others.
+        # Shielded, so that cancelling one user does not cancel loading for the others.
         yield await asyncio.shield(shared.loading)
     finally:
-        shared.leave()
+        shared.release()

@@ -1,4 +1,4 @@
-"""What may change while a pipeline runs, and how Pipecat's languages are named here."""
+"""Settings that may change while a pipeline runs, and the model's names of languages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,15 +28,17 @@ _LANGUAGES = {
 class MegakernelTTSSettings(TTSSettings):
     """Settings of `MegakernelTTSService`; each may be changed by a `TTSUpdateSettingsFrame`.
 
-    A change in the middle of a turn holds for the rest of the turn.
+    A change within a turn applies to the rest of the turn.
 
     Parameters:
-        model: A label for metrics; the model itself is the engine's and cannot be changed.
-        voice: A named voice of the model, or the name of a cloned one given to the service. The
-            first of them, if none is given to begin with.
-        language: A Pipecat language, one of the model's own names, or None: the model finds out.
-        instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign, which needs it).
-        sampling: How codes are drawn; None: as the model's own configuration says.
+        model: A label for metrics; the engine's model cannot be changed.
+        voice: A named voice of the model, or the name of a cloned voice of the service. The default
+            is the first voice.
+        language: A Pipecat language, a language name of the model, or None to detect the language
+            from the text.
+        instruct: A description of the speaking style (1.7B-CustomVoice) or of the voice
+            (VoiceDesign, where it is required).
+        sampling: Sampling parameters; None takes those of the model's configuration.
     """
 
     instruct: str | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
@@ -44,28 +46,39 @@ class MegakernelTTSSettings(TTSSettings):
 
 
 def default_settings(label: str) -> MegakernelTTSSettings:
-    """The model's first voice, in the language of the text.
+    """Settings with the model's first voice and the language of the text.
 
     Args:
-        label: The model's.
+        label: Of the model, for metrics.
     """
     return MegakernelTTSSettings(
         model=label, voice=None, language=None, instruct=None, sampling=None
     )
 
 
-def known_voices(info: ModelInfo, cloned: Mapping[str, Voice]) -> tuple[str, ...]:
-    """The names that `voice` may be."""
+def voice_names(info: ModelInfo, cloned: Mapping[str, Voice]) -> tuple[str, ...]:
+    """Valid values of the setting `voice`.
+
+    Args:
+        info: Describes the model.
+        cloned: Cloned voices by name.
+    """
     return tuple(cloned) if info.kind == "base" else tuple(info.voices)
 
 
 def check_voice(
     name: str | None, instruct: str | None, info: ModelInfo, cloned: Mapping[str, Voice]
 ) -> None:
-    """Refuses a voice that the model cannot speak with.
+    """Checks that the model can speak with a voice.
+
+    Args:
+        name: Setting `voice`.
+        instruct: Setting `instruct`.
+        info: Describes the model.
+        cloned: Cloned voices by name.
 
     Raises:
-        VoiceError: With the choices.
+        VoiceError: It cannot; the message lists the valid names.
     """
     if info.kind == "voice_design":
         if name is not None or not (instruct and instruct.strip()):
@@ -75,16 +88,16 @@ def check_voice(
                 f"({found}): Settings(instruct='...')."
             )
         return
-    known = known_voices(info, cloned)
-    if info.kind == "base" and not known:
+    names = voice_names(info, cloned)
+    if info.kind == "base" and not names:
         raise VoiceError(
             "A Base model speaks with cloned voices; give the service some: "
             "voices={'anna': engine.clone('anna.wav', 'What Anna says in it.')}."
         )
-    if name is None or name.strip().lower() not in {voice.lower() for voice in known}:
-        raise VoiceError(f"There is no voice {name!r}; choose one of: {', '.join(known)}.")
+    if name is None or name.strip().lower() not in {voice.lower() for voice in names}:
+        raise VoiceError(f"There is no voice {name!r}; choose one of: {', '.join(names)}.")
 
 
 def language_name(language: Language) -> str | None:
-    """The model's name of a language, whatever its region; None if it has no such language."""
+    """The model's name of a language in any region; None if the model lacks the language."""
     return _LANGUAGES.get(language.value.split("-")[0].lower())

@@ -1,4 +1,4 @@
-"""One audio context's speech: its text on the way in, its audio on the way out."""
+"""The speech of one audio context: text to a session of the engine, its audio to the pipeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,16 +10,16 @@ from megakernel_tts import AudioChunk, Session, Word
 from pipecat_service.audio import Resampler, Trimmer
 from pipecat_service.words import needs_space
 
-SOURCE_RATE = 24_000  # samples a second, of every Qwen3-TTS model
+SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
 
 
 @dataclass(frozen=True)
-class Portion:
-    """What leaves together.
+class OutputChunk:
+    """Audio and words that are sent together.
 
     Attributes:
-        words: Those that begin in the audio, timed from where all of the speech's audio begins.
-        pcm: [samples] at the pipeline's rate.
+        words: Words that start in the audio, timed from the start of all of the speech's audio.
+        pcm: int16 [samples] at the pipeline's rate.
     """
 
     words: list[Word]
@@ -27,43 +27,53 @@ class Portion:
 
 
 class Speech:
-    """A session of the engine, and what its audio passes through.
+    """A session of the engine with the trimmer and the resampler of its audio.
 
     Attributes:
-        session: Of the engine.
-        seconds: Of audio that have left.
-        waiting: Seconds of it that wait behind another context's.
+        session: Session of the engine.
+        output_s: Seconds of audio that were output.
+        queued_s: Seconds of output audio that wait behind another context's.
     """
 
     def __init__(self, session: Session, rate: int) -> None:
+        """Starts the speech of a session.
+
+        Args:
+            session: Session of the engine, without text.
+            rate: Sample rate of the pipeline.
+        """
         self.session = session
+        self.output_s = 0.0
+        self.queued_s = 0.0
         self._rate = rate
-        self.seconds = 0.0
-        self.waiting = 0.0
         self._trimmer = Trimmer(SOURCE_RATE)
         self._resampler = Resampler(SOURCE_RATE, rate)
-        self._last = " "  # character of the text so far
+        self._last_char = " "
 
-    def say(self, text: str) -> None:
-        """Adds text. Pieces that other processors cut off with their spaces get them back."""
-        if needs_space(self._last, text[0]):
+    def push_text(self, text: str) -> None:
+        """Appends text; restores the space before it if another processor stripped it.
+
+        Args:
+            text: Not empty.
+        """
+        if needs_space(self._last_char, text[0]):
             text = " " + text
-        self._last = text[-1]
+        self._last_char = text[-1]
         self.session.push_text(text)
 
-    def hear(self, chunk: AudioChunk) -> Portion:
-        """Takes a chunk from the engine."""
+    def process(self, chunk: AudioChunk) -> OutputChunk:
+        """Trims and resamples a chunk of the engine."""
         pcm = self._trimmer.trim(chunk.pcm)
-        return self._portion(chunk.words, self._resampler.convert(pcm))
+        return self._output(chunk.words, self._resampler.convert(pcm))
 
-    def end(self) -> Portion:
-        """Gives what is left once the engine has finished."""
-        return self._portion((), self._resampler.end())
+    def end(self) -> OutputChunk:
+        """Gives the last audio, after the last chunk of the engine."""
+        return self._output((), self._resampler.end())
 
-    def _portion(self, words: Sequence[Word], pcm: NDArray[np.int16]) -> Portion:
-        seconds = len(pcm) / self._rate
-        self.seconds += seconds
-        self.waiting += seconds
-        trimmed = self._trimmer.dropped / SOURCE_RATE
-        heard = [replace(word, start=max(0.0, word.start - trimmed)) for word in words]
-        return Portion(heard, pcm)
+    def _output(self, words: Sequence[Word], pcm: NDArray[np.int16]) -> OutputChunk:
+        duration_s = len(pcm) / self._rate
+        self.output_s += duration_s
+        self.queued_s += duration_s
+        trimmed_s = self._trimmer.num_dropped / SOURCE_RATE
+        shifted = [replace(word, start=max(0.0, word.start - trimmed_s)) for word in words]
+        return OutputChunk(shifted, pcm)

@@ -1,4 +1,4 @@
-"""What a service speaks with: an engine, given or loaded by name, and the voices cloned for it."""
+"""The engine of a service, given or loaded by name, and its cloned voices."""
 
 import asyncio
 import os
@@ -11,38 +11,38 @@ from pipecat.utils.types import assert_given
 from megakernel_tts import TTS, ChunkPolicy, EngineClosedError, Session, Voice
 from pipecat_service.errors import ColdEngineError
 from pipecat_service.loading import shared_engine
-from pipecat_service.settings import MegakernelTTSSettings, check_voice, known_voices
+from pipecat_service.settings import MegakernelTTSSettings, check_voice, voice_names
 
 
 class Synthesizer:
-    """Opens sessions of an engine, as settings say.
+    """Opens sessions of an engine according to settings.
 
     Attributes:
-        cloned: Voices by the names, in lower case, that `MegakernelTTSSettings.voice` may take.
+        cloned: Cloned voices by lower-case name, for `MegakernelTTSSettings.voice`.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None, cloned: Mapping[str, Voice]) -> None:
-        """Has no engine yet.
+        """Creates a synthesizer without an engine.
 
         Args:
-            model: What `load` is to load; None: an engine will be given to `adopt`.
-            cloned: Voices by name.
+            model: Model that `load` loads; None if `set_engine` will be given an engine.
+            cloned: Cloned voices by name.
         """
         self.cloned = {name.strip().lower(): voice for name, voice in cloned.items()}
         self._model = model
         self._engine: TTS | None = None
-        self._shared = AsyncExitStack()  # holds the engine of a model that was named
+        self._shared = AsyncExitStack()  # holds the engine of `model`
 
-    def adopt(self, engine: TTS, settings: MegakernelTTSSettings) -> None:
-        """Takes an engine that can speak as the settings say.
+    def set_engine(self, engine: TTS, settings: MegakernelTTSSettings) -> None:
+        """Sets the engine; the settings must suit its model.
 
         Args:
-            engine: Warmed up; it stays its owner's to close.
-            settings: Given the first voice there is, if they name none.
+            engine: An engine that is warmed up; its owner closes it.
+            settings: Get the model's first voice if they name none.
 
         Raises:
-            ColdEngineError: It was not warmed up.
-            VoiceError: Its model has no such voice, or its voice was not described.
+            ColdEngineError: The engine was not warmed up.
+            VoiceError: The model has no such voice, or a VoiceDesign model has no description.
         """
         if not engine.warm:
             raise ColdEngineError(
@@ -50,47 +50,55 @@ class Synthesizer:
                 "call `await engine.awarmup()` once, before any pipeline starts."
             )
         if settings.voice is None:
-            settings.voice = next(iter(known_voices(engine.info, self.cloned)), None)
+            settings.voice = next(iter(voice_names(engine.info, self.cloned)), None)
         voice, instruct = assert_given(settings.voice), assert_given(settings.instruct)
         check_voice(voice, instruct, engine.info, self.cloned)
         self._engine = engine
 
     async def load(self, settings: MegakernelTTSSettings) -> None:
-        """Loads and warms up the model on a thread, if one was named; then as `adopt`.
+        """Loads and warms up the model on a thread, if one was named, and sets its engine.
+
+        Args:
+            settings: As for `set_engine`.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            VoiceError: It has no such voice, or its voice was not described.
+            VoiceError: As for `set_engine`.
         """
         if self._model is not None:
-            self.adopt(await self._shared.enter_async_context(shared_engine(self._model)), settings)
+            self.set_engine(
+                await self._shared.enter_async_context(shared_engine(self._model)), settings
+            )
 
     @property
     def aligned(self) -> bool:
-        """Whether words' times come from the model's attention; not before it is loaded."""
+        """Whether word times come from the model's attention; False until the model is loaded."""
         return self._engine is not None and self._engine.aligned
 
     async def open(self, settings: MegakernelTTSSettings, chunks: ChunkPolicy) -> Session:
         """Opens a session for text that is still being written.
 
-        A cloned voice is prepared on first use, so that goes on another thread; if an interruption
-        cancels it, the session is dropped, which cancels that, too.
+        A cloned voice is prepared at its first use, on another thread. An interruption that cancels
+        the call drops the session, which cancels the session as well.
 
         Args:
-            settings: How to speak.
-            chunks: How many frames leave together.
+            settings: Voice, language, instruction and sampling.
+            chunks: How frames are grouped into chunks.
+
+        Returns:
+            The session.
 
         Raises:
             EngineClosedError: No model was loaded, or the engine was closed.
-            EngineBusyError: Too many streams wait already.
-            VoiceError: The model has no such voice or language, or takes no instruction.
+            EngineBusyError: Too many sessions are waiting.
+            VoiceError: The model lacks the voice or the language, or takes no instruction.
         """
         engine = self._engine
         if engine is None:
             raise EngineClosedError("The model was not loaded when the pipeline was set up.")
         name = assert_given(settings.voice)
         voice = self.cloned.get(name.strip().lower(), name) if name is not None else None
-        begin = partial(
+        open_session = partial(
             engine.open,
             voice,
             str(assert_given(settings.language) or "auto"),
@@ -99,8 +107,8 @@ class Synthesizer:
             assert_given(settings.sampling),
             chunks,
         )
-        return await asyncio.to_thread(begin) if isinstance(voice, Voice) else begin()
+        return await asyncio.to_thread(open_session) if isinstance(voice, Voice) else open_session()
 
     async def close(self) -> None:
-        """Lets go of the engine, which is closed if it was loaded here and has no other user."""
+        """Releases the engine, which is closed if it was loaded by name and has no other user."""
         await self._shared.aclose()

@@ -1,4 +1,4 @@
-"""The service: Pipecat's frames on one side, sessions of the engine on the other."""
+"""The service: translates between Pipecat's frames and sessions of the engine."""
 
 import asyncio
 import os
@@ -29,39 +29,39 @@ from megakernel_tts import (
     Voice,
 )
 from pipecat_service.audio import silence
-from pipecat_service.errors import category, permanent
+from pipecat_service.errors import error_category, is_permanent
 from pipecat_service.playhead import Playhead
 from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
-from pipecat_service.speech import Portion, Speech
+from pipecat_service.speech import OutputChunk, Speech
 from pipecat_service.synthesizer import Synthesizer
 from pipecat_service.words import WordGroupAggregator, has_words, unspaced
 
-# Together 2.5 s: what a barge-in can waste, and what a busy engine may be late by.
-_AHEAD = 1.5  # seconds sent before they are played
+# Together 2.5 s: audio that a barge-in discards at most, and the delay of a busy engine that
+# playback tolerates.
+_MAX_LEAD_S = 1.5  # audio sent before it is played
 _CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # and 12 frames (1 s) made before they are sent
 
-_NAP = 0.1  # seconds after which to look again
-
-_PATIENCE = 20.0  # seconds without audio after which Pipecat gives a context up
-_BLANK = 0.02  # seconds of silence in place of speech, where the text has no words
+_POLL_INTERVAL_S = 0.1  # between two looks at the playhead
+_CONTEXT_TIMEOUT_S = 20.0  # without audio, after which Pipecat ends a context
+_PLACEHOLDER_S = 0.02  # silence in place of speech for text without words
 
 
 class MegakernelTTSService(TTSService):
-    """Speaks in a Pipecat pipeline with an engine in the same process.
+    """Text-to-speech in a Pipecat pipeline with an engine in the same process.
 
-    Text goes to the engine in groups of words while the language model writes it; each turn is one
-    session, so that prosody carries over its sentences. Audio leaves as it is made, at most a few
-    seconds before it is played. An interruption stops the engine within a frame (80 ms).
+    Text is passed to the engine in groups of words while the language model writes it. Each turn is
+    one session, so that prosody carries over sentences. Audio is sent as it is made, at most 1.5 s
+    before it is played. An interruption stops the engine within a frame (80 ms).
 
-    Words carry times, so that after an interruption the conversation holds those that were heard.
+    Words carry times, so that after an interruption the conversation holds the words spoken so far.
 
-    Any number of services share one engine; give it as many slots as may speak at once. A server
-    loads it before its first caller and gives it to each service (`engine`). A program that has one
-    conversation may name a `model` instead: it is loaded while the pipeline is set up, before the
-    pipeline starts.
+    Any number of services may share one engine, which needs a slot for each that speaks at the same
+    time. A server loads the engine before its first caller and passes it to each service
+    (`engine`). A program with one conversation may name a `model` instead, which is loaded while
+    the pipeline is set up, before the pipeline starts.
 
     Attributes:
-        word_times_estimated: Whether the words' times are estimates: the model's attention was not
+        word_times_estimated: Whether word times are estimates: the model's attention was not
             calibrated (`megakernel-tts calibrate`), or no model is loaded yet.
     """
 
@@ -77,22 +77,23 @@ class MegakernelTTSService(TTSService):
         settings: MegakernelTTSSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        """Makes a service; it costs nothing, so make one for each pipeline.
+        """Creates a service. This is cheap; create one for each pipeline.
 
         Args:
-            engine: Loaded and warmed up; it stays the caller's to close.
-            model: In place of an engine: `demo`, a checkpoint's folder or a hub id. Services of one
+            engine: An engine that is loaded and warmed up; the caller closes it.
+            model: Instead of an engine: `demo`, a checkpoint's folder or a hub id. Services of one
                 event loop that name the same model share its engine; the last that is cleaned up
-                closes it. Pipecat waits 20 s for it: `PipelineWorker(setup_timeout_secs=...)`. If
-                it cannot be loaded, or has no such voice, the error is permanent.
-            voices: Cloned voices by the names that `Settings.voice` may take, for a Base model.
-            settings: What to begin with; what it leaves out is the model's default.
+                closes it. Pipecat waits 20 s for loading: `PipelineWorker(setup_timeout_secs=...)`.
+                If the model cannot be loaded or lacks the voice, the error is permanent.
+            voices: Cloned voices by name, for `Settings.voice` with a Base model.
+            settings: Initial settings; the default of each is the model's.
             **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
 
         Raises:
             ValueError: Both an engine and a model were given, or neither.
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The engine's model has no such voice, or its voice was not described.
+            VoiceError: The engine's model lacks the voice, or a VoiceDesign model has no
+                description.
         """
         if (engine is None) == (model is None):
             found = "neither" if engine is None else "both"
@@ -107,30 +108,30 @@ class MegakernelTTSService(TTSService):
         super().__init__(
             push_start_frame=True,
             push_stop_frames=False,
-            push_text_frames=False,  # words do, each at its time
-            stop_frame_timeout_s=_PATIENCE,
+            push_text_frames=False,  # word timestamps push them
+            stop_frame_timeout_s=_CONTEXT_TIMEOUT_S,
             settings=chosen,
             **kwargs,
         )
         self._text_aggregator = WordGroupAggregator(language=self.text_aggregation_language)
         self._synthesizer = Synthesizer(model, voices or {})
         if engine is not None:
-            self._synthesizer.adopt(engine, self._settings)
+            self._synthesizer.set_engine(engine, self._settings)
         self._speeches: dict[str, Speech] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
-        self._wordless: dict[str, str] = {}  # text of a context that has no words yet
-        self._failed: set[str] = set()
+        self._wordless_text: dict[str, str] = {}  # of contexts whose text has no words so far
+        self._failed: set[str] = set()  # contexts
         self._playhead = Playhead()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Loads and warms up the model, if one was named, on a thread. Pipecat awaits it.
+        """Loads and warms up the model on a thread, if one was named. Called by Pipecat.
 
         Args:
-            setup: The pipeline's.
+            setup: Setup of the pipeline.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            VoiceError: The model has no such voice, or its voice was not described.
+            VoiceError: The model lacks the voice, or a VoiceDesign model has no description.
         """
         await super().setup(setup)
         await self._synthesizer.load(self._settings)
@@ -146,7 +147,7 @@ class MegakernelTTSService(TTSService):
 
     @property
     def supports_processing_metrics(self) -> bool:
-        """Whether `run_tts` takes as long as the synthesis: it returns at once."""
+        """Whether `run_tts` lasts as long as the synthesis: no, it returns at once."""
         return False
 
     def language_to_service_language(self, language: Language) -> str | None:
@@ -157,36 +158,36 @@ class MegakernelTTSService(TTSService):
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """Hands text to the context's session; its audio arrives through the context.
+        """Passes text to the context's session; the audio is sent through the context.
 
         Args:
-            text: A group of words, or all that a `TTSSpeakFrame` says.
-            context_id: The turn's.
+            text: A group of words, or the whole text of a `TTSSpeakFrame`.
+            context_id: Context of the turn.
 
         Yields:
             None.
         """
         await self.start_tts_usage_metrics(text)
         try:
-            await self._say(text, context_id)
+            await self._push_text(text, context_id)
         except MegakernelTTSError as error:
             await self._fail(context_id, error)
         else:
             if context_id != self._turn_context_id:
-                await self.flush_audio(context_id)  # text outside of a turn: nobody will end it
+                await self.flush_audio(context_id)  # text outside a turn has no end frame
         yield None
 
-    async def _say(self, text: str, context_id: str) -> None:
+    async def _push_text(self, text: str, context_id: str) -> None:
         if context_id in self._failed:
             return
         speech = self._speeches.get(context_id)
         if speech is None:
-            text = self._wordless.pop(context_id, "") + text
+            text = self._wordless_text.pop(context_id, "") + text
             if not has_words(text):
-                self._wordless[context_id] = text
+                self._wordless_text[context_id] = text
                 return
             speech = await self._open(context_id)
-        speech.say(text)
+        speech.push_text(text)
 
     async def _open(self, context_id: str) -> Speech:
         """Opens the context's session."""
@@ -197,10 +198,10 @@ class MegakernelTTSService(TTSService):
         return speech
 
     async def flush_audio(self, context_id: str | None = None) -> None:
-        """Ends a context's text; its speech goes on to the end.
+        """Ends a context's text; its speech continues to the end.
 
         Args:
-            context_id: The context; None takes the one that is playing.
+            context_id: The context; None for the one that is playing.
         """
         context_id = context_id or self.get_active_audio_context_id()
         if context_id is None:
@@ -208,169 +209,174 @@ class MegakernelTTSService(TTSService):
         if speech := self._speeches.get(context_id):
             speech.session.end()
         elif self.audio_context_available(context_id):
-            if self._wordless.pop(context_id, None) is not None:
-                await self._blank(context_id)
+            if self._wordless_text.pop(context_id, None) is not None:
+                await self._send_placeholder(context_id)
             await self._close(context_id)
 
     # Audio
 
     async def _read(self, context_id: str, speech: Speech) -> None:
-        """Passes on what the engine makes, as it is made, but not too far ahead of playback."""
+        """Sends the audio of a session as it is made, up to `_MAX_LEAD_S` before playback."""
         async with aclosing(aiter(speech.session)) as events:
             async for event in events:
                 if isinstance(event, AudioChunk):
-                    await self._send(context_id, speech.hear(event))
-                    # Nothing tells when playback has come so far, or was cut short.
-                    while (early := self._ahead(speech) - _AHEAD) > 0:  # noqa: ASYNC110
-                        await asyncio.sleep(min(early, _NAP))
+                    await self._send(context_id, speech.process(event))
+                    # There is no event for the progress or the interruption of playback.
+                    while (early_s := self._lead_s(speech) - _MAX_LEAD_S) > 0:  # noqa: ASYNC110
+                        await asyncio.sleep(min(early_s, _POLL_INTERVAL_S))
                 elif self._speeches.get(context_id) is speech:
                     await self._finish(context_id, speech, event)
 
-    def _ahead(self, speech: Speech) -> float:
-        """Seconds until the last audio that left will be played."""
-        return self._playhead.ahead(self.get_clock().get_time()) + speech.waiting
+    def _lead_s(self, speech: Speech) -> float:
+        """Seconds until the last output audio will have been played."""
+        return self._playhead.remaining_s(self.get_clock().get_time()) + speech.queued_s
 
-    async def _send(self, context_id: str, portion: Portion) -> None:
-        for word in portion.words:
+    async def _send(self, context_id: str, chunk: OutputChunk) -> None:
+        for word in chunk.words:
             await self.add_word_timestamps(
                 [(word.text, word.start)],
                 context_id,
                 includes_inter_frame_spaces=unspaced(word.text),
             )
-        if len(portion.pcm):
-            await self._send_audio(context_id, portion.pcm.tobytes())
+        if len(chunk.pcm):
+            await self._send_audio(context_id, chunk.pcm.tobytes())
 
     async def _send_audio(self, context_id: str, pcm: bytes) -> None:
         frame = TTSAudioRawFrame(pcm, self.sample_rate, 1, context_id=context_id)
         await self.append_to_audio_context(context_id, frame)
 
-    async def _blank(self, context_id: str) -> None:
-        """Sends a little silence: Pipecat gives a service up whose turns have no audio."""
-        await self._send_audio(context_id, silence(_BLANK, self.sample_rate))
+    async def _send_placeholder(self, context_id: str) -> None:
+        """Sends a short silence: Pipecat disables a service whose turns have no audio."""
+        await self._send_audio(context_id, silence(_PLACEHOLDER_S, self.sample_rate))
 
     async def _finish(self, context_id: str, speech: Speech, finish: Finish) -> None:
-        if finish.reason == "cancelled":  # not by this service, which forgets a speech first
+        if (
+            finish.reason == "cancelled"
+        ):  # by the engine: this service drops a speech before it cancels
             await self._fail(context_id, EngineClosedError("The engine was closed while it spoke."))
         elif finish.error is not None:
             await self._fail(context_id, finish.error)
         else:
             await self._send(context_id, speech.end())
-            if not speech.seconds:
-                await self._blank(context_id)
+            if not speech.output_s:
+                await self._send_placeholder(context_id)
             await self._close(context_id)
 
     async def _close(self, context_id: str) -> None:
-        """Ends an audio context after what was sent."""
+        """Ends an audio context after the audio that was sent."""
         self._speeches.pop(context_id, None)
         self._readers.pop(context_id, None)
-        self._wordless.pop(context_id, None)
+        self._wordless_text.pop(context_id, None)
         await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
         await self.remove_audio_context(context_id)
 
     async def _fail(self, context_id: str, error: MegakernelTTSError) -> None:
-        """Reports an error; what was heard stays, and the rest of the turn gets a new context.
+        """Reports an error. The audio sent before is kept; the rest of the turn gets a new context.
 
-        If nothing was heard, another attempt would fail, too: the rest of the turn is not spoken.
+        If no audio was sent, another attempt would fail as well: the rest of the turn is dropped.
         """
         await self.push_error(
-            str(error), error, category=category(error), force_treat_as_permanent=permanent(error)
+            str(error),
+            error,
+            category=error_category(error),
+            force_treat_as_permanent=is_permanent(error),
         )
         speech = self._speeches.pop(context_id, None)
         if speech is not None:
             speech.session.cancel()
         self._failed.add(context_id)
-        if speech is not None and speech.seconds:
-            self._move_turn(context_id)
+        if speech is not None and speech.output_s:
+            self._renew_turn_context(context_id)
         if context_id != self._turn_context_id:  # otherwise the end of the turn's text closes it
             await self._close(context_id)
 
-    def _move_turn(self, context_id: str) -> None:
-        """Lets the text that is still to come of the turn open a context of its own."""
+    def _renew_turn_context(self, context_id: str) -> None:
+        """Gives the rest of the turn's text a context of its own."""
         if self._turn_context_id == context_id:
             self._turn_context_id = None
             self._turn_context_id = self.create_context_id()
 
-    # What was heard
+    # Playback
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
-        """Pushes a frame; follows how far playback has to go.
+        """Pushes a frame; adds its audio to the playhead.
 
         Args:
             frame: The frame.
-            direction: Where to.
+            direction: Downstream or upstream.
         """
         if isinstance(frame, TTSAudioRawFrame):
-            seconds = frame.num_frames / frame.sample_rate
-            self._playhead.send(self.get_clock().get_time(), seconds)
+            duration_s = frame.num_frames / frame.sample_rate
+            self._playhead.add(self.get_clock().get_time(), duration_s)
             if speech := self._speeches.get(frame.context_id or ""):
-                speech.waiting -= seconds
+                speech.queued_s -= duration_s
         await super().push_frame(frame, direction)
 
     async def start_word_timestamps(self) -> None:
-        """Counts words' times from where their audio begins: after all that was sent before."""
+        """Times words from the start of their audio, after the audio that was sent before."""
         tracker = self._word_timestamp_tracker
-        tracker.last_pts = max(tracker.last_pts, self._playhead.end)
+        tracker.last_pts = max(tracker.last_pts, self._playhead.end_ns)
         await super().start_word_timestamps()
 
     async def _apply_force_complete(self, context_id: str) -> None:
-        """Commits a context's last words, but not those of a session that failed before them."""
+        """Commits a context's last words, unless its session failed before they were spoken."""
         if context_id in self._failed:
             others = {other for other in self.get_audio_contexts() if other != context_id}
             self._aggregated_frame_sequencer.clear(keep_contexts=others)
         else:
             await super()._apply_force_complete(context_id)
 
-    # Changes
+    # Settings
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Applies new settings; the rest of a turn that has begun is spoken in a new context."""
+        """Applies new settings; the rest of the current turn is spoken in a new context."""
         changed = await super()._update_settings(delta)
         self._warn_unhandled_updated_settings(changed.keys() & {"model"})
         context_id = self._turn_context_id
         if changed.keys() - {"model"} and context_id is not None:
             if self.audio_context_available(context_id):
                 await self.flush_audio(context_id)
-            self._move_turn(context_id)
+            self._renew_turn_context(context_id)
         return changed
 
-    # Ends
+    # Interruption and end
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Handles a frame.
 
         Args:
             frame: The frame.
-            direction: Where it goes.
+            direction: Downstream or upstream.
         """
         await super().process_frame(frame, direction)
-        # The output drops what it was sent, except speech that may not be interrupted.
+        # The output discards its audio, except speech that may not be interrupted.
         if isinstance(frame, InterruptionFrame) and not self.has_active_audio_context():
-            self._playhead.stop()
+            self._playhead.clear()
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
-        """Stops the context's session within a frame of the engine.
+        """Stops the session of a context within a frame of the engine.
 
         Args:
-            context_id: The context; those that may not be interrupted go on.
+            context_id: A context that may be interrupted.
         """
         await self.stop_all_metrics()
         await self._drop(context_id)
 
     async def on_audio_context_completed(self, context_id: str) -> None:
-        """Forgets a context that has been sent to its end.
+        """Drops a context that has been sent to its end.
 
         Args:
-            context_id: The context. If Pipecat gave it up, its turn may still be going on.
+            context_id: The context. If Pipecat ended it by timeout, its turn may continue.
         """
         self._failed.discard(context_id)
         if context_id != self._turn_context_id:
             await self._drop(context_id)
 
     async def _drop(self, context_id: str) -> None:
-        """Forgets a context, and stops its session if it still speaks."""
-        self._wordless.pop(context_id, None)
+        """Drops a context and stops its session."""
+        self._wordless_text.pop(context_id, None)
         self._failed.discard(context_id)
         speech = self._speeches.pop(context_id, None)
         if speech is not None:
@@ -380,16 +386,16 @@ class MegakernelTTSService(TTSService):
             await self.cancel_task(reader)
 
     async def cancel(self, frame: CancelFrame) -> None:
-        """Stops at once.
+        """Stops all speech at once.
 
         Args:
-            frame: What asked for it.
+            frame: The frame that cancels the pipeline.
         """
         await super().cancel(frame)
         await self._teardown()
 
     async def cleanup(self) -> None:
-        """Lets go of the engine, which is closed if this service loaded it and is its last user."""
+        """Releases the engine, which is closed if it was loaded by name and has no other user."""
         await super().cleanup()
         await self._teardown()
         await self._synthesizer.close()

@@ -1,9 +1,9 @@
-"""Text that arrives from a language model, cut into words and groups of words.
+"""Splits the text of a language model into groups of words.
 
-Pipecat commits text to the conversation group by group and word by word, so a group that leaves
-early is spoken early, and a barge-in leaves what was heard of it. Whole sentences would come late;
-of single tokens Pipecat would hold the words back until their sentence is written, and forget those
-that were heard before a barge-in.
+Pipecat commits text to the conversation by group and word, so a group that is released early is
+spoken early, and a barge-in leaves the words that were spoken. Whole sentences would be released
+late. With single tokens, Pipecat would withhold the words until their sentence is complete, and
+lose the words that were spoken before a barge-in.
 """
 
 from collections.abc import AsyncIterator
@@ -12,77 +12,85 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggrega
 
 from megakernel_tts import split_words
 
-_FIRST = 2  # words of a turn's first group at most: speech may begin
-_MOST = 6  # words of a later group at most, if no clause ends before
-_WIDE_MARKS = "。，、；：！？｡"  # no space follows these
+_MAX_FIRST_WORDS = 2  # of a turn's first group, so that speech begins early
+_MAX_WORDS = 6  # of a later group in which no clause ends
+_WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
 def has_words(text: str) -> bool:
-    """Whether there is anything in it to say."""
+    """Whether a text contains a letter or a digit."""
     return any(char.isalnum() for char in text)
 
 
 def needs_space(last: str, first: str) -> bool:
-    """Whether two characters belong to different words, though no space is between them."""
+    """Whether a space is missing between two adjacent characters of different words.
+
+    Args:
+        last: Character before the boundary.
+        first: Character after it.
+    """
     spaced = last.isspace() or first.isspace()
     return not (spaced or last in _WIDE_MARKS or unspaced(last))
 
 
 def unspaced(word: str) -> bool:
-    """Whether a word's script puts no spaces between words."""
+    """Whether the script of a word is written without spaces between words."""
     return any(part.unspaced for part in split_words(word)[:1])
 
 
 class WordGroupAggregator(BaseTextAggregator):
-    """Releases a turn's first words at once, then clauses.
+    """Releases the first two words of a turn, then clauses of up to six words.
 
-    The groups of a turn add up to its text, whitespace included.
+    The groups of a turn concatenate to its text, whitespace included.
     """
 
     def __init__(self, *, language: str | None = None) -> None:
         super().__init__(aggregation_type=TextType.SENTENCE, language=language)
         self._text = ""
-        self._limit = _FIRST
+        self._max_words = _MAX_FIRST_WORDS
 
     @property
     def text(self) -> Aggregation:
-        """What was not released yet."""
+        """Text that has not been released."""
         return Aggregation(self._text, TextType.SENTENCE)
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
-        """Takes more text.
+        """Appends text.
+
+        Args:
+            text: The next part of the turn's text.
 
         Yields:
-            Groups of whole words, as many as are complete.
+            Groups of whole words that are complete.
         """
         self._text += text
         while end := self._group_end():
             group, self._text = self._text[:end], self._text[end:]
-            self._limit = _MOST
+            self._max_words = _MAX_WORDS
             yield Aggregation(group, TextType.SENTENCE)
 
     def _group_end(self) -> int | None:
-        """Where the first group ends, once it is complete: one space after its last word."""
-        words = 0
+        """End of the first group if it is complete: after one space behind its last word."""
+        num_words = 0
         for word in split_words(self._text):
             if word.stop == len(self._text):
-                return None  # more of the word may come
-            words += word.spoken
-            if words and (words >= self._limit or word.ends_clause):
+                return None  # the word may continue
+            num_words += word.spoken
+            if num_words and (num_words >= self._max_words or word.ends_clause):
                 return word.stop + self._text[word.stop].isspace()
         return None
 
     async def flush(self) -> Aggregation | None:
-        """Ends the turn's text; gives the rest of it, if any."""
+        """Ends the turn's text and gives its last group, if any."""
         rest = self._text
         await self.reset()
         return Aggregation(rest, TextType.SENTENCE) if rest.strip() else None
 
     async def handle_interruption(self) -> None:
-        """Forgets text that will not be spoken."""
+        """Discards text that has not been released."""
         await self.reset()
 
     async def reset(self) -> None:
         """Starts a new turn."""
         self._text = ""
-        self._limit = _FIRST
+        self._max_words = _MAX_FIRST_WORDS

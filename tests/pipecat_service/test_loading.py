@@ -17,7 +17,7 @@ from pipecat.workers.runner import WorkerRunner
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS, CheckpointError, Sampling
 from pipecat_service import MegakernelTTSService
-from pipecat_service.loading import _Shared, shared_engine
+from pipecat_service.loading import _SharedModel, shared_engine
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
 Settings = MegakernelTTSService.Settings
@@ -76,7 +76,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     monkeypatch.setattr(TTS, "load", one.load)
     yield one
     assert not any(one.open), "an engine was not closed"
-    assert not _Shared.table, "an engine was kept"
+    assert not _SharedModel.models, "an engine was kept"
 
 
 def test_a_service_takes_either_an_engine_or_a_model(engine: TTS) -> None:

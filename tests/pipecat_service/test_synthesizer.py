@@ -30,9 +30,9 @@ def test_opening_a_session_needs_a_loaded_model() -> None:
 def test_a_refused_engine_is_not_kept(engine: TTS) -> None:
     synthesizer = Synthesizer(None, {})
     with simulated_tts() as cold, pytest.raises(ColdEngineError):
-        synthesizer.adopt(cold, settings())
+        synthesizer.set_engine(cold, settings())
     with pytest.raises(VoiceError):
-        synthesizer.adopt(engine, settings(voice="unknown"))
+        synthesizer.set_engine(engine, settings(voice="unknown"))
     with pytest.raises(EngineClosedError):
         asyncio.run(synthesizer.open(settings(), POLICY))
 
@@ -49,7 +49,7 @@ def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
     )
     voice = Voice(torch.zeros(1))
     synthesizer = Synthesizer(None, {" ANNA": voice})
-    synthesizer.adopt(engine, settings())
+    synthesizer.set_engine(engine, settings())
     asyncio.run(synthesizer.open(settings(voice=name, language=None, instruct="low"), POLICY))
     ((thread, args),) = calls
     assert args == (voice if cloned else name, "auto", "low", "streaming", None, POLICY)
