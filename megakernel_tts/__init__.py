@@ -1,11 +1,11 @@
-"""Qwen3-TTS on one's own machine: text in, speech out, frame by frame.
+"""Qwen3-TTS on your own machine: text in, speech out, frame by frame.
 
     from megakernel_tts import TTS
 
     with TTS.load() as tts:
         tts.say("Hello.").save("hello.wav")
 
-Importing this package is cheap: torch is loaded when the first of these names is used.
+Importing this package does not import torch; the first use of one of its names does.
 """
 
 from importlib import import_module
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {  # module -> its public names
     "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
     "megakernel_tts.audio": ("audible",),
     "megakernel_tts.errors": (
@@ -83,9 +83,9 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(home), name)
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

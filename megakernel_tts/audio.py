@@ -1,4 +1,4 @@
-"""Waveforms at the edge: files and arrays in, 16-bit PCM and wav files out."""
+"""Input and output of waveforms: reference recordings, 16-bit PCM and wav files."""
 
 import io
 import os
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from megakernel_tts.errors import ReferenceAudioError
 
-_LARGEST_WAV = (1 << 32) - 1 - 36  # bytes of samples: the header's sizes have 32 bits
-_LONGEST, _SHORTEST = 60.0, 0.5  # seconds of a reference recording
-_SILENT = 3e-3  # root mean square below which 20 ms are silent (-50 dBFS)
-_LEAST_SOUND = 0.3  # seconds that must not be silent
-_CLIPPED = 2e-3  # share of samples in flat runs at the peak above which a channel is clipped
+_MAX_WAV_BYTES = (1 << 32) - 1 - 36  # of samples: the header's sizes have 32 bits
+_MIN_SECONDS, _MAX_SECONDS = 0.5, 60.0  # of a reference recording
+_MAX_SAMPLE = 4.0  # of a reference recording, whose full scale is 1
+_SILENCE_RMS = 3e-3  # 20 ms with a lower root mean square are silent (-50 dBFS)
+_MIN_SOUND_SECONDS = 0.3  # of a reference recording that must not be silent
+_MAX_FLAT_SHARE = 2e-3  # of samples in flat runs at the peak; more is clipping
 
 AUDIBLE = 200  # of 32767 (-44 dBFS): quieter samples are the codec's noise floor
 
@@ -23,25 +24,25 @@ Recording = str | os.PathLike[str] | BinaryIO | tuple[NDArray[np.floating], int]
 
 
 def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:
-    """[-1, 1] -> 16-bit samples, rounded to nearest."""
+    """Converts float samples in [-1, 1] to 16-bit samples, rounded to nearest."""
     scaled: NDArray[np.float32] = np.clip(wave, -1.0, 1.0) * np.float32(32767.0)
     return np.rint(scaled).astype(np.int16)
 
 
 def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Which samples can be heard: those above the codec's noise floor.
+    """Marks the samples above the codec's noise floor.
 
     Args:
         pcm: 16-bit samples, in any shape.
 
     Returns:
-        Bools of that shape.
+        Bools of the same shape.
     """
     return (pcm >= AUDIBLE) | (pcm <= -AUDIBLE)
 
 
 class WavWriter:
-    """Writes a mono 16-bit wav file as the audio comes; the file is valid after every write."""
+    """Writes a mono 16-bit wav file incrementally; the file is valid after every write."""
 
     def __init__(self, path: str | os.PathLike[str], sample_rate: int) -> None:
         self._file = open(path, "wb")
@@ -54,9 +55,9 @@ class WavWriter:
         """Appends samples.
 
         Raises:
-            ValueError: They do not fit; the file stays as it was.
+            ValueError: They exceed the size of a wav file; the file is unchanged.
         """
-        if 2 * (self._wave.getnframes() + len(pcm)) > _LARGEST_WAV:
+        if 2 * (self._wave.getnframes() + len(pcm)) > _MAX_WAV_BYTES:
             raise ValueError(
                 f"{self._file.name} is full: a wav file holds 4 GiB, about 24 hours; write the "
                 "rest to another file, or raw PCM."
@@ -65,7 +66,7 @@ class WavWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; a file without samples is valid too."""
+        """Closes the file. A file without samples is valid."""
         self._wave.close()
         self._file.close()
 
@@ -77,41 +78,45 @@ class WavWriter:
 
 
 def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32]:
-    """Reads a recording that a voice is to be made from.
+    """Reads a recording from which a voice is cloned.
 
     Args:
         recording: A path or open file that soundfile reads, or (samples, rate) with samples
             [n] or [n, channels].
-        sample_rate: What to resample to (soxr, high quality).
+        sample_rate: Of the result in Hz (soxr resamples with high quality).
 
     Returns:
         [samples], mono, float32.
 
     Raises:
-        ReferenceAudioError: Unreadable, empty, too short or too long, silent or clipped.
+        ReferenceAudioError: It is unreadable, empty, too short, too long, silent or clipped.
     """
     name, samples, rate = _read(recording)
     seconds = len(samples) / rate
     if len(samples) == 0:
-        raise ReferenceAudioError(f"{name} is empty; a few seconds of clear speech are needed.")
+        raise ReferenceAudioError(f"{name} is empty; record a few seconds of clear speech.")
     if not np.isfinite(samples).all():
-        raise ReferenceAudioError(f"{name} holds samples that are no numbers (NaN or infinity).")
-    if seconds > _LONGEST:
         raise ReferenceAudioError(
-            f"{name} lasts longer than {_LONGEST:.0f} s; cut it (5 to 15 s do best)."
+            f"{name} has samples that are NaN or infinite; export the recording again."
         )
-    if seconds < _SHORTEST:
+    if seconds > _MAX_SECONDS:
         raise ReferenceAudioError(
-            f"{name} lasts {seconds:.2f} s; at least {_SHORTEST} s are needed."
+            f"{name} is longer than {_MAX_SECONDS:.0f} s; cut it (5 to 15 s work best)."
         )
-    if np.abs(samples).max() > 4:
-        raise ReferenceAudioError(f"{name} is out of scale: samples go from -1 to 1.")
+    if seconds < _MIN_SECONDS:
+        raise ReferenceAudioError(
+            f"{name} lasts {seconds:.2f} s; at least {_MIN_SECONDS} s are needed."
+        )
+    if np.abs(samples).max() > _MAX_SAMPLE:
+        raise ReferenceAudioError(f"{name} is out of scale; samples must be between -1 and 1.")
     mono = samples.mean(axis=1)
-    if _sounding(mono, rate) < _LEAST_SOUND:
-        raise ReferenceAudioError(f"{name} is silent, or all but: there is nothing to hear in it.")
-    if any(_flat_share(channel) > _CLIPPED for channel in samples.T):
+    if _sound_seconds(mono, rate) < _MIN_SOUND_SECONDS:
         raise ReferenceAudioError(
-            f"{name} is clipped: it stays flat at its peak; record it at a lower level."
+            f"{name} is silent or nearly silent; record it closer to the microphone."
+        )
+    if any(_flat_share(channel) > _MAX_FLAT_SHARE for channel in samples.T):
+        raise ReferenceAudioError(
+            f"{name} is clipped (flat at its peak); record it at a lower level."
         )
     if rate != sample_rate:
         import soxr
@@ -121,7 +126,11 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
 
 
 def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
-    """Name for messages, samples [n, channels] of at most a little over the longest, and rate."""
+    """Reads a recording, at most one sample more than the maximum length.
+
+    Returns:
+        Its name for messages, the samples [n, channels] and their rate in Hz.
+    """
     if isinstance(recording, tuple):
         return _check_array(*recording) if len(recording) == 2 else _check_array(None, None)
     import soundfile
@@ -132,13 +141,13 @@ def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
         if isinstance(recording, str | os.PathLike):
             source = name = os.fspath(recording)
             if not Path(source).is_file():
-                raise ReferenceAudioError(f"{name[:200]} does not exist or is no file.")
+                raise ReferenceAudioError(f"{name[:200]} does not exist or is not a file.")
         else:
             source = io.BytesIO(recording.read())
         with soundfile.SoundFile(source) as file:
             rate = file.samplerate
-            # The header's length may be unknown or a lie: what counts is what can be read.
-            samples = file.read(int(_LONGEST * rate) + 1, dtype="float32", always_2d=True)
+            # The length in the header may be missing or wrong, so the samples are counted.
+            samples = file.read(int(_MAX_SECONDS * rate) + 1, dtype="float32", always_2d=True)
     except ReferenceAudioError:
         raise
     except (soundfile.LibsndfileError, AttributeError, OSError, TypeError, ValueError) as error:
@@ -154,21 +163,24 @@ def _check_array(samples: object, rate: object) -> tuple[str, NDArray[np.float32
             f"{array.dtype} of shape {array.shape}."
         )
     if not isinstance(rate, int | np.integer) or not 1000 <= rate <= 768_000:
-        raise ReferenceAudioError(f"The sample rate {rate!r} is not one of a recording.")
-    longest = int(_LONGEST * rate) + 1
-    columns = array[:longest] if array.ndim == 2 else array[:longest, None]
-    return "The reference audio", columns.astype(np.float32), int(rate)
+        raise ReferenceAudioError(
+            f"The sample rate of the reference audio is {rate!r}; it must be a whole number from "
+            "1,000 to 768,000 Hz."
+        )
+    limit = int(_MAX_SECONDS * rate) + 1
+    channels = array[:limit] if array.ndim == 2 else array[:limit, None]
+    return "The reference audio", channels.astype(np.float32), int(rate)
 
 
-def _sounding(mono: NDArray[np.float32], rate: int) -> float:
-    """Seconds that are not silent, a constant offset aside."""
-    block = rate // 50
-    whole = mono[: len(mono) // block * block].reshape(-1, block)
-    loud = (whole - mono.mean()).std(axis=1) > _SILENT
+def _sound_seconds(mono: NDArray[np.float32], rate: int) -> float:
+    """Seconds above the silence threshold, without the constant offset."""
+    window = rate // 50
+    windows = mono[: len(mono) // window * window].reshape(-1, window)
+    loud = (windows - mono.mean()).std(axis=1) > _SILENCE_RMS
     return float(loud.sum()) / 50
 
 
 def _flat_share(channel: NDArray[np.float32]) -> float:
-    """The share of samples that stand at the peak together with both of their neighbours."""
+    """The share of samples at the peak whose preceding and following samples are there too."""
     top = np.abs(channel) >= (1 - 1e-4) * np.abs(channel).max()
     return float((top[2:] & top[1:-1] & top[:-2]).mean()) if channel.any() else 0.0

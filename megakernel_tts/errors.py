@@ -1,27 +1,24 @@
-"""What can go wrong, each with a name of its own: a user's mistakes and a machine's limits.
-
-Every message says what was wrong, where, and what to do.
-"""
+"""Exceptions of this package. Every message states what was wrong, where, and what to do."""
 
 
 class MegakernelTTSError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """Base class of the exceptions of this package."""
 
 
 class CheckpointError(MegakernelTTSError):
-    """A checkpoint that cannot be used: names the file, the field or tensor, found and expected."""
+    """A checkpoint cannot be used. The message names file, field or tensor, found and expected."""
 
 
 class VoiceError(MegakernelTTSError, ValueError):
-    """A voice, language or instruction that the loaded model cannot speak with."""
+    """A voice, language or instruction is not supported by the loaded model."""
 
 
 class ReferenceAudioError(MegakernelTTSError, ValueError):
-    """A recording that no voice can be made from."""
+    """A recording from which no voice can be cloned."""
 
 
 class TextError(MegakernelTTSError, ValueError):
-    """A text that cannot be spoken."""
+    """A text that cannot be synthesised."""
 
 
 class SamplingError(MegakernelTTSError, ValueError):
@@ -29,7 +26,7 @@ class SamplingError(MegakernelTTSError, ValueError):
 
 
 class EngineBusyError(MegakernelTTSError):
-    """Every slot speaks and the waiting queue is full."""
+    """All slots are in use and the waiting queue is full."""
 
 
 class EngineClosedError(MegakernelTTSError):
@@ -37,8 +34,8 @@ class EngineClosedError(MegakernelTTSError):
 
 
 class SynthesisError(MegakernelTTSError):
-    """One stream failed while it was speaking; the others go on (its cause is chained)."""
+    """One stream failed during synthesis; other streams continue (the cause is chained)."""
 
 
 class DeviceError(MegakernelTTSError, RuntimeError):
-    """The device did not finish what it was given; whether it will next time, nobody knows."""
+    """The device did not finish a launch; its state is undefined afterwards."""

@@ -1,9 +1,9 @@
-"""How codes are drawn: the parameters, the logits processing, the counter-based random numbers.
+"""Sampling of codes: parameters, logits processing and counter-based random numbers.
 
-A draw is the argmax of `logits / temperature + Gumbel noise` over the kept ids, which is an exact
-draw from their softmax (Gumbel, 1954; Yellott, 1977) and needs no sum whose order a backend could
-change. The noise comes from Philox4x32-10 (Salmon et al., 2011) at the counter (id, codebook,
-frame) under the stream's seed: neighbours, slot and backend do not enter.
+A sample is the argmax of `logits / temperature + Gumbel noise` over the kept ids. This is an exact
+sample from their softmax (Gumbel, 1954; Yellott, 1977) and needs no sum, whose order could differ
+between backends. The noise is Philox4x32-10 (Salmon et al., 2011) at the counter (id, codebook,
+frame), with the stream's seed as key. It does not depend on other streams, the slot or the backend.
 """
 
 import secrets
@@ -17,30 +17,30 @@ from torch import Tensor
 
 from megakernel_tts.errors import SamplingError
 
-# Beyond these, dividing and multiplying logits could leave float32. No draw is the worse for it:
-# probabilities have long become 0 and 1, and penalised ids keep their order.
-_COLDEST = 1e-6
-_PENALTIES = 1e-20, 1e20
-_LEAST_TOP_P = 1e-30
+# Beyond these bounds the scaled logits could overflow float32. Clamping does not change samples:
+# probabilities are already 0 or 1 there, and penalised ids keep their order.
+_MIN_TEMPERATURE = 1e-6
+_MIN_PENALTY, _MAX_PENALTY = 1e-20, 1e20
+_MIN_TOP_P = 1e-30
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a stream is sampled. The defaults are the release's.
+    """Sampling parameters of a stream. The defaults are those of the released models.
 
     Attributes:
-        temperature: Of code 0; 0 is greedy, and so is all below 1e-6.
-        top_k: Of code 0: how many of the likeliest ids are kept; 0 keeps all.
-        top_p: Of code 0: the likeliest ids that add up to this probability are kept.
-        repetition_penalty: Of code 0: above 1 makes ids that were used before less likely, below
-            1 more.
-        predictor_temperature: Of codes 1 to 15; 0 is greedy (it sounds robotic), as above.
-        predictor_top_k: Of codes 1 to 15.
-        predictor_top_p: Of codes 1 to 15.
-        seed: The same seed gives the same codes; None draws one.
-        max_frames: The most frames (80 ms each) that one piece of text may take; what a slot of the
-            engine holds beside the prompt is less than the default.
-        guard: Whether runaway speech is stopped (see `guard`).
+        temperature: For code 0. Values below 1e-6 select the most likely id (greedy).
+        top_k: For code 0: number of most likely ids that are kept; 0 keeps all.
+        top_p: For code 0: the most likely ids whose probabilities add up to `top_p` are kept.
+        repetition_penalty: For code 0: values above 1 make ids that were already sampled less
+            likely, values below 1 more likely.
+        predictor_temperature: For codes 1 to 15. Greedy values sound robotic.
+        predictor_top_k: For codes 1 to 15.
+        predictor_top_p: For codes 1 to 15.
+        seed: The same seed gives the same codes; None selects a random seed.
+        max_frames: Maximum number of frames (80 ms each) of one segment of text. The capacity of
+            an engine slot is lower than the default.
+        guard: Whether runaway speech is stopped (see `engine/guard.py`).
     """
 
     temperature: float = 0.9
@@ -57,8 +57,8 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("top_k", "predictor_top_k", "max_frames", "seed"):
             value = getattr(self, name)
-            whole = type(value) is int or (name == "seed" and value is None)
-            self._check(name, whole, "a whole number")
+            is_integer = type(value) is int or (name == "seed" and value is None)
+            self._check(name, is_integer, "a whole number")
         for name in ("temperature", "predictor_temperature", "top_p", "predictor_top_p"):
             self._check(name, type(getattr(self, name)) in (int, float), "a number")
         self._check("repetition_penalty", type(self.repetition_penalty) in (int, float), "a number")
@@ -71,7 +71,7 @@ class Sampling:
             self._check(name, 0 < getattr(self, name) <= 1, "above 0 and at most 1")
         penalty = self.repetition_penalty
         self._check("repetition_penalty", 0 < penalty <= sys.float_info.max, "above 0 and finite")
-        object.__setattr__(self, "repetition_penalty", float(penalty))  # no tensor holds 10**300
+        object.__setattr__(self, "repetition_penalty", float(penalty))  # 10**300 fits no tensor
         self._check("max_frames", 1 <= self.max_frames < 1 << 31, "1 or more")
         if self.seed is not None:
             self._check("seed", 0 <= self.seed < 1 << 64, "from 0 to 2^64 - 1")
@@ -82,65 +82,69 @@ class Sampling:
 
     @classmethod
     def greedy(cls, **overrides: Any) -> "Sampling":
-        """The likeliest code everywhere: for tests and comparisons, not for listening."""
-        chosen: dict[str, Any] = {"temperature": 0.0, "predictor_temperature": 0.0}
-        return cls(**(chosen | overrides))
+        """Parameters that select the most likely code everywhere, for tests and comparisons."""
+        parameters: dict[str, Any] = {"temperature": 0.0, "predictor_temperature": 0.0}
+        return cls(**(parameters | overrides))
 
     def seeded(self) -> "Sampling":
-        """The same with a seed drawn, if there is none."""
+        """A copy with a random seed if `seed` is None."""
         return self if self.seed is not None else self._with(seed=secrets.randbits(63))
 
     def in_float32(self) -> "Sampling":
-        """The same within what float32 can draw with; backends take it so.
+        """A copy within the range of float32 arithmetic, as backends require it.
 
-        The coldest temperatures are greedy, and penalties end where logits would overflow.
+        Temperatures near 0 become 0 (greedy). The penalty is clamped so that logits stay finite.
         """
-        least, most = _PENALTIES
         return self._with(
-            temperature=_warm(self.temperature),
-            predictor_temperature=_warm(self.predictor_temperature),
-            top_p=max(self.top_p, _LEAST_TOP_P),
-            predictor_top_p=max(self.predictor_top_p, _LEAST_TOP_P),
-            repetition_penalty=min(max(self.repetition_penalty, least), most),
+            temperature=_greedy_if_tiny(self.temperature),
+            predictor_temperature=_greedy_if_tiny(self.predictor_temperature),
+            top_p=max(self.top_p, _MIN_TOP_P),
+            predictor_top_p=max(self.predictor_top_p, _MIN_TOP_P),
+            repetition_penalty=min(max(self.repetition_penalty, _MIN_PENALTY), _MAX_PENALTY),
         )
 
     def next_seed(self, steps: int = 1) -> "Sampling":
-        """The same with a later seed."""
+        """A copy whose seed is `steps` later."""
         return self._with(seed=((self.seed or 0) + steps) % (1 << 64))
 
     def _with(self, **fields: float) -> "Sampling":
-        """The same but for these, which are known to be allowed: `replace` checks all again."""
-        same = object.__new__(Sampling)
-        vars(same).update(vars(self), **fields)
-        return same
+        """A copy with valid values replaced; `dataclasses.replace` would check all values again."""
+        copy = object.__new__(Sampling)
+        vars(copy).update(vars(self), **fields)
+        return copy
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one network's logits are drawn from, for a batch of streams: tensors of [batch, 1]."""
+    """Sampling parameters of one network for a batch of streams.
+
+    Attributes:
+        temperature: [batch, 1], float32.
+        top_k: [batch, 1], int64.
+        top_p: [batch, 1], float32.
+    """
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
 
     @staticmethod
-    def for_talker(rows: Sequence[Sampling], device: torch.device) -> "SamplingParams":
-        """The rule for code 0."""
-        return _rule([(s.temperature, s.top_k, s.top_p) for s in rows], device)
+    def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingParams":
+        """Parameters of code 0, one row per stream."""
+        return _params([(s.temperature, s.top_k, s.top_p) for s in samplings], device)
 
     @staticmethod
-    def for_predictor(rows: Sequence[Sampling], device: torch.device) -> "SamplingParams":
-        """The rule for the other codes."""
-        return _rule(
-            [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in rows], device
-        )
+    def for_predictor(samplings: Sequence[Sampling], device: torch.device) -> "SamplingParams":
+        """Parameters of codes 1 to 15, one row per stream."""
+        rows = [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in samplings]
+        return _params(rows, device)
 
 
-def _warm(temperature: float) -> float:
-    return temperature if temperature >= _COLDEST else 0.0
+def _greedy_if_tiny(temperature: float) -> float:
+    return temperature if temperature >= _MIN_TEMPERATURE else 0.0
 
 
-def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingParams:
+def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingParams:
     temperature, top_k, top_p = zip(*rows, strict=True)
     return SamplingParams(
         torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
@@ -150,41 +154,44 @@ def _rule(rows: list[tuple[float, int, float]], device: torch.device) -> Samplin
 
 
 def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Divides positive and multiplies negative logits of seen ids, once an id.
+    """Divides positive and multiplies negative logits of seen ids by the penalty, once per id.
 
     Args:
         logits: [batch, ids], float32.
-        seen: [batch, ids], bool.
-        penalty: [batch, 1].
+        seen: [batch, ids], bool: ids that the stream has sampled.
+        penalty: [batch, 1], float32.
+
+    Returns:
+        [batch, ids], float32.
     """
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 
 
-def sample(logits: Tensor, rule: SamplingParams, noise: Tensor) -> Tensor:
-    """One id for each row.
+def sample(logits: Tensor, params: SamplingParams, noise: Tensor) -> Tensor:
+    """Samples one id per row.
 
     Args:
-        logits: [batch, ids], float32; -inf is never drawn.
-        rule: Temperature 0 takes the argmax; ties at the top-k border stay in.
-        noise: [batch, ids] of `gumbel_noise`.
+        logits: [batch, ids], float32; an id with -inf is never sampled.
+        params: Temperature 0 selects the argmax. Ids that tie with the last of the top k are kept.
+        noise: [batch, ids], float32, from `gumbel_noise`.
 
     Returns:
         [batch], int64.
     """
-    greedy = rule.temperature == 0
-    scores = logits / torch.where(greedy, 1.0, rule.temperature)
-    scores = torch.where(greedy, scores, _top_p(_top_k(scores, rule.top_k), rule.top_p))
+    greedy = params.temperature == 0
+    scores = logits / torch.where(greedy, 1.0, params.temperature)
+    scores = torch.where(greedy, scores, _top_p(_top_k(scores, params.top_k), params.top_p))
     return torch.where(greedy, scores, scores + noise).argmax(dim=-1)
 
 
 def _top_k(scores: Tensor, top_k: Tensor) -> Tensor:
-    largest = min(int(top_k.max()), scores.shape[-1])
-    if largest == 0:
+    max_k = min(int(top_k.max()), scores.shape[-1])
+    if max_k == 0:
         return scores
-    best = scores.topk(largest, dim=-1).values
-    border = best.gather(-1, (top_k - 1).clamp(0, largest - 1))
-    return scores.masked_fill((scores < border) & (top_k > 0), -torch.inf)
+    largest = scores.topk(max_k, dim=-1).values
+    threshold = largest.gather(-1, (top_k - 1).clamp(0, max_k - 1))
+    return scores.masked_fill((scores < threshold) & (top_k > 0), -torch.inf)
 
 
 def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
@@ -192,23 +199,23 @@ def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
         return scores
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)
-    # An id goes if those before it suffice already; the likeliest always stays.
-    before = probability.cumsum(dim=-1) - probability
-    excess = (before >= top_p) & (top_p < 1)
+    # An id is dropped if more likely ids already reach top_p; the most likely id is always kept.
+    preceding = probability.cumsum(dim=-1) - probability
+    excess = (preceding >= top_p) & (top_p < 1)
     return scores.masked_fill(torch.zeros_like(excess).scatter(-1, order, excess), -torch.inf)
 
 
-_MASK = 0xFFFFFFFF
+_MASK = 0xFFFFFFFF  # of a 32-bit word
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
-    """Philox4x32-10: four random words for each counter.
+    """Philox4x32-10: four random words per counter.
 
     Args:
         counter: Four int64 tensors of 32-bit words, broadcastable to each other.
-        key: Two of the same.
+        key: Two int64 tensors of 32-bit words.
 
     Returns:
         Four int64 tensors of 32-bit words.
@@ -216,7 +223,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # The product of two 32-bit words wraps in int64, but its 64 bits are the right ones.
+        # The product of two 32-bit words wraps in int64; its 64 bits are still correct.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             (p1 >> 32) & _MASK ^ c1 ^ k0,
@@ -229,26 +236,32 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gumbel_noise(
-    seeds: Sequence[int], frames: Sequence[int], groups: int, ids: int, device: torch.device
+    seeds: Sequence[int], frames: Sequence[int], num_groups: int, num_ids: int, device: torch.device
 ) -> Tensor:
-    """The noise of one frame of each stream, for all of its codebooks.
+    """Gumbel noise of one frame of each stream, for all codebooks.
 
-    Word w of the counter (b, codebook, frame, 0) under the key (seed's low word, high word) belongs
-    to id 4b + w. Its upper 23 bits make a uniform number strictly between 0 and 1.
+    Word w of the counter (i, codebook, frame, 0) with the key (low word of the seed, high word)
+    belongs to id 4i + w. Its upper 23 bits are a uniform number strictly between 0 and 1.
+
+    Args:
+        seeds: One per stream.
+        frames: The frame index of each stream.
+        num_groups: Codebooks.
+        num_ids: Ids of a codebook.
+        device: Of the result.
 
     Returns:
-        [streams, groups, ids], float32.
+        [streams, num_groups, num_ids], float32.
     """
 
-    def words(values: Sequence[int]) -> Tensor:
+    def per_stream(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)[:, None, None]
 
-    block = torch.arange((ids + 3) // 4, device=device)[None, None, :]
-    codebook = torch.arange(groups, device=device)[None, :, None]
-    key = [words([s & _MASK for s in seeds]), words([s >> 32 for s in seeds])]
+    id_group = torch.arange((num_ids + 3) // 4, device=device)[None, None, :]
+    codebook = torch.arange(num_groups, device=device)[None, :, None]
+    frame = per_stream([f & _MASK for f in frames])
     zero = torch.zeros((), dtype=torch.long, device=device)
-    bits = torch.stack(
-        philox([block, codebook, words([f & _MASK for f in frames]), zero], key), dim=-1
-    )
-    uniform = ((bits >> 9).float() + 0.5) * 2.0**-23
-    return -(-uniform.flatten(2)[..., :ids].log()).log()
+    key = [per_stream([s & _MASK for s in seeds]), per_stream([s >> 32 for s in seeds])]
+    words = torch.stack(philox([id_group, codebook, frame, zero], key), dim=-1)
+    uniform = ((words >> 9).float() + 0.5) * 2.0**-23
+    return -(-uniform.flatten(2)[..., :num_ids].log()).log()

@@ -25,12 +25,12 @@ def signature(function: object) -> str:
     return str(bare.replace(parameters=parameters, return_annotation=bare.empty))
 
 
-def test_names() -> None:
+def test_exported_names_are_pinned() -> None:
     assert set(megakernel_tts.__all__) == NAMES
     assert all(getattr(megakernel_tts, name).__name__ == name for name in NAMES)
 
 
-def test_signatures() -> None:
+def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.load) == "(model='demo', device='auto', dtype='auto', slots=8)"
     assert signature(TTS.say) == f"(text, {VOICE}, *, retries=0)"
     assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None)"
@@ -49,7 +49,7 @@ def test_signatures() -> None:
     assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
 
 
-def test_importing_is_cheap() -> None:
+def test_import_is_fast_and_loads_neither_torch_nor_numpy() -> None:
     program = (
         "import time; t = time.perf_counter(); import megakernel_tts, sys; "
         "print(time.perf_counter() - t, 'torch' in sys.modules, 'numpy' in sys.modules)"
@@ -63,6 +63,6 @@ def test_importing_is_cheap() -> None:
     assert min(float(seconds) for seconds, *_ in outputs) < 0.1
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(megakernel_tts, "Megaphone")
     assert set(megakernel_tts.__all__) <= set(dir(megakernel_tts))

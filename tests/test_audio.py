@@ -25,30 +25,30 @@ def test_pcm16_rounds_and_clips() -> None:
     assert out.dtype == np.int16
 
 
-def test_samples_are_audible_from_a_level_on_whatever_their_sign() -> None:
+def test_audible_compares_magnitude_with_threshold() -> None:
     levels = [0, AUDIBLE - 1, AUDIBLE, 32767, 1 - AUDIBLE, -AUDIBLE, -32768]
     pcm = np.array([levels, levels[::-1]], np.int16)
     assert audible(pcm)[0].tolist() == [abs(level) >= AUDIBLE for level in levels]
     np.testing.assert_array_equal(audible(pcm)[1], audible(pcm)[0][::-1])
 
 
-def test_a_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:
+def test_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     with WavWriter(path, 24_000) as writer:
         for n in (1, 2):
             writer.write(np.full(100, n, np.int16))
-            with wave.open(io.BytesIO(path.read_bytes())) as so_far:
-                assert so_far.getnframes() == 100 * n
+            with wave.open(io.BytesIO(path.read_bytes())) as written:
+                assert written.getnframes() == 100 * n
     assert soundfile.read(path, dtype="int16")[0].tolist() == [1] * 100 + [2] * 100
 
 
-def test_a_wav_file_is_full_before_its_header_overflows(
+def test_wav_writer_refuses_samples_before_the_header_overflows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    struct.pack("<L", audio._LARGEST_WAV + 36)
+    struct.pack("<L", audio._MAX_WAV_BYTES + 36)
     with pytest.raises(struct.error):
-        struct.pack("<L", audio._LARGEST_WAV + 37)
-    monkeypatch.setattr(audio, "_LARGEST_WAV", 401)
+        struct.pack("<L", audio._MAX_WAV_BYTES + 37)
+    monkeypatch.setattr(audio, "_MAX_WAV_BYTES", 401)
     path = tmp_path / "a.wav"
     with WavWriter(path, 24_000) as writer:
         writer.write(np.full(150, 1, np.int16))
@@ -60,7 +60,7 @@ def test_a_wav_file_is_full_before_its_header_overflows(
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 24_000, 44_100, 48_000])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_any_rate_and_stereo(tmp_path: Path, rate: int, channels: int) -> None:
+def test_recordings_are_mixed_down_and_resampled(tmp_path: Path, rate: int, channels: int) -> None:
     mono = speech(rate=rate)
     path = tmp_path / "a.wav"
     soundfile.write(path, np.stack([mono] * channels, axis=1), rate, subtype="FLOAT")
@@ -71,7 +71,7 @@ def test_any_rate_and_stereo(tmp_path: Path, rate: int, channels: int) -> None:
     np.testing.assert_allclose(read[middle], speech()[middle], atol=2e-3)
 
 
-def test_paths_files_and_arrays_are_the_same(tmp_path: Path) -> None:
+def test_paths_files_and_arrays_give_the_same_samples(tmp_path: Path) -> None:
     path = tmp_path / "a.flac"
     soundfile.write(path, speech(), 24_000)
     expected = read_reference(path, 24_000)
@@ -84,15 +84,15 @@ def test_paths_files_and_arrays_are_the_same(tmp_path: Path) -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "empty": ((np.zeros(0, np.float32), 24_000), "is empty"),
     "short": ((speech(0.2), 24_000), "lasts 0.20 s; at least"),
-    "long": ((speech(61), 24_000), r"lasts longer than 60 s; cut it"),
+    "long": ((speech(61), 24_000), r"is longer than 60 s; cut it"),
     "silent": ((speech(level=0.0), 24_000), "is silent"),
     "faint": ((speech(level=1e-4), 24_000), "is silent"),
     "clipped": ((np.clip(20 * speech(), -1, 1), 24_000), "is clipped"),
-    "nan": ((np.full(24_000, np.nan, np.float32), 24_000), "no numbers"),
+    "nan": ((np.full(24_000, np.nan, np.float32), 24_000), "NaN or infinite"),
     "integers": ((np.zeros(24_000, np.int16), 24_000), "with floats"),
     "cube": ((np.zeros((2, 2, 2), np.float32), 24_000), "with floats"),
     "no rate": ((speech(),), "with floats"),
-    "words": ((speech(), "24000"), "sample rate '24000'"),
+    "words": ((speech(), "24000"), "sample rate of the reference audio is '24000'"),
     "scale": ((20_000 * speech(), 24_000), "out of scale"),
     "offset": ((np.full(48_000, 0.5, np.float32), 24_000), "is silent"),
     "click": ((np.eye(1, 48_000, 99, dtype=np.float32)[0], 24_000), "is silent"),
@@ -102,35 +102,35 @@ BAD: dict[str, tuple[Any, str]] = {
         "is clipped",
     ),
     "nothing": (None, "not readable"),
-    "rate": ((speech(), 0), "sample rate 0"),
+    "rate": ((speech(), 0), "sample rate of the reference audio is 0"),
     "no file": ("/nowhere/at/all.wav", "does not exist"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_unusable_recordings_get_a_sentence(name: str) -> None:
+def test_unusable_recording_is_refused_with_reason(name: str) -> None:
     recording, message = BAD[name]
     with pytest.raises(ReferenceAudioError, match=message):
         read_reference(recording, 24_000)
 
 
-def test_what_is_no_audio_file_gets_a_sentence(tmp_path: Path) -> None:
+def test_file_without_audio_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"RIFF\x00\x00", b"this is a text", bytes(1000)):
         path = tmp_path / "a.wav"
         path.write_bytes(content)
         with pytest.raises(ReferenceAudioError, match=r"a\.wav is not readable as audio"):
             read_reference(path, 24_000)
-    with pytest.raises(ReferenceAudioError, match="is no file"):
+    with pytest.raises(ReferenceAudioError, match="is not a file"):
         read_reference(tmp_path, 24_000)
 
 
-def test_a_loud_but_clean_recording_is_not_clipped() -> None:
+def test_loud_recording_without_clipping_is_accepted() -> None:
     assert len(read_reference((speech(level=1.0), 24_000), 24_000)) == 48_000
     tone = 0.95 * np.sin(2 * np.pi * 100 * np.arange(48_000) / 24_000)
     assert len(read_reference((tone.astype(np.float32), 24_000), 24_000)) == 48_000
 
 
-def test_file_objects_of_any_kind(tmp_path: Path) -> None:
+def test_open_files_are_read_from_their_position(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     soundfile.write(path, speech(), 24_000)
     expected = read_reference(path, 24_000)
@@ -138,6 +138,6 @@ def test_file_objects_of_any_kind(tmp_path: Path) -> None:
         file.write(path.read_bytes())
         file.seek(0)
         np.testing.assert_array_equal(read_reference(file, 24_000), expected)  # type: ignore[arg-type]
-    behind = io.BytesIO(b"junk" + path.read_bytes())
-    behind.seek(4)
-    np.testing.assert_array_equal(read_reference(behind, 24_000), expected)
+    with_offset = io.BytesIO(b"junk" + path.read_bytes())
+    with_offset.seek(4)
+    np.testing.assert_array_equal(read_reference(with_offset, 24_000), expected)

@@ -91,7 +91,7 @@ MODULES = {module_of(file) for file in FILES}
 def test_imports_follow_the_folder_rules(file: Path) -> None:
     folder = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if folder == "__init__":
-        return  # exports lazily what its homes define; pinned by test_api.py
+        return  # lazy exports; pinned by test_api.py
     assert folder in RULES, f"{folder} has no rule in RULES"
     for name in imported(file) & MODULES:
         target = name.removeprefix(NAME).removeprefix(".")
