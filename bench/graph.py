@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.model.config import ModelConfig, StackConfig
-from megakernel_tts.model.layers import rotary, rotate
+from megakernel_tts.model.layers import apply_rope, rope_table
 from megakernel_tts.model.weights import Layer, Model, Stack
 
 _TOP_K = 50
@@ -34,7 +34,7 @@ class _Network:
         self.layers = [_Layer(w, config) for w in stack.layers]
         self.caches = torch.randn(shape, device=device).bfloat16()
         indices = torch.arange(positions, device=device)[None]
-        self.rope_table = rotary(indices, config.head_dim, config.rope_theta, torch.bfloat16)
+        self.rope_table = rope_table(indices, config.head_dim, config.rope_theta, torch.bfloat16)
 
     def __call__(self, x: Tensor, position: int) -> Tensor:
         for layer, cache in zip(self.layers, self.caches, strict=True):
@@ -51,7 +51,9 @@ class _Network:
         heads = F.linear(x, layer.qkv).view(1, -1, 1, width)
         queries_keys = heads[:, : -layer.heads[2]]
         normed = F.rms_norm(queries_keys, (width,), eps=self.config.norm_eps) * layer.head_norms
-        query, key = rotate(normed, self.rope_table[..., position:end, :]).split(layer.heads[:2], 1)
+        query, key = apply_rope(normed, self.rope_table[..., position:end, :]).split(
+            layer.heads[:2], 1
+        )
         keys, values = cache
         keys[:, :, position:end] = key
         values[:, :, position:end] = heads[:, -layer.heads[2] :]

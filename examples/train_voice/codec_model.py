@@ -17,7 +17,7 @@ from examples.train_voice.codec_net import (
 from examples.train_voice.flite import PHONES
 from examples.train_voice.training import bind, fast_type
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.model.checkpoint import Spec, leaves
+from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import CodecConfig
 
 MELS = 320  # of a frame: eight columns of forty
@@ -44,8 +44,8 @@ class CodecModel:
         dim = config.encoder.codebook_dim
         specs = [s for s in (*leaves(enc), *leaves(dec)) if "codebook." not in s.name]
         heads = [
-            Spec("phone_head", (2 * len(PHONES), dim)),
-            Spec("mel_head", (MELS, config.decoder.codebook_dim)),
+            TensorSpec("phone_head", (2 * len(PHONES), dim)),
+            TensorSpec("mel_head", (MELS, config.decoder.codebook_dim)),
         ]
         self.parameters = {s.name: nn.Parameter(_initial(s, device)) for s in (*specs, *heads)}
         self._enc, self._dec = bind(enc, self.parameters), bind(dec, self.parameters)
@@ -103,7 +103,7 @@ class CodecModel:
         return [p for name, p in self.parameters.items() if name.startswith("decoder.")]
 
 
-def _initial(spec: Spec, device: torch.device) -> Tensor:
+def _initial(spec: TensorSpec, device: torch.device) -> Tensor:
     tensor = torch.zeros(spec.shape, device=device)
     leaf = spec.name.rsplit(".", 1)[-1]
     if leaf in ("scale", "gamma"):

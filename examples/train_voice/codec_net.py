@@ -9,7 +9,7 @@ from torch import Tensor
 from examples.train_voice.operations import conv, snake, transposed
 from megakernel_tts.codec import weights as w
 from megakernel_tts.model.config import CodecConfig, StackConfig
-from megakernel_tts.model.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 
 
 class _Net:
@@ -48,13 +48,13 @@ def _attend(
 ) -> Tensor:
     """Causal attention over the last `window` positions."""
     positions = torch.arange(x.shape[1], device=x.device)
-    turn = rotary(positions[None], s.head_dim, s.rope_theta, x.dtype)
+    turn = rope_table(positions[None], s.head_dim, s.rope_theta, x.dtype)
     q, k, v = (
         split_heads(F.linear(x, p.to(x.dtype)), s.head_dim) for p in (layer.q, layer.k, layer.v)
     )
     back = positions[:, None] - positions
     seen = (back >= 0) & (back < window)
-    y = F.scaled_dot_product_attention(rotate(q, turn), rotate(k, turn), v, attn_mask=seen)
+    y = F.scaled_dot_product_attention(apply_rope(q, turn), apply_rope(k, turn), v, attn_mask=seen)
     return layer.scale.to(x.dtype) * F.linear(merge_heads(y), layer.o.to(x.dtype))
 
 

@@ -11,8 +11,8 @@ from megakernel_tts.model.config import (
     read_model_config,
 )
 from megakernel_tts.model.random_checkpoint import (
-    model_config,
     small_codec_config,
+    small_model_config,
     write_configs,
     write_tokenizer,
 )
@@ -99,7 +99,7 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
     """
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     specials = write_tokenizer(folder, vocab, merges)
-    model = model_config("custom_voice", "0b6", CODES, vocab, specials)
+    model = small_model_config("custom_voice", "0b6", CODES, vocab, specials)
     talker = model["talker_config"]
     talker |= {
         "hidden_size": sizes.hidden,

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from examples.train_voice.flite import PHONES
 from examples.train_voice.training import bind
-from megakernel_tts.model.checkpoint import Spec, leaves
+from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import ModelConfig, StackConfig
-from megakernel_tts.model.layers import merge_heads, rms_norm, rotary, rotate, split_heads
+from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED = 2, 3  # the layers whose first head learns where in the text the speech is
@@ -26,7 +26,7 @@ class TalkerNet:
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.config = config
         specs = model_specs(config)
-        head = Spec("phone_head", (2 * len(PHONES), config.talker.stack.hidden_size))
+        head = TensorSpec("phone_head", (2 * len(PHONES), config.talker.stack.hidden_size))
         layers = config.talker.stack.num_layers
         self.parameters = {
             s.name: nn.Parameter(_initial(s, layers).to(device)) for s in (*leaves(specs), head)
@@ -96,15 +96,15 @@ class TalkerNet:
 
     def _turn(self, x: Tensor, c: StackConfig) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        return rotary(positions, c.head_dim, c.rope_theta, torch.float32)
+        return rope_table(positions, c.head_dim, c.rope_theta, torch.float32)
 
     def _layer(
         self, x: Tensor, layer: Layer, c: StackConfig, turn: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         n = rms_norm(x, layer.input_norm, c.norm_eps)
         q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
-        q = rotate(rms_norm(q.float(), layer.q_norm, c.norm_eps), turn).to(v.dtype)
-        k = rotate(rms_norm(k.float(), layer.k_norm, c.norm_eps), turn).to(v.dtype)
+        q = apply_rope(rms_norm(q.float(), layer.q_norm, c.norm_eps), turn).to(v.dtype)
+        k = apply_rope(rms_norm(k.float(), layer.k_norm, c.norm_eps), turn).to(v.dtype)
         keys, values = (t.repeat_interleave(c.num_heads // c.num_kv_heads, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
         x = x + self._drop(F.linear(merge_heads(y), layer.o))
@@ -116,7 +116,7 @@ class TalkerNet:
         return F.dropout(x, _DROPOUT) if self.dropping else x
 
 
-def _initial(spec: Spec, layers: int) -> Tensor:
+def _initial(spec: TensorSpec, layers: int) -> Tensor:
     if len(spec.shape) == 1:
         return torch.ones(spec.shape) if spec.name.endswith("weight") else torch.zeros(spec.shape)
     if "text_embedding" in spec.name:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from megakernel_tts.model.checkpoint import Spec, map_leaves
+from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def bind(tree: T, tensors: Mapping[str, Tensor]) -> T:
     """A tree of specs with the tensors of those names in its leaves, empty ones where none is."""
     empty = torch.empty(0)
 
-    def leaf(spec: Spec) -> Tensor:
+    def leaf(spec: TensorSpec) -> Tensor:
         return tensors.get(spec.name, empty)
 
     return map_leaves(tree, leaf)

@@ -53,22 +53,22 @@ def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:
     if not file.exists():
         return None
     fields = Fields(read_json(file), file)
-    fields.word("format", (_FORMAT,))
+    fields.choice("format", (_FORMAT,))
     pairs = fields.values.get("heads")
     expected = f"up to {MAX_HEADS} pairs of a layer below {layers} and a head below {heads}"
     if not isinstance(pairs, list) or not 1 <= len(pairs) <= MAX_HEADS:
-        raise fields.wrong("heads", expected)
+        raise fields.invalid("heads", expected)
     for pair in pairs:
         whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
         if not (whole and 0 <= pair[0] < layers and 0 <= pair[1] < heads):
-            raise fields.wrong("heads", expected)
+            raise fields.invalid("heads", expected)
     floor = fields.number("floor")
     if floor >= 1:
-        raise fields.wrong("floor", "a share of the attention, below 1")
+        raise fields.invalid("floor", "a share of the attention, below 1")
     return Alignment(
         tuple((layer, head) for layer, head in pairs),
         floor,
-        fields.integer("lookahead", least=0, most=MAX_LOOKAHEAD),
+        fields.integer("lookahead", minimum=0, maximum=MAX_LOOKAHEAD),
         fields.section("made").values,
     )
 

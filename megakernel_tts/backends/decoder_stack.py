@@ -12,12 +12,12 @@ from torch import Tensor
 from megakernel_tts.backends.attention_capture import AttentionObserver
 from megakernel_tts.model.config import StackConfig
 from megakernel_tts.model.layers import (
+    apply_rope,
     gated_mlp,
     linear,
     merge_heads,
     rms_norm,
-    rotary,
-    rotate,
+    rope_table,
     split_heads,
 )
 from megakernel_tts.model.weights import Layer, Stack
@@ -62,7 +62,7 @@ def run_stack(
     """
     steps = torch.arange(x.shape[1], device=x.device)
     positions = torch.tensor(starts, device=x.device)[:, None] + steps
-    turn = rotary(positions, c.head_dim, c.rope_theta, x.dtype)
+    turn = rope_table(positions, c.head_dim, c.rope_theta, x.dtype)
     for i, layer in enumerate(stack.layers):
         q, k, v = _qkv(x, layer, c, turn)
         keys, values = cache.keys[i], cache.values[i]
@@ -79,7 +79,7 @@ def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor,
     n = rms_norm(x, layer.input_norm, c.norm_eps)
     q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.norm_eps)
     k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.norm_eps)
-    return rotate(q, turn), rotate(k, turn), split_heads(linear(n, layer.v), c.head_dim)
+    return apply_rope(q, turn), apply_rope(k, turn), split_heads(linear(n, layer.v), c.head_dim)
 
 
 def _attend(

@@ -52,10 +52,10 @@ def read_truth(file: Path, groups: int, codes: int) -> list[TimedSpeech]:
         CheckpointError: The file is broken or of another codec: names the speech and the field.
     """
     fields = Fields(read_json(file), file)
-    fields.word("format", (FORMAT,))
+    fields.choice("format", (FORMAT,))
     speeches = fields.values.get("speeches")
     if not isinstance(speeches, list) or not speeches:
-        raise fields.wrong("speeches", "a list of speeches")
+        raise fields.invalid("speeches", "a list of speeches")
     return [
         _speech(Fields(values, file, f"speeches[{i}]."), groups, codes)
         for i, values in enumerate(speeches)
@@ -65,16 +65,16 @@ def read_truth(file: Path, groups: int, codes: int) -> list[TimedSpeech]:
 def _speech(fields: Fields, groups: int, codes: int) -> TimedSpeech:
     text, voice = fields.values.get("text"), fields.values.get("voice")
     if not isinstance(text, str) or not text.strip():
-        raise fields.wrong("text", "what was said")
+        raise fields.invalid("text", "what was said")
     if not isinstance(voice, str | None):
-        raise fields.wrong("voice", "a voice's name")
+        raise fields.invalid("voice", "a voice's name")
     frames = _numbers(fields.values.get("codes"), 2)
     fits = frames is not None and frames.shape[1:] == (groups,) and len(frames) > 1
     if frames is None or not fits or frames.min() < 0 or frames.max() >= codes:
-        raise fields.wrong("codes", f"frames of {groups} codes below {codes}")
+        raise fields.invalid("codes", f"frames of {groups} codes below {codes}")
     starts = _numbers(fields.values.get("starts"), 1)
     if starts is None or not (np.isfinite(starts).all() and (np.diff(starts) >= 0).all()):
-        raise fields.wrong("starts", "rising seconds, one for each word")
+        raise fields.invalid("starts", "rising seconds, one for each word")
     return TimedSpeech(text, voice, frames.astype(np.int64), starts.tolist())
 
 

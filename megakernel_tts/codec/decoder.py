@@ -20,13 +20,13 @@ from torch import Tensor
 from megakernel_tts.codec import weights as w
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.layers import (
+    apply_rope,
     exact_convolutions,
     gated_mlp,
     linear,
     merge_heads,
     rms_norm,
-    rotary,
-    rotate,
+    rope_table,
     split_heads,
 )
 
@@ -280,14 +280,14 @@ class Decoder:
         query_positions = positions[:, :, None]  # [batch, frames, 1]
         visible = (key_positions >= 0) & (key_positions <= query_positions)
         visible &= key_positions > query_positions - window
-        rope = rotary(positions, stack.head_dim, stack.rope_theta, x.dtype)
+        rope = rope_table(positions, stack.head_dim, stack.rope_theta, x.dtype)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         x = linear(x, weights.input, weights.input_bias)
         for i, layer in enumerate(weights.layers):
             normed = rms_norm(x, layer.input_norm, stack.norm_eps)
-            q = rotate(split_heads(linear(normed, layer.q), stack.head_dim), rope)
-            k = rotate(split_heads(linear(normed, layer.k), stack.head_dim), rope)
+            q = apply_rope(split_heads(linear(normed, layer.q), stack.head_dim), rope)
+            k = apply_rope(split_heads(linear(normed, layer.k), stack.head_dim), rope)
             k = torch.cat([state.keys[i], k], dim=2)
             v = torch.cat(
                 [state.values[i], split_heads(linear(normed, layer.v), stack.head_dim)], dim=2

@@ -13,11 +13,11 @@ from torch import Tensor
 from megakernel_tts.codec import weights as w
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.layers import (
+    apply_rope,
     exact_convolutions,
     linear,
     merge_heads,
-    rotary,
-    rotate,
+    rope_table,
     split_heads,
 )
 
@@ -84,11 +84,11 @@ class Encoder:
     def _transform(self, x: Tensor) -> Tensor:
         stack = self.config.stack
         positions = torch.arange(x.shape[1], device=x.device)[None]
-        rope = rotary(positions, stack.head_dim, stack.rope_theta, x.dtype)
+        rope = rope_table(positions, stack.head_dim, stack.rope_theta, x.dtype)
         for layer in self._w.layers:
             normed = _norm(layer.input_norm, x, stack.norm_eps)
-            q = rotate(split_heads(linear(normed, layer.q), stack.head_dim), rope)
-            k = rotate(split_heads(linear(normed, layer.k), stack.head_dim), rope)
+            q = apply_rope(split_heads(linear(normed, layer.q), stack.head_dim), rope)
+            k = apply_rope(split_heads(linear(normed, layer.k), stack.head_dim), rope)
             v = split_heads(linear(normed, layer.v), stack.head_dim)
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + layer.scale * linear(merge_heads(attended), layer.o)

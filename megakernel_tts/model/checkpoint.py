@@ -1,8 +1,8 @@
-"""safetensors files -> trees of tensors, checked by their headers before anything is read.
+"""Loads safetensors files into trees of tensors; headers are verified before data is read.
 
-A network is described once, as a tree of dataclasses whose leaves are `Spec`s: the tensor's name
-in the file and its shape. `Checkpoint.load` verifies every leaf against the headers, then gives
-back the same tree with tensors in the leaves.
+A network is declared once, as a tree of dataclasses with `TensorSpec` leaves: the name of a tensor
+in the file, and its shape. `Checkpoint.load` verifies every leaf against the headers and returns
+the same tree with tensors as leaves.
 """
 
 import json
@@ -23,66 +23,74 @@ from megakernel_tts.model.fields import check_regular, read_json
 T = TypeVar("T")
 
 _DTYPES = ("BF16", "F16", "F32")
-_LARGEST_HEADER = 16 << 20  # bytes; a released one has 60 KB
+_MAX_HEADER_BYTES = 16 << 20  # a released checkpoint has 60 KB
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What a leaf must be in the file."""
+class TensorSpec:
+    """Name and shape that a tensor must have in the file."""
 
     name: str
     shape: tuple[int, ...]
 
 
 def spec(name: str, *shape: int) -> Tensor:
-    """A leaf. Typed as the tensor that will stand there once it is loaded."""
-    return cast(Tensor, Spec(name, shape))
+    """A `TensorSpec` leaf, typed as the tensor that replaces it when the tree is loaded."""
+    return cast(Tensor, TensorSpec(name, shape))
 
 
-def map_leaves(tree: T, leaf: Callable[[Any], Any]) -> T:
-    """Rebuilds a tree of dataclasses and tuples with `leaf` applied to every spec or tensor."""
-    if isinstance(tree, Spec | Tensor):
-        return leaf(tree)
+def map_leaves(tree: T, function: Callable[[Any], Any]) -> T:
+    """Applies a function to every leaf of a tree.
+
+    Args:
+        tree: Dataclasses and tuples whose leaves are `TensorSpec`s or tensors.
+        function: Maps a leaf to its replacement.
+
+    Returns:
+        A new tree of the same structure.
+    """
+    if isinstance(tree, TensorSpec | Tensor):
+        return function(tree)
     if isinstance(tree, tuple):
-        return cast(T, tuple(map_leaves(item, leaf) for item in tree))
+        return cast(T, tuple(map_leaves(item, function) for item in tree))
     if is_dataclass(tree) and not isinstance(tree, type):
-        parts = {f.name: map_leaves(getattr(tree, f.name), leaf) for f in fields(tree)}
-        return replace(tree, **parts)
+        mapped = {f.name: map_leaves(getattr(tree, f.name), function) for f in fields(tree)}
+        return replace(tree, **mapped)
     return tree
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Every spec or tensor of a tree, in the order of its declaration."""
+    """All leaves of a tree, in the order of declaration."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return iter(found)
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _HeaderEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
 
 
 class Checkpoint:
-    """The tensors of one folder: a `model.safetensors`, or an index with its shards."""
+    """The tensors of a folder: one `model.safetensors`, or an index with shards."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the headers alone.
+        """Reads the headers only.
 
         Args:
-            folder: Holds `model.safetensors` or `model.safetensors.index.json`.
+            folder: Contains `model.safetensors` or `model.safetensors.index.json`.
 
         Raises:
-            CheckpointError: No such file, or one that is truncated or corrupt.
+            CheckpointError: A file is missing, truncated or corrupt.
         """
         self.folder = folder
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _HeaderEntry] = {}
         for file in self._files():
             self._entries |= _read_header(file)
             try:
-                # The library's own rules (no gaps, no overlaps), before anything is loaded.
+                # The library checks its own rules (no gaps, no overlaps) when a file is opened.
                 safe_open(str(file), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: not readable as safetensors ({error}).") from error
@@ -95,12 +103,15 @@ class Checkpoint:
             return [single]
         if not index.exists():
             raise CheckpointError(
-                f"{single}: the file is missing, and so is {index.name}. Only safetensors are read."
+                f"{single}: the file is missing, and so is {index.name}. Only safetensors are "
+                "supported."
             )
         content = read_json(index)
         shards = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(shards, dict) or not all(isinstance(s, str) for s in shards.values()):
-            raise CheckpointError(f"{index}: weight_map must be an object of names and file names.")
+            raise CheckpointError(
+                f"{index}: weight_map must be an object of tensor names and file names."
+            )
         names = sorted(set(shards.values()))
         for name in names:
             if Path(name).name != name or len(name) > 255 or not (self.folder / name).is_file():
@@ -111,7 +122,7 @@ class Checkpoint:
         """Checks every leaf of a tree of specs against the headers.
 
         Raises:
-            CheckpointError: A tensor is missing, or of another shape or type than expected.
+            CheckpointError: A tensor is missing, or has an unexpected shape or dtype.
         """
         for leaf in leaves(tree):
             entry = self._entries.get(leaf.name)
@@ -133,25 +144,25 @@ class Checkpoint:
                 )
 
     def load(self, tree: T, device: torch.device, dtype: torch.dtype) -> T:
-        """Verifies a tree of specs, then loads it.
+        """Verifies a tree of specs, then loads its tensors.
 
         Args:
-            tree: Dataclasses with `Spec` leaves.
-            device: Where the tensors go.
-            dtype: What they are converted to.
+            tree: Dataclasses with `TensorSpec` leaves.
+            device: Of the tensors.
+            dtype: Of the tensors.
 
         Returns:
-            The same tree with tensors in its leaves.
+            The same tree with tensors as leaves.
 
         Raises:
-            CheckpointError: As `verify`, or the file changed or broke meanwhile.
+            CheckpointError: See `verify`; or a file changed after its header was read.
         """
         self.verify(tree)
         files = {entry.file for entry in self._entries.values()}
         try:
             handles = {file: safe_open(str(file), framework="pt") for file in files}
 
-            def read(leaf: Spec) -> Tensor:
+            def read(leaf: TensorSpec) -> Tensor:
                 tensor = handles[self._entries[leaf.name].file].get_tensor(leaf.name)
                 return tensor.to(device=device, dtype=dtype)
 
@@ -162,20 +173,22 @@ class Checkpoint:
             ) from error
 
 
-def _read_header(file: Path) -> dict[str, _Entry]:
-    """Names, types, shapes and extents, without mapping the file."""
+def _read_header(file: Path) -> dict[str, _HeaderEntry]:
+    """Reads dtypes and shapes and checks the extents, without mapping the file."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
-            start = stream.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-            if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-                raise CheckpointError(f"{file}: truncated or no safetensors file ({size} bytes).")
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    f"{file}: truncated, or not a safetensors file ({size} bytes)."
+                )
             header = json.loads(stream.read(length))
         if not isinstance(header, dict):
-            raise TypeError("the header is no object")
+            raise TypeError("the header is not an object")
         header.pop("__metadata__", None)
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, _HeaderEntry] = {}
         for name, info in header.items():
             begin, end = info["data_offsets"]
             if not 0 <= begin <= end <= size - 8 - length:
@@ -184,13 +197,13 @@ def _read_header(file: Path) -> dict[str, _Entry]:
                 )
             shape = tuple(info["shape"])
             if len(shape) > 8 or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
-                raise CheckpointError(f"{file}: {name} has no shape of a tensor.")
-            width = {"BF16": 2, "F16": 2, "F32": 4}.get(info["dtype"])
-            if width is not None and math.prod(shape) * width != end - begin:
+                raise CheckpointError(f"{file}: {name} has an invalid shape.")
+            item_bytes = {"BF16": 2, "F16": 2, "F32": 4}.get(info["dtype"])
+            if item_bytes is not None and math.prod(shape) * item_bytes != end - begin:
                 raise CheckpointError(
                     f"{file}: {name} of shape {list(shape)} has {end - begin} bytes."
                 )
-            entries[name] = _Entry(file, str(info["dtype"]), shape)
+            entries[name] = _HeaderEntry(file, str(info["dtype"]), shape)
         return entries
     except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{file}: not readable as safetensors ({error!r}).") from error

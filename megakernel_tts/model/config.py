@@ -1,8 +1,8 @@
-"""The numbers that shape a model: frozen dataclasses read from a checkpoint's `config.json`.
+"""Model configuration: frozen dataclasses that are read from a checkpoint's `config.json`.
 
-A missing field, a wrong type or an impossible value is a `CheckpointError` that names file and
-field. Fields that would change the mathematics must hold the one value that is implemented; any
-other field of the file (the saving library writes dozens) is not read.
+A missing field, a wrong type or an impossible value raises a `CheckpointError` that names file and
+field. Fields that would change the computation must have the implemented value. All other fields
+of the file are ignored.
 """
 
 import math
@@ -15,12 +15,16 @@ from megakernel_tts.model.fields import Fields, read_json
 
 Kind = Literal["base", "custom_voice", "voice_design"]
 
-_MOST_LAYERS, _MOST_GROUPS, _MOST_WINDOW = 256, 128, 4096  # what no hostile file exceeds
+_NUM_CONTROL_IDS = 1024  # ids at the top of the talker's vocabulary
+_MAX_LAYERS, _MAX_GROUPS, _MAX_WINDOW = 256, 128, 4096  # bounds on untrusted files
 
 
 @dataclass(frozen=True)
 class StackConfig:
-    """A stack of Qwen3 decoder layers: the talker, or the code predictor."""
+    """A stack of transformer layers, with the names of `config.json`.
+
+    The talker, the code predictor, the codec's decoder and its encoder have one each.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -34,7 +38,7 @@ class StackConfig:
 
 @dataclass(frozen=True)
 class ControlIds:
-    """Rows of the codec embedding that are no codes but signs."""
+    """Rows of the codec embedding that are control tokens, not codes."""
 
     pad: int
     bos: int
@@ -47,7 +51,19 @@ class ControlIds:
 
 @dataclass(frozen=True)
 class TalkerConfig:
-    """The network that reads text and makes code 0 of every frame."""
+    """The network that produces code 0 of every frame from text and earlier frames.
+
+    Attributes:
+        stack: Its layers.
+        vocab_size: Ids of code 0: codes, then `_NUM_CONTROL_IDS` control ids.
+        text_vocab_size: Rows of the text embedding.
+        text_hidden_size: Width of the text embedding.
+        num_groups: Codes of a frame.
+        control: Control ids.
+        languages: Language name -> id.
+        speakers: Speaker name -> id.
+        dialects: Speaker name -> the name of its dialect in `languages`.
+    """
 
     stack: StackConfig
     vocab_size: int
@@ -57,17 +73,17 @@ class TalkerConfig:
     control: ControlIds
     languages: Mapping[str, int] = field(repr=False)
     speakers: Mapping[str, int] = field(repr=False)
-    dialects: Mapping[str, str] = field(repr=False)  # speaker -> dialect's name in `languages`
+    dialects: Mapping[str, str] = field(repr=False)
 
     @property
     def num_codes(self) -> int:
-        """How many ids at the bottom of the vocabulary are codes; the top 1,024 are control ids."""
-        return self.vocab_size - 1024
+        """Number of codes: ids from 0; the top 1,024 ids of the vocabulary are control ids."""
+        return self.vocab_size - _NUM_CONTROL_IDS
 
 
 @dataclass(frozen=True)
 class PredictorConfig:
-    """The network that completes a frame: codes 1 to groups - 1."""
+    """The code predictor: codes 1 to num_groups - 1 of a frame."""
 
     stack: StackConfig
     vocab_size: int
@@ -75,7 +91,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True)
 class SpeakerConfig:
-    """The ECAPA-TDNN that turns a recording into an x-vector (Base checkpoints only)."""
+    """The ECAPA-TDNN that computes an x-vector from a recording (Base checkpoints only).
+
+    `channels`, `kernels` and `dilations` have one entry per block; the last is the aggregation.
+    """
 
     dim: int
     num_mels: int
@@ -89,7 +108,7 @@ class SpeakerConfig:
 
 @dataclass(frozen=True)
 class TextIds:
-    """Token ids that frame a text; they come from the config, never from a user's text."""
+    """Special text token ids of a prompt. They are taken from the config, never from user text."""
 
     assistant: int
     im_start: int
@@ -101,7 +120,7 @@ class TextIds:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A whole `config.json`."""
+    """The contents of `config.json`."""
 
     kind: Kind
     size: str
@@ -112,13 +131,13 @@ class ModelConfig:
 
     @property
     def takes_instruct(self) -> bool:
-        """Whether the model was trained to follow an instruction (the 0.6B was not)."""
+        """Whether the model was trained with instructions (the 0.6B models were not)."""
         return self.kind == "voice_design" or (self.kind == "custom_voice" and self.size != "0b6")
 
 
 @dataclass(frozen=True)
 class CodecDecoderConfig:
-    """Codes to waveform."""
+    """The codec's decoder: codes to waveform."""
 
     num_groups: int
     codebook_size: int
@@ -133,7 +152,7 @@ class CodecDecoderConfig:
 
 @dataclass(frozen=True)
 class CodecEncoderConfig:
-    """Waveform to codes (Mimi's encoder)."""
+    """The codec's encoder: waveform to codes (the encoder of Mimi)."""
 
     num_filters: int
     kernel_size: int
@@ -149,23 +168,23 @@ class CodecEncoderConfig:
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """A whole `speech_tokenizer/config.json`."""
+    """The contents of `speech_tokenizer/config.json`."""
 
-    sample_rate: int
-    samples_per_frame: int  # samples a frame
+    sample_rate: int  # Hz
+    samples_per_frame: int
     decoder: CodecDecoderConfig
     encoder: CodecEncoderConfig
 
 
 def _stack(fields: Fields) -> StackConfig:
-    fields.must_be(hidden_act="silu", attention_bias=False, use_sliding_window=False)
+    fields.require(hidden_act="silu", attention_bias=False, use_sliding_window=False)
     scaling = fields.values.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
-        raise fields.wrong("rope_scaling", "the rope_type default, the only one implemented")
+        raise fields.invalid("rope_scaling", "the rope_type default, the only one implemented")
     stack = StackConfig(
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_layers=fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=fields.integer("num_key_value_heads"),
         head_dim=fields.integer("head_dim"),
@@ -173,18 +192,21 @@ def _stack(fields: Fields) -> StackConfig:
         rope_theta=fields.number("rope_theta"),
     )
     if stack.num_heads % stack.num_kv_heads:
-        raise fields.wrong("num_key_value_heads", f"a divisor of {stack.num_heads} attention heads")
+        raise fields.invalid(
+            "num_key_value_heads", f"a divisor of {stack.num_heads} attention heads"
+        )
     if stack.head_dim % 2:
-        raise fields.wrong("head_dim", "an even number")
+        raise fields.invalid("head_dim", "an even number")
     if any(kind != "full_attention" for kind in fields.values.get("layer_types") or ()):
-        raise fields.wrong("layer_types", "full_attention everywhere, the only one implemented")
+        raise fields.invalid("layer_types", "full_attention everywhere, the only one implemented")
     return stack
 
 
 def _talker(fields: Fields) -> TalkerConfig:
-    vocab = fields.integer("vocab_size", least=1025)
+    vocab_size = fields.integer("vocab_size", minimum=_NUM_CONTROL_IDS + 1)
+    num_codes = vocab_size - _NUM_CONTROL_IDS
     control = {
-        name: fields.integer(key, least=0)
+        name: fields.integer(key, minimum=0)
         for name, key in {
             "pad": "codec_pad_id",
             "bos": "codec_bos_id",
@@ -195,15 +217,16 @@ def _talker(fields: Fields) -> TalkerConfig:
             "think_eos": "codec_think_eos_id",
         }.items()
     }
-    if not vocab - 1024 <= control["eos"] < vocab:
-        raise fields.wrong("codec_eos_token_id", f"one of the ids {vocab - 1024} to {vocab - 1}")
+    if not num_codes <= control["eos"] < vocab_size:
+        expected = f"one of the ids {num_codes} to {vocab_size - 1}"
+        raise fields.invalid("codec_eos_token_id", expected)
     ids = control.values()
-    if max(ids) >= vocab or min(ids) < vocab - 1024 or len(set(ids)) < len(ids):
-        raise fields.wrong(
-            "vocab_size", f"one whose top 1,024 ids hold all control ids, each another: {control}"
+    if max(ids) >= vocab_size or min(ids) < num_codes or len(set(ids)) < len(ids):
+        raise fields.invalid(
+            "vocab_size", f"a size whose top 1,024 ids include all control ids, distinct: {control}"
         )
-    languages = fields.ids("codec_language_id", vocab)
-    speakers = fields.ids("spk_id", vocab)
+    languages = fields.ids("codec_language_id", vocab_size)
+    speakers = fields.ids("spk_id", vocab_size)
     dialects = {
         name.lower(): dialect
         for name, dialect in fields.section("spk_is_dialect").values.items()
@@ -211,15 +234,15 @@ def _talker(fields: Fields) -> TalkerConfig:
     }
     for name, dialect in dialects.items():
         if name not in speakers or not isinstance(dialect, str) or dialect not in languages:
-            raise fields.wrong(
+            raise fields.invalid(
                 "spk_is_dialect", "speakers of spk_id and names of codec_language_id"
             )
     return TalkerConfig(
         stack=_stack(fields),
-        vocab_size=vocab,
+        vocab_size=vocab_size,
         text_vocab_size=fields.integer("text_vocab_size"),
         text_hidden_size=fields.integer("text_hidden_size"),
-        num_groups=fields.integer("num_code_groups", least=2, most=_MOST_GROUPS),
+        num_groups=fields.integer("num_code_groups", minimum=2, maximum=_MAX_GROUPS),
         control=ControlIds(**control),
         languages=languages,
         speakers=speakers,
@@ -228,8 +251,8 @@ def _talker(fields: Fields) -> TalkerConfig:
 
 
 def _speaker(fields: Fields) -> SpeakerConfig:
-    # A released file holds enc_dim and sample_rate alone; the rest are the architecture's defaults.
-    fields.must_be(sample_rate=24000)
+    # A released file has only enc_dim and sample_rate; the defaults are those of the architecture.
+    fields.require(sample_rate=24000)
     config = SpeakerConfig(
         dim=fields.integer("enc_dim"),
         num_mels=fields.integer("mel_dim", 128),
@@ -237,19 +260,19 @@ def _speaker(fields: Fields) -> SpeakerConfig:
         kernels=fields.integers("enc_kernel_sizes", (5, 3, 3, 3, 1)),
         dilations=fields.integers("enc_dilations", (1, 2, 3, 4, 1)),
         attention_channels=fields.integer("enc_attention_channels", 128),
-        res2net_scale=fields.integer("enc_res2net_scale", 8, most=64),
+        res2net_scale=fields.integer("enc_res2net_scale", 8, maximum=64),
         squeeze_channels=fields.integer("enc_se_channels", 128),
     )
     if not len(config.channels) == len(config.kernels) == len(config.dilations) >= 3:
-        raise fields.wrong(
+        raise fields.invalid(
             "enc_channels", "as many entries as kernel sizes and dilations, 3 or more"
         )
     if any(channels % config.res2net_scale for channels in config.channels[1:-1]):
-        raise fields.wrong("enc_res2net_scale", "a divisor of the inner channels")
+        raise fields.invalid("enc_res2net_scale", "a divisor of the inner channels")
     if len(set(config.channels[:-1])) > 1:
-        raise fields.wrong("enc_channels", "equal widths but for the last")
+        raise fields.invalid("enc_channels", "equal widths except for the last")
     if any(n % 2 == 0 or n > 63 for n in config.kernels) or max(config.dilations) > 64:
-        raise fields.wrong("enc_kernel_sizes", "odd kernels below 64, and dilations up to 64")
+        raise fields.invalid("enc_kernel_sizes", "odd kernels below 64, and dilations up to 64")
     return config
 
 
@@ -257,31 +280,38 @@ def read_model_config(file: Path) -> ModelConfig:
     """Reads a checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: A field is missing, of a wrong type, or of a value that no model has.
+        CheckpointError: A field is missing, has a wrong type, or has an unsupported value.
     """
     fields = Fields(read_json(file), file)
-    fields.word("model_type", ("qwen3_tts",))
-    fields.word("tokenizer_type", ("qwen3_tts_tokenizer_12hz",))
-    kind = fields.word("tts_model_type", ("base", "custom_voice", "voice_design"))
+    fields.choice("model_type", ("qwen3_tts",))
+    fields.choice("tokenizer_type", ("qwen3_tts_tokenizer_12hz",))
+    kind = fields.choice("tts_model_type", ("base", "custom_voice", "voice_design"))
     talker_fields = fields.section("talker_config")
     predictor_fields = talker_fields.section("code_predictor_config")
     talker = _talker(talker_fields)
     predictor = PredictorConfig(_stack(predictor_fields), predictor_fields.integer("vocab_size"))
     if predictor_fields.integer("num_code_groups") != talker.num_groups:
-        raise predictor_fields.wrong("num_code_groups", f"{talker.num_groups}, as in talker_config")
+        raise predictor_fields.invalid(
+            "num_code_groups", f"{talker.num_groups}, as in talker_config"
+        )
     text = TextIds(
         **{
-            name: fields.integer(f"{name}_token_id", least=0)
+            name: fields.integer(f"{name}_token_id", minimum=0)
             for name in ("assistant", "im_start", "im_end")
         },
-        **{name: fields.integer(f"tts_{name}_token_id", least=0) for name in ("pad", "bos", "eos")},
+        **{
+            name: fields.integer(f"tts_{name}_token_id", minimum=0)
+            for name in ("pad", "bos", "eos")
+        },
     )
     for name, index in vars(text).items():
         if index >= talker.text_vocab_size:
-            raise talker_fields.wrong("text_vocab_size", f"more than the {name} token's id {index}")
+            raise talker_fields.invalid(
+                "text_vocab_size", f"more than the {name} token's id {index}"
+            )
     return ModelConfig(
-        kind=kind,  # pyright: ignore[reportArgumentType]  # `word` has checked it
-        size=fields.word("tts_model_size", ("0b6", "1b7")),
+        kind=kind,  # pyright: ignore[reportArgumentType]  # checked by `choice`
+        size=fields.choice("tts_model_size", ("0b6", "1b7")),
         text=text,
         talker=talker,
         predictor=predictor,
@@ -291,12 +321,12 @@ def read_model_config(file: Path) -> ModelConfig:
 
 def _codec_decoder(fields: Fields) -> CodecDecoderConfig:
     return CodecDecoderConfig(
-        num_groups=fields.integer("num_quantizers", least=2, most=_MOST_GROUPS),
+        num_groups=fields.integer("num_quantizers", minimum=2, maximum=_MAX_GROUPS),
         codebook_size=fields.integer("codebook_size"),
-        codebook_dim=fields.integer("codebook_dim", least=2),
+        codebook_dim=fields.integer("codebook_dim", minimum=2),
         latent_dim=fields.integer("latent_dim"),
         stack=_stack(fields),
-        sliding_window=fields.integer("sliding_window", least=2, most=_MOST_WINDOW),
+        sliding_window=fields.integer("sliding_window", minimum=2, maximum=_MAX_WINDOW),
         upsampling_ratios=fields.integers("upsampling_ratios"),
         decoder_dim=fields.integer("decoder_dim"),
         upsample_rates=fields.integers("upsample_rates"),
@@ -304,7 +334,7 @@ def _codec_decoder(fields: Fields) -> CodecDecoderConfig:
 
 
 def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
-    fields.must_be(
+    fields.require(
         audio_channels=1,
         hidden_act="gelu",
         num_residual_layers=1,
@@ -316,9 +346,9 @@ def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
     )
     heads = fields.integer("num_attention_heads")
     if fields.integer("head_dim") % 2:
-        raise fields.wrong("head_dim", "an even number")
+        raise fields.invalid("head_dim", "an even number")
     if fields.integer("num_key_value_heads") != heads:
-        raise fields.wrong("num_key_value_heads", f"{heads}, as many as attention heads")
+        raise fields.invalid("num_key_value_heads", f"{heads}, as many as attention heads")
     return CodecEncoderConfig(
         num_filters=fields.integer("num_filters"),
         kernel_size=fields.integer("kernel_size"),
@@ -329,7 +359,7 @@ def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
         stack=StackConfig(
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+            num_layers=fields.integer("num_hidden_layers", maximum=_MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=fields.integer("head_dim"),
@@ -338,7 +368,7 @@ def _codec_encoder(fields: Fields) -> CodecEncoderConfig:
         ),
         codebook_size=fields.integer("codebook_size"),
         codebook_dim=fields.integer("codebook_dim"),
-        num_quantizers=fields.integer("num_quantizers", least=2),
+        num_quantizers=fields.integer("num_quantizers", minimum=2),
     )
 
 
@@ -346,26 +376,29 @@ def read_codec_config(file: Path) -> CodecConfig:
     """Reads a checkpoint's `speech_tokenizer/config.json`.
 
     Raises:
-        CheckpointError: A field is missing, of a wrong type, or of a value that no codec has.
+        CheckpointError: A field is missing, has a wrong type, or has an unsupported value.
     """
     fields = Fields(read_json(file), file)
-    fields.word("model_type", ("qwen3_tts_tokenizer_12hz",))
-    fields.must_be(input_sample_rate=24000, output_sample_rate=24000)
-    frame = fields.integer("decode_upsample_rate")
+    fields.choice("model_type", ("qwen3_tts_tokenizer_12hz",))
+    fields.require(input_sample_rate=24000, output_sample_rate=24000)
+    samples_per_frame = fields.integer("decode_upsample_rate")
     decoder = _codec_decoder(fields.section("decoder_config"))
     encoder = _codec_encoder(fields.section("encoder_config"))
-    if math.prod(decoder.upsample_rates) * math.prod(decoder.upsampling_ratios) != frame:
-        raise fields.wrong("decode_upsample_rate", "the product of all of the decoder's rates")
+    upsampling = math.prod(decoder.upsample_rates) * math.prod(decoder.upsampling_ratios)
+    if upsampling != samples_per_frame:
+        raise fields.invalid("decode_upsample_rate", "the product of all of the decoder's rates")
     if 2 * math.prod(encoder.downsampling_ratios) != fields.integer("encode_downsample_rate"):
-        raise fields.wrong("encode_downsample_rate", "twice the product of the encoder's ratios")
-    if fields.integer("encode_downsample_rate") != frame:
-        raise fields.wrong("encode_downsample_rate", f"{frame}, as decode_upsample_rate")
+        raise fields.invalid("encode_downsample_rate", "twice the product of the encoder's ratios")
+    if fields.integer("encode_downsample_rate") != samples_per_frame:
+        expected = f"{samples_per_frame}, as decode_upsample_rate"
+        raise fields.invalid("encode_downsample_rate", expected)
     if encoder.codebook_size != decoder.codebook_size:
-        raise fields.wrong("encoder_config", f"a codebook_size of {decoder.codebook_size}")
+        raise fields.invalid("encoder_config", f"a codebook_size of {decoder.codebook_size}")
     if fields.integer("encoder_valid_num_quantizers") != decoder.num_groups:
-        raise fields.wrong(
-            "encoder_valid_num_quantizers", f"{decoder.num_groups}, as num_quantizers"
-        )
+        expected = f"{decoder.num_groups}, as num_quantizers"
+        raise fields.invalid("encoder_valid_num_quantizers", expected)
     if encoder.num_quantizers < decoder.num_groups:
-        raise fields.wrong("encoder_config", f"at least {decoder.num_groups} quantizers")
-    return CodecConfig(sample_rate=24000, samples_per_frame=frame, decoder=decoder, encoder=encoder)
+        raise fields.invalid("encoder_config", f"at least {decoder.num_groups} quantizers")
+    return CodecConfig(
+        sample_rate=24000, samples_per_frame=samples_per_frame, decoder=decoder, encoder=encoder
+    )

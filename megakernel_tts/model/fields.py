@@ -1,4 +1,4 @@
-"""Reading JSON from strangers: every read is checked, every error names file and field."""
+"""Checked reading of untrusted JSON and text files."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,25 @@ from typing import Any
 
 from megakernel_tts.errors import CheckpointError
 
-_LARGEST = 1 << 20  # no size in any released model comes near it; a hostile file stops here
-_LARGEST_FILE = 16 << 20  # bytes
+_MAX_INTEGER = 1 << 20  # far above every size of a released model; bounds what a bad file allocates
+_MAX_FILE_BYTES = 16 << 20
+_MAX_LIST = 16  # entries
 
 
 class Fields:
-    """A JSON object whose every read is checked and whose every error names file and field."""
+    """A JSON object. Every read is checked, and every error names the file and the field."""
 
     def __init__(self, values: Any, file: Path, path: str = "") -> None:
+        """Wraps a parsed JSON value.
+
+        Args:
+            values: The value, which must be an object.
+            file: Where it was read, for messages.
+            path: Its place in the file: empty, or names that end in a dot.
+
+        Raises:
+            CheckpointError: The value is not an object.
+        """
         if not isinstance(values, dict):
             place = f"{file}: {path or 'the file'}"
             raise CheckpointError(f"{place} must be a JSON object, found {_shown(values)}.")
@@ -28,65 +39,70 @@ class Fields:
             )
         return self.values[name]
 
-    def wrong(self, name: str, expected: str) -> CheckpointError:
-        """The error of a field that holds something else than expected."""
+    def invalid(self, name: str, expected: str) -> CheckpointError:
+        """The error for a field whose value is not as expected."""
         found = _shown(self.values.get(name))
         return CheckpointError(f"{self.file}: {self.path}{name} is {found}; expected {expected}.")
 
     def section(self, name: str) -> "Fields":
-        """A nested object."""
+        """The nested object `name`."""
         return Fields(self._get(name, "a JSON object"), self.file, f"{self.path}{name}.")
 
     def integer(
-        self, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST
+        self,
+        name: str,
+        default: int | None = None,
+        minimum: int = 1,
+        maximum: int = _MAX_INTEGER,
     ) -> int:
-        """A whole number within bounds."""
-        expected = f"a whole number from {least} to {most}"
+        """A whole number from `minimum` to `maximum`."""
+        expected = f"a whole number from {minimum} to {maximum}"
         value = self._get(name, expected) if default is None else self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.wrong(name, expected)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer or not minimum <= value <= maximum:
+            raise self.invalid(name, expected)
         return value
 
     def number(self, name: str) -> float:
         """A positive finite number."""
         value = self._get(name, "a positive number")
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (real and 1e-12 <= value <= 1e12):  # no NaN passes a comparison
-            raise self.wrong(name, "a positive finite number")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 1e-12 <= value <= 1e12):  # false for NaN
+            raise self.invalid(name, "a positive finite number")
         return float(value)
 
-    def word(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of a few words."""
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of the strings `choices`."""
         expected = "one of " + ", ".join(choices)
         if self._get(name, expected) not in choices:
-            raise self.wrong(name, expected)
+            raise self.invalid(name, expected)
         return self.values[name]
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """A short list of positive whole numbers."""
         expected = "a short list of positive whole numbers"
         value = self._get(name, expected) if default is None else self.values.get(name, default)
-        ok = isinstance(value, list | tuple) and 0 < len(value) <= 16
-        if not ok or not all(type(v) is int and 0 < v <= _LARGEST for v in value):
-            raise self.wrong(name, expected)
+        is_list = isinstance(value, list | tuple) and 0 < len(value) <= _MAX_LIST
+        if not is_list or not all(type(v) is int and 0 < v <= _MAX_INTEGER for v in value):
+            raise self.invalid(name, expected)
         return tuple(value)
 
     def ids(self, name: str, below: int) -> dict[str, int]:
-        """An object of names and ids; the names in lower case."""
+        """An object of names and ids below a limit; the names are converted to lower case."""
         expected = f"an object of names and ids below {below}"
         value = self._get(name, expected)
-        ok = isinstance(value, dict) and all(
+        is_valid = isinstance(value, dict) and all(
             type(v) is int and 0 <= v < below for v in value.values()
         )
-        if not ok:
-            raise self.wrong(name, expected)
+        if not is_valid:
+            raise self.invalid(name, expected)
         return {key.lower(): index for key, index in value.items()}
 
-    def must_be(self, **fixed: Any) -> None:
-        """Refuses a value under which the network would compute something else."""
-        for name, value in fixed.items():
+    def require(self, **implemented: Any) -> None:
+        """Refuses fields whose value is present and differs from the implemented one."""
+        for name, value in implemented.items():
             if name in self.values and self.values[name] != value:
-                raise self.wrong(name, f"{value!r}, the only one implemented")
+                raise self.invalid(name, f"{value!r}, the only one implemented")
 
 
 def _shown(value: Any) -> str:
@@ -101,7 +117,7 @@ def read_json(file: Path) -> Any:
     """Reads a small JSON file.
 
     Raises:
-        CheckpointError: As `read_text`, or it is no JSON.
+        CheckpointError: See `read_text`; or the content is not JSON.
     """
     text = read_text(file)
     try:
@@ -114,12 +130,14 @@ def read_text(file: Path) -> str:
     """Reads a small text file.
 
     Raises:
-        CheckpointError: It is missing, no regular file, larger than any real one, or no UTF-8.
+        CheckpointError: It is missing, not a regular file, too large, or not UTF-8.
     """
     try:
         check_regular(file)
-        if file.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(f"{file}: larger than {_LARGEST_FILE} bytes, so none of ours.")
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise CheckpointError(
+                f"{file}: larger than {_MAX_FILE_BYTES} bytes, so not a file of a checkpoint."
+            )
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{file}: the file is missing from the checkpoint.") from None
@@ -128,10 +146,10 @@ def read_text(file: Path) -> str:
 
 
 def check_regular(file: Path) -> None:
-    """Refuses what stands in a file's place: opening a pipe would wait for ever.
+    """Refuses folders, pipes, sockets and devices; opening a pipe would block for ever.
 
     Raises:
-        CheckpointError: It exists and is a folder, a pipe, a socket or a device.
+        CheckpointError: The path exists and is not a regular file.
     """
     if file.exists() and not file.is_file():
-        raise CheckpointError(f"{file}: is no regular file; the checkpoint is damaged.")
+        raise CheckpointError(f"{file}: not a regular file; the checkpoint is damaged.")

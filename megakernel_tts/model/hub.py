@@ -1,4 +1,4 @@
-"""A model's name -> the folder that holds its checkpoint."""
+"""Finds the checkpoint folder of a model by name."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
         model: `demo`, a folder, or a hub id (`owner/name` or `owner/name@revision`).
 
     Raises:
-        CheckpointError: It is none of these, or the download failed.
+        CheckpointError: The name is none of these, or the download failed.
     """
     name = os.fspath(model)
     if name == DEMO:
@@ -33,7 +33,7 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
     match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
     if match is None or name.startswith((".", "/", "~")):
         raise CheckpointError(
-            f"{name!r} is no model: name a folder that exists, a hub id such as "
+            f"{name!r} is not a model: name a folder that exists, a hub id such as "
             "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice (add @revision for one version), or demo."
         )
     return _download(match[1], match[2])
@@ -51,6 +51,7 @@ def _download(repository: str, revision: str | None) -> Path:
     except (OSError, HFValidationError) as error:  # the library's own errors are OSErrors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{where!r} is no folder here, and it could not be fetched from the hub: {reason}"
+            f"{where!r} is not a local folder, and it could not be downloaded from the hub: "
+            f"{reason}"
         ) from error
     return Path(folder)

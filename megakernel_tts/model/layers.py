@@ -1,7 +1,7 @@
-"""The few operations that every network here is made of.
+"""Operations that the plain-torch networks share.
 
-Norms, rotary angles and softmax are computed in float32 whatever the weights' type. Each row of a
-batch is computed as if it were alone, so that a stream's result never depends on its neighbours.
+Norms, rotary angles and softmax are computed in float32 for every dtype of the weights. All
+operations are batch-invariant: a row's bits do not depend on the other rows.
 """
 
 import threading
@@ -12,29 +12,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_BLOCK = 8  # rows of one product on a GPU
-_CUDNN_FLAGS = threading.Lock()  # they belong to the process, not to a thread
+_ROW_GROUP = 8  # rows of one matrix product on a GPU
+_CUDNN_FLAGS_LOCK = threading.Lock()  # the flags are per process, not per thread
 
 
 @contextmanager
 def exact_convolutions(device: torch.device) -> Iterator[None]:
-    """Convolutions in full float32: by default cuDNN rounds their inputs to TF32's ten bits."""
+    """Context with full float32 convolutions; by default cuDNN rounds inputs to TF32 (10 bits)."""
     if device.type != "cuda":
         yield
         return
     with (
-        _CUDNN_FLAGS,
+        _CUDNN_FLAGS_LOCK,
         torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False),
     ):
         yield
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x W^T + b`; a row's bits depend neither on the other rows nor on how many there are.
+    """Computes `x W^T + b`; a row's bits do not depend on the other rows or their number.
 
-    A single product over all rows would let the library pick another summation order for another
-    number of rows. On a CPU each batch row is a product of its own, hardly slower; on a GPU, whose
-    library also looks at the size of the batch, every product has the same number of rows.
+    The BLAS libraries choose the summation order by the number of rows. On a CPU each batch row is
+    therefore a separate product, at nearly the same speed. On a GPU, where the choice also depends
+    on the batch size, every product has exactly `_ROW_GROUP` rows.
 
     Args:
         x: [batch, positions, in].
@@ -45,47 +45,47 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         [batch, positions, out].
     """
     if x.is_cuda:
-        y = _in_blocks(x, weight)
+        y = _by_row_groups(x, weight)
     else:
         y = torch.bmm(x, weight.t().expand(x.shape[0], -1, -1))
     return y if bias is None else y + bias
 
 
-def _in_blocks(x: Tensor, weight: Tensor) -> Tensor:
-    """Products of exactly `_BLOCK` rows, the last one padded."""
+def _by_row_groups(x: Tensor, weight: Tensor) -> Tensor:
+    """Products of exactly `_ROW_GROUP` rows; the last one is padded."""
     rows = x.flatten(0, -2)
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % _BLOCK))
-    y = torch.cat([block @ weight.t() for block in padded.split(_BLOCK)])
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % _ROW_GROUP))
+    y = torch.cat([row_group @ weight.t() for row_group in padded.split(_ROW_GROUP)])
     return y[: len(rows)].unflatten(0, x.shape[:-1])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis: in float32, rounded to x's type, then scaled."""
+    """Root-mean-square norm over the last axis: in float32, rounded to x's dtype, then scaled."""
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return weight * y.to(x.dtype)
 
 
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the rotary embedding at `positions`.
+def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of the rotary position embedding (RoPE).
 
     Args:
-        positions: [batch, positions], whole numbers.
-        head_dim: Channels of a head; channel i turns with channel i + head_dim / 2.
-        theta: The base of the angles.
-        dtype: What the angles are rounded to after they were computed in float32.
+        positions: [batch, positions], integers.
+        head_dim: Channels of a head; channel i is paired with channel i + head_dim / 2.
+        theta: Base of the angles.
+        dtype: Of the result; the angles are computed in float32 first.
 
     Returns:
-        [2, batch, 1, positions, head_dim / 2].
+        [2, batch, 1, positions, head_dim / 2]: cosines, then sines.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
     angles = positions[:, None, :, None].float() * (1.0 / theta**exponents)
     return torch.stack([angles.cos(), angles.sin()]).to(dtype)
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Turns x [batch, heads, positions, head_dim] by the angles of `rotary`."""
-    cos, sin = turn
+def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotates x [batch, heads, positions, head_dim] by the angles of a `rope_table`."""
+    cos, sin = rope
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
@@ -101,5 +101,5 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """`W_down (silu(W_gate x) * (W_up x))`."""
+    """Computes `W_down (silu(W_gate x) * (W_up x))`."""
     return linear(F.silu(linear(x, gate)) * linear(x, up), down)

@@ -1,7 +1,7 @@
-"""Small seeded checkpoints of the real architecture, in the released file layout.
+"""Small checkpoints with random weights, in the released architecture and file layout.
 
-They make noise, but every part of them is exercised: the tests and the parity goldens are made
-here. The same seed gives the same bytes on every machine.
+The tests and the recorded goldens use them. Their speech is noise, but every tensor affects it. The
+same seed gives the same bytes on every machine.
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.model.checkpoint import Spec, leaves
+from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import Kind, read_codec_config, read_model_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 
@@ -37,7 +37,7 @@ _SPECIALS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
 )  # fmt: skip
 _MERGED_WORDS = (
-    # The last two rows cross borders of the split: they show where it cuts.
+    # The last two rows cross boundaries of the pre-tokenizer's split and so test where it splits.
     "assistant", "user", "the", " the", " and", " you", " to", " is", "hello", " hello", " world",
     "ing", " quick", " brown", " speech", " voice", "你好", "世界", "。", "ght", "tion",
     "  ", "\n\n", "\t\t", " \n", "!!", "\r\n", "oW", "nA", "iP", "'s", "'ll", "24", "1,", "a,",
@@ -54,22 +54,22 @@ def write_checkpoint(
     seed: int = 0,
     words: Sequence[str] = (),
 ) -> None:
-    """Writes a checkpoint of a few million random weights.
+    """Writes a checkpoint with a few million random weights.
 
     Args:
-        folder: Is made; an existing checkpoint in it is overwritten.
+        folder: Created if missing; an existing checkpoint in it is overwritten.
         kind: Of the model.
-        size: `1b7` has a talker wider than the code predictor, as the large release.
-        codes: Entries of each codebook; the released 2,048 make the file large.
+        size: `1b7` has a talker that is wider than the code predictor, as the released 1.7B.
+        codes: Entries of each codebook. The released 2,048 make the file large.
         seed: Of the weights.
-        words: That are one token each, beside a few others.
+        words: Words that get a token of their own, in addition to a few others.
     """
     codec = folder / "speech_tokenizer"
     codec.mkdir(parents=True, exist_ok=True)
     vocab, merges = _small_vocabulary(words)
     specials = write_tokenizer(folder, vocab, merges)
     write_configs(
-        folder, model_config(kind, size, codes, vocab, specials), small_codec_config(codes)
+        folder, small_model_config(kind, size, codes, vocab, specials), small_codec_config(codes)
     )
     model = read_model_config(folder / "config.json")
     specs = list(leaves(model_specs(model)))
@@ -90,9 +90,9 @@ def write_checkpoint(
     )
 
 
-def random_tensor(spec: Spec, seed: int = 0) -> torch.Tensor:
-    """Weights with healthy scales, so that every part of a network shapes its output."""
-    # RandomState's stream is frozen for ever, unlike those of newer generators.
+def random_tensor(spec: TensorSpec, seed: int = 0) -> torch.Tensor:
+    """A float32 tensor whose scale is chosen so that every layer affects the network's output."""
+    # RandomState's stream is guaranteed not to change; those of newer generators may.
     digest = sum((i + 1) * byte for i, byte in enumerate(spec.name.encode())) + 7919 * seed
     state = np.random.RandomState(digest % (1 << 32))
     if spec.name.endswith("cluster_usage"):
@@ -103,14 +103,14 @@ def random_tensor(spec: Spec, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def mean_and_deviation(spec: Spec) -> tuple[float, float]:
-    """Mean and standard deviation of a tensor's values."""
+def mean_and_deviation(spec: TensorSpec) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's random values."""
     name, shape = spec.name, spec.shape
     leaf = name.rsplit(".", 1)[-1]
     if leaf in ("embedding_sum", "embed_sum"):
         return 0.0, 1.5
     if leaf == "alpha":
-        return -1.0, 0.3  # a gentle snake: e^alpha is about 0.37
+        return -1.0, 0.3  # of the snake activation: e^alpha is about 0.37
     if leaf == "beta":
         return 0.0, 0.3
     if leaf == "scale":
@@ -121,15 +121,15 @@ def mean_and_deviation(spec: Spec) -> tuple[float, float]:
         return 0.0, 0.6
     if len(shape) == 1:
         return (1.0 if leaf == "weight" else 0.0), 0.1
-    inputs = shape[1] * (shape[2] if len(shape) == 3 else 1)
+    num_inputs = shape[1] * (shape[2] if len(shape) == 3 else 1)
     gain = 1.0
     if "codec_head" in name or "lm_head" in name:
         gain = 3.0
     elif name == "decoder.decoder.6.conv.weight":
-        gain = 0.05  # keeps the waveform clear of the clamp
+        gain = 0.05  # keeps the waveform within the clamp
     elif name.startswith("decoder.decoder.") and ".conv2." in name:
         gain = 0.3
-    return 0.0, gain / inputs**0.5
+    return 0.0, gain / num_inputs**0.5
 
 
 def _write_json(file: Path, content: Any) -> None:
@@ -137,7 +137,7 @@ def _write_json(file: Path, content: Any) -> None:
 
 
 def write_configs(folder: Path, model: dict[str, Any], codec: dict[str, Any]) -> None:
-    """Writes the configs of a checkpoint and of its codec, sampling defaults as released."""
+    """Writes the configs of a checkpoint and its codec, with the released sampling defaults."""
     _write_json(folder / "config.json", model)
     _write_json(folder / "generation_config.json", _GENERATION)
     _write_json(folder / "speech_tokenizer" / "config.json", codec)
@@ -146,7 +146,7 @@ def write_configs(folder: Path, model: dict[str, Any], codec: dict[str, Any]) ->
 
 
 def _small_vocabulary(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The 256 bytes and a few merged words, beside those that are given."""
+    """Tokens of the 256 bytes, of a few words and of the given words; the merges that form them."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges: list[str] = []
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -160,7 +160,16 @@ def _small_vocabulary(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def write_tokenizer(folder: Path, vocab: dict[str, int], merges: list[str]) -> dict[str, int]:
-    """Writes a tokenizer's files; the ids of the special tokens follow the vocabulary's."""
+    """Writes the tokenizer's files. The special tokens' ids follow those of the vocabulary.
+
+    Args:
+        folder: Of the checkpoint.
+        vocab: Token -> id.
+        merges: Pairs of tokens, in order of priority.
+
+    Returns:
+        Special token -> id.
+    """
     specials = {token: len(vocab) + i for i, token in enumerate(_SPECIALS)}
     _write_json(folder / "vocab.json", vocab)
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
@@ -201,16 +210,16 @@ def _stack(hidden: int, layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def model_config(
+def small_model_config(
     kind: Kind, size: Size, codes: int, vocab: dict[str, int], specials: dict[str, int]
 ) -> dict[str, Any]:
-    """A `config.json`; control ids stand as far above the codes as in a released one."""
+    """The contents of a `config.json`; control ids have the released distance to the codes."""
     hidden = 192 if size == "1b7" else 128
 
     def shifted(ids: dict[str, int]) -> dict[str, int]:
         return {name: i - _RELEASED_CODES + codes for name, i in ids.items()}
 
-    named = kind == "custom_voice"
+    has_speakers = kind == "custom_voice"
     predictor = _stack(128, 2) | {
         "model_type": "qwen3_tts_talker_code_predictor", "vocab_size": codes, "rope_scaling": None,
         "max_position_embeddings": 65536, "max_window_layers": 28,
@@ -220,8 +229,8 @@ def model_config(
         "model_type": "qwen3_tts_talker", "vocab_size": codes + 1024, "text_hidden_size": 96,
         "text_vocab_size": len(vocab) + len(specials), "max_position_embeddings": 32768,
         "position_id_per_seconds": 13, "codec_language_id": shifted(_LANGUAGES),
-        "spk_id": shifted(_SPEAKERS) if named else {},
-        "spk_is_dialect": _DIALECTS if named else {},
+        "spk_id": shifted(_SPEAKERS) if has_speakers else {},
+        "spk_is_dialect": _DIALECTS if has_speakers else {},
         "rope_scaling": {
             "interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default",
             "type": "default",
@@ -247,7 +256,7 @@ def model_config(
 
 
 def small_codec_config(codes: int) -> dict[str, Any]:
-    """A `speech_tokenizer/config.json`."""
+    """The contents of a `speech_tokenizer/config.json`."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz", "encoder_valid_num_quantizers": 16,

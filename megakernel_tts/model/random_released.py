@@ -1,4 +1,6 @@
-"""The released sizes with weights drawn at random: they take the time, and make noise.
+"""Checkpoints of the released sizes with random weights, for benchmarks without a download.
+
+They run at the speed of the released models. Their speech is noise.
 
 python -m megakernel_tts.model.random_released /tmp/random-0.6B --size 0.6B
 """
@@ -13,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from megakernel_tts.codec.weights import Decoder, decoder_specs
-from megakernel_tts.model.checkpoint import Spec, leaves, map_leaves
+from megakernel_tts.model.checkpoint import TensorSpec, leaves, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config, read_model_config
 from megakernel_tts.model.random_checkpoint import (
     Size,
@@ -24,7 +26,7 @@ from megakernel_tts.model.random_checkpoint import (
 )
 from megakernel_tts.model.weights import model_specs
 
-SIZES: dict[str, tuple[Size, int, int]] = {  # as a small checkpoint, hidden, intermediate
+SIZES: dict[str, tuple[Size, int, int]] = {  # -> name in config.json, hidden, intermediate size
     "0.6B": ("0b6", 1024, 3072),
     "1.7B": ("1b7", 2048, 6144),
 }
@@ -38,7 +40,7 @@ _TALKER = _STACK | {
     "num_hidden_layers": 28, "vocab_size": 3072, "text_vocab_size": 151936,
     "text_hidden_size": 2048,
 }  # fmt: skip
-# Of the benchmark's text: each is one token of the released vocabulary.
+# Words of the benchmark's text, each of which is one token of the released vocabulary.
 _WORDS = ("Hello", " it", " good", " hear")
 _CODEC = {
     "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536,
@@ -48,13 +50,13 @@ _CODEC = {
 
 
 def write_released_config(source: Path, target: Path, hidden: int, intermediate: int) -> Path:
-    """Writes a config of a released size.
+    """Writes a `config.json` of a released size.
 
     Args:
-        source: A small checkpoint's config.json.
+        source: The config.json of a small checkpoint.
         target: The file to write.
-        hidden: 1,024 for the 0.6B, 2,048 for the 1.7B.
-        intermediate: 3,072 or 6,144.
+        hidden: Hidden size of the talker: 1,024 for the 0.6B, 2,048 for the 1.7B.
+        intermediate: Intermediate size of the talker: 3,072 or 6,144.
 
     Returns:
         The target.
@@ -76,10 +78,10 @@ def write_released_config(source: Path, target: Path, hidden: int, intermediate:
 
 
 def write_released_codec_config(source: Path, target: Path) -> Path:
-    """Writes the config of the released codec; its encoder stays small.
+    """Writes the config of the released codec's decoder; the encoder keeps its small size.
 
     Args:
-        source: A small codec's config.json.
+        source: The config.json of a small codec.
         target: The file to write.
 
     Returns:
@@ -95,30 +97,30 @@ def write_released_codec_config(source: Path, target: Path) -> Path:
 def random_codec_weights(
     file: Path, seed: int, device: torch.device | None = None
 ) -> tuple[Decoder, CodecConfig]:
-    """The codec's decoder of the released size, with random weights.
+    """The codec's decoder in the released size, with random weights.
 
     Args:
-        file: Where its config is written.
+        file: Where the config is written.
         seed: Of the weights.
-        device: Where they go; by default the GPU.
+        device: Of the weights; by default the GPU.
 
     Returns:
-        The weights in float32, and the codec's numbers.
+        The weights in float32, and the codec's config.
     """
     file.write_text(json.dumps(small_codec_config(2048)))
     config = read_codec_config(write_released_codec_config(file, file))
-    place = device or torch.device("cuda")
+    target = device or torch.device("cuda")
     specs = decoder_specs(config.decoder)
-    return map_leaves(specs, lambda spec: random_tensor(spec, seed).to(place)), config
+    return map_leaves(specs, lambda spec: random_tensor(spec, seed).to(target)), config
 
 
 def write_released_checkpoint(folder: Path, size: str, device: torch.device) -> None:
     """Writes a CustomVoice checkpoint of a released size, 2 to 4 GB.
 
     Args:
-        folder: Is made; a checkpoint in it is overwritten.
+        folder: Created if missing; an existing checkpoint in it is overwritten.
         size: `0.6B` or `1.7B`.
-        device: Where the weights are drawn.
+        device: Generates the weights.
     """
     name, hidden, intermediate = SIZES[size]
     codec = folder / "speech_tokenizer"
@@ -131,15 +133,15 @@ def write_released_checkpoint(folder: Path, size: str, device: torch.device) -> 
     )
     generator = torch.Generator(device).manual_seed(0)
 
-    def draw(spec: Spec) -> Tensor:
-        if spec.name.endswith("cluster_usage"):  # a divisor
+    def random_weight(spec: TensorSpec) -> Tensor:
+        if spec.name.endswith("cluster_usage"):  # a divisor, so not near 0
             return torch.rand(spec.shape, device=device, generator=generator) * 3 + 0.5
         mean, deviation = mean_and_deviation(spec)
         noise = torch.randn(spec.shape, device=device, generator=generator)
         return noise.mul_(deviation).add_(mean)
 
     def save(specs: object, file: Path, dtype: torch.dtype) -> None:
-        weights = {spec.name: draw(spec).to("cpu", dtype) for spec in leaves(specs)}
+        weights = {spec.name: random_weight(spec).to("cpu", dtype) for spec in leaves(specs)}
         save_file(weights, str(file), metadata={"format": "pt"})
 
     save(model_specs(model), folder / "model.safetensors", torch.bfloat16)
@@ -147,7 +149,7 @@ def write_released_checkpoint(folder: Path, size: str, device: torch.device) -> 
 
 
 def main() -> None:
-    """Writes one."""
+    """Writes the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

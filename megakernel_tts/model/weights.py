@@ -1,7 +1,6 @@
-"""Every tensor of the talker, the code predictor and the speaker encoder: name, shape, place.
+"""Tensors of the talker, the code predictor and the speaker encoder: names and shapes.
 
-The one table that knows a checkpoint's names for these networks (the codec's is in
-`codec/weights.py`). Shapes are [out, in], as torch's linear layers store them.
+The codec's tensors are declared in `codec/weights.py`. Shapes are [out, in], as in torch.nn.Linear.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers and the norm after the last."""
+    """Layers and the final norm."""
 
     layers: tuple[Layer, ...]
     norm: Tensor
@@ -48,7 +47,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What turns ids into the talker's input vectors."""
+    """Embedding tables of text and codes: the talker's input vectors."""
 
     text: Tensor  # [text_vocab, text_hidden]
     text_up: Projection  # text_hidden -> text_hidden
@@ -57,19 +56,26 @@ class Embeddings:
     group_tables: tuple[Tensor, ...]  # groups - 1 tables [codes, hidden]: codes 1 to groups - 1
 
     def on_device(self, device: torch.device) -> "Embeddings":
-        """Everything on a device but the text's table, of which few rows are ever wanted there."""
-        there = map_leaves(replace(self, text=self.text[:0]), lambda tensor: tensor.to(device))
-        return replace(there, text=self.text)
+        """A copy on a device, except for the text table: few of its rows are needed there."""
+        moved = map_leaves(replace(self, text=self.text[:0]), lambda tensor: tensor.to(device))
+        return replace(moved, text=self.text)
 
     def embed_frames(self, codes: Tensor) -> Tensor:
-        """The sum of the embeddings of frames [n, groups]: [n, hidden], rounded once."""
+        """Sums the embeddings of each frame's codes.
+
+        Args:
+            codes: [frames, num_groups], int64.
+
+        Returns:
+            [frames, hidden], rounded once.
+        """
         tables = (self.codec, *self.group_tables)
         return torch.stack([table[codes[:, i]] for i, table in enumerate(tables)]).sum(dim=0)
 
 
 @dataclass(frozen=True)
 class Talker:
-    """Layers and head of the first network."""
+    """The talker: layers and head."""
 
     stack: Stack
     head: Tensor  # [vocab, hidden]
@@ -77,79 +83,88 @@ class Talker:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Layers and heads of the second network."""
+    """The code predictor: input projection, layers and one head per code."""
 
-    project: Projection | None  # talker's width -> predictor's; None where they are equal
+    project: Projection | None  # talker's hidden size -> predictor's; None if they are equal
     stack: Stack
     heads: tuple[Tensor, ...]  # groups - 1 of [codes, hidden]
 
 
 @dataclass(frozen=True)
 class Model:
-    """The tensors of `model.safetensors` that speaking needs."""
+    """The tensors of `model.safetensors` that synthesis needs."""
 
     embeddings: Embeddings
     talker: Talker
     predictor: Predictor
 
 
-def _stack(prefix: str, c: StackConfig) -> Stack:
-    h, q, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+def _stack(prefix: str, config: StackConfig) -> Stack:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
 
-    def layer(p: str) -> Layer:
+    def layer(name: str) -> Layer:
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         return Layer(
-            input_norm=spec(f"{p}.input_layernorm.weight", h),
-            q=spec(f"{p}.self_attn.q_proj.weight", q, h),
-            k=spec(f"{p}.self_attn.k_proj.weight", kv, h),
-            v=spec(f"{p}.self_attn.v_proj.weight", kv, h),
-            q_norm=spec(f"{p}.self_attn.q_norm.weight", c.head_dim),
-            k_norm=spec(f"{p}.self_attn.k_norm.weight", c.head_dim),
-            o=spec(f"{p}.self_attn.o_proj.weight", h, q),
-            post_norm=spec(f"{p}.post_attention_layernorm.weight", h),
-            gate=spec(f"{p}.mlp.gate_proj.weight", c.intermediate_size, h),
-            up=spec(f"{p}.mlp.up_proj.weight", c.intermediate_size, h),
-            down=spec(f"{p}.mlp.down_proj.weight", h, c.intermediate_size),
+            input_norm=spec(f"{name}.input_layernorm.weight", hidden),
+            q=spec(f"{attention}.q_proj.weight", q_size, hidden),
+            k=spec(f"{attention}.k_proj.weight", kv_size, hidden),
+            v=spec(f"{attention}.v_proj.weight", kv_size, hidden),
+            q_norm=spec(f"{attention}.q_norm.weight", config.head_dim),
+            k_norm=spec(f"{attention}.k_norm.weight", config.head_dim),
+            o=spec(f"{attention}.o_proj.weight", hidden, q_size),
+            post_norm=spec(f"{name}.post_attention_layernorm.weight", hidden),
+            gate=spec(f"{mlp}.gate_proj.weight", intermediate, hidden),
+            up=spec(f"{mlp}.up_proj.weight", intermediate, hidden),
+            down=spec(f"{mlp}.down_proj.weight", hidden, intermediate),
         )
 
-    layers = tuple(layer(f"{prefix}.layers.{i}") for i in range(c.num_layers))
-    return Stack(layers, spec(f"{prefix}.norm.weight", h))
+    layers = tuple(layer(f"{prefix}.layers.{i}") for i in range(config.num_layers))
+    return Stack(layers, spec(f"{prefix}.norm.weight", hidden))
 
 
-def _projection(name: str, out: int, into: int) -> Projection:
-    return Projection(spec(f"{name}.weight", out, into), spec(f"{name}.bias", out))
+def _projection(name: str, out_size: int, in_size: int) -> Projection:
+    return Projection(spec(f"{name}.weight", out_size, in_size), spec(f"{name}.bias", out_size))
 
 
-def model_specs(c: ModelConfig) -> Model:
-    """The talker's and the predictor's tensors, as specs."""
-    t, p = c.talker, c.predictor
-    h, wide = t.stack.hidden_size, t.text_hidden_size
-    rest = range(t.num_groups - 1)
-    predictor = "talker.code_predictor"
-    same_width = p.stack.hidden_size == h
-    return Model(
-        embeddings=Embeddings(
-            text=spec("talker.model.text_embedding.weight", t.text_vocab_size, wide),
-            text_up=_projection("talker.text_projection.linear_fc1", wide, wide),
-            text_down=_projection("talker.text_projection.linear_fc2", h, wide),
-            codec=spec("talker.model.codec_embedding.weight", t.vocab_size, h),
-            group_tables=tuple(
-                spec(f"{predictor}.model.codec_embedding.{i}.weight", p.vocab_size, h) for i in rest
-            ),
-        ),
-        talker=Talker(
-            _stack("talker.model", t.stack), spec("talker.codec_head.weight", t.vocab_size, h)
-        ),
-        predictor=Predictor(
-            project=None
-            if same_width
-            else _projection(f"{predictor}.small_to_mtp_projection", p.stack.hidden_size, h),
-            stack=_stack(f"{predictor}.model", p.stack),
-            heads=tuple(
-                spec(f"{predictor}.lm_head.{i}.weight", p.vocab_size, p.stack.hidden_size)
-                for i in rest
-            ),
+def model_specs(config: ModelConfig) -> Model:
+    """Specs of the embeddings, the talker and the code predictor."""
+    return Model(_embedding_specs(config), _talker_specs(config), _predictor_specs(config))
+
+
+def _embedding_specs(config: ModelConfig) -> Embeddings:
+    talker, codes = config.talker, config.predictor.vocab_size
+    hidden, text_hidden = talker.stack.hidden_size, talker.text_hidden_size
+    table = "talker.code_predictor.model.codec_embedding.{}.weight"
+    return Embeddings(
+        text=spec("talker.model.text_embedding.weight", talker.text_vocab_size, text_hidden),
+        text_up=_projection("talker.text_projection.linear_fc1", text_hidden, text_hidden),
+        text_down=_projection("talker.text_projection.linear_fc2", hidden, text_hidden),
+        codec=spec("talker.model.codec_embedding.weight", talker.vocab_size, hidden),
+        group_tables=tuple(
+            spec(table.format(i), codes, hidden) for i in range(talker.num_groups - 1)
         ),
     )
+
+
+def _talker_specs(config: ModelConfig) -> Talker:
+    stack, vocab_size = config.talker.stack, config.talker.vocab_size
+    head = spec("talker.codec_head.weight", vocab_size, stack.hidden_size)
+    return Talker(_stack("talker.model", stack), head)
+
+
+def _predictor_specs(config: ModelConfig) -> Predictor:
+    prefix, predictor = "talker.code_predictor", config.predictor
+    in_size, out_size = config.talker.stack.hidden_size, predictor.stack.hidden_size
+    project = None
+    if in_size != out_size:
+        project = _projection(f"{prefix}.small_to_mtp_projection", out_size, in_size)
+    heads = (
+        spec(f"{prefix}.lm_head.{i}.weight", predictor.vocab_size, out_size)
+        for i in range(config.talker.num_groups - 1)
+    )
+    return Predictor(project, _stack(f"{prefix}.model", predictor.stack), tuple(heads))
 
 
 @dataclass(frozen=True)
@@ -183,34 +198,36 @@ class Speaker:
     fc: Tdnn
 
 
-def speaker_specs(c: SpeakerConfig) -> Speaker:
-    """The speaker encoder's tensors, as specs."""
+def speaker_specs(config: SpeakerConfig) -> Speaker:
+    """Specs of the speaker encoder."""
+    channels, squeeze = config.channels, config.squeeze_channels
 
-    def tdnn(name: str, out: int, into: int, kernel: int = 1) -> Tdnn:
+    def tdnn(name: str, out_size: int, in_size: int, kernel: int = 1) -> Tdnn:
         name = f"speaker_encoder.{name}"
-        return Tdnn(spec(f"{name}.weight", out, into, kernel), spec(f"{name}.bias", out))
+        weight = spec(f"{name}.weight", out_size, in_size, kernel)
+        return Tdnn(weight, spec(f"{name}.bias", out_size))
 
     def block(i: int) -> SpeakerBlock:
-        into, out, part = c.channels[i - 1], c.channels[i], c.channels[i] // c.res2net_scale
-        p = f"blocks.{i}"
+        name, in_size, out_size = f"blocks.{i}", channels[i - 1], channels[i]
+        split = out_size // config.res2net_scale
         return SpeakerBlock(
-            tdnn1=tdnn(f"{p}.tdnn1.conv", out, into),
+            tdnn1=tdnn(f"{name}.tdnn1.conv", out_size, in_size),
             res2net=tuple(
-                tdnn(f"{p}.res2net_block.blocks.{j}.conv", part, part, c.kernels[i])
-                for j in range(c.res2net_scale - 1)
+                tdnn(f"{name}.res2net_block.blocks.{j}.conv", split, split, config.kernels[i])
+                for j in range(config.res2net_scale - 1)
             ),
-            tdnn2=tdnn(f"{p}.tdnn2.conv", out, out),
-            squeeze=tdnn(f"{p}.se_block.conv1", c.squeeze_channels, out),
-            excite=tdnn(f"{p}.se_block.conv2", out, c.squeeze_channels),
+            tdnn2=tdnn(f"{name}.tdnn2.conv", out_size, out_size),
+            squeeze=tdnn(f"{name}.se_block.conv1", squeeze, out_size),
+            excite=tdnn(f"{name}.se_block.conv2", out_size, squeeze),
         )
 
-    inner = range(1, len(c.channels) - 1)
-    last = c.channels[-1]
+    inner = range(1, len(channels) - 1)
+    last = channels[-1]
     return Speaker(
-        first=tdnn("blocks.0.conv", c.channels[0], c.num_mels, c.kernels[0]),
+        first=tdnn("blocks.0.conv", channels[0], config.num_mels, config.kernels[0]),
         blocks=tuple(block(i) for i in inner),
-        aggregate=tdnn("mfa.conv", last, sum(c.channels[i] for i in inner), c.kernels[-1]),
-        attention_tdnn=tdnn("asp.tdnn.conv", c.attention_channels, 3 * last),
-        attention_conv=tdnn("asp.conv", last, c.attention_channels),
-        fc=tdnn("fc", c.dim, 2 * last),
+        aggregate=tdnn("mfa.conv", last, sum(channels[i] for i in inner), config.kernels[-1]),
+        attention_tdnn=tdnn("asp.tdnn.conv", config.attention_channels, 3 * last),
+        attention_conv=tdnn("asp.conv", last, config.attention_channels),
+        fc=tdnn("fc", config.dim, 2 * last),
     )

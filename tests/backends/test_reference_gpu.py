@@ -12,7 +12,7 @@ from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import Loaded, load_checkpoint
-from megakernel_tts.model.checkpoint import Spec, map_leaves
+from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.layers import linear
 from megakernel_tts.model.random_checkpoint import Size
@@ -126,7 +126,7 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     )
     generator = torch.Generator("cuda").manual_seed(0)
 
-    def weight(spec: Spec) -> torch.Tensor:
+    def weight(spec: TensorSpec) -> torch.Tensor:
         noise = torch.randn(spec.shape, device="cuda", generator=generator)
         return (1.0 + 0.1 * noise if len(spec.shape) == 1 else 0.03 * noise).to(dtype)
 

@@ -180,7 +180,7 @@ def test_a_plot_without_matplotlib_is_refused_at_once(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["/none"], 1, "is no model"),
+        (["/none"], 1, "is not a model"),
         (["--device", "tpu"], 1, "choose auto, cpu, cuda"),
         (["--json", "/none/a.json"], 2, "/none is no folder"),
         (["--json", "/"], 2, "/ is a folder; name a file"),

@@ -94,8 +94,8 @@ def test_a_cloned_voice_is_used_kept_and_used_again(
         (["say", "  ", "-o", "z.wav"], 1, "nothing to say"),
         (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "choose one of: clara, henry"),
         (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "choose auto or one of: english"),
-        (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is no model: name a folder"),
-        (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be fetched from the hub"),
+        (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is not a model: name a folder"),
+        (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be downloaded from the hub"),
         (["say", "x", "-o", "z.wav", "--device", "tpu"], 1, "choose auto, cpu, cuda"),
         (["say", "x", "-o", "/none/z.wav"], 2, "/none is no folder"),
         (["say", "x", "-o", "/"], 2, "/ is no regular file"),
@@ -106,7 +106,7 @@ def test_a_cloned_voice_is_used_kept_and_used_again(
         (["say", "a\udcff", "-o", "z.wav"], 1, "half of a character, as character 1"),
         (["say", "x", "-o", "z.wav", "--seed", "-4"], 1, "seed is -4; it must be"),
         (["say", "-f", "none.txt", "-o", "z.wav"], 1, "none.txt"),
-        (["voices", "--model", "/none"], 1, "is no model"),
+        (["voices", "--model", "/none"], 1, "is not a model"),
     ],
 )  # fmt: skip
 def test_a_users_mistake_gets_a_sentence_and_no_traceback(

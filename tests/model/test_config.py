@@ -15,18 +15,18 @@ def edited(source: Path, target: Path, path: str, value: Any) -> Path:
     """A copy of a config with one field set, or dropped if the value is `...`."""
     content = json.loads(source.read_text(encoding="utf-8"))
     *parents, name = path.split(".")
-    place = content
+    section = content
     for parent in parents:
-        place = place[parent]
+        section = section[parent]
     if value is ...:
-        del place[name]
+        del section[name]
     else:
-        place[name] = value
+        section[name] = value
     target.write_text(json.dumps(content))
     return target
 
 
-def test_reads_every_kind_and_size(checkpoint: Checkpoint) -> None:
+def test_every_kind_and_size_is_read(checkpoint: Checkpoint) -> None:
     small = read_model_config(checkpoint("custom_voice", "0b6") / "config.json")
     assert small.kind == "custom_voice" and not small.takes_instruct
     assert small.talker.num_codes == 256 and small.talker.control.eos == 2150 - 1792
@@ -38,7 +38,7 @@ def test_reads_every_kind_and_size(checkpoint: Checkpoint) -> None:
     assert design.takes_instruct and design.speaker is None
 
 
-def test_fields_that_change_nothing_are_not_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_fields_without_effect_are_ignored(checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = checkpoint() / "config.json"
     file = edited(source, tmp_path / "config.json", "talker_config._name_or_path", "x")
     assert read_model_config(file) == read_model_config(source)
@@ -72,7 +72,7 @@ def test_fields_that_change_nothing_are_not_read(checkpoint: Checkpoint, tmp_pat
         ("talker_config.rope_scaling", {"rope_type": "yarn"}, r"rope_type default"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_was_found(
+def test_invalid_field_is_refused_with_file_field_and_value(
     checkpoint: Checkpoint, tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
     file = edited(checkpoint() / "config.json", tmp_path / "config.json", path, value)
@@ -96,7 +96,7 @@ def test_a_wrong_field_is_named_with_what_was_found(
         ("encoder_config.pad_mode", "reflect", r"pad_mode"),
     ],
 )
-def test_a_wrong_codec_field_is_named(
+def test_invalid_codec_field_is_refused_by_name(
     checkpoint: Checkpoint, tmp_path: Path, path: str, value: Any, message: str
 ) -> None:
     source = checkpoint() / "speech_tokenizer" / "config.json"
@@ -107,14 +107,14 @@ def test_a_wrong_codec_field_is_named(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"model_type": 1e999}']
 )
-def test_what_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_without_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_model_config(file)
 
 
-def test_a_huge_or_missing_file_is_refused(tmp_path: Path) -> None:
+def test_huge_or_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="missing"):
         read_model_config(tmp_path / "config.json")
     file = tmp_path / "config.json"

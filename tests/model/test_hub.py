@@ -9,7 +9,7 @@ from megakernel_tts.errors import CheckpointError
 from megakernel_tts.model import hub
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
+def test_existing_folder_is_returned_as_it_is(tmp_path: Path) -> None:
     assert hub.find_checkpoint(tmp_path) == tmp_path
     assert hub.find_checkpoint(str(tmp_path)) == tmp_path
 
@@ -22,7 +22,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
         ("owner/name@refs/pr/3", "owner/name", "refs/pr/3"),
     ],
 )
-def test_hub_ids_with_and_without_revision(
+def test_hub_id_is_downloaded_at_its_revision(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     name: str,
@@ -41,22 +41,24 @@ def test_hub_ids_with_and_without_revision(
     assert calls == [(repository, revision)]
 
 
-def test_a_failed_download_says_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_names_the_repository_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise LocalEntryNotFoundError("no network\nand more words")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match=r"'a/b@c' .* could not be fetched .*: no network$"):
+    with pytest.raises(CheckpointError, match=r"'a/b@c' .* not be downloaded .*: no network$"):
         hub.find_checkpoint("a/b@c")
 
 
 @pytest.mark.parametrize("name", ["", "demon", "./none", "/none/such", "a/b/c", "a b/c", "~/x"])
-def test_what_is_no_model_gets_the_choices(name: str) -> None:
+def test_unknown_model_name_is_refused_with_the_valid_forms(name: str) -> None:
     with pytest.raises(CheckpointError, match="name a folder that exists, a hub id such as Qwen/"):
         hub.find_checkpoint(name)
 
 
-def test_the_demo_lies_in_the_package() -> None:
+def test_demo_is_part_of_the_package() -> None:
     folder = hub.find_checkpoint("demo")
     assert folder.is_relative_to(Path(hub.__file__).parents[1])
     assert (folder / "speech_tokenizer" / "model.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""The released sizes, by arithmetic: parameter counts as in the public listings."""
+"""Parameter counts of the released sizes equal those of the public listings."""
 
 from collections.abc import Callable
 from math import prod
@@ -14,7 +14,7 @@ from megakernel_tts.model.weights import model_specs, speaker_specs
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "hidden", "intermediate", "tensors", "values"),
+    ("kind", "size", "hidden", "intermediate", "num_tensors", "num_values"),
     [
         ("custom_voice", "0b6", 1024, 3072, 402, 905_788_672),
         ("base", "0b6", 1024, 3072, 478, 914_643_008),
@@ -22,32 +22,34 @@ from megakernel_tts.model.weights import model_specs, speaker_specs
         ("base", "1b7", 2048, 6144, 480, 1_928_677_440),
     ],
 )
-def test_talker_and_predictor(
+def test_talker_and_predictor_have_the_released_parameter_counts(
     checkpoint: Callable[..., Path],
     tmp_path: Path,
     kind: str,
     size: str,
     hidden: int,
     intermediate: int,
-    tensors: int,
-    values: int,
+    num_tensors: int,
+    num_values: int,
 ) -> None:
     file = write_released_config(
         checkpoint(kind, size) / "config.json", tmp_path / "config.json", hidden, intermediate
     )
     config = read_model_config(file)
-    found = list(leaves(model_specs(config)))
+    specs = list(leaves(model_specs(config)))
     if config.speaker is not None:
-        found += leaves(speaker_specs(config.speaker))
-    assert len({leaf.name for leaf in found}) == len(found) == tensors
-    assert sum(prod(leaf.shape) for leaf in found) == values
+        specs += leaves(speaker_specs(config.speaker))
+    assert len({spec.name for spec in specs}) == len(specs) == num_tensors
+    assert sum(prod(spec.shape) for spec in specs) == num_values
 
 
-def test_codec_decoder(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_codec_decoder_has_the_released_parameter_count(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
     source = checkpoint() / "speech_tokenizer" / "config.json"
     file = write_released_codec_config(source, tmp_path / "config.json")
-    found = list(leaves(decoder_specs(read_codec_config(file).decoder)))
-    # The two input projections of the quantiser are stored and never used.
-    unused = 2 * 256 * 512
-    assert len(found) == 271 - 2
-    assert sum(prod(leaf.shape) for leaf in found) == 114_323_137 - unused
+    specs = list(leaves(decoder_specs(read_codec_config(file).decoder)))
+    # The quantiser's two input projections are stored in the file but never used.
+    num_unused = 2 * 256 * 512
+    assert len(specs) == 271 - 2
+    assert sum(prod(spec.shape) for spec in specs) == 114_323_137 - num_unused
