@@ -71,7 +71,7 @@ struct PrefillBatch {
   int num_columns;
   int first_row;        // the first column's row of `prompt_vectors`
   int prompt_end_mask;  // bit c: column c is the last of its prompt
-  PrefillColumn columns[kMaxPrefillColumns];
+  PrefillColumn columns[kBatchColumns];
 };
 
 // The talker's attention heads whose scores are copied to `scores` for every frame.

@@ -33,8 +33,10 @@ constexpr int kNumSplits = 1;
 // Streams of one launch. Each occupies one column of the matrix instruction per split.
 constexpr int kMaxStreams = (kSmallSharedMemory ? 4 : 8) / kNumSplits;
 constexpr int kMaxPrefillColumns = kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
+constexpr int kBatchColumns = 16;  // columns of a PrefillBatch, used or not
 constexpr int kBufferColumns = 8;  // columns for which an exchange buffer of streams has room
 static_assert(kMaxStreams <= kBufferColumns, "exchange buffers hold one column per stream");
+static_assert(kMaxPrefillColumns <= kBatchColumns, "a PrefillBatch holds every column");
 
 // Columns that a kernel compiled for `MaxColumns` streams processes at once. With one stream the
 // predictor's first pass has two positions; prefill batches of the same kernel have two as well.
@@ -42,6 +44,7 @@ template <int MaxColumns>
 constexpr int kColumnCapacity = MaxColumns == 1 ? 2 : MaxColumns;
 
 constexpr int min_of(int a, int b) { return a < b ? a : b; }
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int min_of(int a, int b, int c) { return min_of(min_of(a, b), c); }
 
 // Columns that a lane loads together where each takes `Loads` 16-byte loads.
@@ -142,42 +145,5 @@ using Model17B = Model<Stack<2048, 16, 8, 6144>, ReleasedPredictor, 2048>;
 using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512, kShortContext>, 256>;
 using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384, kShortContext>, 256>;
 using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384, kShortContext>, 256>;
-
-#define MEGAKERNEL_MODELS(_) _(Model06B), _(Model17B), _(ModelDemo), _(ModelTiny), _(ModelTinyWide)
-
-constexpr int kNumModels = 5;
-
-// The numbers of a model that the host compares with a checkpoint's config.
-struct Shape {
-  int talker[4], predictor[4];  // each hidden size, heads, KV heads, intermediate size
-  int num_codes;
-  int stage_steps, max_blocks;
-};
-
-template <class M>
-constexpr Shape shape_of() {
-  using T = typename M::Talker;
-  using P = typename M::Predictor;
-  return {{T::hidden_size, T::num_heads, T::num_kv_heads, T::intermediate_size},
-          {P::hidden_size, P::num_heads, P::num_kv_heads, P::intermediate_size},
-          M::num_codes,
-          M::stage_steps,
-          M::max_blocks};
-}
-
-// A kernel with its dynamic shared memory, as the host launches it.
-struct Kernel {
-  void* function;
-  unsigned long shared_bytes;
-};
-
-// The kernels of a model.
-struct Entry {
-  Kernel generate_one, generate;  // one stream, several streams
-  Kernel prefill[3];              // by PrefillSize, see prefill_launch.cuh
-  Shape shape;
-};
-
-Entry entry(int model);
 
 }  // namespace megakernel

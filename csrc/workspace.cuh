@@ -1,69 +1,65 @@
-// The workspace that blocks talk through, as the host lays it out: one piece of memory, all of it
-// ones before a launch.
+// The layout of the workspace, the memory through which thread blocks exchange values. The host
+// sets all its bits before a launch.
 #pragma once
 
 #include "params.cuh"
 
 namespace megakernel {
 
-// Takes the workspace apart: each buffer begins on a line of its own, and has so many words for
-// each of some columns, or places of a board.
+// Where the buffers of ExchangeBuffers begin, in values of 32 bits.
+struct ExchangeOffsets {
+  int64_t qkv, attention_partials, softmax_stats, attention_output, attention_residual;
+  int64_t mlp_hidden, mlp_residual, logits;
+};
+
+// Where every buffer of Params begins, in values of 32 bits.
+struct WorkspaceOffsets {
+  ExchangeOffsets talker, predictor;
+  int64_t predictor_input, sampled_codes, non_finite, abort_flag;
+  int64_t num_values;  // of the workspace
+};
+
+// Reserves buffers one after the other, each on a cache line of its own, with `num_columns`
+// columns.
 struct BufferAllocator {
-  uint32_t* next;
+  int64_t next;
   int num_columns;
 
-  uint32_t* allocate(int64_t count) {
-    uint32_t* at = next;
-    next += (num_columns * count + 31) / 32 * 32;
-    return at;
+  constexpr int64_t reserve(int64_t num_values) {
+    const int64_t offset = next;
+    next += (num_columns * num_values + 31) / 32 * 32;
+    return offset;
   }
 };
 
-// `s` is hidden, heads, kv heads and intermediate.
-inline ExchangeBuffers exchange_buffers(const int (&s)[4], int64_t vocab,
-                                        BufferAllocator& allocator) {
-  ExchangeBuffers w;
-  w.qkv = allocator.allocate(static_cast<int64_t>(s[1] + 2 * s[2]) * kHeadDim);
-  w.attention_partials = allocator.allocate(static_cast<int64_t>(s[1]) * kMaxSpans * kHeadDim);
-  w.softmax_stats = allocator.allocate(s[1] * kMaxSpans * 2);
-  w.attention_output = allocator.allocate(kNumSplits * s[1] * kHeadDim / 2);
-  w.attention_residual = allocator.allocate(s[0]);
-  w.mlp_hidden = allocator.allocate(kNumSplits * s[3] / 2);
-  w.mlp_residual = allocator.allocate(s[0]);
-  w.logits = allocator.allocate(vocab);
-  return w;
+template <class S>
+constexpr ExchangeOffsets exchange_offsets(int64_t num_logits, BufferAllocator& allocator) {
+  ExchangeOffsets offsets{};
+  offsets.qkv = allocator.reserve(S::query_size + 2 * S::kv_size);
+  offsets.attention_partials = allocator.reserve(int64_t{S::query_size} * kMaxSpans);
+  offsets.softmax_stats = allocator.reserve(int64_t{S::num_heads} * kMaxSpans * 2);
+  offsets.attention_output = allocator.reserve(kNumSplits * S::query_size / 2);
+  offsets.attention_residual = allocator.reserve(S::hidden_size);
+  offsets.mlp_hidden = allocator.reserve(kNumSplits * S::intermediate_size / 2);
+  offsets.mlp_residual = allocator.reserve(S::hidden_size);
+  offsets.logits = allocator.reserve(num_logits);
+  return offsets;
 }
 
-// Fills in the buffers from `begin` on; returns how many words they take.
-inline int64_t lay_out(Params& p, const Shape& s, uint32_t* begin) {
-  BufferAllocator allocator{begin, kMaxPrefillColumns > kBufferColumns
-                                       ? kMaxPrefillColumns
-                                       : kBufferColumns};  // the talker's are prompts', too
-  p.talker.exchange = exchange_buffers(s.talker, s.num_codes + kNumControlIds, allocator);
-  p.non_finite = allocator.allocate(1);
+// The talker's buffers serve prefill batches as well as streams.
+template <class M>
+constexpr WorkspaceOffsets workspace_offsets() {
+  BufferAllocator allocator{0, max_of(kMaxPrefillColumns, kBufferColumns)};
+  WorkspaceOffsets offsets{};
+  offsets.talker = exchange_offsets<typename M::Talker>(M::vocab_size, allocator);
+  offsets.non_finite = allocator.reserve(1);
   allocator.num_columns = kBufferColumns;
-  p.predictor.exchange = exchange_buffers(s.predictor, s.num_codes, allocator);
-  p.predictor_input = allocator.allocate(s.predictor[0]);
-  p.sampled_codes = allocator.allocate(1);
-  p.abort_flag = allocator.allocate(1);
-  return allocator.next - begin;
-}
-
-inline int64_t workspace_words(const Shape& s) {
-  Params p;
-  return lay_out(p, s, nullptr);
-}
-
-// Where in the workspace a launch leaves the logits.
-struct LogitsOffsets {
-  int64_t talker, predictor;  // [columns, vocab], and the last ones [columns, codes]
-};
-
-inline LogitsOffsets logits_at(const Shape& s) {
-  Params p;
-  lay_out(p, s, nullptr);
-  uint32_t* const begin = nullptr;
-  return {p.talker.exchange.logits - begin, p.predictor.exchange.logits - begin};
+  offsets.predictor = exchange_offsets<typename M::Predictor>(M::num_codes, allocator);
+  offsets.predictor_input = allocator.reserve(M::Predictor::hidden_size);
+  offsets.sampled_codes = allocator.reserve(1);
+  offsets.abort_flag = allocator.reserve(1);
+  offsets.num_values = allocator.next;
+  return offsets;
 }
 
 }  // namespace megakernel

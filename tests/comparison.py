@@ -12,9 +12,10 @@ from megakernel_tts.backends.reference import Reference
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
-from tests.emulator import EmulatedOps
+from megakernel_tts.model.random_checkpoint import Size
+from tests.emulator import EmulatedModule, emulated_kernels
 
-MODELS = {"0b6": "ModelTiny", "1b7": "ModelTinyWide"}
+SIZES: tuple[Size, ...] = ("0b6", "1b7")
 SAMPLINGS = [
     Sampling(seed=1),
     Sampling.greedy(seed=2),
@@ -25,21 +26,28 @@ SAMPLINGS = [
 class Comparison:
     """A kernel beside the reference in float32 and in bfloat16, on the same rounded weights."""
 
-    def __init__(self, loaded: Loaded, ops: EmulatedOps | None) -> None:
-        """Without emulated operators, all of it is on the GPU."""
+    def __init__(self, loaded: Loaded, module: EmulatedModule | None, num_blocks: int = 3) -> None:
+        """Loads the weights into all of them.
+
+        Args:
+            loaded: A checkpoint on the CPU.
+            module: The emulated kernels; None for the GPU.
+            num_blocks: Thread blocks of the emulated grid.
+        """
         backend = loaded.engine.backend
         assert isinstance(backend, Reference)
         self.config: ModelConfig = loaded.config
-        self.ops = ops
-        device = "cuda" if ops is None else "cpu"
+        self.module = module
+        self._kernels = None if module is None else emulated_kernels(module, num_blocks)
+        device = "cuda" if module is None else "cpu"
         half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
         exact = map_leaves(half, lambda w: w.float())
         prompt_builder = loaded.engine.prompt_builder
         pad = self.pad = prompt_builder.pad[0].to(device, torch.bfloat16)
-        self.kernel = Megakernel(half, self.config, pad, num_slots=4, max_positions=64, ops=ops)
         self.half = Reference(half, self.config, pad, num_slots=1, max_positions=64)
         self.exact = Reference(exact, self.config, pad.float(), num_slots=1, max_positions=64)
         self.norm = exact.talker.stack.norm
+        self.kernel = self.make_kernel()
         with torch.inference_mode():
             prefix = prompt_builder.prefix("ryan", "english", None)
             self.text = torch.cat([prompt_builder.embed_text([5, 9, 200]), prompt_builder.eos]).to(
@@ -49,16 +57,16 @@ class Comparison:
             assert prompt is not None
             self.prompt = prompt.prefill.to(pad.dtype)
 
-    def capturing(self, heads: Sequence[tuple[int, int]]) -> Megakernel:
-        """Another kernel, which tells the scores of these heads."""
+    def make_kernel(self, captured_heads: Sequence[tuple[int, int]] = ()) -> Megakernel:
+        """Makes a kernel that captures the scores of some heads."""
         return Megakernel(
             self.half.model,
             self.config,
             self.pad,
             num_slots=4,
             max_positions=64,
-            captured_heads=heads,
-            ops=self.ops,
+            captured_heads=captured_heads,
+            kernels=self._kernels,
         )
 
     def begin(self, slot: int, stream: int) -> None:
@@ -80,8 +88,12 @@ def next_frame(kernel: Megakernel) -> tuple[list[int], Tensor, Tensor]:
     state, talker = kernel._state[0], kernel._config.talker
     state.codes = [int(code) for code in codes]
     state.num_frames += 1
-    places = zip(
-        kernel._ops.logits_at(kernel._model), (talker.vocab_size, talker.num_codes), strict=True
+    offsets, workspace = kernel._kernels.info.workspace, kernel._buffers.workspace
+    first, last = (
+        workspace[begin : begin + count] & ~3  # without the epoch tags
+        for begin, count in (
+            (offsets.talker.logits, talker.vocab_size),
+            (offsets.predictor.logits, talker.num_codes),
+        )
     )
-    first, last = (kernel._memory[7][at : at + count] & ~3 for at, count in places)
     return state.codes, first.view(torch.float32), last.view(torch.float32)

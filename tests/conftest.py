@@ -12,8 +12,8 @@ from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
-from tests.comparison import MODELS, Comparison, MakeComparison
-from tests.emulator import EmulatedOps
+from tests.comparison import Comparison, MakeComparison
+from tests.emulator import EmulatedModule
 from tests.fakes import ExpectingVocoder, ScriptedBackend
 from tests.goldens.cases import Model
 from tests.rig import Rig
@@ -85,7 +85,8 @@ def comparison(load: Callable[..., Loaded]) -> MakeComparison:
         pytest.skip("no g++ for the emulator")
 
     def make(size: Size = "0b6", blocks: int = 3) -> Comparison:
-        return Comparison(load("custom_voice", size), EmulatedOps(MODELS[size], blocks))
+        loaded = load("custom_voice", size)
+        return Comparison(loaded, EmulatedModule(loaded.config), blocks)
 
     return make
 

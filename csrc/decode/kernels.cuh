@@ -1,34 +1,55 @@
-// The kernels that are launched, of a model.
+// The decode kernels of one model. Define MEGAKERNEL_MODEL, a model type of shapes.cuh, beforehand.
 #pragma once
 
+#include "../workspace.cuh"
 #include "frame.cuh"
 #include "prefill.cuh"
 
 namespace megakernel {
 
-template <class M, int MaxColumns>
-__global__ void __launch_bounds__(kNumLaunchedThreads, 1)
-    generate(const __grid_constant__ Params p) {
-  extern __shared__ __align__(16) unsigned char bytes[];
-  generate_frames<M, MaxColumns>(p, *reinterpret_cast<SharedMemory<M, MaxColumns>*>(bytes));
+using KernelModel = MEGAKERNEL_MODEL;
+
+// Facts about this build that the host needs; megakernel_tts/kernels/structs.py mirrors it.
+struct DecodeInfo {
+  int max_streams;
+  int max_prefill_columns;     // of `prefill_wide`
+  int narrow_prefill_columns;  // of `prefill_narrow`; `prefill_medium` takes `max_streams`
+  int page_size, kv_width;
+  int num_threads;        // of a thread block
+  int max_blocks;         // with more, some would have no rows
+  int max_residual_rows;  // that a thread block can own
+  int stage_steps, max_row_groups;
+  // Dynamic shared memory, by the columns that a kernel is compiled for.
+  int shared_bytes_one_column, shared_bytes_streams, shared_bytes_wide;
+  WorkspaceOffsets workspace;
+};
+
+template <int MaxColumns>
+constexpr int kSharedBytes = static_cast<int>(sizeof(SharedMemory<KernelModel, MaxColumns>));
+
+constexpr DecodeInfo make_decode_info() {
+  return {kMaxStreams,
+          kMaxPrefillColumns,
+          kColumnCapacity<1>,
+          kPageSize,
+          kKvWidth,
+          kNumLaunchedThreads,
+          KernelModel::max_blocks,
+          kMaxResidualRowGroups * kRowGroupSize,
+          KernelModel::stage_steps,
+          kMaxRowGroups,
+          kSharedBytes<1>,
+          kSharedBytes<kMaxStreams>,
+          kSharedBytes<kMaxPrefillColumns>,
+          workspace_offsets<KernelModel>()};
 }
 
-template <class M, int MaxColumns>
-__global__ void __launch_bounds__(kNumLaunchedThreads, 1)
-    prefill(const __grid_constant__ Params p) {
-  extern __shared__ __align__(16) unsigned char bytes[];
-  prefill_prompts<M, MaxColumns>(p, *reinterpret_cast<SharedMemory<M, MaxColumns>*>(bytes));
-}
-
-template <class M>
-Entry entry_of() {
-  return {{reinterpret_cast<void*>(generate<M, 1>), sizeof(SharedMemory<M, 1>)},
-          {reinterpret_cast<void*>(generate<M, kMaxStreams>), sizeof(SharedMemory<M, kMaxStreams>)},
-          {{reinterpret_cast<void*>(prefill<M, 1>), sizeof(SharedMemory<M, 1>)},
-           {reinterpret_cast<void*>(prefill<M, kMaxStreams>), sizeof(SharedMemory<M, kMaxStreams>)},
-           {reinterpret_cast<void*>(prefill<M, kMaxPrefillColumns>),
-            sizeof(SharedMemory<M, kMaxPrefillColumns>)}},
-          shape_of<M>()};
-}
+// The kernels by name: what each runs, and the columns that it is compiled for.
+#define MEGAKERNEL_DECODE_KERNELS(KERNEL)                \
+  KERNEL(generate_single, generate_frames, 1)            \
+  KERNEL(generate_streams, generate_frames, kMaxStreams) \
+  KERNEL(prefill_narrow, prefill_prompts, 1)             \
+  KERNEL(prefill_medium, prefill_prompts, kMaxStreams)   \
+  KERNEL(prefill_wide, prefill_prompts, kMaxPrefillColumns)
 
 }  // namespace megakernel

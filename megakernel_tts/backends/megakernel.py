@@ -1,46 +1,35 @@
 """The megakernel behind the backend's protocol.
 
-Host state is the authority: each launch is given its streams, and tells the frames that it made
-through pinned memory.
+The host's state is the authority: each launch gets its streams from the host, and publishes the
+frames that it generates in pinned memory.
 """
 
-import math
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.backends.decode_buffers import MAX_FRAMES, PHASES, DecodeBuffers
 from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
+from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
-from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.model.config import ModelConfig, StackConfig
-from megakernel_tts.model.weights import Model, Stack
+from megakernel_tts.kernels.decode import DecodeKernels, check_shapes, load_decode_kernels
+from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, Stream
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.model.weights import Model
 from megakernel_tts.sampling import Sampling
 
-_GROUPS = 16
-_HEAD = 128
-_BLOCK = 16  # positions whose values lie together
-_STREAM = struct.Struct("=7i16i3If" + 2 * "fif")  # Stream in csrc/params.cuh
-_EOS, _BROKEN = 1, 4
-_SEEN, _SCORES = 6, 8  # places in the list of memory, as in csrc/ops.cpp
-_FRAMES = 32  # of a stream, at most, that one launch makes
-_PATIENCE = 2_000_000_000  # nanoseconds that a block waits for another
-_DOZE = 5e-4  # seconds between two glances at a launch that has more than a frame to make
-_LOOK = 20_000_000  # nanoseconds that the host looks for the end of a frame before it sleeps
-PHASES = (
-    "qkv", "attention", "attention_combine", "out", "gate_up", "down", "head", "sample",
-    "input_projection",
-)  # fmt: skip
+_EOS, _NON_FINITE = 1, 4  # of EndReason in csrc/params.cuh
+_TIMEOUT_NS = 2_000_000_000  # that a thread block waits for another
+_POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to go
 
 
 @dataclass(kw_only=True)
@@ -49,9 +38,27 @@ class _Slot(SlotProgress):
     first_frame: int
     codes: list[int]  # of the last frame
 
+    def fill(self, stream: Stream, slot: int, max_positions: int) -> None:
+        """Writes the state into a launch's parameters."""
+        sampling, seed = self.sampling, self.sampling.seed or 0
+        stream.slot, stream.prompt_length = slot, self.num_prompt
+        stream.num_frames, stream.max_frames = self.num_frames, max_positions - self.num_prompt
+        stream.num_text_vectors, stream.text_complete = self.num_fed, self.text_ended
+        stream.starts_from_prompt = self.num_frames == 0
+        stream.codes[:] = self.codes
+        stream.noise_frame_offset = self.first_frame & 0xFFFFFFFF
+        stream.seed[:] = seed & 0xFFFFFFFF, seed >> 32
+        stream.repetition_penalty = sampling.repetition_penalty
+        stream.talker = sampling.temperature, sampling.top_k, sampling.top_p
+        stream.predictor = (
+            sampling.predictor_temperature,
+            sampling.predictor_top_k,
+            sampling.predictor_top_p,
+        )
+
 
 class Megakernel:
-    """A `Backend` whose frames are made by one kernel launch."""
+    """A `Backend` that generates frames with one kernel launch for all streams."""
 
     name = "megakernel"
 
@@ -64,153 +71,58 @@ class Megakernel:
         num_slots: int,
         max_positions: int,
         captured_heads: Sequence[tuple[int, int]] = (),
-        ops: Any = None,
+        kernels: DecodeKernels | None = None,
     ) -> None:
         """Packs the weights and allocates the slots.
 
         Args:
             model: bfloat16 tensors, the embeddings on the device. The others may be on the host:
-                they are packed matrix by matrix, and not kept.
+                each matrix is packed on the device, and the original is not kept.
             config: The model's numbers.
             pad: [hidden], the text vector that stands for "no text".
             num_slots: Streams at a time.
-            max_positions: The most positions of one stream, up to 2,048.
+            max_positions: Positions of one stream, at most 2,048.
             captured_heads: (layer, head) of up to eight of the talker's heads, whose attention
                 scores `step` returns; the codes stay the same.
-            ops: The kernel's operators; by default those of csrc/ops.cpp, built if need be.
+            kernels: The kernels of the model; by default compiled for the device, or cached.
 
         Raises:
-            RuntimeError: The kernel cannot be built here.
-            ValueError: It is not compiled for these shapes.
+            RuntimeError: The kernels cannot be compiled here.
+            ValueError: They cannot be compiled for the model, or run on this GPU.
         """
-        self._ops = _built_ops(pad.device) if ops is None else ops
+        check_shapes(config)
+        self._kernels = kernels or load_decode_kernels(config, pad.device)
+        self._kernels.check_gpu(config)
         self.num_slots, self.max_positions = num_slots, max_positions
-        talker, predictor = config.talker, config.predictor
         self._config, self._device = config, pad.device
-        self._model = self._find_model(config)
-        *_, slot, units, columns, self._wide, self._key_width = self._ops.shape(self._model)
-        packer = Packer(self._ops.blocks(self._model), slot, units, pad.device)
-        pack = packer.pack
-        self._columns = columns
-        self._captured_heads = [
-            layer * talker.stack.num_heads + head for layer, head in captured_heads
-        ]
-        self._kept: list[Tensor] = []
-        wide, device = talker.stack.hidden_size, pad.device
-        embeddings = model.embeddings
-        self._text = torch.zeros(num_slots, max_positions, wide, dtype=pad.dtype, device=device)
-        self._seen = torch.zeros(num_slots, talker.vocab_size, dtype=torch.uint8, device=device)
-        self._hidden = torch.zeros(num_slots, wide, device=device)
-        self._keys, self._values = self._cache(talker.stack, num_slots, max_positions)
-        empty = torch.zeros(1, dtype=pad.dtype, device=device)
-        project = model.predictor.project
-        first = [] if project is None else [project.weight]
-        self._weights = [
-            pack(model.talker.stack),
-            pack(*first, model.predictor.stack),
-            self._norms(model.talker.stack),
-            self._norms(model.predictor.stack),
-            model.talker.stack.norm.to(device),
-            model.predictor.stack.norm.to(device),
-            pack(model.talker.head),
-            torch.stack([pack(head) for head in model.predictor.heads]),
-            embeddings.codec,
-            self._addresses(embeddings.group_tables),
-            pad.clone(),
-            self._turns(talker.stack, max(max_positions, _GROUPS)),
-            empty if project is None else project.bias.to(device),
-        ]
-        words = self._ops.workspace_words(self._model)
-        self._memory = [
-            self._keys,
-            self._values,
-            *self._cache(predictor.stack, columns, _GROUPS),
-            self._text,
-            self._hidden,
-            self._seen,
-            torch.zeros(words, dtype=torch.int32, device=device),
-            torch.zeros(
-                columns, _FRAMES, len(self._captured_heads), self._keys.shape[3], device=device
-            ),
-            torch.zeros(packer.blocks, len(PHASES), 3, dtype=torch.int64, device=device),
-        ]
-        mail = [columns * _FRAMES * (1 + _GROUPS), columns, columns, 3]
-        self._mailbox = [self._mail(words) for words in mail]
-        # What lies in memory is read and written without torch, which a finaliser may not call.
-        self._frames, self._published, self._stop, self._failure = (
-            mail.numpy() for mail in self._mailbox
+        info = self._kernels.info
+        self._max_streams, self._max_columns = info.max_streams, info.max_prefill_columns
+        self._page_size = info.page_size
+        self._buffers = DecodeBuffers(
+            model,
+            config,
+            pad,
+            self._kernels,
+            num_slots=num_slots,
+            max_positions=max_positions,
+            captured_heads=captured_heads,
         )
-        self._told = self._mail(self._memory[_SCORES].numel()).view(torch.float32)
-        self._done = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
+        self._capture = ScoreCapture(self._buffers.scores)
+        self._done = torch.cuda.Event() if self._device.type == "cuda" else None
         self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
 
-    def _mail(self, words: int) -> Tensor:
-        """Memory of the host that the kernel writes and reads, too."""
-        pinned = self._device.type == "cuda"
-        return torch.zeros(words, dtype=torch.int32, pin_memory=pinned)
-
-    def _find_model(self, config: ModelConfig) -> int:
-        """The compiled model of these shapes."""
-        stacks = (config.talker.stack, config.predictor.stack)
-        if len({(s.rope_theta, s.norm_eps) for s in stacks}) > 1:
-            raise ValueError(
-                f"The kernel takes one rope_theta and one rms_norm_eps for talker and predictor, "
-                f"found {[(s.rope_theta, s.norm_eps) for s in stacks]}; use dtype='float32' for "
-                "plain torch."
-            )
-        wanted = [
-            n
-            for s in stacks
-            for n in (s.hidden_size, s.num_heads, s.num_kv_heads, s.intermediate_size)
-        ]
-        wanted += [config.talker.num_codes, config.talker.num_groups, *(s.head_dim for s in stacks)]
-        fixed = [_GROUPS, _HEAD, _HEAD]
-        compiled = [[*self._ops.shape(i)[:9], *fixed] for i in range(self._ops.models())]
-        if wanted not in compiled:
-            raise ValueError(
-                f"The kernel is not compiled for the shapes {wanted}, only for {compiled}; add "
-                "them to csrc/shapes.cuh, or use dtype='float32' for plain torch."
-            )
-        return compiled.index(wanted)
-
-    def _cache(self, c: StackConfig, num_slots: int, max_positions: int) -> tuple[Tensor, Tensor]:
-        """Keys [layers, slots, kv heads, positions, width]; values by blocks of 16 positions."""
-        blocks = -(-max_positions // _BLOCK)
-        shape = (c.num_layers, num_slots, c.num_kv_heads, blocks * _BLOCK, self._key_width)
-        keys = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
-        return keys, torch.zeros_like(keys).view(*shape[:3], blocks, _BLOCK * self._key_width)
-
-    def _addresses(self, tensors: Sequence[Tensor]) -> Tensor:
-        """[n], where tensors lie, which the kernel is told at each launch."""
-        kept = [t.contiguous() for t in tensors]
-        self._kept += kept
-        return torch.tensor([t.data_ptr() for t in kept])
-
-    def _norms(self, stack: Stack) -> Tensor:
-        """All layers' vectors, in the order of `Network.norms` in csrc/params.cuh."""
-        vectors = ((w.input_norm, w.post_norm, w.q_norm, w.k_norm) for w in stack.layers)
-        return torch.cat([vector for layer in vectors for vector in layer]).to(self._device)
-
-    def _turns(self, c: StackConfig, positions: int) -> Tensor:
-        """[positions, 64, 2]: cosine and sine of the rotary embedding."""
-        inverse = 1.0 / c.rope_theta ** (
-            torch.arange(0, _HEAD, 2, device=self._device).float() / _HEAD
-        )
-        angle = torch.arange(positions, device=self._device).float()[:, None] * inverse
-        return torch.stack([angle.cos(), angle.sin()], dim=-1).contiguous()
-
     @torch.inference_mode()
     def prefill(self, starts: Sequence[PrefillRequest]) -> None:
-        """Runs the prompts, which nobody waits for; see `Backend.prefill`.
+        """Launches the prompts without waiting; see `Backend.prefill`.
 
-        Prefixes that no prompt had before come first, in a launch of their own: others may begin
-        with them. Then all the rest together.
+        Prefixes that are not cached run first, in a launch of their own, because other prompts may
+        begin with them. The rest of all prompts follows together.
         """
         for start in starts:
-            start.check(self.max_positions)
-        begins = self._begin_with_common(starts)
-        self._run_prompts(
+            self._check_prompt(start)
+        begins = self._prepare_prefixes(starts)
+        self._launch_prompts(
             [
                 PrefillSegment(start.slot, start.prompt, begin, len(start.prompt))
                 for start, begin in zip(starts, begins, strict=True)
@@ -221,74 +133,94 @@ class Megakernel:
                 num_prompt=len(start.prompt),
                 sampling=start.sampling.in_float32(),
                 first_frame=start.first_frame,
-                codes=[0] * _GROUPS,
+                codes=[0] * NUM_CODE_GROUPS,
             )
 
-    def _begin_with_common(self, starts: Sequence[PrefillRequest]) -> list[int]:
-        """Sees to the common positions' keys and values: whole passes, run, copied, or in place.
+    def _check_prompt(self, start: PrefillRequest) -> None:
+        hidden_size, prompt = self._config.talker.stack.hidden_size, start.prompt
+        if not 0 <= start.slot < self.num_slots:
+            raise ValueError(f"There is no slot {start.slot} among {self.num_slots}.")
+        if prompt.shape[1:] != (hidden_size,) or prompt.device.type != "cpu":
+            raise ValueError(
+                f"A prompt must be [positions, {hidden_size}] on the host, found "
+                f"{[*prompt.shape]} on {prompt.device}."
+            )
+        if prompt.dtype != torch.bfloat16:
+            raise ValueError(f"A prompt must be of type bfloat16, found {prompt.dtype}.")
+        start.check(self.max_positions)
+
+    def _prepare_prefixes(self, starts: Sequence[PrefillRequest]) -> list[int]:
+        """Puts the keys and values of common prefixes in place: cached, copied, or launched now.
 
         Returns:
-            How many positions of each prompt are there.
+            The number of positions of each prompt that are in place.
         """
-        counts = [whole_tiles(start.num_common, self._columns, self._wide) for start in starts]
+        counts = [
+            whole_tiles(start.num_common, self._max_streams, self._max_columns) for start in starts
+        ]
         keys = [start.prefix_key(count) for start, count in zip(starts, counts, strict=True)]
-        known = {key: self._prefixes.get(key) for key in keys}
+        cached = {key: self._prefixes.get(key) for key in keys}
         new: dict[bytes, PrefillSegment] = {}
         for start, count, key in zip(starts, counts, keys, strict=True):
-            if count and known[key] is None and key not in new:
+            if count and cached[key] is None and key not in new:
                 new[key] = PrefillSegment(start.slot, start.prompt, 0, count)
-            if known[key] is None or not self._prefixes.is_in_place(start.slot, key):
+            if cached[key] is None or not self._prefixes.is_in_place(start.slot, key):
                 self._prefixes.invalidate(start.slot)
-        self._run_prompts([*new.values()])
-        for key, part in new.items():
-            known[key] = self._prefixes.put(key, self._remembered(part.slot, part.end))
-            self._prefixes.mark_in_place(part.slot, key)
+        self._launch_prompts([*new.values()])
+        for key, segment in new.items():
+            cached[key] = self._prefixes.put(key, self._cache_views(segment.slot, segment.end))
+            self._prefixes.mark_in_place(segment.slot, key)
         for start, count, key in zip(starts, counts, keys, strict=True):
-            kept = known[key]
-            if kept is None or self._prefixes.is_in_place(start.slot, key):
+            copies = cached[key]
+            if copies is None or self._prefixes.is_in_place(start.slot, key):
                 continue
-            for part, copy in zip(self._remembered(start.slot, count), kept, strict=True):
-                part.copy_(copy)
+            for view, copy in zip(self._cache_views(start.slot, count), copies, strict=True):
+                view.copy_(copy)
             self._prefixes.mark_in_place(start.slot, key)
         return counts
 
-    def _run_prompts(self, parts: Sequence[PrefillSegment]) -> None:
-        """Has the kernel run parts of prompts; the host waits for nothing."""
-        if parts:
-            rows, passes = pack_passes(parts, self._columns, self._wide)
-            self._ops.prefill(self._model, *self._lists(), rows, passes)
-
-    def _upload(self, host: Tensor) -> Tensor:
-        """A copy on the device; from pinned memory, or the host would wait for it."""
-        if self._device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self._device, non_blocking=True)
+    def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
+        """Launches segments of prompts; does not wait."""
+        if not segments:
+            return
+        rows, batches = pack_passes(segments, self._max_streams, self._max_columns)
+        buffers = self._buffers
+        params = buffers.params
+        uploaded = buffers.upload_prompts(rows, batches)
+        params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
+        params.timeout_ns = _TIMEOUT_NS
+        self._kernels.prefill(
+            params,
+            [batch.num_columns for batch in batches],
+            buffers.workspace,
+            buffers.written_tensors(),
+        )
 
     def clear_prefix_cache(self) -> None:
-        """Drops what it keeps of prompts; see `Backend.clear_prefix_cache`."""
+        """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""
         self._prefixes.clear()
 
     @torch.inference_mode()
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
-        state = self._state[slot]
+        state, buffers = self._state[slot], self._buffers
         text = text[: self.max_positions - state.num_fed]
         if len(text):
-            self._text[slot, state.num_fed : state.num_fed + len(text)] = self._upload(text)
+            buffers.text[slot, state.num_fed : state.num_fed + len(text)] = buffers.upload(text)
         state.num_fed += len(text)
         state.text_ended = last
 
     def release(self, slot: int) -> None:
-        """Forgets the stream; see `Backend.release`."""
+        """Drops the stream's state; see `Backend.release`."""
         self._state.pop(slot, None)
 
     def interrupt(self) -> None:
-        """Ends a launch with the frame at hand; see `Backend.interrupt`."""
-        self._stop[:] = 1
+        """Ends a launch with the frame under way; see `Backend.interrupt`."""
+        self._buffers.stop_flags[:] = 1
 
     def clear_interrupt(self) -> None:
-        """Takes interruptions back; see `Backend.clear_interrupt`."""
-        self._stop[:] = 0
+        """Clears interruptions; see `Backend.clear_interrupt`."""
+        self._buffers.stop_flags[:] = 0
 
     @torch.inference_mode()
     def step(
@@ -298,161 +230,134 @@ class Megakernel:
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
-        """Some frames for each slot; see `Backend.step`."""
+        """Generates frames for each slot; see `Backend.step`."""
         for slot in slots:
             self._state[slot].check(slot, self.max_positions)
-        made: list[NDArray[np.int64]] = []
+        generated: list[NDArray[np.int64]] = []
         scores: list[Tensor | None] = []
-        seen = self._seen.clone()  # what the kernel draws, it marks at once
+        seen_codes = self._buffers.seen_codes.clone()  # the kernel marks every code it samples
+        num_frames = min(frames, MAX_FRAMES)
         try:
-            for start in range(0, len(slots), self._columns):
-                some, count = slots[start : start + self._columns], min(frames, _FRAMES)
-                self._launch(some, count)
+            for start in range(0, len(slots), self._max_streams):
+                launched = slots[start : start + self._max_streams]
+                self._launch(launched, num_frames)
                 if start == 0:
                     overlap()
-                self._wait(count, partial(self._tell, on_last_frame, slots, count))
-                made += self._collect(len(some), count)
-                scores += self._scores(some, count)
+                self._wait(
+                    num_frames, partial(self._report_pending, on_last_frame, slots, num_frames)
+                )
+                generated += self._collect(len(launched), num_frames)
+                scores += self._scores(launched, num_frames)
         except Exception:
-            self._seen = self._memory[_SEEN] = seen
+            self._buffers.set_seen_codes(seen_codes)
             raise
         return [
-            self._take(self._state[slot], codes, told)
-            for slot, codes, told in zip(slots, made, scores, strict=True)
+            self._update(self._state[slot], codes, captured)
+            for slot, codes, captured in zip(slots, generated, scores, strict=True)
         ]
 
-    def _launch(self, slots: Sequence[int], frames: int) -> None:
-        """Has the kernel make frames; the host waits for nothing."""
-        self._published[:] = 0
-        streams = self._streams(slots)
-        self._ops.generate(self._model, *self._lists(), streams, frames, self._captured_heads)
-        if (
-            self._captured_heads
-        ):  # now: what others give the device comes behind, and takes its time
-            told = len(slots) * frames * len(self._captured_heads) * self._keys.shape[3]
-            self._told[:told].copy_(self._memory[_SCORES].flatten()[:told], non_blocking=True)
+    def _launch(self, slots: Sequence[int], num_frames: int) -> None:
+        """Launches the generation of frames; does not wait."""
+        buffers = self._buffers
+        params = buffers.params
+        buffers.num_published[:] = 0
+        params.num_streams, params.max_frames = len(slots), num_frames
+        params.timeout_ns = _TIMEOUT_NS
+        for stream, slot in zip(params.streams, slots, strict=False):
+            self._state[slot].fill(stream, slot, self.max_positions)
+        self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
+        if self._capture.enabled:  # right behind the launch, before other work of the stream
+            self._capture.start_copy(len(slots), num_frames)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
 
-    def _tell(
-        self, on_last_frame: Callable[[PendingCodes], object], slots: Sequence[int], frames: int
+    def _report_pending(
+        self,
+        on_last_frame: Callable[[PendingCodes], object],
+        slots: Sequence[int],
+        num_frames: int,
     ) -> None:
-        """Where codes are coming, if no other launch of the step writes to the same place."""
-        if len(slots) <= self._columns:
-            on_last_frame([*self._table(len(slots), frames)[:, :, 1:]])
+        """Passes on where the codes will be, unless the step has another launch, which reuses it."""
+        if len(slots) <= self._max_streams:
+            on_last_frame([*self._buffers.table(len(slots), num_frames)[:, :, 1:]])
 
-    def _table(self, columns: int, frames: int) -> NDArray[np.int32]:
-        """A launch's frames [columns, frames, 1 + groups]: why each is over, and its codes."""
-        return self._frames[: columns * frames * (1 + _GROUPS)].reshape(columns, frames, -1)
+    def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
+        """Waits for the launch; calls `on_last_frame` while the last frame is generated.
 
-    def _wait(self, frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
-        """Lets others run until the launch is over; calls `ending` while the last frame is made.
-
-        Who sleeps until then wakes up half a millisecond late (bench/wait.py). So the host dozes
-        while more than a frame is left, and looks for the end of the last one, which may stand
-        behind prompts: somebody's first chunk, or the device is idle until it is seen.
+        A thread that sleeps until the end wakes up half a millisecond late (bench/wait.py). So the
+        host polls while more than a frame is left, and spins for the end of the last one. Both
+        release the GIL.
         """
         if self._done is None:
             on_last_frame()
             return
-        while self._published.max() < frames - 1 and not self._done.query():
-            time.sleep(_DOZE)
+        while self._buffers.num_published.max() < num_frames - 1 and not self._done.query():
+            time.sleep(_POLL_INTERVAL_S)
         if not self._done.query():
             on_last_frame()
-        self._ops.wait(self._done.cuda_event, _LOOK)
+        self._done.synchronize()
 
-    def _collect(self, columns: int, frames: int) -> list[NDArray[np.int64]]:
-        """Each column's frames: why it is over, if it is, and its codes [made, 1 + groups]."""
-        if self._failure[0]:
-            _, block, phase = self._failure.tolist()
-            self._failure[:] = 0
-            self._prefixes.clear()  # the launch that was lost may have been that of a prompt
+    def _collect(self, num_streams: int, num_frames: int) -> list[NDArray[np.int64]]:
+        """Each stream's frames [published, 1 + code groups]: the end reason, the codes."""
+        buffers = self._buffers
+        if buffers.failure[0]:
+            _, block, phase = buffers.failure.tolist()
+            buffers.failure[:] = 0
+            self._prefixes.clear()  # the launch that failed may have been that of a prompt
             raise DeviceError(
-                f"The kernel's blocks lost each other: block {block} waited in vain for "
-                f"{_PATIENCE / 1e9:g} s at the phase {PHASES[phase]}. Another program may hold the "
-                "GPU; try again."
+                f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
+                f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
             )
-        table = self._table(columns, frames)
-        made = [
+        table = buffers.table(num_streams, num_frames)
+        frames = [
             rows[:count].astype(np.int64)
-            for rows, count in zip(table, self._published, strict=False)
+            for rows, count in zip(table, buffers.num_published, strict=False)
         ]
-        if any((rows[:, 0] == _BROKEN).any() for rows in made):
+        if any((rows[:, 0] == _NON_FINITE).any() for rows in frames):
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
-        return made
+        return frames
 
-    def _scores(self, slots: Sequence[int], frames: int) -> list[Tensor | None]:
-        """What the watched heads look at, for each column [frames, heads, positions]."""
-        if not self._captured_heads:
+    def _scores(self, slots: Sequence[int], num_frames: int) -> list[Tensor | None]:
+        """The captured heads' scores of each stream [frames, heads, positions]."""
+        if not self._capture.enabled:
             return [None] * len(slots)
-        shape = (len(slots), frames, len(self._captured_heads), self._keys.shape[3])
-        table = self._told[: math.prod(shape)].view(shape)
         return [
             self._state[slot].mask_scores(rows, self.max_positions)
-            for slot, rows in zip(slots, table, strict=True)
+            for slot, rows in zip(slots, self._capture.rows(len(slots), num_frames), strict=True)
         ]
 
-    def _take(self, state: _Slot, made: NDArray[np.int64], scores: Tensor | None) -> Frames:
-        state.codes = made[-1, 1:].tolist()
-        state.num_frames += len(made)
-        ended = bool(made[-1, 0] == _EOS)
-        count = len(made) - ended
-        told = None if scores is None else scores[:count]
-        return Frames(torch.from_numpy(made[:count, 1:]), ended, told)
+    def _update(self, state: _Slot, frames: NDArray[np.int64], scores: Tensor | None) -> Frames:
+        """Advances a stream by its frames, and returns them."""
+        state.codes = frames[-1, 1:].tolist()
+        state.num_frames += len(frames)
+        ended = bool(frames[-1, 0] == _EOS)
+        count = len(frames) - ended
+        captured = None if scores is None else scores[:count]
+        return Frames(torch.from_numpy(frames[:count, 1:]), ended, captured)
 
-    def _lists(self) -> tuple[object, ...]:
-        control, stack = self._config.talker.control, self._config.talker.stack
-        return self._weights, self._memory, self._mailbox, control.eos, stack.norm_eps, _PATIENCE
+    def _cache_views(self, slot: int, end: int) -> list[Tensor]:
+        """The talker's keys and values before position `end`, in whole pages of values."""
+        keys, values = self._buffers.keys, self._buffers.values
+        return [keys[:, slot, :, :end], values[:, slot, :, : -(-end // self._page_size)]]
 
-    def _streams(self, slots: Sequence[int]) -> Tensor:
-        """Who speaks, as the kernel is told: [streams, bytes of a `Stream` of csrc/params.cuh]."""
-        rows = b"".join(_row(slot, self._state[slot], self.max_positions) for slot in slots)
-        return torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(len(slots), -1)
-
-    def _remembered(self, slot: int, end: int) -> list[Tensor]:
-        """Keys and values of the positions before `end`, and what else is in their last block."""
-        return [self._keys[:, slot, :, :end], self._values[:, slot, :, : -(-end // _BLOCK)]]
-
-    def _parts(self, slot: int, state: _Slot) -> list[Tensor]:
-        """A slot's parts of the buffers, as far as its stream has come."""
+    def _slot_views(self, slot: int, state: _Slot) -> list[Tensor]:
+        """A slot's parts of the buffers, as far as its stream has filled them."""
         end = state.num_prompt + max(state.num_frames - 1, 0)
         return [
-            *self._remembered(slot, end),
-            self._text[slot, : state.num_fed],
-            self._seen[slot],
-            self._hidden[slot],
+            *self._cache_views(slot, end),
+            self._buffers.text[slot, : state.num_fed],
+            self._buffers.seen_codes[slot],
+            self._buffers.prompt_hidden[slot],
         ]
 
     @torch.inference_mode()
     def swap_out(self, slot: int) -> SlotSnapshot[_Slot]:
-        """Takes a stream out; see `Backend.swap_out`."""
+        """Copies a stream to the host and frees its slot; see `Backend.swap_out`."""
         state = self._state.pop(slot)
-        return take_snapshot(state, self._parts(slot, state))
+        return take_snapshot(state, self._slot_views(slot, state))
 
     @torch.inference_mode()
     def swap_in(self, slot: int, suspended: SlotSnapshot[_Slot]) -> None:
-        """Puts a stream back; see `Backend.swap_in`."""
+        """Copies a stream back into a slot; see `Backend.swap_in`."""
         self._prefixes.invalidate(slot)
-        self._state[slot] = restore_snapshot(suspended, self._parts(slot, suspended.state))
-
-
-def _built_ops(device: torch.device) -> Any:
-    from megakernel_tts.kernels.build import load
-
-    if not hasattr(torch.ops.megakernel_tts, "generate"):  # another build may be there
-        load(device)
-    return torch.ops.megakernel_tts
-
-
-def _row(slot: int, s: _Slot, positions: int) -> bytes:
-    """A `Stream` of csrc/params.cuh."""
-    rule, seed = s.sampling, s.sampling.seed or 0
-    return _STREAM.pack(
-        slot, s.num_prompt, s.num_frames, positions - s.num_prompt, s.num_fed, s.text_ended,
-        s.num_frames == 0,
-        *s.codes,
-        s.first_frame & 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32,
-        rule.repetition_penalty,
-        rule.temperature, rule.top_k, rule.top_p,
-        rule.predictor_temperature, rule.predictor_top_k, rule.predictor_top_p,
-    )  # fmt: skip
+        self._state[slot] = restore_snapshot(suspended, self._slot_views(slot, suspended.state))

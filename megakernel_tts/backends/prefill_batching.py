@@ -5,14 +5,16 @@ in float32, those of earlier passes in bfloat16, so that another grouping would 
 Blocks of other prompts beside them change nothing.
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from megakernel_tts.kernels.structs import PrefillBatch
 
 
 class PrefillSegment(NamedTuple):
@@ -59,7 +61,9 @@ def _blocks(part: PrefillSegment, columns: int, wide: int) -> Iterator[range]:
         begin = end
 
 
-def pack_passes(parts: Sequence[PrefillSegment], columns: int, wide: int) -> tuple[Tensor, Tensor]:
+def pack_passes(
+    parts: Sequence[PrefillSegment], columns: int, wide: int
+) -> tuple[Tensor, "ctypes.Array[PrefillBatch]"]:
     """Packs parts into passes: each block as early as there is room, behind the one before it.
 
     Args:
@@ -68,8 +72,8 @@ def pack_passes(parts: Sequence[PrefillSegment], columns: int, wide: int) -> tup
         wide: Of its others, and of a pass at most.
 
     Returns:
-        The vectors of all columns in their order, [columns of all passes, hidden], and the passes
-        as in csrc/params.cuh, [passes, 3 + 3 * wide] (int32).
+        The vectors of all columns in their order, [columns of all passes, hidden], and the
+        passes.
     """
     passes: list[_Pass] = []
     earliest = dict.fromkeys((part.slot for part in parts), 0)
@@ -85,10 +89,12 @@ def pack_passes(parts: Sequence[PrefillSegment], columns: int, wide: int) -> tup
             passes.append(_Pass())
         passes[number].take(part, block)
         earliest[part.slot] = number + 1
-    table = np.zeros((len(passes), 3 + 3 * wide), np.int32)
+    batches = (PrefillBatch * len(passes))()
     row = 0
-    for line, one in zip(table, passes, strict=True):
-        line[:3] = len(one.places), row, one.ends
-        line[3 : 3 + 3 * len(one.places)] = np.ravel(one.places)
+    for batch, one in zip(batches, passes, strict=True):
+        batch.num_columns, batch.first_row = len(one.places), row
+        batch.prompt_end_mask = one.ends
+        for column, place in enumerate(one.places):
+            batch.columns[column] = place
         row += len(one.places)
-    return torch.cat([rows for one in passes for rows in one.rows]), torch.from_numpy(table)
+    return torch.cat([rows for one in passes for rows in one.rows]), batches

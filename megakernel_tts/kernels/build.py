@@ -1,8 +1,4 @@
-"""Builds the CUDA kernels with nvcc through torch's cpp_extension.
-
-A build is cached in torch's extension folder; its name is a digest of the sources, the flags,
-torch's version and the architecture.
-"""
+"""The extension path: compiles kernels with nvcc, and the launcher with torch's cpp_extension."""
 
 import hashlib
 import os
@@ -12,158 +8,190 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from megakernel_tts.kernels.program import (
+    ARCHITECTURES,
+    COMMON_FLAGS,
+    CSRC,
+    Program,
+    architecture_flags,
+)
 
 if TYPE_CHECKING:
     import torch
 
-
-def _find_sources() -> Path:
-    """The CUDA sources: package data if installed, beside the package in a checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "csrc"
-    return installed if installed.is_dir() else package.parent / "csrc"
-
-
-CSRC = _find_sources()
-KERNELS = ("decode/kernels.cu", "codec/decode.cu", "align/mas.cu")
-OPERATORS = (
-    "decode/ops.cpp",
-    "codec/codec_ops.cpp",
-    "align/mas_ops.cpp",
-)  # objects lie side by side: no two of one name
-# Shared memory that a block may have, in KiB. Those with an "a" let warps move registers.
-ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100a": 227, "120a": 99}
+FLAGS = ("-O3", *COMMON_FLAGS, "-Werror", "all-warnings")
+_LAUNCHER = "launcher.cpp"
+_LEGACY = ("codec/decode.cu", "align/mas.cu", "codec/codec_ops.cpp", "align/mas_ops.cpp")
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
-# Without contraction, or kernels compiled for one column and for many would round differently.
-FLAGS = ("-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings")
 
 
-def obstacle(device: "torch.device") -> str | None:
-    """Why the kernel cannot be built for a GPU, if it cannot."""
-    import torch
+def find_nvcc() -> str | None:
+    """The path of nvcc: on the PATH, or in the toolkit that torch finds."""
     from torch.utils import cpp_extension
 
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return f"The kernel needs compute capability 8.0, and {device} has {major}.{minor}."
-    if cpp_extension.CUDA_HOME is None:
-        return (
-            "The kernel is built on first use, and there is no nvcc: install the CUDA toolkit "
-            f"{torch.version.cuda}, or set CUDA_HOME."
-        )
+    home = cpp_extension.CUDA_HOME
+    return shutil.which("nvcc") or (shutil.which("nvcc", path=f"{home}/bin") if home else None)
+
+
+def obstacle() -> str | None:
+    """Returns why the extension cannot be built, or None."""
+    if find_nvcc() is None:
+        return "there is no nvcc"
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        return "there is no C++ compiler"
     return None
 
 
-def load(device: "torch.device", *, profile: bool = False, precise: bool = False) -> None:
-    """Builds the kernel for a GPU if need be, and registers its operators.
+def nvcc(architecture: str) -> list[str]:
+    """The command that compiles sources of csrc for an architecture.
 
     Args:
-        device: The GPU.
-        profile: With a stopwatch for every phase, for a process that only measures.
-        precise: With activations, keys and values that are nearly float32, for a process that
-            compares codes with plain torch's.
+        architecture: As nvcc names it, such as `90a`.
 
     Raises:
-        RuntimeError: There is no nvcc, the GPU is too old, or the compiler failed.
+        RuntimeError: There is no nvcc.
     """
+    compiler = find_nvcc()
+    if compiler is None:
+        raise RuntimeError("There is no nvcc: install the CUDA toolkit.")
+    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    return [compiler, *FLAGS, code, *architecture_flags(architecture)]
+
+
+@cache
+def compiler_id() -> str:
+    """The version of nvcc."""
+    command = [*nvcc("90a")[:1], "--version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def compile_program(program: Program, architecture: str) -> bytes:
+    """Compiles a program with nvcc.
+
+    Args:
+        program: The program.
+        architecture: As nvcc names it.
+
+    Returns:
+        The cubin.
+
+    Raises:
+        RuntimeError: There is no nvcc, or the text does not compile; the message has its output.
+    """
+    return _compile(program, architecture)[0]
+
+
+def _compile(program: Program, architecture: str, *options: str) -> tuple[bytes, str]:
+    """The cubin of a program, and what nvcc printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, f"{program.name}.cu"), Path(folder, "kernels.cubin")
+        source.write_text(program.text, encoding="utf-8")
+        command = [*nvcc(architecture), f"-I{CSRC}", *options, "-cubin", "-o", cubin, source]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(
+                f"nvcc could not compile {program.source} for sm_{architecture}:\n"
+                f"{run.stdout}{run.stderr}"
+            )
+        return cubin.read_bytes(), run.stderr
+
+
+def load_launcher() -> None:
+    """Registers the operators of csrc/launcher.cpp; builds them unless they are cached.
+
+    Raises:
+        RuntimeError: The C++ compiler failed.
+    """
+    import torch
+
+    if not hasattr(torch.ops.megakernel_tts, "launch"):
+        _load_extension("megakernel_tts_launcher", [_LAUNCHER], ["-O2", "-std=c++20"], [])
+
+
+def load_codec_and_alignment(device: "torch.device") -> None:
+    """Registers the operators of the codec and of the alignment; builds them unless cached.
+
+    Args:
+        device: The GPU to build for.
+
+    Raises:
+        RuntimeError: The compiler failed.
+    """
+    from megakernel_tts.kernels.loader import architecture_of
+
+    architecture = architecture_of(device)
+    flags = [*FLAGS, *nvcc(architecture)[1 + len(FLAGS) :]]
+    host_flags = ["-O2", "-std=c++20", *architecture_flags(architecture)]
+    _load_extension("megakernel_tts", [*_LEGACY], host_flags, flags)
+
+
+def _load_extension(
+    name: str, sources: list[str], host_flags: list[str], device_flags: list[str]
+) -> None:
+    """Loads sources of csrc through torch's cpp_extension; the name gets a digest."""
     import torch
     from torch.utils import cpp_extension
 
-    if reason := obstacle(device):
-        raise RuntimeError(f"{reason} Or use dtype='float32' for plain torch.")
-    if shutil.which("ninja") is None:  # torch asks the shell, which does not look where pip put it
+    if shutil.which("ninja") is None:  # torch looks for it on the PATH, where pip may not put it
         import ninja
 
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
-    architecture = architecture_of(device)
-    extra = ["-DMEGAKERNEL_PROFILE"] * profile + ["-DMEGAKERNEL_PRECISE"] * precise
-    name = f"megakernel_tts_{_digest(torch.__version__, architecture, *extra)}"
+    digest = hashlib.sha256(" ".join((torch.__version__, *host_flags, *device_flags)).encode())
+    for source in sources:
+        for file in sorted((CSRC / source).parent.glob("*.c*")):
+            digest.update(file.read_bytes())
+    for file in sorted(CSRC.glob("*.cuh")):
+        digest.update(file.read_bytes())
+    name = f"{name}_{digest.hexdigest()[:12]}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     if not (folder / f"{name}.so").exists():
-        print("Building the CUDA kernel for this GPU, once: about a minute.", file=sys.stderr)
+        print(f"Building {', '.join(sources)} for torch, once: about a minute.", file=sys.stderr)
     cpp_extension.load(
         name,
-        [str(CSRC / source) for source in (*KERNELS, *OPERATORS)],
-        extra_cflags=["-O2", "-std=c++20", *extra, *_macros(architecture)],
-        extra_cuda_cflags=[*FLAGS, *extra, *_target(architecture)],
+        [str(CSRC / source) for source in sources],
+        extra_cflags=host_flags,
+        extra_cuda_cflags=device_flags,
         is_python_module=False,
+        with_cuda=True,
     )
 
 
-def architecture_of(device: "torch.device") -> str:
-    """What nvcc calls a GPU's architecture."""
-    import torch
+def check(programs: list[Program]) -> bool:
+    """Compiles programs for every architecture; prints registers, spills and shared memory.
 
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{major}{minor}{'a' if major >= 9 else ''}"
-
-
-def nvcc(architecture: str) -> list[str]:
-    """How to compile our sources for an architecture.
-
-    Raises:
-        RuntimeError: There is no nvcc.
-    """
-    compiler = shutil.which("nvcc")
-    if compiler is None:
-        raise RuntimeError("There is no nvcc: install the CUDA toolkit.")
-    return [compiler, *FLAGS, *_target(architecture)]
-
-
-def _digest(*parts: str) -> str:
-    digest = hashlib.sha256(" ".join((*parts, *FLAGS)).encode())
-    for file in sorted(CSRC.rglob("*.c*")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _macros(architecture: str) -> list[str]:
-    """What the sources must know of a GPU; an unknown one has the least of shared memory."""
-    macros = [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
-    if architecture.endswith("a"):
-        macros.append("-DMEGAKERNEL_MOVES_REGISTERS")
-    return macros
-
-
-def _target(architecture: str) -> list[str]:
-    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    return [code, *_macros(architecture)]
-
-
-def check() -> bool:
-    """Compiles the kernels for every architecture; prints registers, spills and shared memory.
+    Args:
+        programs: The programs.
 
     Returns:
-        Whether all went well, and nothing is spilled.
+        Whether all of them compile without warnings, and nothing is spilled.
 
     Raises:
         RuntimeError: There is no nvcc.
     """
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+    nvcc("90a")  # raises once, before any job does
 
-        def compile_for(
-            architecture: str, source: str
-        ) -> tuple[str, str, subprocess.CompletedProcess[str]]:
-            command = [*nvcc(architecture), "-cubin", "-Xptxas", "-v"]
-            command += ["-o", f"{folder}/{architecture}-{Path(source).stem}.cubin"]
-            run = subprocess.run([*command, str(CSRC / source)], capture_output=True, text=True)
-            return architecture, source, run
+    def compile_one(architecture: str, program: Program) -> tuple[bool, str]:
+        label = f"sm_{architecture} {program.name}"
+        try:
+            _, output = _compile(program, architecture, "-Xptxas", "-v")
+        except RuntimeError as error:
+            return False, f"{label}: {error}"
+        used = [int(count) for count in _USED.findall(output)]
+        spilled = max(map(int, _SPILLED.findall(output)), default=0)
+        return spilled == 0, (
+            f"{label}: {len(used)} kernels, at most {max(used, default=0)} registers and "
+            f"{spilled} bytes spilled, at most {ARCHITECTURES[architecture]} KiB of shared memory"
+        )
 
-        fine = True
-        jobs = [(a, source) for source in KERNELS for a in ARCHITECTURES]
-        for architecture, source, run in pool.map(compile_for, *zip(*jobs, strict=True)):
-            used = [int(count) for count in _USED.findall(run.stderr)]
-            spilled = [int(count) for count in _SPILLED.findall(run.stderr)]
-            print(
-                f"sm_{architecture} {source}: {len(used)} kernels, at most "
-                f"{max(used, default=0)} registers and {max(spilled, default=0)} bytes spilled, "
-                f"at most {ARCHITECTURES[architecture]} KiB of shared memory"
-            )
-            if run.returncode:
-                print(run.stderr, file=sys.stderr)
-                fine = False
-            fine &= not any(spilled)
+    fine = True
+    jobs = [(architecture, program) for program in programs for architecture in ARCHITECTURES]
+    with ThreadPoolExecutor(2) as pool:
+        for passed, line in pool.map(compile_one, *zip(*jobs, strict=True)):
+            print(line)
+            fine &= passed
     return fine

@@ -47,7 +47,7 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
-    watching = b.capturing(HEADS)
+    watching = b.make_kernel(HEADS)
     _begin(b, b.kernel, 3)
     _begin(b, watching, 3)
     plain = _heard(b.kernel, [0, 1, 2], [5])
@@ -65,7 +65,7 @@ def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
 
 def test_scores_end_where_the_keys_end(any_comparison: MakeComparison) -> None:
     b = any_comparison()
-    watching = b.capturing(HEADS)
+    watching = b.make_kernel(HEADS)
     _begin(b, watching, 1)
     (frames,) = watching.step([0], 4)
     there = ~_scores(frames).isnan()
@@ -78,7 +78,7 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(
 ) -> None:
     """All three are told the same codes, so that their frames have the same inputs."""
     b = any_comparison()
-    watching = b.capturing(HEADS)
+    watching = b.make_kernel(HEADS)
     references = [
         Reference(r.model, b.config, r._pad, num_slots=1, max_positions=64, captured_heads=HEADS)
         for r in (b.half, b.exact)
@@ -147,7 +147,7 @@ def test_scores_do_not_wait_for_what_the_device_is_given_behind_the_step(
     gpu_comparison: MakeComparison,
 ) -> None:
     b = gpu_comparison()
-    watching, over = b.capturing(HEADS), torch.cuda.Event()
+    watching, over = b.make_kernel(HEADS), torch.cuda.Event()
     _begin(b, watching, 1)
     (expected,) = _heard(watching, [0], [5])
     watching.release(0)

@@ -23,16 +23,17 @@ from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.kernels import build
+from megakernel_tts.kernels.decode import DecodeVariant, load_decode_kernels
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from megakernel_tts.model.weights import Model
 from tests.backends.test_teacher_forcing import kernels, torchs
-from tests.comparison import MODELS, Comparison, MakeComparison, next_frame
-from tests.emulator import EmulatedOps
+from tests.comparison import SIZES, Comparison, MakeComparison, next_frame
+from tests.emulator import EmulatedModule
 
+PRECISE = DecodeVariant(precise=True)
 _GREEDY = Sampling.greedy(seed=0, repetition_penalty=1.0)  # so that logits are what is compared
 _CLEARLY = 50  # times nearer to float32 than bfloat16 is; hundreds were seen
 
@@ -139,10 +140,11 @@ def check(speech: Speech) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
-@pytest.mark.parametrize("size", MODELS)
+@pytest.mark.parametrize("size", SIZES)
 def test_a_dozen_frames(load: Callable[..., Loaded], comparison: MakeComparison, size: str) -> None:
-    ops = EmulatedOps(MODELS[size], 2, "-DMEGAKERNEL_PRECISE")
-    b, plain = Comparison(load("custom_voice", size), ops), comparison(size, blocks=2).kernel
+    loaded = load("custom_voice", size)
+    b = Comparison(loaded, EmulatedModule(loaded.config, PRECISE), 2)
+    plain = comparison(size, blocks=2).kernel
     speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 12)
     check(speech)
     rounded = worst(kernels(plain, b.prompt, speech.codes[:2]), speech.exact[:3])
@@ -182,9 +184,9 @@ def _large(size: str) -> tuple[Model, ModelConfig, Tensor, Tensor]:
 @torch.inference_mode()
 def main(size: str, frames: int) -> None:
     """Speaks on the GPU; beside it, the same codes in torch's bfloat16."""
-    build.load(torch.device("cuda"), precise=True)
-    half, config, pad, prompt = _tiny(cast(Size, size)) if size in MODELS else _large(size)
-    kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024)
+    half, config, pad, prompt = _tiny(cast(Size, size)) if size in SIZES else _large(size)
+    precise = load_decode_kernels(config, pad.device, PRECISE)
+    kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024, kernels=precise)
     exact = map_leaves(half, lambda t: t.float())
     speech = speak(kernel, exact, config, pad.float(), prompt, frames)
     check(speech)

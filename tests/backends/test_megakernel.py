@@ -14,15 +14,16 @@ from torch import Tensor
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.kernels.decode import DecodeVariant
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.layers import rms_norm
 from megakernel_tts.model.random_released import write_released_checkpoint
-from tests.comparison import MODELS, SAMPLINGS, Comparison, MakeComparison
-from tests.emulator import EmulatedOps
+from tests.comparison import SAMPLINGS, SIZES, Comparison, MakeComparison
+from tests.emulator import EmulatedModule
 from tests.rig import one_frame
 
-sizes = pytest.mark.parametrize("size", MODELS)
+sizes = pytest.mark.parametrize("size", SIZES)
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 
 
@@ -54,7 +55,7 @@ def test_a_long_prompt_is_as_exact_as_bfloat16_in_torch(
 def _check_a_prompt(b: Comparison, prompt: Tensor) -> None:
     for backend, of_type in ((b.kernel, prompt), (b.half, prompt), (b.exact, prompt.float())):
         backend.prefill([PrefillRequest(0, of_type, SAMPLINGS[0])])
-    ours = rms_norm(b.kernel._hidden[0][None], b.norm, 1e-6)[0]
+    ours = rms_norm(b.kernel._buffers.prompt_hidden[0][None], b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
     assert (ours - exact).abs().max() <= 1.2 * (torchs - exact).abs().max()
@@ -80,10 +81,6 @@ def test_streams_are_the_same_in_any_company(comparison: MakeComparison, size: s
     assert [one + more for one, more in zip(first, rest, strict=True)] == alone
 
 
-# Between the projections of their layers as wide as the released 1.7B.
-WIDE = "Model<Stack<192,4,2,6144>,Stack<128,4,2,3072,kNear>,256>"
-
-
 def test_layers_as_wide_as_the_released_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,9 +93,9 @@ def test_layers_as_wide_as_the_released_ones(
     monkeypatch.setattr(random_checkpoint, "_stack", wide)
     random_checkpoint.write_checkpoint(tmp_path / "model", "custom_voice", "1b7", codes=256)
     loaded = load_checkpoint(tmp_path / "model", torch.device("cpu"), torch.float32, 4)
-    ops = EmulatedOps(WIDE, 3, "-DMEGAKERNEL_MOVES_REGISTERS")
+    module = EmulatedModule(loaded.config, DecodeVariant(), "-DMEGAKERNEL_MOVES_REGISTERS")
     with closing(loaded.engine):
-        b = Comparison(loaded, ops)
+        b = Comparison(loaded, module)
         _check_a_prompt(b, b.prompt.repeat(2, 1)[:19])
         alone = []
         for stream in range(2):
@@ -128,8 +125,8 @@ def test_the_draws_are_the_references(comparison: MakeComparison) -> None:
 @pytest.mark.parametrize("divisor", [0.9, 0.3, 1.05, 1 / 3, 1.0, 7e-3, 1 - 2**-24, 2 - 2**-23])
 def test_scores_are_divided_as_torch_divides(comparison: MakeComparison, divisor: float) -> None:
     """Without the division's own branch: to the last bit, from 1e-32 on."""
-    ops = comparison("0b6").ops
-    assert ops is not None
+    module = comparison("0b6").module
+    assert module is not None
     noise = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 1 << 23, (1 << 18,), generator=noise, dtype=torch.int32)
     exponents = torch.randint(127 - 106, 127 + 100, bits.shape, generator=noise, dtype=torch.int32)
@@ -137,7 +134,7 @@ def test_scores_are_divided_as_torch_divides(comparison: MakeComparison, divisor
     special = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan])
     numbers = torch.cat([numbers, -numbers, special])
     expected = numbers / torch.tensor(divisor)
-    assert torch.equal(ops.divided(numbers, divisor).nan_to_num(), expected.nan_to_num())
+    assert torch.equal(module.divided(numbers, divisor).nan_to_num(), expected.nan_to_num())
 
 
 def test_the_best_of_one_is_the_likeliest(comparison: MakeComparison) -> None:
@@ -197,15 +194,26 @@ def test_another_rope_for_the_predictor_is_refused(comparison: MakeComparison) -
     stack = replace(b.config.predictor.stack, rope_theta=1e4)
     config = replace(b.config, predictor=replace(b.config.predictor, stack=stack))
     with pytest.raises(ValueError, match="one rope_theta"):
-        Megakernel(b.half.model, config, b.pad, num_slots=1, max_positions=64, ops=b.ops)
+        Megakernel(b.half.model, config, b.pad, num_slots=1, max_positions=64)
 
 
-def test_a_shape_that_is_not_compiled_is_refused(comparison: MakeComparison) -> None:
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"head_dim": 64}, "take heads of 128 channels"),
+        ({"num_kv_heads": 4}, "take two query heads for each key-value head"),
+        ({"hidden_size": 100}, "take a hidden size that is a multiple of 32"),
+        ({"intermediate_size": 100}, "take an intermediate size that is a multiple of 32"),
+    ],
+)
+def test_shapes_that_cannot_be_compiled_are_refused(
+    comparison: MakeComparison, changes: dict[str, int], sentence: str
+) -> None:
     b = comparison("0b6")
-    with pytest.raises(ValueError, match="not compiled for the shapes"):
-        Megakernel(
-            b.half.model, comparison("1b7").config, b.pad, num_slots=1, max_positions=64, ops=b.ops
-        )
+    stack = replace(b.config.talker.stack, **changes)
+    config = replace(b.config, talker=replace(b.config.talker, stack=stack))
+    with pytest.raises(ValueError, match=sentence):
+        Megakernel(b.half.model, config, b.pad, num_slots=1, max_positions=64)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +243,7 @@ def test_the_gpu_is_as_exact_as_the_emulated_instructions(
     for reference, prompt in ((b.half, b.prompt), (b.exact, b.prompt.float())):
         reference.prefill([PrefillRequest(0, prompt, SAMPLINGS[0])])
     kernel.prefill([PrefillRequest(0, b.prompt, SAMPLINGS[0])])
-    ours = rms_norm(kernel._hidden[0][None].cpu(), b.norm, 1e-6)[0]
+    ours = rms_norm(kernel._buffers.prompt_hidden[0][None].cpu(), b.norm, 1e-6)[0]
     exact = b.exact._state[0].hidden
     torchs = b.half._state[0].hidden.float()
     assert (ours - exact).norm() <= 1.2 * (torchs - exact).norm()

@@ -22,10 +22,12 @@ def test_packed_weights_replace_the_originals_and_embeddings_are_shared(
     networks = (model.talker, model.predictor)
     matrices = [weakref.ref(t) for t in leaves(networks) if t.dim() == 2]
     embeddings = model.embeddings
-    kernel = Megakernel(model, b.config, b.pad, num_slots=1, max_positions=64, ops=b.ops)
+    kernel = Megakernel(
+        model, b.config, b.pad, num_slots=1, max_positions=64, kernels=b.kernel._kernels
+    )
     del model, networks
     assert len(matrices) > 30 and not any(matrix() is not None for matrix in matrices)
-    held = {part.data_ptr() for part in (*kernel._weights, *kernel._kept)}
+    held = {part.data_ptr() for part in kernel._buffers._references}
     assert {t.data_ptr() for t in (embeddings.codec, *embeddings.group_tables)} <= held
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
-from tests.emulator import COLUMNS, WIDE
+from tests.emulator import MAX_PREFILL_COLUMNS as WIDE
+from tests.emulator import MAX_STREAMS as COLUMNS
 
 # Lengths of prompts, and how many blocks of each were run before.
 prompts = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), min_size=1, max_size=8)
@@ -28,9 +29,10 @@ def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[in
         return
     rows, passes = pack_passes(parts, COLUMNS, WIDE)
     row, seen = 0, defaultdict[int, list[int]](list)
-    for columns, begin, ends, *table in passes.tolist():
-        assert 1 <= columns <= WIDE and begin == row and ends < 1 << columns
-        places = [table[3 * i : 3 * i + 3] for i in range(columns)]
+    for batch in passes:
+        columns, ends = batch.num_columns, batch.prompt_end_mask
+        assert 1 <= columns <= WIDE and batch.first_row == row and ends < 1 << columns
+        places = [(c.slot, c.position, c.first_column) for c in batch.columns[:columns]]
         for c, (slot, position, first) in enumerate(places):
             assert rows[row + c].tolist() == [1000.0 * slot + position]
             assert (ends >> c & 1) == (position == given[slot][0] - 1)

@@ -194,7 +194,7 @@ def test_the_kernel_says_the_same_with_the_cache(
     b, prompts = any_comparison("0b6"), _prompts(load("custom_voice", "0b6"))[::5]
     assert {len(p.prefill) for p in prompts} >= {10, 22}  # of two passes, and of three
     room = _bytes_of_one(b.kernel, prompts[0], b.text)
-    groups, frames = (12, 3) if b.ops is None else (2, 1)  # the emulator is slow
+    groups, frames = (12, 3) if b.module is None else (2, 1)  # the emulator is slow
     _check(b.kernel, prompts, b.text, groups, frames, limit=room)
 
 
@@ -228,14 +228,13 @@ def test_a_prefix_is_run_once_however_many_begin_with_it(
     comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b, rows = comparison("0b6", blocks=2), list[int]()
-    assert b.ops is not None
-    prefill = b.ops.prefill
+    prefill = b.kernel._kernels.prefill
 
-    def counted(*arguments: Any) -> None:
-        rows.append(len(arguments[-2]))
-        prefill(*arguments)
+    def counted(params: Any, num_columns: Any, *rest: Any) -> None:
+        rows.append(sum(num_columns))
+        prefill(params, num_columns, *rest)
 
-    monkeypatch.setattr(b.ops, "prefill", counted)
+    monkeypatch.setattr(b.kernel._kernels, "prefill", counted)
     starts = [
         PrefillRequest(slot, b.prompt, SAMPLINGS[slot], 0, len(b.prompt) - 1) for slot in range(3)
     ]
@@ -244,9 +243,11 @@ def test_a_prefix_is_run_once_however_many_begin_with_it(
     assert rows == [8, 3 * own]
     b.kernel.prefill([replace(starts[0], slot=3)])
     assert rows == [8, 3 * own, own]
-    hidden = b.kernel._hidden
+    hidden = b.kernel._buffers.prompt_hidden
     assert torch.equal(hidden, hidden[:1].expand(4, -1))
-    assert torch.equal(b.kernel._keys[:, 3, :, : len(b.prompt)], b.kernel._keys[:, 0, :, :10])
+    assert torch.equal(
+        b.kernel._buffers.keys[:, 3, :, : len(b.prompt)], b.kernel._buffers.keys[:, 0, :, :10]
+    )
 
 
 def test_what_lies_in_a_slot_already_is_not_copied(
@@ -258,7 +259,7 @@ def test_what_lies_in_a_slot_already_is_not_copied(
     def begin(slot: int) -> Tensor:
         b.kernel.prefill([PrefillRequest(slot, b.prompt, SAMPLINGS[0], 0, len(b.prompt) - 1)])
         b.kernel.feed(slot, b.text, True)
-        return b.kernel._hidden[slot].clone()
+        return b.kernel._buffers.prompt_hidden[slot].clone()
 
     expected = begin(0)
     (kept,) = b.kernel._prefixes._entries.values()
@@ -283,7 +284,7 @@ def test_a_prefix_that_could_not_be_kept_is_not_taken_for_another(
 
     def begin(prompt: Tensor) -> Tensor:
         b.kernel.prefill([PrefillRequest(0, prompt, SAMPLINGS[0], 0, len(prompt) - 1)])
-        return b.kernel._hidden[0].clone()
+        return b.kernel._buffers.prompt_hidden[0].clone()
 
     def no_room(*_: object) -> None:
         raise MemoryError
@@ -307,15 +308,15 @@ def test_nobody_begins_with_a_prefix_that_was_lost(
         b.kernel.feed(slot, b.text, True)
 
     begin(0)
-    expected = b.kernel._hidden[0].clone()
+    expected = b.kernel._buffers.prompt_hidden[0].clone()
     b.kernel.clear_prefix_cache()
     with monkeypatch.context() as hurry:
-        hurry.setattr("megakernel_tts.backends.megakernel._PATIENCE", 0)
-        if b.ops is not None:
-            hurry.setattr(b.ops, "late", 2000)
+        hurry.setattr("megakernel_tts.backends.megakernel._TIMEOUT_NS", 0)
+        if b.module is not None:
+            hurry.setattr(b.module, "late", 2000)
         begin(1)
     begin(2)  # a launch of its own, in no hurry
-    assert b.kernel._hidden[1:3].isnan().all()
+    assert b.kernel._buffers.prompt_hidden[1:3].isnan().all()
     with pytest.raises(DeviceError):
         b.kernel.step([1, 2], 1)
     for slot in (1, 2):
@@ -323,7 +324,7 @@ def test_nobody_begins_with_a_prefix_that_was_lost(
             b.kernel.step([slot], 1)
     for slot in (3, 1):
         begin(slot)
-        assert torch.equal(b.kernel._hidden[slot], expected)
+        assert torch.equal(b.kernel._buffers.prompt_hidden[slot], expected)
 
 
 def test_a_prompt_that_is_all_common_is_refused(load: Callable[..., Loaded]) -> None:

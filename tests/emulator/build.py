@@ -26,20 +26,27 @@ _OPTIONS = (
 )
 
 
-def load_library(source: str, *options: str) -> ctypes.CDLL:
+def load_library(source: str, *options: str, checks: str = "") -> ctypes.CDLL:
     """Loads the library of a source beside this file; compiles it unless it is cached.
 
     Args:
         source: Name of the file.
         options: For the compiler, in addition to those of every emulator.
+        checks: C++ text that follows the source.
 
     Returns:
         The library.
     """
     compiler = shutil.which("g++")
     assert compiler is not None, "the emulator needs g++"
-    command = [compiler, *_OPTIONS, *options, str(FOLDER / source)]
     CACHE.mkdir(parents=True, exist_ok=True)
+    text = f'#include "{FOLDER / source}"\n{checks}'
+    file = CACHE / f"{Path(source).stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cc"
+    if not file.exists():
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.rename(file)
+    command = [compiler, *_OPTIONS, *options, str(file)]
     library = CACHE / f"{Path(source).stem}-{_digest(command)}.so"
     with library.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be compiling the same library
@@ -54,5 +61,5 @@ def _digest(command: list[str]) -> str:
     """Digest of a compilation: the compiler, its options and the source with its includes."""
     version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout
     text = subprocess.run([*command, "-E", "-P"], capture_output=True, check=True).stdout
-    options = " ".join(command[1:]).replace(str(FOLDER), "").encode()
+    options = " ".join(command[1:-1]).replace(str(FOLDER), "").encode()
     return hashlib.sha256(b"\0".join((version, options, text))).hexdigest()[:16]

@@ -175,13 +175,13 @@ def test_an_interruption_ends_a_launch_under_way(any_comparison: MakeComparison)
     whole = kernel.step([0], most)[0].codes if b.pad.is_cuda else None
     kernel.release(0)
     b.begin(0, 0)
-    kernel._published[:] = 0
+    kernel._buffers.num_published[:] = 0
     made: list[Frames] = []
     launch = threading.Thread(target=lambda: made.extend(kernel.step([0], most)))
     launch.start()
-    while kernel._published[0] == 0:
+    while kernel._buffers.num_published[0] == 0:
         time.sleep(0)
-    seen = int(kernel._published[0])
+    seen = int(kernel._buffers.num_published[0])
     kernel.interrupt()
     launch.join(60)
     count = len(made[0].codes)

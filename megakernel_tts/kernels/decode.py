@@ -1,0 +1,265 @@
+"""The decode kernels of a model: their program, limits, workspace and launches."""
+
+from collections.abc import Sequence
+from ctypes import sizeof
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from megakernel_tts.kernels.module import KernelModule, LaunchConfig
+from megakernel_tts.kernels.program import Program
+from megakernel_tts.kernels.structs import (
+    DECODE_STRUCTS,
+    NUM_CODE_GROUPS,
+    DecodeInfo,
+    ExchangeBuffers,
+    Params,
+    PrefillBatch,
+)
+from megakernel_tts.model.config import ModelConfig, StackConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_HEAD_DIM = 128
+_VALUE_BYTES = 4  # of a value of the workspace
+_L2_SHARE = 5  # a talker layer's keys and values may take one fifth of the L2 cache
+_KERNELS = (
+    "generate_single",
+    "generate_streams",
+    "prefill_narrow",
+    "prefill_medium",
+    "prefill_wide",
+)
+
+
+@dataclass(frozen=True)
+class DecodeVariant:
+    """A build for measurements or tests.
+
+    Attributes:
+        profile: The kernels count the cycles of every phase.
+        precise: Activations, keys and values are sums of two bfloat16 numbers.
+    """
+
+    profile: bool = False
+    precise: bool = False
+
+
+@dataclass(frozen=True)
+class GpuProperties:
+    """What a launch depends on.
+
+    Attributes:
+        num_multiprocessors: Multiprocessors of the GPU.
+        l2_bytes: Size of its L2 cache.
+    """
+
+    num_multiprocessors: int
+    l2_bytes: int
+
+
+def check_shapes(config: ModelConfig) -> None:
+    """Checks that the kernels can be compiled for a model.
+
+    Args:
+        config: The model's numbers.
+
+    Raises:
+        ValueError: They cannot; the message says why.
+    """
+    talker, predictor = config.talker.stack, config.predictor.stack
+    rules = [
+        (talker.rope_theta == predictor.rope_theta, "one rope_theta for talker and predictor"),
+        (talker.norm_eps == predictor.norm_eps, "one rms_norm_eps for talker and predictor"),
+        (config.talker.num_groups == NUM_CODE_GROUPS, f"{NUM_CODE_GROUPS} code groups"),
+        (config.talker.num_codes % 8 == 0, "a multiple of 8 codes"),
+    ]
+    for stack in (talker, predictor):
+        rules += [
+            (stack.head_dim == _HEAD_DIM, f"heads of {_HEAD_DIM} channels"),
+            (stack.num_heads == 2 * stack.num_kv_heads, "two query heads for each key-value head"),
+            (stack.hidden_size % 32 == 0, "a hidden size that is a multiple of 32"),
+            (stack.intermediate_size % 32 == 0, "an intermediate size that is a multiple of 32"),
+        ]
+    for holds, rule in rules:
+        if not holds:
+            raise ValueError(
+                f"The kernels take {rule}; the model has {talker} and {predictor}. Use "
+                "dtype='float32' for plain torch."
+            )
+
+
+def decode_program(config: ModelConfig, variant: DecodeVariant = DecodeVariant()) -> Program:
+    """The program of a model's decode kernels.
+
+    Args:
+        config: The model's numbers.
+        variant: The build.
+
+    Raises:
+        ValueError: The kernels cannot be compiled for the model.
+    """
+    check_shapes(config)
+    talker, predictor = _stack_type(config.talker.stack), _stack_type(config.predictor.stack, True)
+    definitions = [
+        ("MEGAKERNEL_MODEL", f"megakernel::Model<{talker}, {predictor}, {config.talker.num_codes}>")
+    ]
+    if variant.profile:
+        definitions.append(("MEGAKERNEL_PROFILE", "1"))
+    if variant.precise:
+        definitions.append(("MEGAKERNEL_PRECISE", "1"))
+    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_STRUCTS, tuple(definitions))
+
+
+def _stack_type(stack: StackConfig, short_context: bool = False) -> str:
+    shape = (
+        f"{stack.hidden_size}, {stack.num_heads}, {stack.num_kv_heads}, {stack.intermediate_size}"
+    )
+    return f"megakernel::Stack<{shape}{', true' if short_context else ''}>"
+
+
+def load_decode_kernels(
+    config: ModelConfig, device: "torch.device", variant: DecodeVariant = DecodeVariant()
+) -> "DecodeKernels":
+    """Compiles a model's decode kernels unless they are cached, and loads them.
+
+    Args:
+        config: The model's numbers.
+        device: The GPU.
+        variant: The build.
+
+    Raises:
+        RuntimeError: The kernels cannot be compiled here.
+        ValueError: The kernels cannot be compiled for the model.
+    """
+    import torch
+
+    from megakernel_tts.kernels.loader import load_module
+
+    properties = torch.cuda.get_device_properties(device)
+    gpu = GpuProperties(properties.multi_processor_count, properties.L2_cache_size)
+    return DecodeKernels(load_module(decode_program(config, variant), device), gpu)
+
+
+class DecodeKernels:
+    """Launches the decode kernels of one model on one GPU.
+
+    Attributes:
+        info: Facts about the build.
+        num_blocks: Thread blocks of every launch: one a multiprocessor, as far as each has rows.
+    """
+
+    def __init__(self, module: KernelModule, gpu: GpuProperties) -> None:
+        """Reads the build's facts.
+
+        Args:
+            module: The compiled kernels.
+            gpu: The GPU.
+        """
+        self._module, self._gpu = module, gpu
+        self.info = module.read("decode_info", DecodeInfo)
+        self.num_blocks = min(gpu.num_multiprocessors, self.info.max_blocks)
+        narrow, medium, wide = (
+            self._config(shared_bytes)
+            for shared_bytes in (
+                self.info.shared_bytes_one_column,
+                self.info.shared_bytes_streams,
+                self.info.shared_bytes_wide,
+            )
+        )
+        self._configs = dict(zip(_KERNELS, (narrow, medium, narrow, medium, wide), strict=True))
+
+    def _config(self, shared_bytes: int) -> LaunchConfig:
+        return LaunchConfig(self.num_blocks, self.info.num_threads, shared_bytes, cooperative=True)
+
+    def check_gpu(self, config: ModelConfig) -> None:
+        """Checks that the GPU has enough multiprocessors for a model's residual.
+
+        Args:
+            config: The model's numbers.
+
+        Raises:
+            ValueError: It has not.
+        """
+        hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
+        least = -(-hidden // self.info.max_residual_rows)
+        if self.num_blocks < least:
+            raise ValueError(
+                f"The model needs a GPU of {least} multiprocessors, found "
+                f"{self._gpu.num_multiprocessors}; use dtype='float32' for plain torch."
+            )
+
+    def l2_resident_positions(self, stack: StackConfig) -> int:
+        """Positions of a talker layer whose keys and values stay in the L2 cache.
+
+        Args:
+            stack: The talker's stack.
+        """
+        position_bytes = 2 * stack.num_kv_heads * self.info.kv_width * 2  # bf16 keys and values
+        return self._gpu.l2_bytes // _L2_SHARE // position_bytes
+
+    def set_workspace(self, params: Params, workspace: "Tensor") -> None:
+        """Writes the addresses of the workspace's buffers.
+
+        Args:
+            params: Where they go.
+            workspace: int32 [info.workspace.num_values], on the GPU.
+        """
+        offsets, begin = self.info.workspace, workspace.data_ptr()
+        if workspace.numel() != offsets.num_values:
+            raise ValueError(
+                f"The workspace must have {offsets.num_values} values, found {workspace.numel()}."
+            )
+        for name in ("predictor_input", "sampled_codes", "non_finite", "abort_flag"):
+            setattr(params, name, begin + _VALUE_BYTES * getattr(offsets, name))
+        for name, _ in ExchangeBuffers._fields_:
+            for network in ("talker", "predictor"):
+                offset = getattr(getattr(offsets, network), name)
+                setattr(getattr(params, network).exchange, name, begin + _VALUE_BYTES * offset)
+
+    def generate(self, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]) -> None:
+        """Launches the generation of frames; does not wait.
+
+        Args:
+            params: The argument; `num_streams`, `streams` and `max_frames` say what to generate.
+            workspace: The workspace.
+            writes: Other tensors that the kernel writes.
+        """
+        kernel = "generate_single" if params.num_streams == 1 else "generate_streams"
+        self._launch(kernel, params, workspace, writes)
+
+    def prefill(
+        self,
+        params: Params,
+        num_columns: Sequence[int],
+        workspace: "Tensor",
+        writes: Sequence["Tensor"],
+    ) -> None:
+        """Launches prefill batches, consecutive ones of one kernel together; does not wait.
+
+        Args:
+            params: The argument; `prefill_batches` points to the first batch.
+            num_columns: The columns of each batch.
+            workspace: The workspace.
+            writes: Other tensors that the kernels write.
+        """
+        first = params.prefill_batches.value
+        for kernel, run in groupby(num_columns, self._prefill_kernel):
+            params.num_prefill_batches = len([*run])
+            params.prefill_batches = first
+            self._launch(kernel, params, workspace, writes)
+            first += params.num_prefill_batches * sizeof(PrefillBatch)
+
+    def _prefill_kernel(self, num_columns: int) -> str:
+        """The kernel for so many columns: the fewer, the more shared memory for weights."""
+        if num_columns <= self.info.narrow_prefill_columns:
+            return "prefill_narrow"
+        return "prefill_medium" if num_columns <= self.info.max_streams else "prefill_wide"
+
+    def _launch(
+        self, kernel: str, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]
+    ) -> None:
+        config = self._configs[kernel]
+        self._module.launch(kernel, params, config, writes=writes, set_bits=workspace)

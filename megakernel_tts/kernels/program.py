@@ -1,0 +1,69 @@
+"""A program: the text of a family of kernels, for one model and one build variant."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from megakernel_tts.kernels.structs import DeviceStruct, layout_checks
+
+
+def _find_sources() -> Path:
+    """The CUDA sources: package data if installed, beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "csrc"
+    return installed if installed.is_dir() else package.parent / "csrc"
+
+
+CSRC = _find_sources()
+# Architecture -> KiB of shared memory of a thread block. With "a", warps can move registers.
+ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100a": 227, "120a": 99}
+# Without contraction, or kernels compiled for one column and for many would round differently.
+COMMON_FLAGS = ("-std=c++20", "-fmad=false")
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels that are compiled together.
+
+    Attributes:
+        name: Of the family; part of the file's name in the cache.
+        source: The file of csrc.
+        kernels: Names of the kernels.
+        structs: Structs that the host shares with them.
+        definitions: Macros and their values.
+    """
+
+    name: str
+    source: str
+    kernels: tuple[str, ...]
+    structs: tuple[type[DeviceStruct], ...]
+    definitions: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What is compiled: macros, the source, the checks of the structs."""
+        lines = [f"#define {macro} {value}" for macro, value in self.definitions]
+        return "\n".join([*lines, f'#include "{self.source}"', layout_checks(self.structs)])
+
+    def digest(self, *build: str) -> str:
+        """Digest of the text, of all sources, and of what else a build depends on.
+
+        Args:
+            build: Flags and versions of the compiler, and the like.
+        """
+        digest = hashlib.sha256("\0".join((self.text, *build)).encode())
+        for file in sorted(CSRC.rglob("*.cu*")):
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def architecture_flags(architecture: str) -> list[str]:
+    """Macros that tell the sources about an architecture.
+
+    Args:
+        architecture: As nvcc names it, such as `90a`. An unknown one has the least shared memory.
+    """
+    macros = [f"-DMEGAKERNEL_SHARED_KB={ARCHITECTURES.get(architecture, 99)}"]
+    if architecture.endswith("a"):
+        macros.append("-DMEGAKERNEL_MOVES_REGISTERS")
+    return macros
