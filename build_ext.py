@@ -1,13 +1,13 @@
 """Builds or checks the CUDA kernels.
 
-python build_ext.py            # build for the GPU of this machine, as the first use would
+python build_ext.py            # compile the released sizes for the GPU of this machine
 python build_ext.py --check    # compile for every architecture; needs nvcc but no GPU
 """
 
 import argparse
 import sys
 
-from megakernel_tts.kernels import build
+from megakernel_tts.kernels import build, models
 
 
 def main() -> int:
@@ -16,13 +16,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--check", action="store_true", help="compile for every architecture")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     try:
-        if arguments.check:
-            return 0 if build.check() else 1
+        if options.check:
+            return 0 if build.check(models.all_programs()) else 1
         import torch
 
-        build.load(torch.device("cuda"))
+        from megakernel_tts.kernels.loader import load_module
+
+        for program in models.released_programs():
+            load_module(program, torch.device("cuda"))
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

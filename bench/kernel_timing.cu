@@ -18,7 +18,7 @@
 #include "random_params.cuh"
 
 using namespace megakernel;
-using M = MEGAKERNEL_MODEL;
+using M = KernelModel;
 
 constexpr int kPositions = kMaxSpans * kSpanSize, kMaxFrames = 256;
 constexpr uint64_t kTimeoutNs = 2'000'000'000;
@@ -51,7 +51,7 @@ class Timer {
                "Reading the GPU attributes");
     const long position_bytes = 2L * M::Talker::num_kv_heads * kKvWidth * sizeof(bf16);
     const long resident = (l2_bytes < 0 ? l2_size / 5 : l2_bytes) / position_bytes;
-    num_blocks_ = std::min(num_sms, entry_.shape.max_blocks);
+    num_blocks_ = std::min(num_sms, KernelModel::max_blocks);
     params_ = random_params<M>({MEGAKERNEL_TALKER_LAYERS, MEGAKERNEL_PREDICTOR_LAYERS, kMaxStreams,
                                 kPositions, kMaxFrames, num_blocks_, static_cast<int>(resident),
                                 kTimeoutNs});
@@ -63,8 +63,8 @@ class Timer {
     Params p = params_;
     p.num_streams = num_streams, p.max_frames = num_frames;
     for (int c = 0; c < num_streams; ++c) p.streams[c] = stream_at(c, position, kPositions);
-    const Kernel& kernel = num_streams == 1 ? entry_.generate_one : entry_.generate;
-    run([&] { launch_kernel<M>(kernel, p, num_blocks_); },
+    const Kernel kernel = generate_kernel(num_streams);
+    run([&] { launch_kernel(kernel, p, num_blocks_); },
         [&] {
           uint64_t hash = kEmptyHash;
           for (int i = 0; i < num_streams * num_frames; ++i) {
@@ -99,9 +99,7 @@ class Timer {
     run(
         [&] {
           p.prefill_batches = device_batches;
-          for_each_run(p, batches.data(), static_cast<int>(batches.size()), [&](PrefillSize size) {
-            launch_kernel<M>(entry_.prefill[size], p, num_blocks_);
-          });
+          launch_prefill(p, batches, num_blocks_, [] {});
         },
         [&] {
           std::vector<float> hidden(M::Talker::hidden_size);
@@ -143,7 +141,6 @@ class Timer {
     fflush(stdout);
   }
 
-  const Entry entry_ = entry_of<M>();
   Params params_{};
   cudaEvent_t start_{}, end_{};
   int num_launches_, num_blocks_ = 0;

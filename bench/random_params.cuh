@@ -9,9 +9,7 @@
 
 #include <vector>
 
-#include "../csrc/decode/kernels.cuh"
-#include "../csrc/decode/prefill_launch.cuh"
-#include "../csrc/workspace.cuh"
+#include "../csrc/decode/kernels.cu"
 
 namespace megakernel {
 
@@ -124,6 +122,29 @@ Network random_network(int num_layers, int slots, int positions, size_t projecti
   return n;
 }
 
+constexpr WorkspaceOffsets kWorkspace = workspace_offsets<KernelModel>();
+
+inline void set_exchange(ExchangeBuffers& buffers, const ExchangeOffsets& offsets,
+                         uint32_t* workspace) {
+  buffers.qkv = workspace + offsets.qkv;
+  buffers.attention_partials = workspace + offsets.attention_partials;
+  buffers.softmax_stats = workspace + offsets.softmax_stats;
+  buffers.attention_output = workspace + offsets.attention_output;
+  buffers.attention_residual = workspace + offsets.attention_residual;
+  buffers.mlp_hidden = workspace + offsets.mlp_hidden;
+  buffers.mlp_residual = workspace + offsets.mlp_residual;
+  buffers.logits = workspace + offsets.logits;
+}
+
+inline void set_workspace(Params& p, uint32_t* workspace) {
+  set_exchange(p.talker.exchange, kWorkspace.talker, workspace);
+  set_exchange(p.predictor.exchange, kWorkspace.predictor, workspace);
+  p.predictor_input = workspace + kWorkspace.predictor_input;
+  p.sampled_codes = workspace + kWorkspace.sampled_codes;
+  p.non_finite = workspace + kWorkspace.non_finite;
+  p.abort_flag = workspace + kWorkspace.abort_flag;
+}
+
 // All of Params but the streams, the prompt and its batches. No stream ends before its last frame:
 // there is no end-of-speech id.
 template <class M>
@@ -155,7 +176,7 @@ Params random_params(const RandomModelSizes& sizes) {
   p.stop_flags = pinned_zeros<unsigned>(kMaxStreams);
   p.failure = pinned_zeros<unsigned>(3);
   p.timeout_ns = sizes.timeout_ns;
-  lay_out(p, shape_of<M>(), device_zeros<uint32_t>(workspace_words(shape_of<M>())));
+  set_workspace(p, device_zeros<uint32_t>(kWorkspace.num_values));
   p.phase_times =
       device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kNumPhases * kNumPhaseParts);
   return p;
@@ -184,21 +205,54 @@ inline PrefillBatch prefill_batch(int slot, int position, int first, int count, 
   return batch;
 }
 
-// Launches a kernel on the default stream, behind the clearing of the workspace, as the operators
-// do. Does not wait.
-template <class M>
-void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
+// A kernel, and the columns for which it has shared memory.
+struct Kernel {
+  void (*function)(Params);
+  int shared_bytes;
+};
+
+inline Kernel generate_kernel(int num_streams) {
+  if (num_streams == 1) return {generate_single, kSharedBytes<1>};
+  return {generate_streams, kSharedBytes<kMaxStreams>};
+}
+
+inline Kernel prefill_kernel(int num_columns) {
+  if (num_columns <= kColumnCapacity<1>) return {prefill_narrow, kSharedBytes<1>};
+  if (num_columns <= kMaxStreams) return {prefill_medium, kSharedBytes<kMaxStreams>};
+  return {prefill_wide, kSharedBytes<kMaxPrefillColumns>};
+}
+
+// Launches a kernel on the default stream, behind the clearing of the workspace, as the engine
+// does. Does not wait.
+inline void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
   check_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(kernel.shared_bytes)),
+                                  kernel.shared_bytes),
              "Reserving shared memory");
-  const size_t workspace_bytes = sizeof(uint32_t) * workspace_words(shape_of<M>());
-  check_cuda(cudaMemsetAsync(p.talker.exchange.qkv, 0xFF, workspace_bytes),
-             "Clearing the workspace");
+  const size_t workspace_bytes = sizeof(uint32_t) * kWorkspace.num_values;
+  uint32_t* const workspace = p.talker.exchange.qkv - kWorkspace.talker.qkv;
+  check_cuda(cudaMemsetAsync(workspace, 0xFF, workspace_bytes), "Clearing the workspace");
   void* arguments[] = {&p};
-  check_cuda(
-      cudaLaunchCooperativeKernel(kernel.function, dim3(num_blocks), dim3(kNumLaunchedThreads),
-                                  arguments, kernel.shared_bytes, nullptr),
-      "The launch");
+  check_cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel.function),
+                                         dim3(num_blocks), dim3(kNumLaunchedThreads), arguments,
+                                         kernel.shared_bytes, nullptr),
+             "The launch");
+}
+
+// Launches prefill batches, consecutive ones of one kernel together. `batches` are those of `p`, on
+// the host.
+template <class Launched>
+void launch_prefill(Params& p, const std::vector<PrefillBatch>& batches, int num_blocks,
+                    Launched launched) {
+  const int count = static_cast<int>(batches.size());
+  const auto kernel_of = [&](int i) { return prefill_kernel(batches[i].num_columns); };
+  for (int done = 0; done < count; done += p.num_prefill_batches) {
+    int end = done + 1;
+    while (end < count && kernel_of(end).function == kernel_of(done).function) ++end;
+    p.num_prefill_batches = end - done;
+    launch_kernel(kernel_of(done), p, num_blocks);
+    launched();
+    p.prefill_batches += p.num_prefill_batches;
+  }
 }
 
 // Waits for all launches; exits if a thread block timed out.

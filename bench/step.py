@@ -23,9 +23,10 @@ from bench.events import event_times
 from bench.graph import frame_graph
 from bench.report import write
 from megakernel_tts import Sampling
-from megakernel_tts.backends.megakernel import PHASES, Megakernel
+from megakernel_tts.backends.decode_buffers import PHASES
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
-from megakernel_tts.kernels import build
+from megakernel_tts.kernels.decode import ORDINARY, DecodeVariant, load_decode_kernels
 from megakernel_tts.model.checkpoint import leaves, map_leaves
 from megakernel_tts.model.config import ModelConfig, read_model_config
 from megakernel_tts.model.random_checkpoint import write_checkpoint
@@ -120,10 +121,15 @@ class KernelTimer:
         prompt: [24, hidden], the input vectors of a prompt, bfloat16 on the host.
     """
 
-    def __init__(self, model: Model, config: ModelConfig) -> None:
+    def __init__(
+        self, model: Model, config: ModelConfig, variant: DecodeVariant = ORDINARY
+    ) -> None:
         hidden = config.talker.stack.hidden_size
         pad = torch.randn(hidden, device="cuda").bfloat16()
-        self.kernel = Megakernel(model, config, pad, num_slots=8, max_positions=2048)
+        kernels = load_decode_kernels(config, pad.device, variant)
+        self.kernel = Megakernel(
+            model, config, pad, num_slots=8, max_positions=2048, kernels=kernels
+        )
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
 
     def prefill(self, num_streams: int, common: int, length: int = _PROMPT) -> float:
@@ -198,7 +204,7 @@ class KernelTimer:
 
     def _cycles(self) -> Tensor:
         """Mean cycles over thread blocks in the last launch, [phases, 3] float64."""
-        return self.kernel._memory[-1].double().mean(0)
+        return self.kernel._buffers.phase_times.double().mean(0)
 
 
 def phase_table(
@@ -288,8 +294,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.phases:
-        build.load(torch.device("cuda"), profile=True)
-        print(json.dumps(KernelTimer(*random_model(arguments.phases)).phases()))
+        timer = KernelTimer(*random_model(arguments.phases), DecodeVariant(profile=True))
+        print(json.dumps(timer.phases()))
         return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
     for size in SIZES:

@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.report import write
@@ -28,6 +30,9 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.engine.engine import Engine
+from megakernel_tts.kernels.decode import DecodeKernels, GpuProperties
+from megakernel_tts.kernels.module import LaunchConfig, Struct
+from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, DecodeInfo, Params, PublishedFrame
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
@@ -106,80 +111,84 @@ def _sleep_until(deadline: float) -> None:
         time.sleep(remaining)
 
 
-class _KernelOps:
-    """The operators of `Megakernel` without arithmetic: codes are random."""
+class _SimulatedModule:
+    """A `KernelModule` without arithmetic: codes are random, and launches take time."""
 
     def __init__(self, config: ModelConfig, device: Device) -> None:
-        stacks = (config.talker.stack, config.predictor.stack)
-        self._shape = [
-            n
-            for s in stacks
-            for n in (s.hidden_size, s.num_heads, s.num_kv_heads, s.intermediate_size)
-        ]
-        self._shape += [config.talker.num_codes, 1, 64, _MAX_STREAMS, _MAX_STREAMS, 128]
-        self._groups, self._codes = config.talker.num_groups, config.talker.num_codes
+        self._num_codes = config.talker.num_codes
         self._device = device
-        self._launched = torch.zeros(0), 0.0, 0.0  # stop flags, end, seconds per frame
+        self._end = 0.0  # of the launch of frames
+        self._frame_s = 0.0
+        self._num_frames = 0
 
-    def models(self) -> int:
-        """Number of compiled models."""
-        return 1
+    def read(self, symbol: str, struct: type[Struct]) -> Struct:
+        """Facts of a build that takes any model."""
+        assert struct is DecodeInfo
+        return struct(
+            max_streams=_MAX_STREAMS,
+            max_prefill_columns=_MAX_STREAMS,
+            narrow_prefill_columns=2,
+            page_size=16,
+            kv_width=128,
+            num_threads=1,
+            max_blocks=1,
+            max_residual_rows=1 << 20,
+            stage_steps=1,
+            max_row_groups=64,
+        )
 
-    def shape(self, model: int) -> list[int]:
-        """Shapes of the networks, as the kernels report them."""
-        return self._shape
-
-    def blocks(self, model: int) -> int:
-        """Thread blocks of a launch."""
-        return 1
-
-    def workspace_words(self, model: int) -> int:
-        """Size of the workspace in 32-bit values."""
-        return 1
-
-    def prefill(self, *arguments: Any) -> None:
-        """Occupies the device for the time of the prefill batches."""
-        passes = arguments[-1]
-        self._device.run(len(passes) * self._device.times.prompt)
-
-    def generate(
-        self, model: int, weights: Any, memory: Any, mailbox: Sequence[Tensor], *rest: Any
+    def launch(
+        self,
+        kernel: str,
+        params: ctypes.Structure,
+        config: LaunchConfig,
+        *,
+        writes: Sequence[Tensor],
+        set_bits: Tensor | None = None,
     ) -> None:
-        """Writes random codes at once, and occupies the device for the time of the frames."""
-        *_, rows, frames, _ = rest
-        streams = len(rows)
-        codes = torch.randint(0, self._codes, (streams, frames, 1 + self._groups))
-        codes[:, :, 0] = 0
-        mailbox[0][: codes.numel()] = codes.flatten()
-        mailbox[1][:streams] = frames
-        each = self._device.times.frame_of(streams)
-        self._device.run(frames * each)
-        self._launched = mailbox[2], self._device.free, 1e-3 * each
+        """Occupies the device for the time of the frames or of the prefill batches."""
+        assert isinstance(params, Params)
+        if kernel.startswith("prefill"):
+            self._device.run(params.num_prefill_batches * self._device.times.prompt)
+            return
+        num_streams, self._num_frames = params.num_streams, params.max_frames
+        table = (PublishedFrame * (num_streams * self._num_frames)).from_address(
+            params.published_frames.value
+        )
+        codes = torch.randint(0, self._num_codes, (len(table), NUM_CODE_GROUPS)).tolist()
+        for frame, row in zip(table, codes, strict=True):
+            frame.end_reason, frame.codes[:] = 0, row
+        published = (ctypes.c_uint * num_streams).from_address(params.num_published.value)
+        published[:] = [self._num_frames] * num_streams
+        frame_ms = self._device.times.frame_of(num_streams)
+        self._device.run(self._num_frames * frame_ms)
+        self._end, self._frame_s = self._device.free, 1e-3 * frame_ms
 
-    def doze(self, published: Tensor) -> bool:
+    def poll(self, num_published: NDArray[np.int32], stop_flags: NDArray[np.int32]) -> bool:
         """Sleeps until the last frame; returns False if the launch was interrupted earlier."""
-        stop, end, each = self._launched
-        frames = int(published[0])
-        for made in range(1, frames):
-            _sleep_until(end - (frames - made) * each)
-            if stop[0]:
-                published[published > 0] = made
-                self._device.shorten((frames - made) * each)
+        for made in range(1, self._num_frames):
+            remaining_s = (self._num_frames - made) * self._frame_s
+            _sleep_until(self._end - remaining_s)
+            if stop_flags[0]:
+                num_published[num_published > 0] = made
+                self._device.shorten(remaining_s)
                 return False
         return True
 
     def wait(self) -> None:
         """Sleeps until the launch is over."""
-        _sleep_until(self._launched[1])
+        _sleep_until(self._end)
 
 
 class TimedKernel(Megakernel):
     """The real backend; its launches occupy the simulated device."""
 
-    def _wait(self, frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
-        if self._ops.doze(self._mailbox[1]):
+    module: _SimulatedModule
+
+    def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
+        if self.module.poll(self._buffers.num_published, self._buffers.stop_flags):
             on_last_frame()
-            self._ops.wait()
+            self.module.wait()
 
 
 class _CodecOps:
@@ -228,14 +237,16 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     if sys.platform == "linux":  # the default slack of 50 us delays each sleep; threads inherit it
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
+    module = _SimulatedModule(config, device)
     kernel = TimedKernel(
         model,
         config,
         prompt_builder.pad[0],
         num_slots=slots,
         max_positions=_POSITIONS,
-        ops=_KernelOps(config, device),
+        kernels=DecodeKernels(module, GpuProperties(1, 0)),
     )
+    kernel.module = module
     codec = TimedCodec(weights, codec_config, slots=slots, ops=_CodecOps())
     codec.device = device
     engine = Engine(kernel, prompt_builder, Decoder(weights, codec_config), codec)

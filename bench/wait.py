@@ -1,8 +1,8 @@
 """Time and processor use of three ways to wait for a launch.
 
-`event` sleeps until a CUDA event wakes the thread. `spin` polls the event. `engine` is the
-backend's own wait: it sleeps in short intervals until the last frame, then polls. The model has
-random weights of the 0.6B size and one stream. A figure covers the launch and the wait for it.
+`event` sleeps until a CUDA event wakes the thread. `spin` polls the event without the GIL. `engine`
+is the backend's own wait: it sleeps in short intervals until the last frame, then spins. The model
+has random weights of the 0.6B size and one stream. A figure covers the launch and the wait for it.
 
 python -m bench.wait --json bench/results/wait.json
 """
@@ -21,24 +21,24 @@ from megakernel_tts.backends.protocol import PrefillRequest
 
 _FRAME_COUNTS = (1, 2, 8)
 _REPEATS = 200
-_SPIN_NS = 1_000_000_000  # longer than any launch
-_WAYS = {"event": 0, "spin": _SPIN_NS, "engine": None, "event_again": 0}  # name -> spin_ns
+# Name -> whether the thread sleeps on its event; None is the wait of the backend.
+_WAYS = {"event": True, "spin": False, "engine": None, "event_again": True}
 
 
-def measure(timer: KernelTimer, num_frames: int, spin_ns: int | None) -> dict[str, float]:
+def measure(timer: KernelTimer, num_frames: int, blocking: bool | None) -> dict[str, float]:
     """Times launches with one way of waiting.
 
     Args:
         timer: Holds the backend.
         num_frames: Frames of each launch.
-        spin_ns: Nanoseconds of polling before the thread sleeps on the event. None selects the
-            wait of the backend.
+        blocking: Whether the thread sleeps on a CUDA event, or spins on it. None selects the wait
+            of the backend.
 
     Returns:
         Median and 95th percentile of a launch in milliseconds, and the thread's share of a core.
     """
     kernel = timer.kernel
-    assert kernel._done is not None
+    event = torch.cuda.Event(blocking=bool(blocking))
     kernel.prefill([PrefillRequest(0, timer.prompt, Sampling(seed=0))])
     kernel.feed(0, timer.prompt[:0], True)
     kernel.step([0], 1)  # the first frame of a stream has no talker pass
@@ -47,10 +47,11 @@ def measure(timer: KernelTimer, num_frames: int, spin_ns: int | None) -> dict[st
     for _ in range(_REPEATS):
         launch_start = time.perf_counter()
         kernel._launch([0], num_frames)
-        if spin_ns is None:
+        if blocking is None:
             kernel._wait(num_frames)
         else:
-            kernel._ops.wait(kernel._done.cuda_event, spin_ns)
+            event.record()
+            event.synchronize()
         times_ms.append(1e3 * (time.perf_counter() - launch_start))
     share = (time.thread_time() - thread_start) / (time.perf_counter() - start)
     return {
@@ -70,8 +71,8 @@ def main() -> None:
     options = parser.parse_args()
     timer = KernelTimer(*random_model("0.6B"))
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.wait"}
-    for way, spin_ns in _WAYS.items():
-        figures[way] = {n: measure(timer, n, spin_ns) for n in _FRAME_COUNTS}
+    for way, blocking in _WAYS.items():
+        figures[way] = {n: measure(timer, n, blocking) for n in _FRAME_COUNTS}
     write(figures, options.json, packages=("torch",))
 
 

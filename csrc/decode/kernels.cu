@@ -14,6 +14,8 @@ MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_DEFINE_KERNEL)
 #undef MEGAKERNEL_DEFINE_KERNEL
 
 // The host reads it from the module.
-extern "C" __device__ DecodeInfo decode_info = make_decode_info();
+extern "C" {
+__device__ DecodeInfo decode_info = make_decode_info();
+}
 
 }  // namespace megakernel

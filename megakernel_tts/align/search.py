@@ -301,14 +301,15 @@ def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
 
 def _load_kernels(device: torch.device) -> None:
     """Builds the kernels; afterwards the operators dispatch to them instead of here."""
-    from megakernel_tts.kernels.build import load, obstacle
+    from megakernel_tts.kernels import build
 
     if device.type != "cuda":
         reason = f"The kernels support NVIDIA GPUs only; the scores are on {device}."
     else:
-        reason = obstacle(device)
+        reason = build.obstacle()
+        reason = reason and f"The alignment's kernels cannot be built: {reason}."
     if reason:
         raise RuntimeError(f"{reason} Run the search on the CPU instead: mas(scores.cpu(), ...).")
-    load(device)
+    build.load_codec_and_alignment(device)
     if not torch._C._dispatch_has_kernel_for_dispatch_key("megakernel_tts::mas", "CUDA"):
         raise RuntimeError("The kernels of another version are loaded in this process; restart it.")

@@ -13,7 +13,6 @@ from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.addresses import device_address, host_address
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
-    BATCH_COLUMNS,
     MAX_CAPTURED_HEADS,
     NUM_CODE_GROUPS,
     Network,

@@ -277,7 +277,7 @@ class Megakernel:
         slots: Sequence[int],
         num_frames: int,
     ) -> None:
-        """Passes on where the codes will be, unless the step has another launch, which reuses it."""
+        """Passes on where the codes will be, unless another launch of the step overwrites them."""
         if len(slots) <= self._max_streams:
             on_last_frame([*self._buffers.table(len(slots), num_frames)[:, :, 1:]])
 

@@ -36,7 +36,7 @@ class ScoreCapture:
         self._host[:count].copy_(self._scores.flatten()[:count], non_blocking=True)
 
     def rows(self, num_streams: int, num_frames: int) -> Tensor:
-        """The copied scores [streams, frames, captured heads, positions]; valid until the next copy.
+        """The copied scores [streams, frames, heads, positions]; valid until the next copy.
 
         Args:
             num_streams: Streams of the launch.

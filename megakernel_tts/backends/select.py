@@ -1,4 +1,4 @@
-"""What runs the two networks: the protocol that every backend keeps, and the one that chooses."""
+"""Chooses the device, the type and the backend of the two networks."""
 
 import logging
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ def choose_backend(
 
     Args:
         model: Tensors in the type to compute in, the codec's embeddings on the device, the others
-            there or on the host: the backend takes them to the device in its own layout.
+            there or on the host: the backend copies them to the device in its own layout.
         config: The model's numbers.
         pad: [hidden], the text vector that stands for "no text", on the device.
         num_slots: Streams at a time.
-        max_positions: The most positions of one stream.
-        captured_heads: Layer and head of the talker's heads whose attention scores `step` tells.
+        max_positions: Positions of one stream.
+        captured_heads: Layer and head of the talker's heads whose attention scores `step` returns.
     """
     if pad.is_cuda and pad.dtype == torch.bfloat16:
         from megakernel_tts.backends.megakernel import Megakernel
@@ -52,9 +52,9 @@ def choose_backend(
     from megakernel_tts.backends.reference import Reference
 
     networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
-    there = replace(model, talker=networks[0], predictor=networks[1])
+    on_device = replace(model, talker=networks[0], predictor=networks[1])
     return Reference(
-        there,
+        on_device,
         config,
         pad,
         num_slots=num_slots,
@@ -85,7 +85,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU that the kernel can be built for, else float32.
+    """`auto` is bfloat16 on a GPU that can run the kernels, else float32.
 
     Raises:
         ValueError: Another type (float16 overflows in this model).
@@ -93,7 +93,7 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         if device.type == "cpu":
             return torch.float32
-        from megakernel_tts.kernels.build import obstacle
+        from megakernel_tts.kernels.loader import obstacle
 
         if reason := obstacle(device):
             _log.warning("%s The GPU runs plain torch in float32.", reason)

@@ -20,6 +20,9 @@ _OLDEST_TORCH = (2, 11)
 _MODELS = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
 
 
+_COMPILERS = {"extension": "nvcc, and launched by a torch extension", "nvrtc": "NVRTC"}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the report."""
@@ -47,7 +50,7 @@ def examine() -> Iterator[Finding]:
     else:
         yield Finding("ok", f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads")
     if torch.cuda.is_available():
-        from megakernel_tts.kernels.build import obstacle
+        from megakernel_tts.kernels.loader import cache_folder, support
 
         for i in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(i)
@@ -56,11 +59,15 @@ def examine() -> Iterator[Finding]:
                 "ok", f"cuda:{i}: {gpu.name}, sm_{gpu.major}{gpu.minor}, {memory:.0f} GiB"
             )
             yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
-            reason = obstacle(torch.device("cuda", i))
-            if reason is None:
-                yield Finding("ok", f"cuda:{i}: the kernel can be built")
+            kernels = support(torch.device("cuda", i))
+            if kernels.path is None:
+                yield Finding("note", f"{kernels.obstacle} cuda:{i} runs plain torch in float32.")
             else:
-                yield Finding("note", f"{reason} cuda:{i} runs plain torch in float32.")
+                yield Finding(
+                    "ok",
+                    f"cuda:{i}: kernels are compiled with {_COMPILERS[kernels.path]}, at the first "
+                    f"use, and kept in {cache_folder()}",
+                )
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "note",

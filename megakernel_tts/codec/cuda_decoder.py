@@ -369,8 +369,8 @@ def _joined(parts: Samples) -> NDArray[np.int16] | None:
 
 
 def _built_ops(device: torch.device) -> Any:
-    from megakernel_tts.kernels.build import load
+    from megakernel_tts.kernels.build import load_codec_and_alignment
 
     if not hasattr(torch.ops.megakernel_tts, "codec_project"):
-        load(device)
+        load_codec_and_alignment(device)
     return torch.ops.megakernel_tts

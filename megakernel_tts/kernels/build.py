@@ -47,6 +47,14 @@ def obstacle() -> str | None:
     return None
 
 
+def architecture_of(device: "torch.device") -> str:
+    """Returns a GPU's architecture as nvcc names it, such as `90a`."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}{minor}{'a' if major >= 9 else ''}"
+
+
 def nvcc(architecture: str) -> list[str]:
     """The command that compiles sources of csrc for an architecture.
 
@@ -122,8 +130,6 @@ def load_codec_and_alignment(device: "torch.device") -> None:
     Raises:
         RuntimeError: The compiler failed.
     """
-    from megakernel_tts.kernels.loader import architecture_of
-
     architecture = architecture_of(device)
     flags = [*FLAGS, *nvcc(architecture)[1 + len(FLAGS) :]]
     host_flags = ["-O2", "-std=c++20", *architecture_flags(architecture)]

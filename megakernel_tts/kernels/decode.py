@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from ctypes import sizeof
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 from megakernel_tts.kernels.structs import (
     DECODE_STRUCTS,
+    EXCHANGE_BUFFERS,
     NUM_CODE_GROUPS,
     DecodeInfo,
-    ExchangeBuffers,
     Params,
     PrefillBatch,
 )
@@ -45,6 +45,18 @@ class DecodeVariant:
 
     profile: bool = False
     precise: bool = False
+
+
+ORDINARY = DecodeVariant()
+
+
+class StackShape(NamedTuple):
+    """The shape of a decoder stack."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def check_shapes(config: ModelConfig) -> None:
             )
 
 
-def decode_program(config: ModelConfig, variant: DecodeVariant = DecodeVariant()) -> Program:
+def decode_program(config: ModelConfig, variant: DecodeVariant = ORDINARY) -> Program:
     """The program of a model's decode kernels.
 
     Args:
@@ -102,10 +114,27 @@ def decode_program(config: ModelConfig, variant: DecodeVariant = DecodeVariant()
         ValueError: The kernels cannot be compiled for the model.
     """
     check_shapes(config)
-    talker, predictor = _stack_type(config.talker.stack), _stack_type(config.predictor.stack, True)
-    definitions = [
-        ("MEGAKERNEL_MODEL", f"megakernel::Model<{talker}, {predictor}, {config.talker.num_codes}>")
-    ]
+    return program_of_shapes(
+        stack_shape(config.talker.stack),
+        stack_shape(config.predictor.stack),
+        config.talker.num_codes,
+        variant,
+    )
+
+
+def program_of_shapes(
+    talker: StackShape, predictor: StackShape, num_codes: int, variant: DecodeVariant = ORDINARY
+) -> Program:
+    """The program of the decode kernels for some shapes.
+
+    Args:
+        talker: The talker's.
+        predictor: The code predictor's.
+        num_codes: Codes of a codebook.
+        variant: The build.
+    """
+    shapes = f"{_stack_type(talker)}, {_stack_type(predictor, True)}, {num_codes}"
+    definitions = [("MEGAKERNEL_MODEL", f"megakernel::Model<{shapes}>")]
     if variant.profile:
         definitions.append(("MEGAKERNEL_PROFILE", "1"))
     if variant.precise:
@@ -113,15 +142,21 @@ def decode_program(config: ModelConfig, variant: DecodeVariant = DecodeVariant()
     return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_STRUCTS, tuple(definitions))
 
 
-def _stack_type(stack: StackConfig, short_context: bool = False) -> str:
-    shape = (
-        f"{stack.hidden_size}, {stack.num_heads}, {stack.num_kv_heads}, {stack.intermediate_size}"
+def stack_shape(stack: StackConfig) -> StackShape:
+    """The shape of a stack."""
+    return StackShape(
+        stack.hidden_size, stack.num_heads, stack.num_kv_heads, stack.intermediate_size
     )
-    return f"megakernel::Stack<{shape}{', true' if short_context else ''}>"
+
+
+def _stack_type(shape: StackShape, short_context: bool = False) -> str:
+    """A `Stack` of csrc/shapes.cuh; the code predictor attends to few positions."""
+    arguments = [*map(str, shape), *(["true"] if short_context else [])]
+    return f"megakernel::Stack<{', '.join(arguments)}>"
 
 
 def load_decode_kernels(
-    config: ModelConfig, device: "torch.device", variant: DecodeVariant = DecodeVariant()
+    config: ModelConfig, device: "torch.device", variant: DecodeVariant = ORDINARY
 ) -> "DecodeKernels":
     """Compiles a model's decode kernels unless they are cached, and loads them.
 
@@ -169,7 +204,9 @@ class DecodeKernels:
                 self.info.shared_bytes_wide,
             )
         )
-        self._configs = dict(zip(_KERNELS, (narrow, medium, narrow, medium, wide), strict=True))
+        self._configs: dict[str, LaunchConfig] = dict(
+            zip(_KERNELS, (narrow, medium, narrow, medium, wide), strict=True)
+        )
 
     def _config(self, shared_bytes: int) -> LaunchConfig:
         return LaunchConfig(self.num_blocks, self.info.num_threads, shared_bytes, cooperative=True)
@@ -214,7 +251,7 @@ class DecodeKernels:
             )
         for name in ("predictor_input", "sampled_codes", "non_finite", "abort_flag"):
             setattr(params, name, begin + _VALUE_BYTES * getattr(offsets, name))
-        for name, _ in ExchangeBuffers._fields_:
+        for name in EXCHANGE_BUFFERS:
             for network in ("talker", "predictor"):
                 offset = getattr(getattr(offsets, network), name)
                 setattr(getattr(params, network).exchange, name, begin + _VALUE_BYTES * offset)

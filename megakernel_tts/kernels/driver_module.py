@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from cuda.bindings import driver
+from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from megakernel_tts.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct

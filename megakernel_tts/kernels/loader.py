@@ -70,14 +70,6 @@ def obstacle(device: "torch.device") -> str | None:
     return support(device).obstacle or None
 
 
-def architecture_of(device: "torch.device") -> str:
-    """Returns a GPU's architecture as nvcc names it, such as `90a`."""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{major}{minor}{'a' if major >= 9 else ''}"
-
-
 def cache_folder() -> Path:
     """The folder of the compiled kernels."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -112,7 +104,7 @@ def load_module(
 def _load(program: Program, device: "torch.device", path: LaunchPath) -> "KernelModule":
     from megakernel_tts.kernels import build, nvrtc
 
-    architecture = architecture_of(device)
+    architecture = build.architecture_of(device)
     if path == "extension":
         from megakernel_tts.kernels.operator_module import OperatorModule
 

@@ -69,7 +69,7 @@ def obstacle() -> str | None:
 
 def _bindings() -> Any:
     try:
-        from cuda.bindings import nvrtc
+        from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     return nvrtc

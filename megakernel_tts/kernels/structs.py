@@ -25,6 +25,18 @@ _SCALARS: dict[type[Any], str] = {
 }
 
 
+EXCHANGE_BUFFERS = (
+    "qkv",
+    "attention_partials",
+    "softmax_stats",
+    "attention_output",
+    "attention_residual",
+    "mlp_hidden",
+    "mlp_residual",
+    "logits",
+)
+
+
 class DeviceStruct(ctypes.Structure):
     """A struct of csrc. Assigning to a name that is no field raises `AttributeError`.
 
@@ -69,19 +81,7 @@ class ExchangeBuffers(DeviceStruct):
 
     __slots__ = ()
     CPP_NAME = "megakernel::ExchangeBuffers"
-    _fields_ = tuple(
-        (name, pointer("uint32_t"))
-        for name in (
-            "qkv",
-            "attention_partials",
-            "softmax_stats",
-            "attention_output",
-            "attention_residual",
-            "mlp_hidden",
-            "mlp_residual",
-            "logits",
-        )
-    )
+    _fields_ = tuple((name, pointer("uint32_t")) for name in EXCHANGE_BUFFERS)
 
 
 class Network(DeviceStruct):
@@ -214,15 +214,12 @@ class Params(DeviceStruct):
     )
 
 
-_EXCHANGE_NAMES = tuple(name for name, _ in ExchangeBuffers._fields_)
-
-
 class ExchangeOffsets(DeviceStruct):
     """Where the buffers of `ExchangeBuffers` begin in the workspace, in values of 32 bits."""
 
     __slots__ = ()
     CPP_NAME = "megakernel::ExchangeOffsets"
-    _fields_ = tuple((name, ctypes.c_int64) for name in _EXCHANGE_NAMES)
+    _fields_ = tuple((name, ctypes.c_int64) for name in EXCHANGE_BUFFERS)
 
 
 class WorkspaceOffsets(DeviceStruct):
@@ -283,7 +280,8 @@ DECODE_STRUCTS = (
 def _cpp_type(kind: type[Any]) -> str:
     """The C++ spelling of a field's type."""
     if issubclass(kind, ctypes.Array):
-        return f"{_cpp_type(kind._type_)}[{kind._length_}]"
+        element: Any = kind._type_
+        return f"{_cpp_type(element)}[{kind._length_}]"
     return _SCALARS[kind] if kind in _SCALARS else kind.CPP_NAME
 
 

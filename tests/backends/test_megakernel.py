@@ -14,7 +14,7 @@ from torch import Tensor
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
-from megakernel_tts.kernels.decode import DecodeVariant
+from megakernel_tts.kernels.decode import ORDINARY
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.layers import rms_norm
@@ -93,7 +93,7 @@ def test_layers_as_wide_as_the_released_ones(
     monkeypatch.setattr(random_checkpoint, "_stack", wide)
     random_checkpoint.write_checkpoint(tmp_path / "model", "custom_voice", "1b7", codes=256)
     loaded = load_checkpoint(tmp_path / "model", torch.device("cpu"), torch.float32, 4)
-    module = EmulatedModule(loaded.config, DecodeVariant(), "-DMEGAKERNEL_MOVES_REGISTERS")
+    module = EmulatedModule(loaded.config, ORDINARY, "-DMEGAKERNEL_MOVES_REGISTERS")
     with closing(loaded.engine):
         b = Comparison(loaded, module)
         _check_a_prompt(b, b.prompt.repeat(2, 1)[:19])

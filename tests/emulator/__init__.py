@@ -7,6 +7,7 @@ from ctypes import c_float, c_int, c_void_p
 from torch import Tensor
 
 from megakernel_tts.kernels.decode import (
+    ORDINARY,
     DecodeKernels,
     DecodeVariant,
     GpuProperties,
@@ -30,7 +31,7 @@ class EmulatedModule:
     """
 
     def __init__(
-        self, config: ModelConfig, variant: DecodeVariant = DecodeVariant(), *options: str
+        self, config: ModelConfig, variant: DecodeVariant = ORDINARY, *options: str
     ) -> None:
         """Compiles the kernels.
 
