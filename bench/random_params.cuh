@@ -232,9 +232,9 @@ inline void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
   uint32_t* const workspace = p.talker.exchange.qkv - kWorkspace.talker.qkv;
   check_cuda(cudaMemsetAsync(workspace, 0xFF, workspace_bytes), "Clearing the workspace");
   void* arguments[] = {&p};
-  check_cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel.function),
-                                         dim3(num_blocks), dim3(kNumLaunchedThreads), arguments,
-                                         kernel.shared_bytes, nullptr),
+  check_cuda(cudaLaunchCooperativeKernel(reinterpret_cast<void*>(kernel.function), dim3(num_blocks),
+                                         dim3(kNumLaunchedThreads), arguments, kernel.shared_bytes,
+                                         nullptr),
              "The launch");
 }
 

@@ -22,8 +22,8 @@ Function* driver_function(const char* name, Function*) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &found);
-  TORCH_CHECK(address != nullptr && found == cudaDriverEntryPointSuccess,
-              "The CUDA driver has no ", name, "; update it.");
+  TORCH_CHECK(address != nullptr && found == cudaDriverEntryPointSuccess, "The CUDA driver has no ",
+              name, "; update it.");
   return reinterpret_cast<Function*>(address);
 }
 #define DRIVER(name) \
@@ -104,8 +104,8 @@ void launch(int64_t kernel, int64_t device, int64_t num_blocks, int64_t num_thre
   if (set_bits.has_value()) {
     const cudaError_t error =
         cudaMemsetAsync(set_bits->data_ptr(), 0xFF, set_bits->nbytes(), stream);
-    TORCH_CHECK(error == cudaSuccess, "CUDA could not clear the workspace: ",
-                cudaGetErrorString(error), ".");
+    TORCH_CHECK(error == cudaSuccess,
+                "CUDA could not clear the workspace: ", cudaGetErrorString(error), ".");
   }
   CUlaunchAttribute attributes[2] = {};
   unsigned num_attributes = 0;

@@ -36,6 +36,17 @@ EXCHANGE_BUFFERS = (
     "logits",
 )
 
+# NVRTC has no `offsetof`, and takes the address of a field at 0 as a constant.
+_CHECK_DEFINITIONS = """
+template <class, class> constexpr bool megakernel_is_same = false;
+template <class T> constexpr bool megakernel_is_same<T, T> = true;
+#ifdef __CUDACC_RTC__
+#define MEGAKERNEL_OFFSET(type, field) ((unsigned long)__INTADDR__(&((type*)0)->field))
+#else
+#define MEGAKERNEL_OFFSET(type, field) __builtin_offsetof(type, field)
+#endif
+"""
+
 
 class DeviceStruct(ctypes.Structure):
     """A struct of csrc. Assigning to a name that is no field raises `AttributeError`.
@@ -294,7 +305,7 @@ def _checks(struct: type[DeviceStruct]) -> Iterator[str]:
             f'"{name}.{field} has another type than in kernels/structs.py");'
         )
         yield (
-            f"static_assert(__builtin_offsetof({cpp}, {field}) == {offset}, "
+            f"static_assert(MEGAKERNEL_OFFSET({cpp}, {field}) == {offset}, "
             f'"{name}.{field} has another offset than the {offset} of kernels/structs.py");'
         )
     size = ctypes.sizeof(struct)
@@ -310,8 +321,6 @@ def layout_checks(structs: Sequence[type[DeviceStruct]]) -> str:
     Args:
         structs: The structs to check. The text goes behind the headers that declare them.
     """
-    lines = [
-        "template <class, class> constexpr bool megakernel_is_same = false;",
-        "template <class T> constexpr bool megakernel_is_same<T, T> = true;",
-    ]
-    return "\n".join([*lines, *(line for struct in structs for line in _checks(struct)), ""])
+    return "\n".join(
+        [_CHECK_DEFINITIONS, *(line for struct in structs for line in _checks(struct)), ""]
+    )

@@ -3,7 +3,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils import cpp_extension
 
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.cli import doctor
@@ -36,21 +35,33 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("cpu: the 1.7B models need about" in text for text in found["note"])
 
 
-def test_what_keeps_the_kernel_from_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "no_extension", "no_nvrtc", "status", "sentence"),
+    [
+        ((9, 0), None, "no NVRTC", "ok", "cuda:0: kernels are compiled with nvcc"),
+        ((9, 0), "no nvcc", None, "ok", "cuda:0: kernels are compiled with NVRTC"),
+        ((9, 0), "no nvcc", "no NVRTC", "note", "cannot be compiled: no nvcc, and no NVRTC"),
+        ((7, 5), None, None, "note", "need compute capability 8.0, and cuda:0 has 7.5"),
+    ],
+)
+def test_the_path_of_the_kernels_is_reported_and_decides_the_dtype(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    no_extension: str | None,
+    no_nvrtc: str | None,
+    status: str,
+    sentence: str,
+) -> None:
     properties = SimpleNamespace(name="A GPU", major=9, minor=0, total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    for capability, home, status, said in (
-        ((9, 0), "/usr/local/cuda", "ok", "cuda:0: the kernel can be built"),
-        ((9, 0), None, "note", "there is no nvcc"),
-        ((7, 5), "/usr/local/cuda", "note", "needs compute capability 8.0, and cuda:0 has 7.5"),
-    ):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        monkeypatch.setattr(cpp_extension, "CUDA_HOME", home)
-        assert any(said in text for text in texts()[status]), said
-        chosen = pick_dtype("auto", torch.device("cuda", 0))
-        assert chosen == (torch.bfloat16 if status == "ok" else torch.float32)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr("megakernel_tts.kernels.build.obstacle", lambda: no_extension)
+    monkeypatch.setattr("megakernel_tts.kernels.nvrtc.obstacle", lambda: no_nvrtc)
+    assert any(sentence in text for text in texts()[status])
+    chosen = pick_dtype("auto", torch.device("cuda", 0))
+    assert chosen == (torch.bfloat16 if status == "ok" else torch.float32)
 
 
 def test_folders_that_cannot_be_written_are_named(
