@@ -178,11 +178,11 @@ class SimulatedBackend:
         """How many streams have a slot."""
         return len(self._speakers)
 
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
         """Starts streams."""
-        for start in starts:
-            self._speakers[start.slot] = _Speaker("", breath=self.breath)
-            self.feed(start.slot, start.prompt, last=False)
+        for request in requests:
+            self._speakers[request.slot] = _Speaker("", breath=self.breath)
+            self.feed(request.slot, request.prompt, last=False)
 
     def clear_prefix_cache(self) -> None:
         """Nothing: it keeps nothing."""
@@ -195,7 +195,7 @@ class SimulatedBackend:
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
@@ -232,9 +232,9 @@ class SimulatedBackend:
         """Frees a slot and gives its stream."""
         return SlotSnapshot(self._speakers.pop(slot), ())
 
-    def swap_in(self, slot: int, suspended: SlotSnapshot[_Speaker]) -> None:
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[_Speaker]) -> None:
         """Goes on with it."""
-        self._speakers[slot] = suspended.state
+        self._speakers[slot] = snapshot.state
 
 
 class SimulatedDecoder(Decoder):

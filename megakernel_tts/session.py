@@ -1,4 +1,4 @@
-"""One stream of speech as its user sees it: text goes in, events come out."""
+"""The public side of one stream of speech: text goes in, events come out."""
 
 import asyncio
 import threading
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
-PORTION = 4096  # characters tokenised before the engine may look at them
+MAX_PUSH_CHARACTERS = 4096  # tokenised under one acquisition of the text queue's lock
 
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """A few frames of speech.
+    """Some consecutive frames of speech.
 
     Attributes:
-        pcm: [samples], 16-bit.
-        sample_rate: Samples a second.
-        codes: [frames, groups]: what the samples were decoded from.
-        frame: The number of its first frame in the stream.
-        words: Those that begin in it, and may be left over at the end of the text, in order.
+        pcm: 16-bit samples [samples].
+        sample_rate: Sampling rate of `pcm` in Hz.
+        codes: Codec codes [frames, groups] that `pcm` was decoded from.
+        frame: Index of the chunk's first frame in the stream.
+        words: Words that begin in the chunk, in order. The last chunk of a text also holds the
+            words whose beginning was not found.
     """
 
     pcm: NDArray[np.int16]
@@ -46,10 +47,11 @@ class Finish:
     """The last event of every stream.
 
     Attributes:
-        reason: `eos`: all was said. `length`: a piece of the text reached max_frames or the end of
-            its slot. `guard`: a piece ran away and was stopped. `cancelled`, `error`.
-        frames: Delivered in all, also those that nobody read after a cancellation.
-        error: What went wrong, with the reason `error`; what it came from is its cause.
+        reason: `eos`: the whole text was spoken. `length`: a segment of the text reached
+            `max_frames` or the end of its slot. `guard`: a segment did not end and was stopped.
+            `cancelled`: the session was cancelled or the engine closed. `error`: see `error`.
+        frames: Number of frames delivered, including those unread after a cancellation.
+        error: The failure if `reason` is `error`, with its cause attached.
     """
 
     reason: FinishReason
@@ -62,12 +64,12 @@ Event = AudioChunk | Finish
 
 @dataclass(frozen=True)
 class ChunkPolicy:
-    """How many frames leave together: `first`, then twice as many each time, up to `largest`.
+    """Sizes of a stream's chunks: `first` frames, doubled for each chunk, up to `largest`.
 
     Attributes:
-        first: Frames of the first chunk; 1 gives the earliest sound.
-        largest: Frames of a chunk at most; larger ones cost less to decode.
-        ahead: Frames made but not read after which the stream pauses until some are read.
+        first: Frames of the first chunk; 1 gives the lowest latency.
+        largest: Frames of a chunk at most; larger chunks cost less to decode.
+        ahead: Unread frames at which the stream pauses until some are read.
     """
 
     first: int = 1
@@ -83,84 +85,106 @@ class ChunkPolicy:
 
 
 class EventQueue:
-    """Events on their way from the engine's thread to one reader."""
+    """Events of one session, from the engine thread to one reader.
 
-    def __init__(self, on_read: Callable[[], None]) -> None:
+    Attributes:
+        num_unread: Frames in the queue.
+        abandoned: Whether the reader has cancelled or dropped the session.
+    """
+
+    def __init__(self, on_read: Callable[[], None], on_abandon: Callable[[], None]) -> None:
+        """Creates an empty queue.
+
+        Args:
+            on_read: Called by the reader after each event that it takes.
+            on_abandon: Called when the session is abandoned; must not take a lock.
+        """
         self._events: deque[Event] = deque()
-        self._arrived = threading.Condition()
+        self._changed = threading.Condition()
         self._on_read = on_read
-        self._on_put: Callable[[], object] | None = None
+        self._on_abandon = on_abandon
+        self._listener: Callable[[], object] | None = None
         self._muted = False
-        self.unread = 0  # frames
+        self.num_unread = 0
+        self.abandoned = False
 
     def put(self, event: Event) -> None:
-        """Delivers an event; called by the engine."""
-        with self._arrived:
+        """Appends an event; called by the engine thread.
+
+        Raises:
+            RuntimeError: The listener's event loop is closed.
+        """
+        with self._changed:
             if isinstance(event, AudioChunk):
                 if self._muted:
                     return
-                self.unread += len(event.codes)
+                self.num_unread += len(event.codes)
             self._events.append(event)
-            self._arrived.notify_all()
-            wake = self._on_put
-        if wake is not None:
-            wake()
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()
 
-    def mute(self) -> None:
-        """Drops the audio that was not read, and all that will come; the finish stays."""
-        with self._arrived:
-            self._muted = True
-            self._events = deque(e for e in self._events if isinstance(e, Finish))
-            self.unread = 0
-
-    def take(self) -> Event | None:
-        """The next event, if there is one; the finish stays for whoever asks again."""
-        with self._arrived:
+    def get_nowait(self) -> Event | None:
+        """Takes the next event, or returns None if there is none; a `Finish` stays in the queue."""
+        with self._changed:
             event = self._events[0] if self._events else None
             if isinstance(event, AudioChunk):
                 self._events.popleft()
-                self.unread -= len(event.codes)
+                self.num_unread -= len(event.codes)
         if event is not None:
             self._on_read()
         return event
 
-    def wait(self) -> Event:
-        """The next event, waiting for it."""
-        while (event := self.take()) is None:
-            with self._arrived:
-                self._arrived.wait_for(lambda: bool(self._events))
+    def get(self) -> Event:
+        """Waits for the next event and takes it; a `Finish` stays in the queue."""
+        while (event := self.get_nowait()) is None:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._events))
         return event
 
-    def notify(self, wake: Callable[[], object]) -> None:
-        """Calls `wake` from the engine's thread after every delivery, and nobody else."""
-        with self._arrived:
-            self._on_put = wake
+    def mute(self) -> None:
+        """Drops the unread audio and all later audio; a `Finish` stays."""
+        with self._changed:
+            self._muted = True
+            self._events = deque(e for e in self._events if isinstance(e, Finish))
+            self.num_unread = 0
 
-    def forget(self, wake: Callable[[], object]) -> None:
-        """Calls `wake` no more; whoever came after it is still called."""
-        with self._arrived:
-            if self._on_put is wake:
-                self._on_put = None
+    def abandon(self) -> None:
+        """Has the engine end the stream. Takes no lock, so that a finaliser may call it."""
+        self.abandoned = True
+        self._on_abandon()
+
+    def set_listener(self, listener: Callable[[], object]) -> None:
+        """Has `listener` called on the engine thread after every event; replaces an earlier one."""
+        with self._changed:
+            self._listener = listener
+
+    def remove_listener(self, listener: Callable[[], object]) -> None:
+        """Removes `listener`, unless another one has replaced it."""
+        with self._changed:
+            if self._listener is listener:
+                self._listener = None
 
 
 class Session:
     """A stream of speech: push text, end it, and iterate over the events (or asynchronously).
 
-    The iteration ends after the `Finish`. A session that is dropped or whose `with` block is left
-    cancels itself.
+    The iteration ends after the `Finish`. Dropping a session, or leaving its `with` block, cancels
+    it.
     """
 
-    def __init__(
-        self,
-        script: "TextQueue",
-        mailbox: EventQueue,
-        wake: Callable[[], None],
-        abandon: Callable[[], None],
-    ) -> None:
-        self._script = script
-        self._mailbox = mailbox
-        self._wake = wake
-        self._abandon = abandon
+    def __init__(self, text: "TextQueue", events: EventQueue, on_text: Callable[[], None]) -> None:
+        """Connects the text queue and the event queue of one stream.
+
+        Args:
+            text: Read by the engine.
+            events: Written by the engine.
+            on_text: Called after text was added to `text`.
+        """
+        self._text = text
+        self._events = events
+        self._on_text = on_text
         self._finish: Finish | None = None
 
     @property
@@ -169,36 +193,36 @@ class Session:
         return self._finish
 
     def push_text(self, text: str) -> None:
-        """Adds text to be spoken; without effect once the stream is over.
+        """Adds text to be spoken; without effect once the stream has finished.
 
         Raises:
             TextError: It is no Unicode text, or the text was ended.
         """
         check_text(text)
-        for start in range(0, len(text), PORTION):
-            with self._script.lock:
-                if self._script.ended:
+        for start in range(0, len(text), MAX_PUSH_CHARACTERS):
+            with self._text.lock:
+                if self._text.ended:
                     raise TextError("The session's text was ended; open a new session for more.")
-                if self._script.closed:
+                if self._text.closed:
                     return
-                self._script.push(text[start : start + PORTION])
-            self._wake()
+                self._text.push(text[start : start + MAX_PUSH_CHARACTERS])
+            self._on_text()
 
     def end(self) -> None:
-        """Says that no more text will come; speech goes on to its end."""
-        with self._script.lock:
-            if not (self._script.ended or self._script.closed):
-                self._script.end()
-        self._wake()
+        """Ends the text; speech continues until all of it was spoken."""
+        with self._text.lock:
+            if not (self._text.ended or self._text.closed):
+                self._text.end()
+        self._on_text()
 
     def cancel(self) -> None:
         """Stops the speech within one frame; no chunk is read after this returns."""
-        self._mailbox.mute()
-        self._abandon()
+        self._events.mute()
+        self._events.abandon()
 
     def __iter__(self) -> Iterator[Event]:
         while self._finish is None:
-            yield self._seen(self._mailbox.wait())
+            yield self._note_finish(self._events.get())
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
@@ -206,19 +230,19 @@ class Session:
         def wake() -> None:
             loop.call_soon_threadsafe(arrived.set)
 
-        self._mailbox.notify(wake)
+        self._events.set_listener(wake)
         try:
             while self._finish is None:
                 arrived.clear()
-                event = self._mailbox.take()
+                event = self._events.get_nowait()
                 if event is None:
                     await arrived.wait()
                 else:
-                    yield self._seen(event)
+                    yield self._note_finish(event)
         finally:
-            self._mailbox.forget(wake)
+            self._events.remove_listener(wake)
 
-    def _seen(self, event: Event) -> Event:
+    def _note_finish(self, event: Event) -> Event:
         if isinstance(event, Finish):
             self._finish = event
         return event
@@ -230,4 +254,4 @@ class Session:
         self.cancel()
 
     def __del__(self) -> None:
-        self._abandon()  # takes no lock: this may run within any code of any thread
+        self._events.abandon()  # takes no lock: a collector may run this within any code

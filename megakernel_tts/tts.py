@@ -18,7 +18,7 @@ from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import PORTION, AudioChunk, ChunkPolicy, Finish, Session
+from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
 from megakernel_tts.text.splitter import Limits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
@@ -311,7 +311,7 @@ class TTS:
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
         known = "full" if layout == "auto" else layout
-        portion, rest = text[:PORTION], text[PORTION:]
+        portion, rest = text[:MAX_PUSH_CHARACTERS], text[MAX_PUSH_CHARACTERS:]
         with self._loaded.engine.pending_open():
             # With its text from the start: the engine need not be woken for every step of it.
             script = TextQueue(self._loaded.tokenizer, Splitter(_name(language)))
@@ -349,7 +349,7 @@ class TTS:
             layout,
             (sampling or self.sampling).seeded(),
             chunks or ChunkPolicy(),
-            retries=retries,
+            max_retries=retries,
         )
 
 

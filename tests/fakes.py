@@ -1,4 +1,4 @@
-"""Stand-ins whose behaviour a test decides."""
+"""Test doubles: a backend without networks, and a vocoder that checks the order of its calls."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -13,12 +13,30 @@ from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder
 
+TIMEOUT_S = 20.0  # after which a test fails instead of waiting longer
+
 
 class ScriptedBackend:
-    """Keeps the `Backend` protocol without a network.
+    """A `Backend` without networks, whose streams end when a test wants.
 
-    A stream's codes depend on its seed and the frame's number. It ends `tail` frames after its text
-    is used up; with `endless`, or a seed in `runaway`, never.
+    The codes of a stream depend on its seed and the frame's number. A stream ends `tail` frames
+    after its text is used up.
+
+    Attributes:
+        endless: Whether no stream ends.
+        runaway: Seeds whose streams do not end.
+        failing_steps: Frame at which the step of a seed's stream fails.
+        failing_prompts: Seeds whose prefill fails.
+        gate: Frames wait until it is set.
+        held: Set while a frame waits for the gate.
+        step_lengths: Frames asked for, of every step.
+        batch_sizes: Streams of every frame.
+        prompt_lengths: Positions of every prompt.
+        prompts: Seed and first frame number of every prompt.
+        prefill_sizes: Prompts of every prefill.
+        events: `prefill`, `frame` and `swap_in`, in order.
+        threads: Threads that called `prefill` or `step`.
+        num_swapped_out: Calls of `swap_out`.
     """
 
     name = "scripted"
@@ -28,41 +46,63 @@ class ScriptedBackend:
         self.max_positions = max_positions
         self.tail = tail
         self.endless = False
-        self.runaway: set[int] = set()  # seeds that never end
-        self.poisoned: dict[int, int] = {}  # seed -> the frame at which its step fails
-        self.unable: set[int] = set()  # seeds whose prompt fails
-        self.gate = threading.Event()  # frames wait for it
+        self.runaway: set[int] = set()
+        self.failing_steps: dict[int, int] = {}
+        self.failing_prompts: set[int] = set()
+        self.gate = threading.Event()
         self.gate.set()
-        self.asked: list[int] = []  # frames of every step
-        self.batches: list[int] = []  # streams of every frame
-        self.prompts: list[int] = []
-        self.starts: list[tuple[int, int]] = []  # seed and first frame of every prompt
-        self.together: list[int] = []  # streams of every prefill
+        self.held = threading.Event()
+        self.step_lengths: list[int] = []
+        self.batch_sizes: list[int] = []
+        self.prompt_lengths: list[int] = []
+        self.prompts: list[tuple[int, int]] = []
+        self.prefill_sizes: list[int] = []
         self.events: list[str] = []
         self.threads: set[int] = set()
-        self.suspended = 0
+        self.num_swapped_out = 0
         self._streams: dict[int, dict[str, int]] = {}
         self._interrupted = False
+        self._recorded = threading.Condition()
 
     @property
     def busy(self) -> set[int]:
+        """Slots that have a stream."""
         return set(self._streams)
 
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
+    @property
+    def interrupted(self) -> bool:
+        """Whether the step under way was interrupted."""
+        return self._interrupted
+
+    def num_frames(self, slot: int) -> int:
+        """Frames made for the stream in a slot."""
+        return self._streams[slot]["frames"]
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition on what was recorded is true."""
+        with self._recorded:
+            assert self._recorded.wait_for(condition, TIMEOUT_S), "it does not become true"
+
+    def _record(self, event: str) -> None:
+        with self._recorded:
+            self.events.append(event)
+            self._recorded.notify_all()
+
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
         self.threads.add(threading.get_ident())
-        if unable := {start.sampling.seed for start in starts} & self.unable:
-            raise ArithmeticError(f"unable seed {unable.pop()}")
-        for start in starts:
-            seed = start.sampling.seed
-            assert start.slot not in self._streams, "the slot is taken"
+        if failing := {request.sampling.seed for request in requests} & self.failing_prompts:
+            raise ArithmeticError(f"failing prompt of seed {failing.pop()}")
+        for request in requests:
+            seed = request.sampling.seed
+            assert request.slot not in self._streams, "the slot is taken"
             assert seed is not None
-            self.prompts.append(len(start.prompt))
-            self.starts.append((seed, start.first_frame))
-            self._streams[start.slot] = {
-                "seed": seed, "first": start.first_frame, "frames": 0, "fed": 0, "ended": 0,
+            self.prompt_lengths.append(len(request.prompt))
+            self.prompts.append((seed, request.first_frame))
+            self._streams[request.slot] = {
+                "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "ended": 0,
             }  # fmt: skip
-        self.together.append(len(starts))
-        self.events.append("prefill")
+        self.prefill_sizes.append(len(requests))
+        self._record("prefill")
 
     def clear_prefix_cache(self) -> None:
         pass
@@ -82,28 +122,28 @@ class ScriptedBackend:
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
         overlap()
         self.threads.add(threading.get_ident())
-        self.asked.append(frames)
+        self.step_lengths.append(num_frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}
         made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
-        coming = {slot: np.full((frames, 16), 9999, np.int32) for slot in slots}
+        coming = {slot: np.full((num_frames, 16), 9999, np.int32) for slot in slots}
         moving = list(slots)
-        for i in range(frames):
-            if i + 1 == frames:
+        for i in range(num_frames):
+            if i + 1 == num_frames:
                 on_last_frame([*coming.values()])
-            self.gate.wait()
-            self.batches.append(len(moving))
-            self.events.append("frame")
+            self._pass_gate()
+            self.batch_sizes.append(len(moving))
+            self._record("frame")
             for slot in moving:
                 stream = self._streams[slot]
-                if self.poisoned.get(stream["seed"]) == stream["frames"]:
+                if self.failing_steps.get(stream["seed"]) == stream["frames"]:
                     self._streams |= before
-                    raise ArithmeticError(f"poisoned seed {stream['seed']}")
+                    raise ArithmeticError(f"failing step of seed {stream['seed']}")
                 codes = self._frame(stream)
                 made[slot].append(codes)
                 if codes is not None:
@@ -113,53 +153,58 @@ class ScriptedBackend:
                 break
         return [_frames(made[slot]) for slot in slots]
 
+    def _pass_gate(self) -> None:
+        if not self.gate.is_set():
+            self.held.set()
+            self.gate.wait()
+
     def _fed(self, slot: int) -> bool:
         stream = self._streams[slot]
         return stream["frames"] <= stream["fed"] or bool(stream["ended"])
 
     def _frame(self, stream: dict[str, int]) -> Tensor | None:
-        t = stream["frames"]
-        assert t <= stream["fed"] or stream["ended"], "stepped before its text arrived"
+        frame = stream["frames"]
+        assert frame <= stream["fed"] or stream["ended"], "stepped before its text arrived"
         endless = self.endless or stream["seed"] in self.runaway
         if stream["ended"] and self._ends(stream) and not endless:
             return None
         stream["frames"] += 1
-        return codes_of(stream["seed"], stream["first"] + t)
+        return codes_of(stream["seed"], stream["first"] + frame)
 
     def _ends(self, stream: dict[str, int]) -> bool:
-        """Whether a stream ends that has all of its text."""
+        """Whether a stream that has all of its text ends."""
         return stream["frames"] >= stream["fed"] + self.tail
 
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)
 
     def swap_out(self, slot: int) -> SlotSnapshot[dict[str, int]]:
-        self.suspended += 1
+        self.num_swapped_out += 1
         return SlotSnapshot(self._streams.pop(slot), ())
 
-    def swap_in(self, slot: int, suspended: SlotSnapshot[dict[str, int]]) -> None:
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[dict[str, int]]) -> None:
         assert slot not in self._streams, "the slot is taken"
-        self.events.append("resume")
-        self._streams[slot] = suspended.state
+        self._record("swap_in")
+        self._streams[slot] = snapshot.state
 
 
 class ExpectingVocoder(TorchVocoder):
-    """Takes note of what is expected of it, and of calls at the wrong time.
+    """Records early requests, and calls that the `Vocoder` protocol forbids at their time.
 
     Attributes:
-        settled: Of every part that was expected: frames, and how many of them there were.
-        violations: What was called when it must not be.
+        confirmed: Of every request to `decode_pending`: its frames, and how many were confirmed.
+        violations: Forbidden calls.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder)
-        self.settled: list[tuple[int, int]] = []
+        self.confirmed: list[tuple[int, int]] = []
         self.violations: list[str] = []
-        self._busy = False  # until what was begun has been awaited
+        self._busy = False  # until the batch in flight was awaited
 
-    def _begin(self, what: str) -> None:
+    def _begin(self, call: str) -> None:
         if self._busy:
-            self.violations.append(what)
+            self.violations.append(call)
         self._busy = True
 
     def _awaited(self, decoding: PendingSamples) -> PendingSamples:
@@ -184,14 +229,14 @@ class ExpectingVocoder(TorchVocoder):
 
     def decode_pending(self, requests: Sequence[PendingDecodeRequest]) -> ConfirmFrames:
         self._begin("decode_pending")
-        settle = super().decode_pending(requests)
+        confirm = super().decode_pending(requests)
 
-        def settled(counts: Sequence[int]) -> PendingSamples:
-            self.settled += zip((request.num_frames for request in requests), counts, strict=True)
+        def record(counts: Sequence[int]) -> PendingSamples:
+            self.confirmed += zip((request.num_frames for request in requests), counts, strict=True)
             self._busy = False
-            return settle(counts)
+            return confirm(counts)
 
-        return settled
+        return record
 
 
 def _frames(made: list[Tensor | None]) -> Frames:
@@ -202,6 +247,6 @@ def _frames(made: list[Tensor | None]) -> Frames:
 
 
 def codes_of(seed: int, frame: int) -> Tensor:
-    """The codes that `ScriptedBackend` makes."""
+    """The codes [groups] of a frame of `ScriptedBackend`."""
     generator = torch.Generator().manual_seed(1000 * seed + frame)
     return torch.randint(0, 256, (16,), generator=generator)

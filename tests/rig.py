@@ -1,37 +1,48 @@
-"""An engine over a scripted backend, and what its sessions give."""
+"""An engine over a scripted backend, and what its sessions deliver."""
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from megakernel_tts import (
-    AudioChunk,
-    ChunkPolicy,
-    Finish,
-    Sampling,
-    Session,
-    Voice,
-)
+from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Session, Voice
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.engine import Engine
+from megakernel_tts.engine.scheduler import SchedulingPolicy
+from megakernel_tts.engine.stream import Stream
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.prompt import Layout, PromptBuilder
 from megakernel_tts.text.splitter import Limits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
-from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
+from tests.fakes import TIMEOUT_S, ExpectingVocoder, ScriptedBackend, codes_of
 
+UNLIMITED = 1 << 30  # unread frames of a stream that never pauses
 TEXT = "hello to the world, this is a test of speech."
 
 
+class VirtualClock:
+    """A clock that a test advances."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class Rig:
-    """An engine over a scripted backend."""
+    """An engine over a scripted backend, on a virtual clock.
+
+    Attributes:
+        clock: The engine's clock.
+        asleep: Set while the loop waits for a wake-up and no signal is left.
+    """
 
     def __init__(
         self,
@@ -42,15 +53,38 @@ class Rig:
         vocoder: Vocoder | None = None,
         alignment: Alignment | None = None,
         prompt_builder: PromptBuilder | None = None,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         self.loaded = loaded
         self.backend = backend
+        self.clock = VirtualClock()
+        self.asleep = threading.Event()
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)
         prompt_builder = prompt_builder or loaded.engine.prompt_builder
         self.engine = Engine(
-            backend, prompt_builder, decoder, vocoder, alignment, max_waiting=max_waiting
+            backend,
+            prompt_builder,
+            decoder,
+            vocoder,
+            alignment,
+            max_waiting=max_waiting,
+            policy=policy,
+            clock=self.clock,
         )
+        self._observe_sleep()
+
+    def _observe_sleep(self) -> None:
+        wakeup, asleep = self.engine._loop.wakeup, self.asleep
+        wait = wakeup.wait
+
+        def observed(timeout_s: float | None) -> None:
+            if wakeup._signals.empty():
+                asleep.set()
+            wait(timeout_s)
+            asleep.clear()
+
+        wakeup.wait = observed  # type: ignore[method-assign]
 
     def open(
         self,
@@ -60,14 +94,16 @@ class Rig:
         limits: Limits | None = None,
         voice: Voice | None = None,
         max_frames: int = 400,
-        retries: int = 0,
+        max_retries: int = 0,
         **chunks: int,
     ) -> Session:
+        """Opens a session; `text` is the whole text, None leaves it open."""
         prefix = self.engine.prompt_builder.prefix(voice or "ryan", "english", None)
-        script = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
+        text_queue = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
         sampling = Sampling(seed=seed, max_frames=max_frames)
+        policy = ChunkPolicy(**chunks)
         session = self.engine.open(
-            script, prefix, voice, layout, sampling, ChunkPolicy(**chunks), retries=retries
+            text_queue, prefix, voice, layout, sampling, policy, max_retries=max_retries
         )
         if text is not None:
             session.push_text(text)
@@ -75,18 +111,54 @@ class Rig:
         return session
 
     @property
-    def frames(self) -> int:
+    def streams(self) -> list[Stream]:
+        """The engine's open streams."""
+        return self.engine._loop.scheduler.streams
+
+    @property
+    def num_frames(self) -> int:
         """Frames that TEXT takes."""
         return len(self.loaded.tokenizer.encode(TEXT)) + self.backend.tail
 
+    def settle(self) -> None:
+        """Waits until the loop has handled all that has happened and sleeps."""
+        self.asleep.clear()
+        self.engine._loop.wakeup.set()
+        assert self.asleep.wait(TIMEOUT_S), "the loop does not come to rest"
+
+    def advance(self, seconds: float) -> None:
+        """Advances the clock and wakes the loop."""
+        self.clock.now_s += seconds
+        self.engine._loop.wakeup.set()
+
+    def hold(self) -> None:
+        """Closes the backend's gate and waits until a step has stopped at it."""
+        self.backend.gate.clear()
+        assert self.backend.held.wait(TIMEOUT_S), "no step is made"
+
+    def resume(self) -> None:
+        """Opens the backend's gate."""
+        self.backend.held.clear()
+        self.backend.gate.set()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops a loop at rest, so that it handles all that happens meanwhile in one iteration."""
+        with self.engine._loop.scheduler.lock:
+            yield
+        self.engine._loop.wakeup.set()
+
+    def close(self) -> None:
+        """Closes the engine, and checks the order of its calls to the vocoder."""
+        self.backend.gate.set()
+        self.engine.close()
+        vocoder = self.engine.vocoder
+        assert not (isinstance(vocoder, ExpectingVocoder) and vocoder.violations)
+
     def idle(self) -> bool:
-        """Whether every slot comes free soon."""
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            if not self.backend.busy and not self.engine.num_sessions:
-                return True
-            time.sleep(0.005)
-        return False
+        """Whether every session ends and every slot becomes free."""
+        self.settle()
+        return not self.backend.busy and not self.engine.num_sessions
 
 
 def one_frame(backend: Backend, slots: Sequence[int]) -> list[Tensor | None]:
@@ -105,20 +177,23 @@ def read(sessions: Sequence[Session]) -> list[Finish]:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(20)
-        assert not reader.is_alive(), "a session hangs"
+        reader.join(TIMEOUT_S)
+        assert not reader.is_alive(), "a session does not end"
     return [finishes[i] for i in range(len(sessions))]
 
 
 def drain(session: Session) -> tuple[list[AudioChunk], Finish]:
+    """Reads a session to its end."""
     *chunks, finish = list(session)
     assert isinstance(finish, Finish)
     return [c for c in chunks if isinstance(c, AudioChunk)], finish
 
 
 def codes(chunks: list[AudioChunk]) -> np.ndarray:
+    """The codes [frames, groups] of chunks."""
     return np.concatenate([c.codes for c in chunks])
 
 
-def scripted(seed: int, frames: int, first: int = 0) -> np.ndarray:
-    return torch.stack([codes_of(seed, first + i) for i in range(frames)]).numpy()
+def scripted(seed: int, num_frames: int, first: int = 0) -> np.ndarray:
+    """The codes [frames, groups] that `ScriptedBackend` makes."""
+    return torch.stack([codes_of(seed, first + i) for i in range(num_frames)]).numpy()

@@ -390,11 +390,11 @@ def test_a_text_is_on_its_way_from_its_first_word_until_it_is_there(
     seen: list[int] = []
 
     def counted(text: str) -> list[int]:
-        seen.append(loop.arrivals._coming)
+        seen.append(loop.pending_opens.count)
         return encode(text)
 
     monkeypatch.setattr(tts._loaded.tokenizer, "encode", counted)
     tts.say("Hello.", sampling=Sampling(max_frames=1))
     with pytest.raises(MegakernelTTSError):
         tts.say("Hello.", "nobody")
-    assert set(seen) == {1} and loop.arrivals._coming == 0
+    assert set(seen) == {1} and loop.pending_opens.count == 0

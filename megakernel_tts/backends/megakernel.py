@@ -113,33 +113,33 @@ class Megakernel:
         self._state: dict[int, _Slot] = {}
 
     @torch.inference_mode()
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
         """Launches the prompts without waiting; see `Backend.prefill`.
 
         Prefixes that are not cached run first, in a launch of their own, because other prompts may
         begin with them. The rest of all prompts follows together.
         """
-        for start in starts:
-            self._check_prompt(start)
-        begins = self._prepare_prefixes(starts)
+        for request in requests:
+            self._check_prompt(request)
+        begins = self._prepare_prefixes(requests)
         self._launch_prompts(
             [
-                PrefillSegment(start.slot, start.prompt, begin, len(start.prompt))
-                for start, begin in zip(starts, begins, strict=True)
+                PrefillSegment(request.slot, request.prompt, begin, len(request.prompt))
+                for request, begin in zip(requests, begins, strict=True)
             ]
         )
-        for start in starts:
-            self._state[start.slot] = _Slot(
-                num_prompt=len(start.prompt),
-                sampling=start.sampling.in_float32(),
-                first_frame=start.first_frame,
+        for request in requests:
+            self._state[request.slot] = _Slot(
+                num_prompt=len(request.prompt),
+                sampling=request.sampling.in_float32(),
+                first_frame=request.first_frame,
                 codes=[0] * NUM_CODE_GROUPS,
             )
 
-    def _check_prompt(self, start: PrefillRequest) -> None:
-        hidden_size, prompt = self._config.talker.stack.hidden_size, start.prompt
-        if not 0 <= start.slot < self.num_slots:
-            raise ValueError(f"There is no slot {start.slot} among {self.num_slots}.")
+    def _check_prompt(self, request: PrefillRequest) -> None:
+        hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
+        if not 0 <= request.slot < self.num_slots:
+            raise ValueError(f"There is no slot {request.slot} among {self.num_slots}.")
         if prompt.shape[1:] != (hidden_size,) or prompt.device.type != "cpu":
             raise ValueError(
                 f"A prompt must be [positions, {hidden_size}] on the host, found "
@@ -147,36 +147,37 @@ class Megakernel:
             )
         if prompt.dtype != torch.bfloat16:
             raise ValueError(f"A prompt must be of type bfloat16, found {prompt.dtype}.")
-        start.check(self.max_positions)
+        request.check(self.max_positions)
 
-    def _prepare_prefixes(self, starts: Sequence[PrefillRequest]) -> list[int]:
+    def _prepare_prefixes(self, requests: Sequence[PrefillRequest]) -> list[int]:
         """Puts the keys and values of common prefixes in place: cached, copied, or launched now.
 
         Returns:
             The number of positions of each prompt that are in place.
         """
         counts = [
-            whole_tiles(start.num_common, self._max_streams, self._max_columns) for start in starts
+            whole_tiles(request.num_common, self._max_streams, self._max_columns)
+            for request in requests
         ]
-        keys = [start.prefix_key(count) for start, count in zip(starts, counts, strict=True)]
+        keys = [request.prefix_key(count) for request, count in zip(requests, counts, strict=True)]
         cached = {key: self._prefixes.get(key) for key in keys}
         new: dict[bytes, PrefillSegment] = {}
-        for start, count, key in zip(starts, counts, keys, strict=True):
+        for request, count, key in zip(requests, counts, keys, strict=True):
             if count and cached[key] is None and key not in new:
-                new[key] = PrefillSegment(start.slot, start.prompt, 0, count)
-            if cached[key] is None or not self._prefixes.is_in_place(start.slot, key):
-                self._prefixes.invalidate(start.slot)
+                new[key] = PrefillSegment(request.slot, request.prompt, 0, count)
+            if cached[key] is None or not self._prefixes.is_in_place(request.slot, key):
+                self._prefixes.invalidate(request.slot)
         self._launch_prompts([*new.values()])
         for key, segment in new.items():
             cached[key] = self._prefixes.put(key, self._cache_views(segment.slot, segment.end))
             self._prefixes.mark_in_place(segment.slot, key)
-        for start, count, key in zip(starts, counts, keys, strict=True):
+        for request, count, key in zip(requests, counts, keys, strict=True):
             copies = cached[key]
-            if copies is None or self._prefixes.is_in_place(start.slot, key):
+            if copies is None or self._prefixes.is_in_place(request.slot, key):
                 continue
-            for view, copy in zip(self._cache_views(start.slot, count), copies, strict=True):
+            for view, copy in zip(self._cache_views(request.slot, count), copies, strict=True):
                 view.copy_(copy)
-            self._prefixes.mark_in_place(start.slot, key)
+            self._prefixes.mark_in_place(request.slot, key)
         return counts
 
     def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
@@ -226,7 +227,7 @@ class Megakernel:
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
@@ -236,7 +237,7 @@ class Megakernel:
         generated: list[NDArray[np.int64]] = []
         scores: list[Tensor | None] = []
         seen_codes = self._buffers.seen_codes.clone()  # the kernel marks every code it samples
-        num_frames = min(frames, MAX_FRAMES)
+        num_frames = min(num_frames, MAX_FRAMES)
         try:
             for start in range(0, len(slots), self._max_streams):
                 launched = slots[start : start + self._max_streams]
@@ -357,7 +358,7 @@ class Megakernel:
         return take_snapshot(state, self._slot_views(slot, state))
 
     @torch.inference_mode()
-    def swap_in(self, slot: int, suspended: SlotSnapshot[_Slot]) -> None:
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
         """Copies a stream back into a slot; see `Backend.swap_in`."""
         self._prefixes.invalidate(slot)
-        self._state[slot] = restore_snapshot(suspended, self._slot_views(slot, suspended.state))
+        self._state[slot] = restore_snapshot(snapshot, self._slot_views(slot, snapshot.state))

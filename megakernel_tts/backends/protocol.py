@@ -1,4 +1,4 @@
-"""What backends have in common: how a stream starts, how far it is, what a step gives for it."""
+"""The interface of a backend: requests, results, and the `Backend` protocol."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from torch import Tensor
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.sampling import Sampling
 
-# Where the codes of the frames that are being made will be, [frames, groups] of each slot.
+# For each slot of a step, host memory [frames, groups] that receives the codes of its frames.
 PendingCodes = Sequence[NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """How a stream starts.
+    """The start of a stream.
 
     Attributes:
-        slot: A free one.
+        slot: A free slot.
         prompt: [positions, hidden], the talker's input vectors, on the host.
-        sampling: With a seed.
-        first_frame: The number that the random generator knows the first frame by.
-        num_common: How many leading positions other prompts may begin with, too: those that do not
-            depend on the text. At most all but the last.
+        sampling: Sampling parameters, with a seed.
+        first_frame: Number of the first frame in the random generator's counter.
+        num_common: Leading positions that do not depend on the text, so that a prefix cache may
+            hold them; at most all but the last.
     """
 
     slot: int
@@ -35,34 +35,40 @@ class PrefillRequest:
     first_frame: int = 0
     num_common: int = 0
 
-    def check(self, positions: int) -> None:
-        """Whether it can be run in a slot of so many positions.
+    def check(self, max_positions: int) -> None:
+        """Checks that the prompt can be run.
+
+        Args:
+            max_positions: Positions of a slot.
 
         Raises:
-            ValueError: The prompt leaves no position for a frame, or nothing of it is its own.
+            ValueError: The prompt leaves no position for a frame, or has no position of its own.
         """
-        if len(self.prompt) >= positions:
-            raise ValueError(f"A prompt of {len(self.prompt)} does not fit {positions} positions.")
+        if len(self.prompt) >= max_positions:
+            raise ValueError(
+                f"A prompt of {len(self.prompt)} does not fit {max_positions} positions."
+            )
         if not 0 <= self.num_common < len(self.prompt):
             raise ValueError(
                 f"{self.num_common} positions of a prompt of {len(self.prompt)} are said to be "
                 "common; the last one must be its own."
             )
 
-    def prefix_key(self, positions: int) -> bytes:
-        """The content of so many leading positions: what a `PrefixCache` knows them by."""
-        return self.prompt[:positions].contiguous().view(torch.uint8).numpy().tobytes()
+    def prefix_key(self, num_positions: int) -> bytes:
+        """Returns the content of the leading positions, the key of a `PrefixCache`."""
+        return self.prompt[:num_positions].contiguous().view(torch.uint8).numpy().tobytes()
 
 
 class Frames(NamedTuple):
     """A stream's next frames.
 
     Attributes:
-        codes: [frames, groups] (int64, on the host).
-        ended: Whether the speech ends after them.
-        scores: Of the heads that the backend watches, [frames, heads, positions] (float32, on the
-            host): each frame's query against the keys so far, before the softmax. NaN where there
-            is no key yet, and for a first frame, which comes from the prompt.
+        codes: [frames, groups] int64, on the host.
+        ended: Whether the speech ends after them: code 0 of the next frame is the end of speech.
+        scores: [frames, captured heads, positions] float32, on the host: the scores of each
+            frame's query against the keys, scaled, before the softmax. NaN where there is no key
+            yet, and for a stream's first frame, which comes from the prompt. None if no heads are
+            captured.
     """
 
     codes: Tensor
@@ -72,13 +78,13 @@ class Frames(NamedTuple):
 
 @dataclass(kw_only=True)
 class SlotProgress:
-    """How far the stream in a slot has come.
+    """Progress of the stream in a slot.
 
     Attributes:
-        prompt: Positions of its prompt.
-        frames: Made so far.
-        fed: Text vectors that are there.
-        ended: Whether padding follows them.
+        num_prompt: Positions of its prompt.
+        num_frames: Frames made.
+        num_fed: Text vectors fed after the prompt.
+        text_ended: Whether the text ended; padding takes the place of further vectors.
     """
 
     num_prompt: int
@@ -88,20 +94,31 @@ class SlotProgress:
 
     @property
     def has_text(self) -> bool:
-        """Whether the text of the next frame is there."""
+        """Whether the next frame's text vector is there; frame t + 1 needs text vector t."""
         return self.num_frames <= self.num_fed or self.text_ended
 
-    def mask_scores(self, scores: Tensor, positions: int) -> Tensor:
-        """The next frames' scores [frames, heads, at least positions], NaN where there is no key.
+    def mask_scores(self, scores: Tensor, num_positions: int) -> Tensor:
+        """Sets the scores of the next frames to NaN where there is no key.
 
-        Frame f comes from position prompt + f - 1, but for frame 0, which comes from the prompt.
+        Frame f comes from position `num_prompt` + f - 1, but frame 0 from the prompt.
+
+        Args:
+            scores: [frames, heads, at least num_positions].
+            num_positions: Positions to return.
+
+        Returns:
+            [frames, heads, num_positions].
         """
         frame = self.num_frames + torch.arange(len(scores))[:, None, None]
-        there = (torch.arange(positions) < self.num_prompt + frame) & (frame > 0)
-        return scores[..., :positions].masked_fill(~there, torch.nan)
+        has_key = (torch.arange(num_positions) < self.num_prompt + frame) & (frame > 0)
+        return scores[..., :num_positions].masked_fill(~has_key, torch.nan)
 
-    def check(self, slot: int, positions: int) -> None:
-        """Whether the next frame can be made, in a slot of so many positions.
+    def check(self, slot: int, max_positions: int) -> None:
+        """Checks that the next frame can be made.
+
+        Args:
+            slot: The stream's slot, for the message.
+            max_positions: Positions of a slot.
 
         Raises:
             RuntimeError: Its text has not arrived.
@@ -111,27 +128,33 @@ class SlotProgress:
             raise RuntimeError(
                 f"Slot {slot} was stepped before the text of frame {self.num_frames - 1} arrived."
             )
-        if self.num_prompt + self.num_frames >= positions:
-            raise ValueError(f"Slot {slot} is full: it has {positions} positions.")
+        if self.num_prompt + self.num_frames >= max_positions:
+            raise ValueError(f"Slot {slot} is full: it has {max_positions} positions.")
 
 
 class Backend(Protocol):
     """Talker, code predictor and sampling for a fixed number of slots, one stream a slot.
 
-    A stream: `prefill`, then `feed` as its text becomes known and `step` for its frames, then
-    `release`. Between steps it may be taken out of its slot and put into another. Frame t + 1
-    needs text vector t (frame 0 needs none): the caller steps a slot only if that vector was fed or
-    the text was ended, after which padding takes its place.
+    A stream is started by `prefill`. Then `feed` gives it text vectors and `step` makes frames,
+    until `release`. Between steps it can be swapped out of its slot and into another. Frame t + 1
+    needs text vector t and frame 0 needs none. The caller steps a slot only if that vector was fed
+    or the text was ended; after its end, padding takes the place of text.
 
-    A method that raises leaves every slot as it was. One thread calls them all but `interrupt`.
+    A method that raises leaves every slot as it was. All methods but `interrupt` are called by one
+    thread.
+
+    Attributes:
+        name: Name of the implementation.
+        num_slots: Number of slots.
+        max_positions: Positions of a slot, for prompt and frames together.
     """
 
     name: str
     num_slots: int
-    max_positions: int  # prompt and frames of one stream together
+    max_positions: int
 
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
-        """Starts streams: each as if it were alone, whatever prompts were run before.
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
+        """Starts streams. The codes of each do not depend on the others or on earlier prompts.
 
         Raises:
             ValueError: A prompt does not fit a slot.
@@ -139,61 +162,69 @@ class Backend(Protocol):
         ...
 
     def clear_prefix_cache(self) -> None:
-        """Drops what it keeps of earlier prompts; nobody may be in a call meanwhile."""
+        """Drops cached prefixes; no other call may be under way."""
         ...
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
-        """Queues text vectors [n, hidden], on the host; `last`: no more will come."""
+        """Queues text for a stream.
+
+        Args:
+            slot: The stream's slot.
+            text: Text vectors [n, hidden], on the host.
+            last: Whether the text ends with them.
+        """
         ...
 
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
-        """Makes up to so many frames for each slot, however many it is asked for the same ones.
+        """Makes up to `num_frames` frames for each slot.
 
-        Every stream makes at least one, or ends. Fewer than asked for are made where speech ends,
-        text runs dry, the step is interrupted, or the backend has no room for more.
+        Every stream makes at least one frame, or ends. A stream makes fewer than `num_frames` if
+        its speech ends or its text runs dry. All make fewer if the step is interrupted, or if the
+        backend's buffers hold no more. The codes do not depend on the length of the steps.
 
         Args:
-            slots: Each once.
-            frames: At most, of each.
-            overlap: What the caller does beside the device's work; it must not raise. Called
-                once, unless the step fails before.
+            slots: Slots to step, each once.
+            num_frames: Frames of each at most.
+            overlap: Called once while the device works, unless the step fails before; must not
+                raise.
             on_last_frame: Called at most once, after `overlap`, while the last frame is being made
-                (or after it), by a backend whose device writes codes where its other work can read
-                them; it must not raise. Its argument says where the codes will be: work that it
-                gives the device runs behind the step, which returns how many of them are frames.
+                or after it; must not raise. Its argument is where the codes will be. Device work
+                that it launches runs behind the step. The step's result says how many of the
+                frames exist. A backend whose device cannot read codes before the host does not
+                call it.
 
         Raises:
-            DeviceError: It is not the fault of any one of the streams.
+            DeviceError: The device failed; no single stream is at fault.
             RuntimeError: The text of a slot's next frame has not arrived.
             ValueError: A slot has no position left.
         """
         ...
 
     def interrupt(self) -> None:
-        """Ends a step under way with the frame at hand, and later ones after their first.
+        """Ends a step with the frame under way, until `clear_interrupt`; later ones make one frame.
 
-        Until `clear_interrupt`. Any thread may call it, and any finaliser: it takes no lock.
+        Takes no lock, so that any thread and any finaliser may call it.
         """
         ...
 
     def clear_interrupt(self) -> None:
-        """Takes interruptions back: steps are as long as they are asked to be again."""
+        """Lets steps make as many frames as are asked for again."""
         ...
 
     def release(self, slot: int) -> None:
-        """Frees a slot at any time."""
+        """Frees a slot; may be called at any time between other calls."""
         ...
 
     def swap_out(self, slot: int) -> SlotSnapshot[Any]:
-        """Frees a slot and gives, in the host's memory, all that its stream needs to go on."""
+        """Frees a slot and returns its stream's state, in host memory."""
         ...
 
-    def swap_in(self, slot: int, suspended: SlotSnapshot[Any]) -> None:
-        """Puts a suspended stream into a free slot; it goes on as if it had never left."""
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[Any]) -> None:
+        """Puts a stream that was swapped out into a free slot; its codes do not change."""
         ...

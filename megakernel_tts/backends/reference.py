@@ -101,11 +101,11 @@ class Reference:
         self._interrupted = False
 
     @torch.inference_mode()
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
         """Runs the prompts one by one; see `Backend.prefill`."""
-        for start in starts:
+        for start in requests:
             start.check(self.max_positions)
-        for start in starts:
+        for start in requests:
             slot, own = start.slot, start.prompt[start.num_common :].to(self._device)
             self._begin_with_common(start)
             hidden = self._talk([slot], own[None], [start.num_common])[0, -1]
@@ -165,9 +165,9 @@ class Reference:
         return take_snapshot(state, self._parts(slot, state))
 
     @torch.inference_mode()
-    def swap_in(self, slot: int, suspended: SlotSnapshot[_Slot]) -> None:
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
         """Puts a stream back; see `Backend.swap_in`."""
-        self._state[slot] = restore_snapshot(suspended, self._parts(slot, suspended.state))
+        self._state[slot] = restore_snapshot(snapshot, self._parts(slot, snapshot.state))
 
     def interrupt(self) -> None:
         """Ends a step with the frame at hand; see `Backend.interrupt`."""
@@ -181,7 +181,7 @@ class Reference:
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
@@ -192,7 +192,7 @@ class Reference:
         told: list[Tensor] = []
         overlap()  # here, this thread is the device
         try:
-            for _ in range(frames):
+            for _ in range(num_frames):
                 codes, scores = self._frame(slots)
                 made.append(codes)
                 told.append(scores)

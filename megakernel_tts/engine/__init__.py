@@ -1,1 +1,1 @@
-"""The engine: one thread that schedules all streams and delivers their audio."""
+"""The synthesis engine: sessions, scheduling, the main loop, chunking, decoding and delivery."""

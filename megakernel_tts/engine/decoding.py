@@ -1,153 +1,203 @@
-"""The loop's way from frames to sound: which chunks are being decoded, and for whom.
+"""The decode pipeline: batches codes of all streams through the codec.
 
-A chunk is begun once it is due or, where the device can tell codes before the host knows them,
-while its last frames are being made. One batch of chunks is under way at a time; it is delivered
-beside whatever the device does next.
+At most one batch is in flight. It begins once its chunks are due, or while their last frames are
+being made, if the backend tells where the codes will be. It is delivered at one point of the loop
+or beside the device's next work; see `Loop`.
 """
 
 import logging
 from collections.abc import Sequence
-from itertools import compress
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.backends.protocol import PendingCodes
-from megakernel_tts.codec.decoder import DecodeRequest
+from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
-from megakernel_tts.engine.stream import Segment, Stream, speaking
+from megakernel_tts.engine.stream import Stream
 
 _log = logging.getLogger("megakernel_tts")
 
 
-class _Begun(NamedTuple):
-    """What is being decoded: who speaks, the codes [frames, groups] of each, their samples."""
+class _Batch(NamedTuple):
+    """Chunks in flight.
 
-    speaking: Sequence[tuple[Stream, Segment]]
+    Attributes:
+        streams: One for each chunk.
+        codes: [frames, groups] of each chunk.
+        wait: Waits for the samples of each chunk.
+    """
+
+    streams: Sequence[Stream]
     codes: Sequence[Tensor]
-    decoding: PendingSamples
+    wait: PendingSamples
 
 
-class _Expected(NamedTuple):
-    """Chunks that are being decoded before it is known whether all of their frames are made."""
+class _EarlyBatch(NamedTuple):
+    """Chunks that the vocoder was given before all of their frames were made.
 
-    speaking: Sequence[tuple[Stream, Segment]]
-    frames: Sequence[int]
-    settle: ConfirmFrames
+    Attributes:
+        streams: One for each chunk.
+        num_frames: Of each chunk, if the step makes all of its frames.
+        confirm: Takes how many frames of each chunk there are.
+    """
+
+    streams: Sequence[Stream]
+    num_frames: Sequence[int]
+    confirm: ConfirmFrames
 
 
 class DecodePipeline:
-    """Chunks on their way through the vocoder. What goes wrong ends the streams that it hits."""
+    """Chunks in the vocoder. A failure ends the streams whose chunks it affects, and no other."""
 
     def __init__(self, vocoder: Vocoder) -> None:
-        """Nothing is under way."""
+        """Starts with nothing in flight."""
         self._vocoder = vocoder
-        self._begun: _Begun | None = None
-        self._expected: _Expected | None = None
+        self._batch: _Batch | None = None
+        self._early: _EarlyBatch | None = None
 
-    def expect(self, moving: Sequence[Stream], coming: PendingCodes) -> None:
-        """Begins to decode the chunks that will be due after this step; nothing here raises.
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch was begun and not delivered."""
+        return self._batch is not None
+
+    def begin_early(self, moving: Sequence[Stream], pending_codes: PendingCodes) -> None:
+        """Begins the chunks that will be due after the step under way; does not raise.
 
         Args:
-            moving: Who is stepped; what was being decoded has been delivered.
-            coming: Where the codes of each will be.
+            moving: Streams that are stepped; no batch is in flight.
+            pending_codes: Where the codes of each stream will be.
         """
+        assert self._batch is None, "the earlier batch was not delivered"
         try:
-            chunks = [stream.expect(rows) for stream, rows in zip(moving, coming, strict=True)]
-            here = [
-                c is not None and c.num_frames <= self._vocoder.max_pending_frames for c in chunks
+            chunks = [
+                (stream, request)
+                for stream, coming in zip(moving, pending_codes, strict=True)
+                if (request := self._early_request(stream, coming)) is not None
             ]
-            parts = [chunk for chunk in compress(chunks, here) if chunk is not None]
-            if parts:
-                frames = [part.num_frames for part in parts]
-                who = [*compress(speaking(moving), here)]
-                self._expected = _Expected(who, frames, self._vocoder.decode_pending(parts))
+            if chunks:
+                requests = [request for _, request in chunks]
+                self._early = _EarlyBatch(
+                    [stream for stream, _ in chunks],
+                    [request.num_frames for request in requests],
+                    self._vocoder.decode_pending(requests),
+                )
         except Exception:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
 
-    def settle(self, *, failed: bool = False) -> None:
-        """After the step: what was expected and is due is being decoded; the rest never was.
+    def _early_request(
+        self, stream: Stream, coming: NDArray[np.int32]
+    ) -> PendingDecodeRequest | None:
+        """Returns the request for the chunk that will be due, if the vocoder takes it early.
 
         Args:
-            failed: Whether the step was, so that nothing is due.
+            stream: A stream that is stepped.
+            coming: Where the codes of its frames will be, [frames, groups].
         """
-        expected, self._expected = self._expected, None
-        if expected is None:
+        num_frames = stream.num_expected(len(coming))
+        if not 0 < num_frames <= self._vocoder.max_pending_frames:
+            return None
+        pending = stream.active_segment.pending[:num_frames]
+        known = (
+            torch.stack(pending).numpy() if pending else np.empty((0, coming.shape[1]), np.int64)
+        )
+        return PendingDecodeRequest(stream.active_slot, known, coming[: num_frames - len(known)])
+
+    def confirm_early(self, *, step_failed: bool = False) -> None:
+        """Confirms, after the step, the early chunks that are due; cancels the others.
+
+        Args:
+            step_failed: Whether the step failed, so that no chunk is due.
+        """
+        early, self._early = self._early, None
+        if early is None:
             return
-        who, most, settle = expected
-        due = [0 if failed or not s.due else len(s.outgoing) for s, _ in who]
-        counts = [count if count <= frames else 0 for count, frames in zip(due, most, strict=True)]
+        counts = [
+            0 if step_failed else _num_due(stream, num_frames)
+            for stream, num_frames in zip(early.streams, early.num_frames, strict=True)
+        ]
         try:
-            decoding = settle(counts)
+            wait = early.confirm(counts)
         except Exception:
-            return  # they are still due: decoded again, it fails again, and they are told
-        leaving = [*compress(who, counts)]
-        self._begin(leaving, [torch.stack(stream.outgoing) for stream, _ in leaving], decoding)
+            return  # the chunks are still due: decoding them again reports the failure
+        due = [stream for stream, count in zip(early.streams, counts, strict=True) if count]
+        self._start([(stream, _next_codes(stream)) for stream in due], wait)
 
     def decode(self, due: Sequence[Stream]) -> None:
-        """Begins to decode pending frames; if that fails, each alone, to find the culprit.
+        """Delivers the batch in flight, if any, and begins a batch of the chunks that are due.
+
+        If that fails, each chunk is decoded alone to find the stream at fault.
 
         Args:
-            due: Whose slots they have; what was being decoded before has been delivered.
+            due: Streams with a chunk that is due. If there is none, nothing is done.
         """
-        who = speaking(due)
-        if not who:
+        if not due:
             return
-        parts: list[DecodeRequest] = []
-        for stream, _ in who:
-            assert stream.slot is not None
-            parts.append(DecodeRequest(stream.slot, torch.stack(stream.outgoing)))
+        self.deliver()
+        chunks = [(stream, _next_codes(stream)) for stream in due if stream.due]
+        if not chunks:
+            return
         try:
-            decoding = self._vocoder.decode(parts)
+            wait = self._vocoder.decode(
+                [DecodeRequest(s.active_slot, codes) for s, codes in chunks]
+            )
         except Exception as error:
-            if len(who) > 1:
-                for stream in due:
-                    self.decode([stream])
-                    self.deliver()
+            if len(chunks) == 1:
+                chunks[0][0].active_segment.fail_decoding(error)
                 return
-            _silence(who, error)
+            for stream, _ in chunks:
+                self.decode([stream])
             return
-        self._begin(who, [codes for _, codes in parts], decoding)
+        self._start(chunks, wait)
 
-    def _begin(
-        self,
-        who: Sequence[tuple[Stream, Segment]],
-        codes: Sequence[Tensor],
-        decoding: PendingSamples,
-    ) -> None:
-        """What is outgoing is being decoded."""
-        for stream, _ in who:
-            stream.begin_decoding()
-        self._begun = _Begun(who, codes, decoding)
+    def _start(self, chunks: Sequence[tuple[Stream, Tensor]], wait: PendingSamples) -> None:
+        """Puts chunks in flight."""
+        for stream, _ in chunks:
+            stream.start_decoding()
+        self._batch = _Batch([stream for stream, _ in chunks], [codes for _, codes in chunks], wait)
 
     def deliver(self) -> None:
-        """Hands over what is being decoded, if anything is, to those who still listen."""
-        begun, self._begun = self._begun, None
-        if begun is None:
+        """Waits for the batch in flight and delivers its chunks; does not raise."""
+        batch, self._batch = self._batch, None
+        if batch is None:
             return
-        who, parts, decoding = begun
-        listening = [stream.utterance is u for stream, u in who]
+        for stream in batch.streams:
+            stream.active_segment.stop_decoding()
         try:
-            made = decoding()
+            results = batch.wait()
         except Exception as error:
-            _silence([*compress(who, listening)], error)
+            for stream in batch.streams:
+                stream.active_segment.fail_decoding(error)
             return
-        rate = self._vocoder.sample_rate
-        everything = zip(who, parts, made, strict=True)
-        for (stream, u), codes, samples in compress(everything, listening):
+        for stream, codes, samples in zip(batch.streams, batch.codes, results, strict=True):
+            segment = stream.active_segment
             if samples is None:
-                error = FloatingPointError("The codec's waveform is not finite.")
-                _silence([(stream, u)], error)
+                segment.fail_decoding(FloatingPointError("The codec's waveform is not finite."))
                 continue
             try:
-                stream.deliver(codes=codes, samples=samples, rate=rate)
+                stream.delivery.deliver(segment, codes, samples)
             except Exception as error:
-                u.fail(error)
+                segment.fail(error)
+
+    def discard(self) -> None:
+        """Drops the batch in flight, undelivered."""
+        batch, self._batch, self._early = self._batch, None, None
+        for stream in batch.streams if batch is not None else ():
+            if stream.segment is not None:
+                stream.segment.stop_decoding()
 
 
-def _silence(who: Sequence[tuple[Stream, Segment]], error: Exception) -> None:
-    """Ends streams before frames that cannot be heard: nothing after a gap is heard either."""
-    for _, u in who:
-        u.pending = []
-        u.fail(error)
+def _next_codes(stream: Stream) -> Tensor:
+    """Returns the codes [frames, groups] of the chunk that is due."""
+    return torch.stack(stream.chunking.next_chunk(stream.active_segment))
+
+
+def _num_due(stream: Stream, num_expected: int) -> int:
+    """Returns the frames of the chunk that is due; 0 if it is longer than expected."""
+    if not stream.due:
+        return 0
+    num_frames = len(stream.chunking.next_chunk(stream.active_segment))
+    return num_frames if num_frames <= num_expected else 0

@@ -1,8 +1,10 @@
-"""The engine as others see it: open a session, close. What it does all day is the `loop`."""
+"""The engine as its users see it: opens sessions, and closes. The work is done by the `loop`."""
 
 import atexit
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.vocoder import TorchVocoder, Vocoder
 from megakernel_tts.engine.loop import Loop
-from megakernel_tts.engine.stream import Stream
+from megakernel_tts.engine.scheduler import SchedulingPolicy
+from megakernel_tts.engine.stream import Stream, StreamRequest
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
@@ -25,13 +28,14 @@ from megakernel_tts.text.text_queue import TextQueue
 if TYPE_CHECKING:
     from megakernel_tts.voice import Voice
 
-_PRIME_FRAMES = 64  # reference frames decoded at a time
+_RECORDING_FRAMES = 64  # of a recording, decoded in one call
 
 
 class Engine:
-    """Speaks for many sessions at once on one thread.
+    """Synthesises speech for many sessions on one thread.
 
-    It lives as long as somebody holds it or one of its sessions.
+    The thread runs until the engine is closed, or until neither the engine nor one of its sessions
+    is referenced.
     """
 
     def __init__(
@@ -43,26 +47,30 @@ class Engine:
         alignment: Alignment | None = None,
         *,
         max_waiting: int = 64,
+        policy: SchedulingPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts the thread.
 
         Args:
-            backend: Runs the networks; the engine owns it from now on.
+            backend: Runs the networks; owned by the engine from now on.
             prompt_builder: Builds prompts.
             decoder: The codec in plain torch.
-            vocoder: The codec for many streams; by default in plain torch, too.
-            alignment: How words are found by the heads that the backend watches; None estimates.
-            max_waiting: Sessions beyond the backend's slots that may be open and wait for one.
+            vocoder: The codec for the backend's slots; in plain torch if None.
+            alignment: Calibrated heads, which `backend` captures; word times are estimated if None.
+            max_waiting: Sessions that may be open in addition to those that have a slot.
+            policy: Scheduling limits; the defaults if None.
+            clock: Gives the time in seconds.
         """
         self.backend = backend
         self.prompt_builder = prompt_builder
         self.decoder = decoder
         self.alignment = alignment
-        self._most = backend.num_slots + max_waiting
         self.vocoder = vocoder or TorchVocoder(decoder)
-        self._fresh = self.vocoder.prepare_state(decoder.start())
-        self._primed = lru_cache(maxsize=32)(partial(_prime, decoder, self.vocoder))
-        self._loop = Loop(backend, prompt_builder, self.vocoder)
+        self._max_sessions = backend.num_slots + max_waiting
+        self._initial_state = self.vocoder.prepare_state(decoder.start())
+        self._state_after = lru_cache(maxsize=32)(partial(_state_after, decoder, self.vocoder))
+        self._loop = Loop(backend, prompt_builder, self.vocoder, policy, clock)
         self._thread = threading.Thread(
             target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
         )
@@ -71,84 +79,88 @@ class Engine:
 
     def open(
         self,
-        script: TextQueue,
+        text_queue: TextQueue,
         prefix: Prefix,
         voice: "Voice | None",
         layout: Layout,
         sampling: Sampling,
         chunks: ChunkPolicy,
         *,
-        retries: int = 0,
+        max_retries: int = 0,
     ) -> Session:
         """Opens a session.
 
         Args:
-            script: Empty, or with text already.
-            prefix: Of the prompts: voice, language, instruction.
-            voice: A cloned voice, whose recording the codec hears first; None for the others.
+            text_queue: The session's text, empty or not.
+            prefix: The part of its prompts that does not depend on the text.
+            voice: A cloned voice, whose recording sets the codec's initial state; else None.
             layout: Where the text goes in the prompts.
-            sampling: With a seed.
-            chunks: How frames leave.
-            retries: How often a piece that the guard stopped is said again with the next seed. With
-                any, the audio of a piece leaves at its end.
+            sampling: Sampling parameters, with a seed.
+            chunks: Sizes of the chunks.
+            max_retries: How often a segment that the guard stopped is spoken again with the next
+                seed. If not 0, the audio of a segment is delivered at its end.
 
         Raises:
             EngineBusyError: Too many sessions are open.
-            EngineClosedError: The engine was closed or broke.
+            EngineClosedError: The engine was closed or has failed.
         """
-        with self._loop.lock:
-            self._check_room()
-        start = self._fresh
+        scheduler = self._loop.scheduler
+        with scheduler.lock:
+            self._check_open()
+        state = self._initial_state
         if voice is not None and voice.codes is not None:
             codes = voice.codes.numpy(force=True)
-            start = self._primed(codes.tobytes(), codes.shape[1])
-        mailbox = EventQueue(on_read=self._loop.wakeup.set)
-        stream = Stream(
-            script, mailbox, prefix, start, layout, sampling, chunks, self.alignment, retries
+            state = self._state_after(codes.tobytes(), codes.shape[1])
+        request = StreamRequest(
+            prefix=prefix,
+            vocoder_state=state,
+            layout=layout,
+            sampling=sampling,
+            chunks=chunks,
+            alignment=self.alignment,
+            max_retries=max_retries,
         )
-        with self._loop.lock:
-            self._check_room()
-            self._loop.streams.append(stream)
-        self._text_came(stream)
-        wake, abandon = partial(self._text_came, stream), partial(self._abandon, stream)
-        return Session(script, mailbox, wake, abandon)
+        # The queue refers to the loop only: a reference to the engine would keep it alive.
+        events = EventQueue(self._loop.wakeup.set, self._loop.interrupt)
+        stream = Stream(request, text_queue, events, self.vocoder.sample_rate)
+        with scheduler.lock:
+            self._check_open()
+            scheduler.add(stream)
+        self._on_text(stream)
+        return Session(text_queue, events, partial(self._on_text, stream))
 
     def pending_open(self) -> AbstractContextManager[None]:
-        """While a session is opened with its text: who begins meanwhile waits for it a moment."""
-        return self._loop.arrivals.one()
+        """Announces a session: streams that begin wait for it up to the policy's join window."""
+        return self._loop.pending_opens.opening()
 
-    def _check_room(self) -> None:
+    def _check_open(self) -> None:
+        """Checks that a session can be opened; the scheduler's lock must be held."""
         loop = self._loop
         if loop.closed:
             raise EngineClosedError("The engine is closed; load a new one.") from loop.broken
-        live = sum(not stream.abandoned for stream in loop.streams)
-        if live >= self._most:
+        num_live = loop.scheduler.num_live
+        if num_live >= self._max_sessions:
             raise EngineBusyError(
-                f"{self.backend.num_slots} streams can speak at once, and {live} sessions are "
+                f"{self.backend.num_slots} streams can speak at once, and {num_live} sessions are "
                 "open, as many as may wait. Try again later, or load with more slots."
             )
 
-    def _text_came(self, stream: Stream) -> None:
-        """Who can speak on without it need not disturb the others."""
+    def _on_text(self, stream: Stream) -> None:
+        """Wakes the loop; interrupts the step under way only if the stream lacks text."""
         if stream.starved:
             self._loop.interrupt()
         else:
             self._loop.wakeup.set()
 
-    def _abandon(self, stream: Stream) -> None:
-        stream.abandoned = True
-        self._loop.interrupt()
-
     @property
     def num_sessions(self) -> int:
-        """How many sessions are open."""
-        with self._loop.lock:
-            return len(self._loop.streams)
+        """Number of open sessions."""
+        return len(self._loop.scheduler.streams)
 
     @property
     def num_free_slots(self) -> int:
-        """How many slots nobody has."""
-        return len(self._loop.free)
+        """Number of slots without a stream."""
+        return self._loop.scheduler.num_free_slots
 
     def close(self) -> None:
         """Cancels every session and stops the thread; may be called twice."""
@@ -158,7 +170,7 @@ class Engine:
 
 
 def _work(loop: Loop) -> None:
-    """The thread. One that still computes while the interpreter goes away aborts the process."""
+    """Runs the thread. It must end before the interpreter does, or torch aborts the process."""
     end = partial(_end, loop, threading.current_thread())
     atexit.register(end)
     loop.run()
@@ -171,10 +183,17 @@ def _end(loop: Loop, thread: threading.Thread) -> None:
 
 
 @torch.inference_mode()
-def _prime(decoder: Decoder, vocoder: Vocoder, codes: bytes, groups: int) -> Any:
-    """The vocoder's state after a recording, whose codes are given by content."""
+def _state_after(decoder: Decoder, vocoder: Vocoder, codes: bytes, num_groups: int) -> Any:
+    """Returns the vocoder's state after a recording.
+
+    Args:
+        decoder: Decodes the recording.
+        vocoder: Prepares the state.
+        codes: The recording's codes [frames, groups] int64, as bytes, so that they can be a key.
+        num_groups: Codes of a frame.
+    """
     state = decoder.start()
-    recording = torch.tensor(np.frombuffer(codes, np.int64).reshape(-1, groups))
-    for part in recording.to(state.position.device).split(_PRIME_FRAMES):
-        _, state = decoder.decode(part[None], state)
+    recording = torch.tensor(np.frombuffer(codes, np.int64).reshape(-1, num_groups))
+    for frames in recording.to(state.position.device).split(_RECORDING_FRAMES):
+        _, state = decoder.decode(frames[None], state)
     return vocoder.prepare_state(state)

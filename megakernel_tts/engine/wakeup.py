@@ -1,4 +1,4 @@
-"""What the loop waits for: a ring, and sessions on their way."""
+"""What other threads signal to the engine loop: wake-ups, and sessions that are being opened."""
 
 import queue
 import threading
@@ -7,48 +7,53 @@ from contextlib import contextmanager, suppress
 
 
 class Wakeup:
-    """Wakes the loop. `set` takes no lock, so that it may be called from a finaliser."""
+    """A wake-up event for the loop. `set` takes no lock, so that a finaliser may call it."""
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def set(self) -> None:
-        """Wakes the loop now, or keeps it from falling asleep."""
-        self._rings.put(None)
+        """Wakes the loop, or makes its next `wait` return at once."""
+        self._signals.put(None)
 
     def clear(self) -> None:
-        """Forgets earlier rings."""
+        """Drops earlier signals."""
         with suppress(queue.Empty):
             while True:
-                self._rings.get_nowait()
+                self._signals.get_nowait()
 
-    def wait(self, seconds: float | None) -> None:
-        """Sleeps until it rings, or for so long."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits for a signal, at most `timeout_s` seconds (None: without limit)."""
         with suppress(queue.Empty):
-            self._rings.get(timeout=seconds)
+            self._signals.get(timeout=timeout_s)
 
 
-class Arrivals:
-    """Knows how many sessions are being opened, on whatever threads."""
+class PendingOpens:
+    """Counts the sessions that are being opened, on any thread."""
 
     def __init__(self) -> None:
-        self._coming = 0
-        self._none = threading.Condition()
+        self._count = 0
+        self._changed = threading.Condition()
+
+    @property
+    def count(self) -> int:
+        """Number of sessions that are being opened."""
+        return self._count
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """While a session is being opened."""
-        with self._none:
-            self._coming += 1
+    def opening(self) -> Iterator[None]:
+        """Counts one session for the duration of a `with` block."""
+        with self._changed:
+            self._count += 1
         try:
             yield
         finally:
-            with self._none:
-                self._coming -= 1
-                if not self._coming:
-                    self._none.notify()
+            with self._changed:
+                self._count -= 1
+                if not self._count:
+                    self._changed.notify()
 
-    def wait(self, seconds: float) -> None:
-        """Waits until none is, or for so long."""
-        with self._none:
-            self._none.wait_for(lambda: not self._coming, seconds)
+    def wait(self, timeout_s: float) -> None:
+        """Waits until no session is being opened, at most `timeout_s` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count, timeout_s)

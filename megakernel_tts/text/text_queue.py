@@ -1,4 +1,4 @@
-"""A session's text on its way to the talker: split into pieces, each tokenised as it arrives."""
+"""A session's text on its way to the talker: split into segments, tokenised as it arrives."""
 
 import threading
 from collections import deque
@@ -10,24 +10,30 @@ from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
 
 
 class TextSegment:
-    """One stretch of text that is spoken as one utterance; it grows until it is ended.
+    """A part of the text that becomes one prompt; it grows until it is ended.
 
     Attributes:
-        ids: Its tokens.
-        whole: How many of them certainly end with a whole word.
-        frames: What it takes at an ordinary pace.
-        ended: Whether nothing more will come.
+        token_ids: Tokens so far.
+        num_whole: How many of the tokens end at a word boundary that later text cannot move.
+        expected_frames: Frames that the text takes at an ordinary pace.
+        ended: Whether the segment is complete.
     """
 
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.whole = 0
-        self.frames = 0.0
+        self.token_ids: list[int] = []
+        self.num_whole = 0
+        self.expected_frames = 0.0
         self.ended = False
 
 
 class TextQueue:
-    """Written by the one who pushes text, read by the engine; both under `lock`."""
+    """Segments of a session's text. The session writes and the engine reads, both under `lock`.
+
+    Attributes:
+        lock: Must be held for every call.
+        ended: Whether the text is complete.
+        closed: Whether the stream has finished, so that text is ignored.
+    """
 
     def __init__(self, tokenizer: TextTokenizer, splitter: Splitter) -> None:
         self.lock = threading.Lock()
@@ -35,63 +41,69 @@ class TextQueue:
         self.closed = False
         self._tokenizer = tokenizer
         self._splitter = splitter
-        self._pieces: deque[TextSegment] = deque()
+        self._segments: deque[TextSegment] = deque()
         self._open: tuple[TextSegment, IncrementalTokenizer] | None = None
-        self._before = ""  # the last character of the text so far
+        self._last_character = ""
 
     def push(self, text: str, *, last: bool = False) -> None:
-        """Adds text; of the last it need not be found out what later text could change."""
+        """Adds text.
+
+        Args:
+            text: Any part of the text.
+            last: Whether the text ends here, so that no character has to be held back.
+        """
         portions = [*self._splitter.push(text)]
-        for number, (portion, ends) in enumerate(portions, start=1):
+        for count, (portion, ends) in enumerate(portions, start=1):
             if self._open is None:
                 self._open = TextSegment(), IncrementalTokenizer(self._tokenizer)
-                self._pieces.append(self._open[0])
-            piece, tokenizer = self._open
-            piece.frames += ordinary_frames(portion, self._before)
-            self._before = portion[-1:] or self._before
-            if ends or (last and number == len(portions)):
-                self._end_piece(portion)
+                self._segments.append(self._open[0])
+            segment, tokenizer = self._open
+            segment.expected_frames += ordinary_frames(portion, self._last_character)
+            self._last_character = portion[-1:] or self._last_character
+            if ends or (last and count == len(portions)):
+                self._end_segment(portion)
                 continue
-            piece.ids += tokenizer.push(portion)
+            segment.token_ids += tokenizer.push(portion)
             if tokenizer.between_words:
-                piece.whole = len(piece.ids)
+                segment.num_whole = len(segment.token_ids)
         if last:
             self.end()
 
     def end(self) -> None:
-        """Ends the text."""
-        self._end_piece()
+        """Marks the text as complete."""
+        self._end_segment()
         self.ended = True
 
     def close(self) -> None:
-        """Forgets the text: nobody will speak it any more."""
+        """Drops the text, which will not be spoken any more."""
         self.closed = True
-        self._pieces.clear()
+        self._segments.clear()
         self._open = None
 
-    def _end_piece(self, portion: str = "") -> None:
+    def _end_segment(self, portion: str = "") -> None:
         if self._open is not None:
-            piece, tokenizer = self._open
-            piece.ids += tokenizer.end(portion)
-            piece.whole = len(piece.ids)
-            piece.ended = True
+            segment, tokenizer = self._open
+            segment.token_ids += tokenizer.end(portion)
+            segment.num_whole = len(segment.token_ids)
+            segment.ended = True
             self._open = None
 
     def spell(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of tokens."""
+        """Returns the bytes of each token."""
         return self._tokenizer.spell(ids)
 
     def front(self) -> TextSegment | None:
-        """The piece to speak now, once something of it is known."""
-        while self._pieces and self._pieces[0].ended and not self._pieces[0].ids:
-            self._pieces.popleft()  # nothing but whitespace
-        return self._pieces[0] if self._pieces and self._pieces[0].ids else None
+        """Returns the segment to speak now, or None until it has a token."""
+        while self._segments and self._segments[0].ended and not self._segments[0].token_ids:
+            self._segments.popleft()  # nothing but whitespace
+        has_token = self._segments and self._segments[0].token_ids
+        return self._segments[0] if has_token else None
 
     def pop(self) -> None:
-        """Drops the piece that was spoken."""
-        self._pieces.popleft()
+        """Removes the front segment."""
+        self._segments.popleft()
 
     @property
     def done(self) -> bool:
-        """Whether everything was spoken and nothing will come."""
+        """Whether the text is complete and every segment was removed."""
         return self.ended and self.front() is None

@@ -48,14 +48,14 @@ class PlantedBackend(ScriptedBackend):
         super().__init__(num_slots)
         self._starts: dict[int, int] = {}  # the position of each stream's first token
 
-    def prefill(self, starts: Sequence[PrefillRequest]) -> None:
-        super().prefill(starts)
-        self._starts |= {start.slot: len(start.prompt) - 1 for start in starts}
+    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
+        super().prefill(requests)
+        self._starts |= {request.slot: len(request.prompt) - 1 for request in requests}
 
     def step(
         self,
         slots: Sequence[int],
-        frames: int,
+        num_frames: int,
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
@@ -63,7 +63,7 @@ class PlantedBackend(ScriptedBackend):
         return [
             made._replace(scores=self._scores(slot, before[slot], len(made.codes)))
             for slot, made in zip(
-                slots, super().step(slots, frames, overlap, on_last_frame), strict=True
+                slots, super().step(slots, num_frames, overlap, on_last_frame), strict=True
             )
         ]
 

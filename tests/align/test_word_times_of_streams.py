@@ -78,7 +78,9 @@ def test_the_first_chunk_waits_for_nothing(make: Make) -> None:
     rig = make(4)
     session = rig.open(first=1, largest=4, ahead=9)
     chunks, _ = drain(session)
-    assert rig.backend.asked[:2] == [1, 2 + 4], "the second one waits for what comes after it"
+    assert rig.backend.step_lengths[:2] == [1, 2 + 4], (
+        "the second one waits for what comes after it"
+    )
     assert [len(chunk.codes) for chunk in chunks[:4]] == [1, 2, 4, 4]
     assert chunks[-1].frame + len(chunks[-1].codes) == sum(len(c.codes) for c in chunks)
 
@@ -130,7 +132,7 @@ def test_pieces_follow_each_other_on_one_clock(make: Make) -> None:
 def test_words_of_a_try_that_ran_away_are_not_told(make: Make) -> None:
     rig = make(2)
     rig.backend.runaway = {1}
-    chunks, finish = drain(rig.open("hello", seed=1, retries=1))
+    chunks, finish = drain(rig.open("hello", seed=1, max_retries=1))
     assert finish.reason == "eos"
     assert planted(rig, "hello") == timed(told(chunks))
 

@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +15,7 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder, Vocoder
+from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
@@ -92,21 +92,21 @@ def test_streams_with_different_chunk_lengths_match_torch(codec_rig: Rig) -> Non
         assert signal_to_noise(pcm(received[i]), decode_whole(codec_rig, received[i])) > 60
 
 
-def test_a_swapped_out_stream_continues_where_it_stopped(
-    codec_rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.02)
+def test_a_swapped_out_stream_continues_where_it_stopped(codec_rig: Rig) -> None:
     late = codec_rig.open(None, seed=1, first=1, largest=1)
     late.push_text("hello to ")
     chunks = [next(iter(late)) for _ in range(2)]
     assert all(isinstance(chunk, AudioChunk) for chunk in chunks)
-    for seed in (2, 3):  # use both slots, one after the other
+    for seed in (2, 3):
         drain(codec_rig.open("hello to you. And to you.", seed=seed, max_frames=6))
-        time.sleep(0.05)
+        codec_rig.backend.gate.clear()
         others = [codec_rig.open("hello.", seed=10 * seed + i, max_frames=4) for i in range(2)]
+        codec_rig.hold()
+        codec_rig.advance(SchedulingPolicy().stall_timeout_s)
+        codec_rig.resume()  # now both slots are needed
         for other in others:
             drain(other)
-    assert codec_rig.backend.suspended > 0
+    assert codec_rig.backend.num_swapped_out > 0
     late.push_text("the world.")
     late.end()
     rest, finish = drain(late)
@@ -131,7 +131,7 @@ def test_a_chunk_is_decoded_while_its_last_frame_is_generated(
 ) -> None:
     chunks, finish = drain(rig.open(first=1, largest=4, max_frames=10))
     assert finish.reason == "length"
-    assert expecting.settled == [(n, n) for n in (1, 2, 4, 3)]
+    assert expecting.confirmed == [(n, n) for n in (1, 2, 4, 3)]
     assert [len(chunk.codes) for chunk in chunks] == [1, 2, 4, 3]
 
 
@@ -144,29 +144,29 @@ def test_a_long_chunk_does_not_delay_the_decoding_of_others(
     rig.backend.gate.set()
     for n, session in zip((5, 2), sessions, strict=True):
         np.testing.assert_array_equal(codes(drain(session)[0]), scripted(n, 10))
-    assert {frames for frames, _ in expecting.settled} == {2}
+    assert {frames for frames, _ in expecting.confirmed} == {2}
 
 
 def test_speech_that_ends_before_the_pending_frames_is_cut(
     rig: Rig, expecting: ExpectingVocoder
 ) -> None:
     chunks, finish = drain(rig.open(first=5, largest=5))
-    assert finish.reason == "eos" and finish.frames == rig.frames
-    left = rig.frames % 5
+    assert finish.reason == "eos" and finish.frames == rig.num_frames
+    left = rig.num_frames % 5
     assert left, "choose another size: the speech ends with a chunk"
-    assert expecting.settled[-1] == (5, left)
-    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.frames))
+    assert expecting.confirmed[-1] == (5, left)
+    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.num_frames))
 
 
 def test_a_failed_step_discards_pending_frames(rig: Rig, expecting: ExpectingVocoder) -> None:
     """The other stream's codes do not change."""
-    rig.backend.poisoned = {13: 3}  # the last frame of its second step
+    rig.backend.failing_steps = {13: 3}  # the last frame of its second step
     rig.backend.gate.clear()
     sessions = [rig.open(seed=seed, first=2, largest=2, max_frames=6) for seed in (13, 2)]
     rig.backend.gate.set()
     (poisoned, failed), (chunks, finish) = (drain(session) for session in sessions)
     assert failed.reason == "error" and finish.reason == "length"
-    assert any(frames and not count for frames, count in expecting.settled)
+    assert any(frames and not count for frames, count in expecting.confirmed)
     np.testing.assert_array_equal(codes(poisoned), scripted(13, 3))
     np.testing.assert_array_equal(codes(chunks), scripted(2, 6))
 

@@ -1,8 +1,9 @@
+"""The engine as sessions see it: finishing, cancelling, closing, reading from threads and tasks."""
+
 import asyncio
 import gc
 import random
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
@@ -24,11 +25,11 @@ from megakernel_tts import (
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
-from tests.fakes import ScriptedBackend
-from tests.rig import TEXT, Rig, codes, drain, scripted
+from tests.fakes import TIMEOUT_S, ScriptedBackend
+from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, scripted
 
 
-def test_cancelled_is_a_prefix_and_frees_the_slot(rig: Rig) -> None:
+def test_cancelling_delivers_a_prefix_and_frees_the_slot(rig: Rig) -> None:
     rig.backend.endless = True
     for wanted in (1, 2, 5):
         session = rig.open(seed=3)
@@ -45,20 +46,19 @@ def test_cancelled_is_a_prefix_and_frees_the_slot(rig: Rig) -> None:
         assert rig.idle()
 
 
-def test_cancel_takes_effect_within_a_frame(rig: Rig) -> None:
+def test_cancelling_takes_effect_within_a_frame(rig: Rig) -> None:
     rig.backend.endless = True
-    session = rig.open()
+    session = rig.open(ahead=UNLIMITED)
     next(iter(session))
-    rig.backend.gate.clear()
-    time.sleep(0.02)
-    before = len(rig.backend.batches)
+    rig.hold()
+    before = len(rig.backend.batch_sizes)
     session.cancel()
-    rig.backend.gate.set()
+    rig.resume()
     assert rig.idle()
-    assert len(rig.backend.batches) - before <= 1
+    assert len(rig.backend.batch_sizes) - before <= 1
 
 
-def test_cancel_before_the_start_and_while_waiting(rig: Rig) -> None:
+def test_a_session_that_waits_for_a_slot_can_be_cancelled(rig: Rig) -> None:
     rig.backend.endless = True
     speaking = [rig.open(seed=i) for i in range(2)]
     waiting = rig.open(seed=9)
@@ -81,25 +81,28 @@ def test_leaving_or_dropping_a_session_cancels_it(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_a_full_queue_refuses_with_a_sentence(load: Callable[..., Loaded]) -> None:
+def test_too_many_sessions_are_refused(load: Callable[..., Loaded]) -> None:
     rig = Rig(load(), ScriptedBackend(num_slots=1), max_waiting=2)
     rig.backend.endless = True
     sessions = [rig.open(seed=i) for i in range(3)]
     with pytest.raises(EngineBusyError, match="3 sessions are open"):
         rig.open()
     sessions[0].cancel()
-    rig.open().cancel()  # a cancelled session's place is free at once
+    rig.open().cancel()  # a cancelled session does not count
     rig.engine.close()
 
 
-def test_a_broken_engine_tells_everyone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_the_loop_ends_every_session_with_an_error(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(due: object) -> None:
+        raise SystemError("bug")
+
     rig.backend.gate.clear()
     session = rig.open()
-    time.sleep(0.05)
-    monkeypatch.setattr(
-        rig.engine._loop.sounding, "decode", lambda due: (_ for _ in ()).throw(SystemError("bug"))
-    )
-    rig.backend.gate.set()
+    rig.hold()
+    monkeypatch.setattr(rig.engine._loop.decoding, "decode", fail)
+    rig.resume()
     _, finish = drain(session)
     assert finish.reason == "error" and "bug" in str(finish.error)
     with pytest.raises(EngineClosedError):
@@ -127,8 +130,8 @@ def test_closing_waits_for_the_thread(load: Callable[..., Loaded]) -> None:
     assert not rig.engine._thread.is_alive()
 
 
-def test_an_engine_that_nobody_holds_ends(load: Callable[..., Loaded]) -> None:
-    """Its thread ends, and what it held is freed; a session that is held keeps it alive."""
+def test_an_engine_without_references_ends(load: Callable[..., Loaded]) -> None:
+    """Its thread ends and its memory is freed; a reference to a session keeps it alive."""
     rig = Rig(load(), ScriptedBackend())
     rig.backend.endless = True
     session = rig.open()
@@ -139,13 +142,13 @@ def test_an_engine_that_nobody_holds_ends(load: Callable[..., Loaded]) -> None:
         assert isinstance(next(iter(session)), AudioChunk)
     del session
     gc.collect()
-    thread.join(10)
+    thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     gc.collect()
     assert loop() is None
 
 
-def test_a_voice_is_not_primed_for_a_session_that_is_refused(
+def test_a_refused_session_decodes_no_recording(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(load("base"), ScriptedBackend(num_slots=1), max_waiting=0)
@@ -154,14 +157,14 @@ def test_a_voice_is_not_primed_for_a_session_that_is_refused(
     rig.backend.endless = True
     session = rig.open(voice=plain)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.engine, "_primed", lambda voice: pytest.fail("primed in vain"))
+        patch.setattr(rig.engine, "_state_after", lambda *_: pytest.fail("it was decoded"))
         with pytest.raises(EngineBusyError):
             rig.open(voice=cloned)
     session.cancel()
     rig.engine.close()
 
 
-def test_text_after_the_end_is_refused_and_after_cancel_ignored(rig: Rig) -> None:
+def test_text_after_the_end_is_refused_and_after_a_cancellation_ignored(rig: Rig) -> None:
     session = rig.open(None)
     session.end()
     with pytest.raises(TextError, match="was ended"):
@@ -173,33 +176,27 @@ def test_text_after_the_end_is_refused_and_after_cancel_ignored(rig: Rig) -> Non
     assert drain(session)[1].reason == "cancelled"
 
 
-def test_asyncio_readers_do_not_block_the_loop(rig: Rig) -> None:
+def test_asyncio_readers_do_not_block_the_event_loop(rig: Rig) -> None:
+    """A task advances while three readers wait for their first events."""
     rig.backend.gate.clear()
 
-    async def read(seed: int) -> int:
+    async def read_all(seed: int) -> int:
         session = rig.open(seed=seed)
-        return len([e async for e in session])
+        return len([event async for event in session])
 
-    async def tick() -> float:
-        threading.Timer(0.2, rig.backend.gate.set).start()
-        worst, last = 0.0, time.perf_counter()
-        for _ in range(40):
-            await asyncio.sleep(0.005)
-            now = time.perf_counter()
-            worst, last = max(worst, now - last), now
-        return worst
+    async def main() -> list[int]:
+        readers = [asyncio.create_task(read_all(seed)) for seed in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(rig.hold)
+        assert not any(reader.done() for reader in readers)
+        rig.resume()
+        return await asyncio.gather(*readers)
 
-    async def main() -> tuple[float, list[int]]:
-        readers = [asyncio.create_task(read(seed)) for seed in range(3)]
-        worst = await tick()
-        return worst, await asyncio.gather(*readers)
-
-    worst, counts = asyncio.run(main())
-    assert all(count > 2 for count in counts)
-    assert worst < 0.15
+    assert all(count > 2 for count in asyncio.run(main()))
 
 
-def test_a_reader_whose_event_loop_is_gone_harms_nobody(rig: Rig) -> None:
+def test_a_reader_whose_event_loop_is_closed_affects_no_other_session(rig: Rig) -> None:
     rig.backend.endless = True
 
     async def leave() -> Session:
@@ -215,46 +212,45 @@ def test_a_reader_whose_event_loop_is_gone_harms_nobody(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_random_sessions_side_by_side(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads, pauses, pushes, cancels in any order: what is heard is always a stream's prefix."""
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.001)
+def test_random_reads_pauses_pushes_and_cancels_deliver_prefixes(rig: Rig) -> None:
+    """Six sessions on two slots, with stall timeouts between the actions."""
     rng = random.Random(0)
-    open_ones: dict[int, tuple[Session, list[AudioChunk], list[str]]] = {}
-    for step in range(4000):
-        if step >= 400 and rig.backend.suspended > 10:  # a busy machine needs more steps
+    open_sessions: dict[int, tuple[Session, list[AudioChunk], list[str]]] = {}
+    for action in range(4000):
+        if action >= 400 and rig.backend.num_swapped_out > 10:
             break
-        time.sleep(0.005)
-        if len(open_ones) < 6:
-            text = list(TEXT) if rng.random() < 0.5 else [TEXT]
-            session = rig.open(None, seed=step, largest=3, ahead=6)
-            open_ones[step] = session, [], text
-        seed = rng.choice(list(open_ones))
-        session, heard, left = open_ones[seed]
+        rig.advance(0.3)
+        rig.settle()
+        if len(open_sessions) < 6:
+            portions = list(TEXT) if rng.random() < 0.5 else [TEXT]
+            session = rig.open(None, seed=action, largest=3, ahead=6)
+            open_sessions[action] = session, [], portions
+        seed = rng.choice(list(open_sessions))
+        session, chunks, portions = open_sessions[seed]
         for _ in range(rng.choice((1, 10))):
-            if left:
-                session.push_text(left.pop(0))
-        if not left:
+            if portions:
+                session.push_text(portions.pop(0))
+        if not portions:
             session.end()
-        event = session._mailbox.take()
+        event = session._events.get_nowait()
         if isinstance(event, AudioChunk):
-            heard.append(event)
+            chunks.append(event)
         cancelled = rng.random() < 0.05
         if cancelled:
             session.cancel()
         if cancelled or isinstance(event, Finish):
-            del open_ones[seed]
-            if heard:
-                np.testing.assert_array_equal(
-                    codes(heard), scripted(seed, sum(len(c.codes) for c in heard))
-                )
-            assert cancelled or event == Finish("eos", rig.frames)
-    for session, _, _ in open_ones.values():
+            del open_sessions[seed]
+            if chunks:
+                num_frames = sum(len(chunk.codes) for chunk in chunks)
+                np.testing.assert_array_equal(codes(chunks), scripted(seed, num_frames))
+            assert cancelled or event == Finish("eos", rig.num_frames)
+    for session, _, _ in open_sessions.values():
         session.cancel()
-    assert rig.backend.suspended > 10
+    assert rig.backend.num_swapped_out > 10
     assert rig.idle()
 
 
-def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
+def test_random_cancellations_deliver_prefixes(rig: Rig) -> None:
     rng = random.Random(0)
     for _ in range(40):
         seed = rng.randrange(1000)
@@ -273,31 +269,39 @@ def test_random_joins_leaves_and_cancels(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_a_session_may_be_read_again_by_another_loop_of_the_same_task(rig: Rig) -> None:
-    """The first reader is closed some time after the second has begun to wait."""
+def test_a_session_can_be_read_by_a_second_iteration(rig: Rig) -> None:
+    """The first iteration is closed after the second has begun to wait."""
 
-    async def read() -> Finish | None:
-        session = rig.open(None, seed=1)
-        session.push_text("hello to ")
-        async for _ in session:
-            break
-        rest = asyncio.ensure_future(_all(session))
-        await asyncio.sleep(0.05)
-        session.push_text(TEXT)
-        session.end()
-        await asyncio.wait_for(rest, 10)
-        return session.finish
-
-    async def _all(session: Session) -> None:
+    async def read_all(session: Session) -> None:
         async for _ in session:
             pass
 
-    finish = asyncio.run(read())
+    async def main() -> Finish | None:
+        session = rig.open(None, seed=1)
+        session.push_text("hello to ")
+        events = session.__aiter__()
+        await anext(events)
+        listening, set_listener = asyncio.Event(), session._events.set_listener
+
+        def observe(listener: Callable[[], object]) -> None:
+            set_listener(listener)
+            listening.set()
+
+        session._events.set_listener = observe  # type: ignore[method-assign]
+        rest = asyncio.ensure_future(read_all(session))
+        await listening.wait()
+        await events.aclose()
+        session.push_text(TEXT)
+        session.end()
+        await asyncio.wait_for(rest, TIMEOUT_S)
+        return session.finish
+
+    finish = asyncio.run(main())
     assert finish is not None and finish.reason == "eos"
 
 
 def test_closing_an_idle_engine_never_hangs(load: Callable[..., Loaded]) -> None:
-    """The ring that tells of the end is not lost while the loop forgets earlier ones."""
+    """The signal to stop is not lost while the loop clears earlier ones."""
     rig = Rig(load(), ScriptedBackend())
     wakeup = rig.engine._loop.wakeup
     clear = wakeup.clear
@@ -308,51 +312,51 @@ def test_closing_an_idle_engine_never_hangs(load: Callable[..., Loaded]) -> None
 
     wakeup.clear = stop_before  # type: ignore[method-assign]
     wakeup.set()
-    rig.engine._thread.join(10)
+    rig.engine._thread.join(TIMEOUT_S)
     assert not rig.engine._thread.is_alive()
 
 
-def test_the_finish_is_told_to_every_reader(rig: Rig) -> None:
+def test_every_reader_gets_the_finish(rig: Rig) -> None:
     session = rig.open()
     readers = [threading.Thread(target=lambda: list(session)) for _ in range(3)]
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(10)
+        reader.join(TIMEOUT_S)
     assert not any(reader.is_alive() for reader in readers)
 
 
-def test_text_pushed_after_the_finish_is_forgotten(rig: Rig) -> None:
-    rig.backend.poisoned = {13: 0}
+def test_text_pushed_after_the_finish_is_dropped(rig: Rig) -> None:
+    rig.backend.failing_steps = {13: 0}
     session = rig.open(None, seed=13)
     session.push_text("hello to ")
     assert drain(session)[1].reason == "error"
     session.push_text("more text. " * 100)
     session.end()
-    assert session._script.front() is None
+    assert session._text.front() is None
 
 
-def test_text_that_is_there_before_the_session_is_spoken(rig: Rig) -> None:
-    script = TextQueue(rig.loaded.tokenizer, Splitter())
-    script.push(TEXT)
-    script.end()
+def test_text_queued_before_the_session_opens_is_spoken(rig: Rig) -> None:
+    text_queue = TextQueue(rig.loaded.tokenizer, Splitter())
+    text_queue.push(TEXT)
+    text_queue.end()
     prefix = rig.engine.prompt_builder.prefix("ryan", "english", None)
-    time.sleep(0.05)  # the engine sleeps
-    session = rig.engine.open(script, prefix, None, "full", Sampling(seed=1), ChunkPolicy())
+    rig.settle()
+    session = rig.engine.open(text_queue, prefix, None, "full", Sampling(seed=1), ChunkPolicy())
     assert drain(session)[1].reason == "eos"
 
 
-def test_a_session_may_be_dropped_within_any_code(
+def test_a_session_can_be_finalised_within_any_code(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collector may run the finaliser in the engine's thread, whatever it holds at that time."""
+    """A collector may run the finaliser on the engine thread, which then holds any lock."""
     rig.backend.endless = True
     sessions = [rig.open(None, seed=9)]
     wakeup = rig.engine._loop.wakeup
     clear = wakeup.clear
 
     def collect() -> None:
-        with rig.engine._loop.lock:
+        with rig.engine._loop.scheduler.lock:
             sessions.clear()
         clear()
 
@@ -362,7 +366,9 @@ def test_a_session_may_be_dropped_within_any_code(
     assert rig.idle()
 
 
-def test_a_backend_that_cannot_release_hangs_nobody(load: Callable[..., Loaded]) -> None:
+def test_a_backend_that_cannot_release_a_slot_leaves_no_session_waiting(
+    load: Callable[..., Loaded],
+) -> None:
     backend = ScriptedBackend()
 
     def fail(slot: int) -> None:
@@ -373,6 +379,6 @@ def test_a_backend_that_cannot_release_hangs_nobody(load: Callable[..., Loaded])
     for session in [rig.open(seed=i) for i in range(4)]:
         session_reader = threading.Thread(target=drain, args=(session,), daemon=True)
         session_reader.start()
-        session_reader.join(10)
+        session_reader.join(TIMEOUT_S)
         assert not session_reader.is_alive()
     rig.engine.close()

@@ -1,22 +1,51 @@
-"""Who has a slot, who gives it up, who comes next."""
+"""Slots: admission order, swapping of stalled streams, shared prefills."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from megakernel_tts import (
-    AudioChunk,
-    Finish,
-    Session,
-)
+from megakernel_tts import AudioChunk, Session
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.splitter import Limits
-from tests.fakes import ScriptedBackend
-from tests.rig import TEXT, Rig, codes, drain, read, scripted
+from tests.fakes import TIMEOUT_S, ScriptedBackend
+from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, read, scripted
+
+MakeRig = Callable[..., Rig]
+STALL_TIMEOUT_S = SchedulingPolicy().stall_timeout_s
+
+
+@pytest.fixture
+def make_rig(load: Callable[..., Loaded]) -> Iterator[MakeRig]:
+    """Makes rigs with a number of slots and a scheduling policy."""
+    rigs: list[Rig] = []
+
+    def make(num_slots: int = 2, **policy: float) -> Rig:
+        backend = ScriptedBackend(num_slots=num_slots)
+        rigs.append(Rig(load(), backend, policy=SchedulingPolicy(**policy)))  # type: ignore[arg-type]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+def start_live(rig: Rig, seed: int) -> Session:
+    """A stream that has spoken the text it has, and waits for more."""
+    session = rig.open(None, seed=seed)
+    session.push_text("hello to ")
+    assert isinstance(next(iter(session)), AudioChunk)
+    rig.settle()
+    return session
+
+
+def stall(rig: Rig) -> None:
+    """Lets the stall timeout pass."""
+    rig.settle()
+    rig.advance(STALL_TIMEOUT_S)
 
 
 def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
@@ -24,15 +53,15 @@ def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
     for seed, session in enumerate(sessions):
         chunks, finish = drain(session)
         assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
-    assert max(rig.backend.batches) == 2
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
+    assert max(rig.backend.batch_sizes) == 2
     assert rig.idle()
     assert len(rig.backend.threads) == 1
 
 
-def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> None:
-    """With one slot a short text waits for a piece of the long one, not for its end."""
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
+def test_segments_of_long_and_short_texts_alternate(make_rig: MakeRig) -> None:
+    """With one slot a short text waits for a segment of the long one, not for its end."""
+    rig = make_rig(1)
     long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
     short = rig.open("Hello there.", seed=2)
     order: list[str] = []
@@ -43,316 +72,272 @@ def test_long_texts_take_turns_with_short_ones(load: Callable[..., Loaded]) -> N
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(30)
+        reader.join(TIMEOUT_S)
     assert order == ["short", "long"]
-    rig.engine.close()
 
 
-def test_a_slot_is_not_held_between_sentences(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
+def test_a_stream_between_sentences_has_no_slot(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
     live = rig.open(None, layout="full", limits=Limits(hard=1))
     live.push_text("hello to you. And then")
     next(iter(live))
     assert drain(rig.open(seed=5))[1].reason == "eos"
     live.end()
     assert drain(live)[1].reason == "eos"
-    rig.engine.close()
 
 
-def test_a_slot_that_comes_free_wakes_whoever_waits_for_it(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one who waits stands before the one who leaves, and nothing else moves."""
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 60.0)
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
+def test_a_freed_slot_goes_to_a_waiting_stream(make_rig: MakeRig) -> None:
+    """The waiting stream is queued before the one that leaves, and nothing else moves."""
+    rig = make_rig(1)
     waiting = rig.open(None, seed=2)
-    live = rig.open(None, seed=1)
-    live.push_text("hello to ")
-    next(iter(live))
+    live = start_live(rig, seed=1)
     waiting.push_text(TEXT)
     waiting.end()
-    time.sleep(0.1)
+    rig.settle()
+    assert rig.backend.prompts == [(1, 0)]
     live.cancel()
-    reader = threading.Thread(target=drain, args=(waiting,), daemon=True)
-    reader.start()
-    reader.join(10)
-    assert not reader.is_alive()
-    rig.engine.close()
+    assert read([waiting])[0].reason == "eos"
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.02)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_readers_that_stop_hold_no_slot_against_others(rig: Rig) -> None:
-    """Every slot is taken by somebody who does not read; the others speak, then those go on."""
+def test_streams_with_a_stalled_reader_are_swapped_out_and_lose_no_frame(rig: Rig) -> None:
     lazy = [rig.open(seed=i, largest=2, ahead=5) for i in range(2)]
-    while sum(rig.backend.batches) < 10:
-        time.sleep(0.005)
-    assert {f.reason for f in read([rig.open(seed=10 + i) for i in range(3)])} == {"eos"}
-    assert rig.backend.suspended >= 1
-    time.sleep(0.05)
-    assert "resume" not in rig.backend.events  # nobody has read yet
+    rig.settle()
+    assert [stream.slot for stream in rig.streams] == [0, 1]
+    others = [rig.open(seed=10 + i) for i in range(3)]
+    stall(rig)
+    assert {finish.reason for finish in read(others)} == {"eos"}
+    rig.settle()
+    assert rig.backend.num_swapped_out >= 1
+    assert "swap_in" not in rig.backend.events, "their readers have not read yet"
     for seed, session in enumerate(lazy):
         chunks, finish = drain(session)
-        assert finish == Finish("eos", rig.frames)
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
+        assert (finish.reason, finish.frames) == ("eos", rig.num_frames)
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
     assert rig.idle()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_writers_that_pause_hold_no_slot_against_others(rig: Rig) -> None:
+def test_streams_with_a_stalled_text_are_swapped_out_and_lose_no_frame(rig: Rig) -> None:
     live = [rig.open(None, seed=i) for i in range(2)]
-    heard: list[list[AudioChunk]] = [[], []]
+    spoken: list[list[AudioChunk]] = [[], []]
     for portion in ("hello to", " the world, this", " is a test of speech."):
         for i, session in enumerate(live):
             session.push_text(portion)
             event = next(iter(session))
             assert isinstance(event, AudioChunk)
-            heard[i].append(event)
-        assert {f.reason for f in read([rig.open(seed=10 + i) for i in range(2)])} == {"eos"}
-    assert rig.backend.suspended >= 3
+            spoken[i].append(event)
+        others = [rig.open(seed=10 + i) for i in range(2)]
+        stall(rig)
+        assert {finish.reason for finish in read(others)} == {"eos"}
+    assert rig.backend.num_swapped_out >= 3
     for seed, session in enumerate(live):
         session.end()
         chunks, finish = drain(session)
         assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(heard[seed] + chunks), scripted(seed, finish.frames))
+        np.testing.assert_array_equal(codes(spoken[seed] + chunks), scripted(seed, finish.frames))
     assert rig.idle()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_nobody_is_suspended_while_nobody_waits(rig: Rig) -> None:
-    live = [rig.open(None, seed=i) for i in range(3)]  # the third has nothing to say
-    for session in live[:2]:
-        session.push_text("hello to ")
-        next(iter(session))
-    time.sleep(0.1)
-    assert rig.backend.suspended == 0
+def test_a_stalled_stream_keeps_its_slot_while_none_waits(rig: Rig) -> None:
+    for seed in range(2):
+        start_live(rig, seed)
+    rig.open(None, seed=2)  # it has no text, so that it needs no slot
+    stall(rig)
+    rig.settle()
+    assert rig.backend.num_swapped_out == 0
 
 
-def test_short_pauses_cost_no_slot(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer of a word now and then keeps its slot, however long it goes on."""
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.4)
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
-    live = rig.open(None, seed=1)
-    live.push_text("hello to ")
-    next(iter(live))
+def test_pauses_below_the_stall_timeout_cost_no_slot(make_rig: MakeRig) -> None:
+    """A stream that gets a word now and then keeps its slot, however long it goes on."""
+    rig = make_rig(1)
+    live = start_live(rig, seed=1)
     waiting = rig.open(seed=2)
     for _ in range(8):
         live.push_text("the world ")
-        time.sleep(0.1)
-    assert rig.backend.suspended == 0
+        rig.settle()
+        rig.advance(0.9 * STALL_TIMEOUT_S)
+        rig.settle()
+    assert rig.backend.num_swapped_out == 0
     live.cancel()
     assert drain(waiting)[1].reason == "eos"
-    rig.engine.close()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_suspended_streams_may_be_cancelled(rig: Rig) -> None:
-    live = [rig.open(None, seed=i) for i in range(2)]
-    for session in live:
-        session.push_text("hello to ")
-        next(iter(session))
-    assert read([rig.open(seed=9)])[0].reason == "eos"
-    assert rig.backend.suspended >= 1
+def test_a_stream_that_is_swapped_out_can_be_cancelled(rig: Rig) -> None:
+    live = [start_live(rig, seed) for seed in range(2)]
+    other = rig.open(seed=9)
+    stall(rig)
+    assert read([other])[0].reason == "eos"
+    assert rig.backend.num_swapped_out >= 1
     for session in live:
         session.cancel()
     assert rig.idle()
 
 
-@pytest.mark.usefixtures("impatient")
-def test_who_was_suspended_goes_on_before_anyone_begins(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
-    late, live = rig.open(None, seed=1), rig.open(None, seed=2)
-    live.push_text("hello to ")
-    next(iter(live))
+def test_a_swapped_out_stream_gets_a_slot_before_new_streams(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    late, live = rig.open(None, seed=1), start_live(rig, seed=2)
     other = rig.open(seed=3)
+    stall(rig)
     next(iter(other))
     rig.backend.gate.clear()
     for session in (late, live):
         session.push_text(TEXT)
         session.end()
-    rig.backend.gate.set()
-    assert {f.reason for f in read([late, live, other])} == {"eos"}
-    assert [e for e in rig.backend.events if e != "frame"] == ["prefill"] * 2 + [
-        "resume",
-        "prefill",
-    ]
-    rig.engine.close()
+    rig.resume()
+    assert {finish.reason for finish in read([late, live, other])} == {"eos"}
+    changes = [event for event in rig.backend.events if event != "frame"]
+    assert changes == ["prefill", "prefill", "swap_in", "prefill"]
 
 
-def _burst(rig: Rig, seeds: range) -> list[Session]:
-    """Sessions that begin while somebody speaks; all of them are there before the loop looks."""
+def open_burst(rig: Rig, seeds: range) -> list[Session]:
+    """Opens sessions during a step of another; the loop finds all of them in one iteration."""
     rig.backend.endless = True
-    next(iter(rig.open(seed=0)))
     rig.backend.gate.clear()
-    time.sleep(0.05)  # the loop waits within a frame
+    sessions = [rig.open(seed=0)]
+    rig.hold()
     rig.backend.events.clear()
-    sessions = [rig.open(seed=seed) for seed in seeds]
-    rig.backend.gate.set()
+    sessions += [rig.open(seed=seed) for seed in seeds]
+    rig.resume()
     for session in sessions:
         assert isinstance(next(iter(session)), AudioChunk)
     return sessions
 
 
-def test_streams_that_come_together_begin_together(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a frame every one of them has its first chunk, also if some prompts go ahead."""
-    monkeypatch.setattr("megakernel_tts.engine.loop._AHEAD", 2)  # of ten, nine are common
-    rig = Rig(load(), ScriptedBackend(num_slots=6))
-    _burst(rig, range(1, 6))
-    assert rig.backend.together == [1, 2, 3]
+def test_streams_opened_together_begin_together(make_rig: MakeRig) -> None:
+    """After one frame each has its first chunk, also if a prefill of some prompts goes first."""
+    rig = make_rig(6, first_prefill_positions=2)  # of ten, nine are common
+    open_burst(rig, range(1, 6))
+    assert rig.backend.prefill_sizes == [1, 2, 3]
     begun = rig.backend.events.index("prefill")
-    assert begun <= 2 and rig.backend.events[begun : begun + 3] == ["prefill", "prefill", "frame"]
-    assert rig.backend.starts[1:] == [(seed, 0) for seed in range(1, 6)]
-    rig.engine.close()
+    assert begun == 1 and rig.backend.events[1:4] == ["prefill", "prefill", "frame"]
+    assert rig.backend.prompts[1:] == [(seed, 0) for seed in range(1, 6)]
 
 
-def test_prompts_of_a_burst_do_not_hold_up_those_who_speak(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After so many positions of prompts there is a frame for those who speak."""
-    for most in ("_AHEAD", "_PROMPTS"):
-        monkeypatch.setattr(f"megakernel_tts.engine.loop.{most}", 2)  # of ten, nine are common
-    rig = Rig(load(), ScriptedBackend(num_slots=6))
-    _burst(rig, range(1, 6))
-    assert rig.backend.together == [1, 2, 2, 1]
+def test_speaking_streams_get_a_frame_after_the_prefill_budget(make_rig: MakeRig) -> None:
+    rig = make_rig(6, first_prefill_positions=2, prefill_budget_positions=2)  # nine are common
+    open_burst(rig, range(1, 6))
+    assert rig.backend.prefill_sizes == [1, 2, 2, 1]
     prefills = [i for i, event in enumerate(rig.backend.events) if event == "prefill"]
-    assert np.diff(prefills).tolist() == [2, 2]  # a single frame between them
-    rig.engine.close()
+    assert np.diff(prefills).tolist() == [2, 2], "one frame between them"
 
 
-def test_a_prompt_that_fails_ends_its_stream_alone(load: Callable[..., Loaded]) -> None:
-    rig = Rig(load(), ScriptedBackend(num_slots=6))
-    rig.backend.unable = {13}
+def test_a_prompt_that_fails_ends_no_other_stream(make_rig: MakeRig) -> None:
+    rig = make_rig(6)
+    rig.backend.failing_prompts = {13}
     rig.backend.endless = True
-    next(iter(rig.open(seed=0)))
     rig.backend.gate.clear()
-    time.sleep(0.05)
+    speaking = rig.open(seed=0)
+    rig.hold()
     sessions = [rig.open(seed=seed) for seed in (1, 13, 2)]
-    rig.backend.gate.set()
+    rig.resume()
     finish = drain(sessions[1])[1]
-    assert finish.reason == "error" and "unable seed 13" in str(finish.error)
-    assert rig.backend.together == [1, 1, 1]
+    assert finish.reason == "error" and "failing prompt of seed 13" in str(finish.error)
+    assert rig.backend.prefill_sizes == [1, 1, 1]
     rig.backend.endless = False
     for seed, session in ((1, sessions[0]), (2, sessions[2])):
         chunks, finish = drain(session)
         assert finish.reason == "eos"
         np.testing.assert_array_equal(codes(chunks), scripted(seed, finish.frames))
-    rig.engine.close()
+    assert drain(speaking)[1].reason == "eos"
 
 
-def test_who_cancels_is_seen_to_before_the_next_prompt(load: Callable[..., Loaded]) -> None:
-    backend = ScriptedBackend(num_slots=2)
-    rig = Rig(load(), backend)
-    backend.endless = True
-    first, second = rig.open(seed=0), rig.open(seed=1)
+def test_the_slot_of_a_cancelled_stream_is_free_for_the_next_prompt(make_rig: MakeRig) -> None:
+    rig = make_rig(2)
+    rig.backend.endless = True
+    first, second = (rig.open(seed=i, ahead=UNLIMITED) for i in range(2))
     next(iter(first))
     next(iter(second))
-    backend.gate.clear()
+    rig.hold()
     waiting = rig.open(seed=2)
     first.cancel()
-    backend.gate.set()
-    next(iter(waiting))  # it had no slot but the cancelled one's
-    assert backend.starts == [(0, 0), (1, 0), (2, 0)]
-    rig.engine.close()
+    rig.resume()
+    next(iter(waiting))
+    assert rig.backend.prompts == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_a_sentence_that_is_not_ended_takes_nobodys_slot(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("megakernel_tts.engine.loop._PATIENCE", 0.02)
-    rig = Rig(load(), ScriptedBackend(num_slots=1))
-    live = rig.open(None, seed=1)
-    live.push_text("hello to ")
-    next(iter(live))
-    whole = rig.open(None, seed=2, layout="full", limits=Limits(hard=1))
-    whole.push_text("Not yet all of the sentence")
-    time.sleep(0.1)
-    assert rig.backend.suspended == 0
-    rig.engine.close()
+def test_an_unfinished_sentence_in_the_full_layout_takes_no_slot(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    start_live(rig, seed=1)
+    full = rig.open(None, seed=2, layout="full", limits=Limits(hard=1))
+    full.push_text("Not yet all of the sentence")
+    stall(rig)
+    rig.settle()
+    assert rig.backend.num_swapped_out == 0
 
 
-def test_who_comes_while_a_prompt_runs_begins_with_it(
+def test_a_session_opened_during_a_prefill_begins_with_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody's first chunk waits for a frame of others, and each says what it says alone."""
+    """Its first frame shares a step, and its codes are those of a stream alone."""
     prefill, second = rig.backend.prefill, list[Session]()
 
-    def meanwhile(starts: Sequence[PrefillRequest]) -> None:
-        prefill(starts)
+    def open_second(requests: Sequence[PrefillRequest]) -> None:
+        prefill(requests)
         if not second:
             second.append(rig.open(seed=2))
 
-    monkeypatch.setattr(rig.backend, "prefill", meanwhile)
+    monkeypatch.setattr(rig.backend, "prefill", open_second)
     spoken = [drain(rig.open(seed=1))]
     spoken += map(drain, second)
     for seed, (chunks, finish) in enumerate(spoken, 1):
         assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.frames))
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
     assert rig.backend.events[:3] == ["prefill", "prefill", "frame"]
-    assert rig.backend.batches[0] == 2
+    assert rig.backend.batch_sizes[0] == 2
 
 
-def test_who_leaves_while_others_begin_gets_no_prompt(
+def test_a_session_cancelled_during_a_prefill_gets_no_prompt(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefill, left = rig.backend.prefill, list[Session]()
+    prefill, cancelled = rig.backend.prefill, list[Session]()
 
-    def meanwhile(starts: Sequence[PrefillRequest]) -> None:
-        prefill(starts)
-        if not left:
-            left.append(rig.open(seed=2))
-            left[0].cancel()
+    def open_and_cancel(requests: Sequence[PrefillRequest]) -> None:
+        prefill(requests)
+        if not cancelled:
+            cancelled.append(rig.open(seed=2))
+            cancelled[0].cancel()
 
-    monkeypatch.setattr(rig.backend, "prefill", meanwhile)
+    monkeypatch.setattr(rig.backend, "prefill", open_and_cancel)
     assert drain(rig.open(seed=1))[1].reason == "eos"
-    assert drain(left[0])[1].reason == "cancelled"
-    assert rig.backend.starts == [(1, 0)]
+    assert drain(cancelled[0])[1].reason == "cancelled"
+    assert rig.backend.prompts == [(1, 0)]
 
 
-def test_who_is_on_the_way_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megakernel_tts.engine.loop._COURTESY", 20.0)
+def test_a_stream_that_begins_waits_for_sessions_being_opened(make_rig: MakeRig) -> None:
+    """The wait ends when the last of them is open, long before the join window does."""
+    rig = make_rig(2, join_window_s=10 * TIMEOUT_S)
     with rig.engine.pending_open():
         first = rig.open(seed=1)
-        time.sleep(0.05)
-        assert rig.backend.events == ["prefill"]
+        rig.backend.wait_until(lambda: rig.backend.events == ["prefill"])
         second = rig.open(seed=2)
-    begin = time.monotonic()
     assert {finish.reason for finish in read([first, second])} == {"eos"}
-    assert rig.backend.batches[0] == 2
-    assert time.monotonic() - begin < 10, "nobody told that all are there"
+    assert rig.backend.batch_sizes[0] == 2
 
 
-def test_nobody_waits_long_for_one_who_does_not_come(rig: Rig) -> None:
-    begin = time.monotonic()
-    with rig.engine.pending_open():
-        assert drain(rig.open())[1].reason == "eos"
-    assert time.monotonic() - begin < 3, "it waited for longer than a courtesy lasts"
-
-
-def test_what_was_decoded_leaves_before_others_are_waited_for(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+def test_a_stream_that_begins_waits_no_longer_than_the_join_window(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(load(), ScriptedBackend(num_slots=3))
+    pending = rig.engine._loop.pending_opens
+    wait, windows = pending.wait, list[float]()
+
+    def record(timeout_s: float) -> None:
+        windows.append(timeout_s)
+        wait(timeout_s)
+
+    monkeypatch.setattr(pending, "wait", record)
+    with rig.engine.pending_open():
+        assert read([rig.open()])[0].reason == "eos"
+    assert set(windows) == {SchedulingPolicy().join_window_s}
+
+
+def test_a_decoded_chunk_is_delivered_before_the_join_window(make_rig: MakeRig) -> None:
+    rig = make_rig(3, join_window_s=10 * TIMEOUT_S)
     rig.backend.gate.clear()
-    speaks = rig.open(seed=1, first=1, largest=1)
-    while not rig.backend.asked:  # its first frame is being made
-        time.sleep(0.001)
-    monkeypatch.setattr("megakernel_tts.engine.loop._COURTESY", 20.0)
+    speaking = rig.open(seed=1, first=1, largest=1)
+    rig.hold()
     with rig.engine.pending_open():
         other = rig.open(seed=2)
-        begin = time.monotonic()
-        rig.backend.gate.set()
-        assert isinstance(next(iter(speaks)), AudioChunk)
-        assert time.monotonic() - begin < 10, "it waited, too"
-        while rig.backend.events.count("prefill") < 2:
-            time.sleep(0.001)
-        assert len(rig.backend.batches) == 1
-    assert {finish.reason for finish in read([speaks, other])} == {"eos"}
-    rig.engine.close()
+        rig.resume()
+        assert isinstance(next(iter(speaking)), AudioChunk)
+        rig.backend.wait_until(lambda: rig.backend.events.count("prefill") == 2)
+        assert len(rig.backend.batch_sizes) == 1, "the loop is in the join window"
+    assert {finish.reason for finish in read([speaking, other])} == {"eos"}

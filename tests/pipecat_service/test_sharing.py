@@ -149,7 +149,7 @@ def test_a_full_engine_is_a_temporary_error(own_engine: TTS) -> None:
     bot = Bot(own_engine, long, "Three four.")
 
     async def drive(bot: Bot) -> None:
-        taken = [own_engine.open() for _ in range(engine._most)]
+        taken = [own_engine.open() for _ in range(engine._max_sessions)]
         await bot.reply()
         for session in taken:
             session.cancel()

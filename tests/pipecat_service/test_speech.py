@@ -14,7 +14,7 @@ RATE = 24_000
 def test_words_are_timed_from_the_start_of_the_trimmed_audio() -> None:
     """A word that was timed within the silence before speech starts at once."""
     text = TextQueue(CharacterTokenizer(), Splitter())
-    speech = Speech(Session(text, EventQueue(lambda: None), lambda: None, lambda: None), RATE)
+    speech = Speech(Session(text, EventQueue(lambda: None, lambda: None), lambda: None), RATE)
     pcm = np.concatenate([np.zeros(6000, np.int16), np.full(18_000, 3000, np.int16)])
     words = (Word("One", 0.24, None, False), Word("two", 0.5, None, False))
     before = speech.process(AudioChunk(pcm[:2400], RATE, np.zeros((1, 16), np.int64), 0))

@@ -61,10 +61,10 @@ class ObservableWakeup(Wakeup):
             self._thread = threading.current_thread()
             self._is_set = False
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self, timeout_s: float | None) -> None:
         with self._changed:
             self._waiting = True
-            self._changed.wait_for(lambda: self._is_set, seconds)
+            self._changed.wait_for(lambda: self._is_set, timeout_s)
             self._waiting = False
 
 

@@ -26,7 +26,7 @@ def pieces_of(script: TextQueue) -> list[TextSegment]:
 
 
 def spoken(script: TextQueue) -> list[list[int]]:
-    return [piece.ids for piece in pieces_of(script)]
+    return [piece.token_ids for piece in pieces_of(script)]
 
 
 def test_each_piece_has_the_ids_of_its_own_text(tokenizer: TextTokenizer) -> None:
@@ -44,9 +44,9 @@ def test_a_piece_grows_while_its_text_arrives(tokenizer: TextTokenizer) -> None:
     assert script.front() is None
     script.push(" wor")
     piece = script.front()
-    assert piece is not None and piece.ids == tokenizer.encode("hello") and not piece.ended
+    assert piece is not None and piece.token_ids == tokenizer.encode("hello") and not piece.ended
     script.end()
-    assert piece.ids == tokenizer.encode("hello wor") and piece.ended
+    assert piece.token_ids == tokenizer.encode("hello wor") and piece.ended
     assert not script.done
     script.pop()
     assert script.done
@@ -65,8 +65,8 @@ def test_a_text_that_is_known_to_end_has_the_same_tokens(
     live.end()
     assert known.ended
     for one, other in zip(pieces_of(known), pieces_of(live), strict=True):
-        assert (one.ids, one.whole) == (other.ids, other.whole)
-        assert one.frames == pytest.approx(other.frames)
+        assert (one.token_ids, one.num_whole) == (other.token_ids, other.num_whole)
+        assert one.expected_frames == pytest.approx(other.expected_frames)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])
@@ -88,7 +88,7 @@ def test_a_text_takes_as_long_however_it_arrives(tokenizer: TextTokenizer) -> No
         script.end()
         piece = script.front()
         assert piece is not None
-        lengths.append(piece.frames)
+        lengths.append(piece.expected_frames)
     assert lengths[0] == pytest.approx(lengths[1])
 
 
@@ -112,8 +112,8 @@ def test_it_is_told_how_many_tokens_end_whole_words(tokenizer: TextTokenizer) ->
     for text in ("hello", ", wo", "rld ", "again"):
         script.push(text)
         piece = script.front()
-        whole.append(b"".join(script.spell(piece.ids[: piece.whole])) if piece else b"")
+        whole.append(b"".join(script.spell(piece.token_ids[: piece.num_whole])) if piece else b"")
     assert whole == [b"", b"hello,", b"hello, world", b"hello, world"]
     script.end()
     piece = script.front()
-    assert piece is not None and piece.whole == len(piece.ids)
+    assert piece is not None and piece.num_whole == len(piece.token_ids)

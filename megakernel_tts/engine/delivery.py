@@ -1,0 +1,179 @@
+"""From decoded frames to the session's events: runaway guard, word times, retries."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.align.word_times import WordTimer
+from megakernel_tts.align.words import Word
+from megakernel_tts.backends.protocol import Frames
+from megakernel_tts.engine.guard import Guard
+from megakernel_tts.engine.segment import Segment
+from megakernel_tts.errors import SynthesisError
+from megakernel_tts.session import AudioChunk, EventQueue, Finish, FinishReason
+from megakernel_tts.text.text_queue import TextSegment
+
+
+class Delivery:
+    """Delivers one stream's audio and its finish; the only writer of the session's event queue.
+
+    While a segment may have to be spoken again, its chunks are held back until it has ended.
+
+    Attributes:
+        num_frames: Frames delivered.
+        attempt: How often the current segment was spoken before.
+    """
+
+    def __init__(
+        self, events: EventQueue, sample_rate: int, *, guarded: bool, max_retries: int
+    ) -> None:
+        """Starts with nothing delivered.
+
+        Args:
+            events: The session's queue.
+            sample_rate: In Hz.
+            guarded: Whether the runaway guard may end a segment.
+            max_retries: How often a segment that ran away is spoken again.
+        """
+        self.num_frames = 0
+        self.attempt = 0
+        self._events = events
+        self._sample_rate = sample_rate
+        self._guarded = guarded
+        self._max_retries = max_retries
+        self._duration_s = 0.0
+        self._current_timer: WordTimer | None = None  # None between segments
+        self._guard = Guard()
+        self._held: list[AudioChunk] = []
+        self._segment_frame = 0  # frames of the segment delivered or held
+        self._segment_start_s = 0.0
+        self._num_groups = 0
+
+    @property
+    def num_unread(self) -> int:
+        """Frames in the session's queue."""
+        return self._events.num_unread
+
+    def begin_segment(self, word_timer: WordTimer) -> None:
+        """Starts a segment, whose words `word_timer` finds."""
+        self._current_timer = word_timer
+        self._guard = Guard()
+        self._segment_frame = 0
+        self._segment_start_s = self._duration_s
+        self._num_groups = 0
+
+    def read_text(self, text: TextSegment) -> None:
+        """Passes the segment's text, as far as it is known, to word alignment."""
+        self._word_timer.update_text(text.token_ids, text.num_whole)
+
+    def observe(self, frames: Frames, text: TextSegment) -> None:
+        """Passes the attention of new frames to word alignment; `text` is that of the segment."""
+        self.read_text(text)
+        self._num_groups = frames.codes.shape[1]
+        if frames.scores is not None:
+            self._word_timer.add_scores(frames.scores.numpy())
+
+    @property
+    def _word_timer(self) -> WordTimer:
+        assert self._current_timer is not None, "no segment was begun"
+        return self._current_timer
+
+    def deliver(self, segment: Segment, codes: Tensor, samples: NDArray[np.int16]) -> None:
+        """Delivers a decoded chunk, cut off at the frame in which the guard ends the segment.
+
+        Args:
+            segment: The stream's segment.
+            codes: [frames, groups] int64.
+            samples: [frames * samples per frame].
+        """
+        frames = samples.reshape(len(codes), -1)
+        if self._guarded and (num_kept := self._find_runaway(segment, codes, frames)):
+            segment.cut(self._segment_frame + num_kept)
+            frames, codes = frames[:num_kept], codes[:num_kept]
+        self._put_chunk(segment, codes.numpy(), frames)
+
+    def _find_runaway(
+        self, segment: Segment, codes: Tensor, frames: NDArray[np.int16]
+    ) -> int | None:
+        """Returns how many frames to keep if the guard ends the segment within them."""
+        for i, pcm in enumerate(frames):
+            frame = self._segment_frame + i
+            if self._guard.runaway(
+                int(codes[i, 0]),
+                pcm,
+                segment.text.expected_frames,
+                used_up=segment.text_used_up(frame),
+                idle=self._word_timer.frames_since_end(frame),
+            ):
+                return i + 1
+        return None
+
+    def _put_chunk(
+        self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
+    ) -> None:
+        """Puts a chunk, with the words that begin in it, into the queue or holds it back."""
+        words = self._find_words(segment, frames)
+        # Copies, so that a chunk that the reader keeps does not keep the whole batch.
+        chunk = AudioChunk(
+            frames.flatten(), self._sample_rate, codes.copy(), self.num_frames, words
+        )
+        self.num_frames += len(codes)
+        self._segment_frame += len(codes)
+        self._duration_s += frames.size / self._sample_rate
+        if self.attempt < self._max_retries:
+            self._held.append(chunk)
+        else:
+            self._events.put(chunk)
+
+    def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> tuple[Word, ...]:
+        """Returns the words that begin in `frames`, timed from the start of the stream."""
+        self.read_text(segment.text)
+        last = segment.outcome == "eos" and not segment.pending
+        words = self._word_timer.add_audio(frames, last=last)
+        return tuple(replace(word, start=word.start + self._segment_start_s) for word in words)
+
+    def end_segment(self, segment: Segment) -> bool:
+        """Delivers what was held back, or drops it if the segment is to be spoken again.
+
+        Returns:
+            Whether it is.
+        """
+        if (
+            segment.outcome == "eos" and self._word_timer.num_pending
+        ):  # no frame followed the last words
+            self._put_chunk(
+                segment, np.zeros((0, self._num_groups), np.int64), np.zeros((0, 1), np.int16)
+            )
+        self._current_timer = None
+        if segment.outcome == "guard" and self._held:
+            self.num_frames -= sum(len(chunk.codes) for chunk in self._held)
+            self._duration_s = self._segment_start_s
+            self._held = []
+            self.attempt += 1
+            return True
+        self._release_held()
+        self.attempt = 0
+        return False
+
+    def finish(self, reason: FinishReason, error: BaseException | None) -> None:
+        """Delivers what was held back and the last event."""
+        with suppress(RuntimeError):  # the reader's event loop is closed
+            self._release_held()
+            self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
+
+    def _release_held(self) -> None:
+        for chunk in self._held:
+            self._events.put(chunk)
+        self._held = []
+
+
+def _synthesis_error(error: BaseException | None) -> SynthesisError | None:
+    """Wraps an error for the session, with the error as its cause."""
+    if error is None or isinstance(error, SynthesisError):
+        return error
+    failure = SynthesisError(f"Speaking failed: {str(error) or type(error).__name__}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,85 @@
+"""From a stream's text to the backend: prompts, prefills and the text vectors that follow them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from megakernel_tts.backends.protocol import Backend, PrefillRequest
+from megakernel_tts.codec.vocoder import Vocoder
+from megakernel_tts.engine.segment import Segment
+from megakernel_tts.engine.stream import Stream
+from megakernel_tts.errors import SynthesisError
+from megakernel_tts.text.prompt import Prompt, PromptBuilder
+
+
+class TextFeeder:
+    """Begins segments and feeds their text as it arrives. Called by the engine thread."""
+
+    def __init__(self, backend: Backend, prompt_builder: PromptBuilder, vocoder: Vocoder) -> None:
+        """Feeds one backend, and sets up the vocoder's slots at the start of segments."""
+        self._backend = backend
+        self._prompt_builder = prompt_builder
+        self._vocoder = vocoder
+
+    def build_prompt(self, stream: Stream) -> Prompt | None:
+        """Returns the prompt of a stream's next segment; None until enough text is there.
+
+        Raises:
+            SynthesisError: The prompt does not fit a slot.
+        """
+        request, text = stream.request, stream.text_so_far()
+        prompt = self._prompt_builder.build(
+            request.prefix, text.token_ids, request.layout, ended=text.ended
+        )
+        max_positions = self._backend.max_positions
+        if prompt is not None and len(prompt.prefill) >= max_positions:
+            raise SynthesisError(
+                f"The prompt takes {len(prompt.prefill)} positions and a slot has {max_positions}: "
+                "use a shorter reference recording or instruction."
+            )
+        return prompt
+
+    def prefill(self, prompts: Sequence[tuple[Stream, Prompt]]) -> None:
+        """Runs prompts of streams that have slots; one launch serves all of them."""
+        self._backend.prefill(
+            [
+                PrefillRequest(
+                    stream.active_slot,
+                    prompt.prefill,
+                    stream.request.sampling.next_seed(stream.delivery.attempt),
+                    stream.num_draws,
+                    prompt.num_common,
+                )
+                for stream, prompt in prompts
+            ]
+        )
+
+    def begin_segment(self, stream: Stream, prompt: Prompt, now_s: float) -> None:
+        """Begins the segment whose prompt was run: vocoder state, rest of the transcript, text."""
+        slot, text = stream.active_slot, stream.text_so_far()
+        assert text.segment is not None, "the text of a prompt stays in the queue"
+        self._vocoder.load_slot(slot, stream.request.vocoder_state)
+        self._backend.feed(slot, prompt.leading_text, prompt.text_complete)
+        num_free_positions = self._backend.max_positions - len(prompt.prefill)
+        segment = Segment(
+            text.segment,
+            max_frames=min(stream.request.sampling.max_frames, num_free_positions),
+            num_tokens=prompt.num_tokens,
+            num_fed=len(prompt.leading_text),
+            text_closed=prompt.text_complete,
+            last_step_s=now_s,
+        )
+        stream.begin_segment(segment, prompt.text_start)
+        self.feed(stream)
+
+    def feed(self, stream: Stream) -> None:
+        """Feeds the text that has arrived since; the end of the text is fed exactly once."""
+        segment, text = stream.active_segment, stream.text_so_far()
+        if not stream.has_new_text(text):
+            return
+        new_ids = text.token_ids[segment.num_tokens :]
+        vectors = self._prompt_builder.embed_text(new_ids)
+        if text.ended:
+            vectors = torch.cat([vectors, self._prompt_builder.eos])
+        self._backend.feed(stream.active_slot, vectors, text.ended)
+        segment.add_text(len(new_ids), len(vectors), closed=text.ended)

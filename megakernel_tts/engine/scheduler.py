@@ -1,0 +1,168 @@
+"""Which streams have a slot, which are stepped, and for how many frames.
+
+Streams get slots in the order in which they are queued. A stream that has ended a segment queues
+for the next one behind the others, so that long texts and short ones alternate. A stalled stream,
+whose text or reader is late, keeps its slot until another stream needs it. Then its state is
+swapped out to host memory, and later swapped in where it stopped.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megakernel_tts.backends.protocol import Backend
+from megakernel_tts.codec.vocoder import Vocoder
+from megakernel_tts.engine.segment import SwappedState
+from megakernel_tts.engine.stream import Stream
+
+
+@dataclass(frozen=True)
+class SchedulingPolicy:
+    """Limits of the engine loop.
+
+    Attributes:
+        first_prefill_positions: Positions after which the first prefill of an iteration is
+            launched: the device runs it while the other prompts are built.
+        prefill_budget_positions: Positions of an iteration's prefills, without those in the prefix
+            cache. Streams that speak already wait for no more; 128 take 10 ms on an H200 (0.6B).
+        join_window_s: How long, after the first prefill, streams that begin wait for sessions that
+            are being opened.
+        stall_timeout_s: How long a stalled stream keeps a slot that another stream needs.
+    """
+
+    first_prefill_positions: int = 16
+    prefill_budget_positions: int = 128
+    join_window_s: float = 5e-4
+    stall_timeout_s: float = 1.0
+
+
+class Scheduler:
+    """Streams and slots. The engine thread calls it; `add` and the counts are for any thread.
+
+    Attributes:
+        policy: Limits.
+        clock: Gives the time in seconds.
+        lock: Guards the list of streams.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        vocoder: Vocoder,
+        policy: SchedulingPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        """Starts with no stream and all slots free."""
+        self.policy = policy
+        self.clock = clock
+        self.lock = threading.Lock()
+        self._backend = backend
+        self._vocoder = vocoder
+        self._streams: list[Stream] = []  # in the order in which they get slots
+        self._free_slots = list(range(backend.num_slots))
+
+    # --- streams ---
+
+    @property
+    def streams(self) -> list[Stream]:
+        """A copy of the list of open streams, in the order in which they get slots."""
+        with self.lock:
+            return list(self._streams)
+
+    @property
+    def num_live(self) -> int:
+        """Number of streams that were not abandoned; `lock` must be held."""
+        return sum(not stream.abandoned for stream in self._streams)
+
+    def add(self, stream: Stream) -> None:
+        """Appends a new stream; `lock` must be held."""
+        self._streams.append(stream)
+
+    def remove(self, stream: Stream) -> bool:
+        """Removes a stream; returns False if it was removed before."""
+        with self.lock:
+            if stream not in self._streams:
+                return False
+            self._streams.remove(stream)
+            return True
+
+    def requeue(self, stream: Stream) -> None:
+        """Moves a stream to the end of the queue."""
+        with self.lock:
+            self._streams.remove(stream)
+            self._streams.append(stream)
+
+    # --- decisions ---
+
+    @property
+    def leaving(self) -> list[Stream]:
+        """Streams that are to be ended, or whose segment is."""
+        return [stream for stream in self.streams if stream.leaving]
+
+    @property
+    def swap_candidate(self) -> Stream | None:
+        """The stream to swap out: the one stalled longest, if another needs its slot."""
+        streams = self.streams
+        if self._free_slots or not any(stream.waiting for stream in streams):
+            return None
+        limit_s = self.clock() - self.policy.stall_timeout_s
+        stalled = [s for s in streams if s.stalled and s.active_segment.last_step_s <= limit_s]
+        return min(stalled, key=lambda s: s.active_segment.last_step_s, default=None)
+
+    @property
+    def waiting(self) -> list[Stream]:
+        """Streams that could use a slot: those that are swapped out first."""
+        waiting = [stream for stream in self.streams if stream.waiting]
+        return sorted(waiting, key=lambda stream: stream.segment is None)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Number of slots without a stream."""
+        return len(self._free_slots)
+
+    @staticmethod
+    def num_frames(moving: Sequence[Stream], *, others_wait: bool) -> int:
+        """Returns the frames of the next step: until the first chunk is due.
+
+        Args:
+            moving: Streams to be stepped.
+            others_wait: Whether a stream may get a slot after the step, which is then short.
+        """
+        return 1 if others_wait else min((stream.num_until_due for stream in moving), default=0)
+
+    # --- slots ---
+
+    def acquire(self, stream: Stream) -> None:
+        """Gives a free slot to a stream."""
+        assert stream.slot is None, "the stream has a slot"
+        stream.slot = self._free_slots.pop(0)
+
+    def release(self, stream: Stream) -> None:
+        """Takes the slot from a stream that has one, and drops its state."""
+        if stream.slot is not None:
+            self._backend.release(self._vacate(stream))
+
+    def swap_out(self, stream: Stream) -> None:
+        """Copies a stream's state to the host and takes its slot."""
+        slot, segment = stream.active_slot, stream.active_segment
+        assert segment.num_decoding == 0, "the slot's codes are being decoded"
+        segment.swapped = SwappedState(self._backend.swap_out(slot), self._vocoder.save_slot(slot))
+        self._vacate(stream)
+
+    def swap_in(self, stream: Stream) -> None:
+        """Gives a free slot to a stream that was swapped out, and copies its state there."""
+        self.acquire(stream)
+        segment, slot = stream.active_segment, stream.active_slot
+        assert segment.swapped is not None, "the stream was not swapped out"
+        self._backend.swap_in(slot, segment.swapped.backend)
+        self._vocoder.load_slot(slot, segment.swapped.vocoder)
+        segment.swapped = None
+
+    def _vacate(self, stream: Stream) -> int:
+        """Takes the slot from a stream and returns it."""
+        segment = stream.segment
+        assert segment is None or segment.num_decoding == 0, "the slot's codes are being decoded"
+        slot = stream.active_slot
+        stream.slot = None
+        self._free_slots.append(slot)
+        return slot

@@ -1,0 +1,123 @@
+"""The segment of text that a stream speaks at present: text fed, frames made, codes not decoded."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from megakernel_tts.backends.protocol import Frames
+from megakernel_tts.backends.slot_snapshot import SlotSnapshot
+from megakernel_tts.session import FinishReason
+from megakernel_tts.text.text_queue import TextSegment
+
+
+class SwappedState(NamedTuple):
+    """State of a stream that is swapped out: copies of both of its slots.
+
+    Attributes:
+        backend: From `Backend.swap_out`.
+        vocoder: From `Vocoder.save_slot`.
+    """
+
+    backend: SlotSnapshot[Any]
+    vocoder: Any
+
+
+@dataclass(eq=False)
+class Segment:
+    """Progress of a text segment from prompt to last frame; written by the engine thread.
+
+    A frame is pending when its codes are known, then decoding while it is in the decode pipeline's
+    batch, then delivered.
+
+    Attributes:
+        text: The text; the session may still be adding to it.
+        max_frames: Frame limit: the request's, or the positions of the slot behind the prompt.
+        num_tokens: Tokens of the text that the backend has, in the prompt or fed.
+        num_fed: Text vectors fed after the prompt.
+        text_closed: Whether the end of the text was fed as well.
+        num_frames: Frames made so far, without those that the guard cut off.
+        pending: Codes [groups] of the pending frames, in order.
+        num_decoding: Number of frames in the decode pipeline's batch.
+        outcome: How the segment ended; None while it goes on.
+        error: The failure if `outcome` is `error`.
+        last_step_s: Clock time of the last step, in seconds.
+        swapped: The stream's state if it has no slot at present.
+    """
+
+    text: TextSegment
+    max_frames: int
+    num_tokens: int
+    num_fed: int
+    text_closed: bool
+    last_step_s: float
+    num_frames: int = 0
+    pending: list[Tensor] = field(default_factory=list[Tensor])
+    num_decoding: int = 0
+    outcome: FinishReason | None = None
+    error: Exception | None = None
+    swapped: SwappedState | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next frame's text vector is there. Frame t + 1 needs text vector t."""
+        return self.outcome is None and (self.num_frames <= self.num_fed or self.text_closed)
+
+    @property
+    def num_possible(self) -> int:
+        """Frames that can be made with the text fed so far."""
+        limit = self.max_frames if self.text_closed else min(self.max_frames, self.num_fed + 1)
+        return limit - self.num_frames
+
+    def text_used_up(self, frame: int) -> bool:
+        """Returns whether the talker had been fed the whole text before a frame."""
+        return self.text_closed and frame >= self.num_fed
+
+    def add_text(self, num_tokens: int, num_vectors: int, *, closed: bool) -> None:
+        """Records text that was fed to the backend.
+
+        Args:
+            num_tokens: New tokens.
+            num_vectors: New text vectors: one for each token, and one for the end of the text.
+            closed: Whether the text ends with them.
+        """
+        self.num_tokens += num_tokens
+        self.num_fed += num_vectors
+        self.text_closed = closed
+
+    def add_frames(self, frames: Frames, now_s: float) -> None:
+        """Adds frames from a step; the segment may end with them."""
+        self.last_step_s = now_s
+        self.pending += frames.codes.unbind()
+        self.num_frames += len(frames.codes)
+        if frames.ended:
+            self.outcome = "eos"
+        elif self.num_frames >= self.max_frames:
+            self.outcome = "length"
+
+    def start_decoding(self, num_frames: int) -> None:
+        """Moves the first pending frames to the decode pipeline's batch."""
+        assert self.num_decoding == 0, "the earlier batch was not delivered"
+        self.num_decoding = num_frames
+        del self.pending[:num_frames]
+
+    def stop_decoding(self) -> None:
+        """Records that the decode pipeline's batch is complete."""
+        self.num_decoding = 0
+
+    def cut(self, num_frames: int) -> None:
+        """Ends the segment after its first `num_frames` frames, because it ran away."""
+        self.num_frames = num_frames
+        self.pending = []
+        if self.outcome != "error":
+            self.outcome = "guard"
+
+    def fail(self, error: Exception) -> None:
+        """Ends the segment with an error; frames made before it are still delivered."""
+        self.outcome, self.error = "error", error
+
+    def fail_decoding(self, error: Exception) -> None:
+        """Ends the segment with an error of the codec: nothing after a gap is delivered."""
+        self.num_decoding = 0
+        self.pending = []
+        self.fail(error)

@@ -1,0 +1,164 @@
+"""How many frames the loop asks for, and that neither chunks nor interruptions change the codes."""
+
+import random
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from megakernel_tts import AudioChunk, ChunkPolicy, Sampling, Session
+from megakernel_tts.backends.reference import Reference
+from megakernel_tts.engine.engine import Engine
+from megakernel_tts.loader import Loaded
+from megakernel_tts.text.splitter import Splitter
+from megakernel_tts.text.text_queue import TextQueue
+from tests.rig import TEXT, Rig, codes, drain, scripted
+
+
+class ReferenceEngine:
+    """An engine of its own over the reference backend."""
+
+    def __init__(self, loaded: Loaded, num_slots: int) -> None:
+        backend, self.loaded = loaded.engine.backend, loaded
+        assert isinstance(backend, Reference)
+        prompt_builder = loaded.engine.prompt_builder
+        reference = Reference(
+            backend.model,
+            loaded.config,
+            prompt_builder.pad[0],
+            num_slots=num_slots,
+            max_positions=256,
+        )
+        self.engine = Engine(reference, prompt_builder, loaded.engine.decoder)
+
+    def open(self, sampling: Sampling, chunks: ChunkPolicy) -> Session:
+        prefix = self.engine.prompt_builder.prefix("ryan", "english", None)
+        text_queue = TextQueue(self.loaded.tokenizer, Splitter())
+        return self.engine.open(text_queue, prefix, None, "streaming", sampling, chunks)
+
+    def say(self, text: str, sampling: Sampling, chunks: ChunkPolicy) -> np.ndarray:
+        session = self.open(sampling, chunks)
+        session.push_text(text)
+        session.end()
+        return codes(drain(session)[0])
+
+
+def test_chunks_other_streams_and_live_text_do_not_change_codes(
+    load: Callable[..., Loaded],
+) -> None:
+    """With frame limits and the guard, while sessions are opened and cancelled."""
+    reference = ReferenceEngine(load(size="1b7"), num_slots=4)
+    samplings = [
+        Sampling(seed=1, max_frames=30),
+        Sampling(seed=2),  # until the guard ends it
+        Sampling(seed=3, max_frames=13, guard=False),
+    ]
+    texts = ["hello to you", "hi", TEXT]
+    solo = [
+        reference.say(text, sampling, ChunkPolicy(1, 1))
+        for text, sampling in zip(texts, samplings, strict=True)
+    ]
+    assert len(solo[1]) > 60 and [len(solo[0]), len(solo[2])] == [30, 13]
+
+    def write(session: Session, text: str) -> None:
+        for char in text:
+            session.push_text(char)
+        session.end()
+
+    def read(session: Session, chunks: list[AudioChunk]) -> None:
+        for event in session:
+            if isinstance(event, AudioChunk):
+                chunks.append(event)
+                with reference.open(Sampling(seed=9), ChunkPolicy(1, 1)) as other:
+                    other.push_text("one two ")
+                    if len(chunks) % 3 == 0:
+                        next(iter(other))
+
+    for first, largest in ((1, 8), (5, 7), (16, 64)):
+        sessions = [reference.open(s, ChunkPolicy(first, largest)) for s in samplings]
+        delivered: list[list[AudioChunk]] = [[] for _ in sessions]
+        threads = [
+            threading.Thread(target=target, args=pair)
+            for target, arguments in ((write, texts), (read, delivered))
+            for pair in zip(sessions, arguments, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for chunks, expected in zip(delivered, solo, strict=True):
+            np.testing.assert_array_equal(codes(chunks), expected)
+    reference.engine.close()
+
+
+def test_a_step_lasts_until_the_first_chunk_is_due(rig: Rig) -> None:
+    for first, largest, lengths in ((1, 4, [1, 2, 4, 4]), (3, 3, [3, 3, 3])):
+        rig.backend.step_lengths.clear()
+        drain(rig.open(first=first, largest=largest))
+        assert rig.backend.step_lengths[: len(lengths)] == lengths
+    rig.backend.step_lengths.clear()
+    drain(rig.open(first=8, largest=8, max_frames=10))
+    assert rig.backend.step_lengths == [8, 2]
+
+
+def test_the_reader_and_the_text_limit_a_step(rig: Rig) -> None:
+    rig.backend.endless = True
+    lazy = rig.open(seed=1, first=4, largest=4, ahead=6)
+    session = rig.open(None, seed=2, first=8, largest=8)
+    session.push_text("hello to ")
+    assert isinstance(next(iter(session)), AudioChunk)
+    rig.settle()
+    assert rig.backend.step_lengths[-1] <= 2
+    assert rig.backend.num_frames(0) == 6, "frames that may be unread"
+    lazy.cancel()
+
+
+def test_a_new_session_waits_for_at_most_one_frame(rig: Rig) -> None:
+    rig.backend.endless = True
+    rig.backend.gate.clear()
+    speaking = rig.open(seed=0, first=100, largest=100)
+    rig.hold()
+    assert rig.backend.step_lengths == [100]
+    rig.backend.events.clear()
+    opened = rig.open(seed=1)
+    rig.resume()
+    assert isinstance(next(iter(opened)), AudioChunk)
+    assert rig.backend.events.index("prefill") <= 1
+    speaking.cancel()
+
+
+def test_text_interrupts_a_step_only_for_a_stream_that_lacks_it(rig: Rig) -> None:
+    dry = rig.open(None, seed=1)
+    dry.push_text("hello to ")
+    next(iter(dry))
+    rig.settle()
+    assert rig.streams[0].starved
+    speaking = rig.open(None, seed=2, first=100, largest=100)
+    rig.settle()
+    rig.backend.step_lengths.clear()
+    rig.backend.gate.clear()
+    speaking.push_text(TEXT)
+    rig.hold()
+    assert rig.backend.step_lengths[0] > 5, "all of its text in one step"
+    speaking.push_text(" And more.")
+    assert not rig.backend.interrupted
+    dry.push_text("the world and more ")
+    assert rig.backend.interrupted
+    rig.resume()
+    assert isinstance(next(iter(dry)), AudioChunk)
+    for session in (dry, speaking):
+        session.cancel()
+
+
+def test_interruptions_do_not_change_codes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+
+    def interrupt_at_random() -> None:
+        if rng.random() < 0.5:
+            rig.engine._loop.interrupt()
+
+    monkeypatch.setattr(rig.backend, "_pass_gate", interrupt_at_random)
+    chunks, _ = drain(rig.open(seed=4, first=100, largest=100))
+    np.testing.assert_array_equal(codes(chunks), scripted(4, rig.num_frames))
+    assert len(rig.backend.step_lengths) > 5
