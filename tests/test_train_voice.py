@@ -1,4 +1,4 @@
-"""The recipe from end to end at a tiny size: it ends in a checkpoint that loads and speaks."""
+"""The training stages from end to end at a tiny size: the checkpoint loads and speaks."""
 
 import ctypes
 import json
@@ -6,14 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from examples.train_voice import codec, codes, export, talker, vocoder
+from examples.train_voice.flite import PHONES
 from examples.train_voice.grammar import Grammar, plural, spell
 from examples.train_voice.judge import errors, words_of
+from examples.train_voice.layout import TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
-from examples.train_voice.text import held_out, make_corpus
+from examples.train_voice.synthesis import FRAME, shard_files
+from examples.train_voice.text import held_out, make_corpus, train_tokenizer
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.codec import weights as w
 
@@ -35,8 +40,44 @@ def run(stage: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def assert_speaks(voice: Path) -> None:
+    with TTS.load(voice, device="cpu", slots=1) as tts:
+        assert list(tts.voices) == ["clara", "henry"]
+        speech = tts.say("Hello.", "henry", "english", sampling=Sampling(seed=0, max_frames=4))
+    assert len(speech.pcm) == 1920 * len(speech.codes)
+
+
+def test_stages_train_on_given_speech(tmp_path: Path) -> None:
+    """All stages after synthesis, on noise instead of speech, for a second each."""
+    rng = np.random.default_rng(0)
+    work = Work(tmp_path)
+    texts = make_corpus(40, WORDS, seed=0)
+    work.corpus.write_text("\n".join(texts) + "\n")
+    write_folder(work.voice, *train_tokenizer(texts), TINY)
+    num_frames = rng.integers(6, 12, len(texts))
+    total = int(num_frames.sum())
+    work.recordings.mkdir()
+    (shard,) = shard_files(work)
+    np.savez(
+        shard,
+        wave=rng.integers(-9000, 9000, total * FRAME).astype(np.int16),
+        phones=rng.integers(0, len(PHONES), (total, 2)).astype(np.uint8),
+        words=np.zeros(total, np.int16),
+        frames=num_frames,
+        text=np.arange(len(texts)),
+        speaker=rng.integers(0, 2, len(texts)),
+    )
+    codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
+    codes.encode(work)
+    vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
+    talker.train(work, minutes=0.02, positions=600, seed=0)
+    export.export(work)
+    assert_speaks(work.voice)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(_flite_is_missing(), reason="flite is not installed (Debian: libflite1)")
-def test_every_stage_runs_and_the_checkpoint_speaks(tmp_path: Path) -> None:
+def test_commands_train_a_checkpoint_that_speaks(tmp_path: Path) -> None:
     words, work = tmp_path / "words", tmp_path / "work"
     words.write_text("\n".join(WORDS))
     run("text", str(work), "--texts", "40", "--words", str(words), "--tiny")
@@ -44,28 +85,25 @@ def test_every_stage_runs_and_the_checkpoint_speaks(tmp_path: Path) -> None:
     small = ("--crops", "4", "--frames", "2")
     run("codec", str(work), "--minutes", "0.04", *small)
     first = (work / "codec.jsonl").read_text()
-    used = torch.load(work / "codec.pt")["used"]  # seconds; on a busy machine far beyond the budget
-    run("codec", str(work), "--minutes", str(used / 60 + 0.05), *small)  # goes on
+    used_s = torch.load(work / "codec.pt")["used"]  # more than the budget on a busy machine
+    run("codec", str(work), "--minutes", str(used_s / 60 + 0.05), *small)  # resumes
     lines = [json.loads(line) for line in (work / "codec.jsonl").read_text().splitlines()]
-    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > used
+    assert len(lines) > len(first.splitlines()) and lines[-1]["seconds"] > used_s
     run("codes", str(work))
     run("vocoder", str(work), "--minutes", "0.02", *small, "--channels", "2")
     run("talker", str(work), "--minutes", "0.03", "--positions", "600")
     run("export", str(work))
-    with TTS.load(work / "voice", device="cpu", slots=1) as tts:
-        assert list(tts.voices) == ["clara", "henry"]
-        speech = tts.say("Hello.", "henry", "english", sampling=Sampling(seed=0, max_frames=4))
-    assert len(speech.pcm) == 1920 * len(speech.codes)
+    assert_speaks(work / "voice")
 
 
-def test_no_held_out_sentence_is_in_a_corpus() -> None:
+def test_a_corpus_contains_no_held_out_sentence() -> None:
     held = [text for text, _ in held_out()]
     assert len(held) >= 60 and len(set(held)) == len(held)
     joined = "\n".join(make_corpus(3000, WORDS, seed=1)).lower()
     assert not any(text.lower() in joined for text in held)
 
 
-def test_the_grammar_is_seeded_and_writes_numbers_and_forms() -> None:
+def test_the_grammar_is_seeded_and_spells_numbers_and_plurals() -> None:
     one, two = (Grammar(WORDS, 5) for _ in range(2))
     assert [one.utterance() for _ in range(50)] == [two.utterance() for _ in range(50)]
     assert spell(17_342) == "seventeen thousand three hundred and forty two"
@@ -93,7 +131,7 @@ def test_word_errors_are_counted() -> None:
         (6, 4, 1, 2, 1, True),
     ],
 )
-def test_convolutions_and_their_gradients_are_torchs(
+def test_convolutions_and_their_gradients_match_torch(
     out: int, kernel: int, dilation: int, stride: int, groups: int, replicate: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -105,27 +143,27 @@ def test_convolutions_and_their_gradients_are_torchs(
     y = conv(x, w.Conv(weight, bias, stride, dilation, groups), replicate=replicate)
     left = (kernel - 1) * dilation - (stride - 1)
     padded = F.pad(x.mT, (left, 0), mode="replicate" if replicate else "constant")
-    wanted = F.conv1d(padded, weight, bias, stride, dilation=dilation, groups=groups).mT
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-4)
+    expected = F.conv1d(padded, weight, bias, stride, dilation=dilation, groups=groups).mT
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
     grad = draw(*y.shape)
-    ours = torch.autograd.grad(y, (x, weight, bias), grad)
-    theirs = torch.autograd.grad(wanted, (x, weight, bias), grad)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    actual_grads = torch.autograd.grad(y, (x, weight, bias), grad)
+    expected_grads = torch.autograd.grad(expected, (x, weight, bias), grad)
+    torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-4)
 
 
-def test_transposed_convolutions_and_snakes_are_torchs() -> None:
+def test_transposed_convolutions_and_snakes_match_torch() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 24, 5, generator=generator).requires_grad_()
     for kernel, stride in ((2, 2), (8, 4)):
         weight, bias = torch.randn(5, 3, kernel, generator=generator), torch.randn(3)
         y = transposed(x, w.Conv(weight, bias, stride))
-        wanted = F.conv_transpose1d(x.mT, weight, bias, stride)[..., : 24 * stride].mT
-        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-4)
+        expected = F.conv_transpose1d(x.mT, weight, bias, stride)[..., : 24 * stride].mT
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
     alpha, beta = (torch.randn(5, generator=generator).requires_grad_() for _ in range(2))
     y = snake(x, w.Snake(alpha, beta))
-    wanted = x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-4)
+    expected = x + torch.sin(x * alpha.exp()).square() / (beta.exp() + 1e-9)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
     grad = torch.randn(y.shape, generator=generator)
-    ours = torch.autograd.grad(y, (x, alpha, beta), grad)
-    theirs = torch.autograd.grad(wanted, (x, alpha, beta), grad)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
+    actual_grads = torch.autograd.grad(y, (x, alpha, beta), grad)
+    expected_grads = torch.autograd.grad(expected, (x, alpha, beta), grad)
+    torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-3)

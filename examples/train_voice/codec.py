@@ -1,4 +1,4 @@
-"""Trains the codec: first its encoder against sounds' features, then all of it with codebooks.
+"""Trains the codec: first its encoder to predict speech features, then all of it with codebooks.
 
 python -m examples.train_voice.codec WORK --minutes 9
 """
@@ -21,7 +21,7 @@ from examples.train_voice.spectral import Spectra
 from examples.train_voice.training import (
     Average,
     Budget,
-    Replayed,
+    CapturedStep,
     adamw,
     load_state,
     pick_device,
@@ -30,13 +30,13 @@ from examples.train_voice.training import (
 )
 
 _PEAK_RATE = 1e-3
-_FIRST, _LAST = 0.1, 0.85  # shares of the time: no codebooks before, long crops after
-_LEVELS_FREE = 4  # one crop in so many uses only the first few codebooks
+_CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
+_REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _LOG_EVERY = 100
 
 
 class _Training:
-    """The two kinds of steps."""
+    """The optimiser and the two kinds of steps."""
 
     def __init__(self, model: CodecModel, device: torch.device) -> None:
         self.model = model
@@ -45,10 +45,10 @@ class _Training:
         self._spectra = Spectra(device)
 
     def features_step(self, wave: Tensor, phones: Tensor, _: Tensor) -> dict[str, Tensor]:
-        """The encoder alone: its embedding must tell phones and log-mels.
+        """Trains the encoder alone to predict phones and log-mels from its embedding.
 
-        Codebooks are drawn from a trained embedding later; those that grow with an untrained one
-        collapse.
+        Codebooks are initialised from the trained embedding later; codebooks that are trained
+        together with an untrained encoder collapse.
         """
         semantic, acoustic = self.model.embed(wave)
         q = self.model.join(semantic, acoustic)
@@ -57,7 +57,7 @@ class _Training:
         return {"mel": mel.detach(), "phone": phone.detach()}
 
     def codec_step(self, wave: Tensor, phones: Tensor, active: Tensor) -> dict[str, Tensor]:
-        """Encoder, codebooks and decoder together; active: [groups, crops]."""
+        """Trains encoder, codebooks and decoder together; active: [groups, crops]."""
         model, frames = self.model, phones.shape[1]
         semantic, acoustic = model.embed(wave)
         quantized = model.quantizer(
@@ -66,17 +66,17 @@ class _Training:
         semantic, acoustic = (x.unflatten(0, (-1, frames)) for x in quantized[:2])
         q = model.join(semantic, acoustic)
         mel, phone = self._features(wave, phones, q, semantic)
-        made = model.decoder(q)
-        sound = self._spectra.distance(made, wave)
-        self._descend(sound + 0.25 * quantized[2] + phone + 5 * mel, limit=20.0)
-        whole = active.amin(0) > 0
-        distance = (made.detach() * whole[:, None], wave * whole[:, None])
+        decoded = model.decoder(q)
+        spectral = self._spectra.distance(decoded, wave)
+        self._descend(spectral + 0.25 * quantized[2] + phone + 5 * mel, limit=20.0)
+        complete = active.amin(0) > 0  # crops that use all codebooks
+        pair = (decoded.detach() * complete[:, None], wave * complete[:, None])
         return {
-            "sound": sound.detach(),
+            "spectral": spectral.detach(),
             "mel": mel.detach(),
             "phone": phone.detach(),
             "commit": quantized[2].detach(),
-            "wave_mel": self._spectra.mel_distance(*distance) / whole.float().mean(),
+            "wave_mel": self._spectra.mel_distance(*pair) / complete.float().mean(),
         }
 
     def _features(
@@ -84,10 +84,10 @@ class _Training:
     ) -> tuple[Tensor, Tensor]:
         heads = self.model.parameters
         with torch.no_grad():
-            wanted = self._spectra.frame_mels(wave)
-        mel = (F.linear(q, heads["mel_head"]) - wanted).abs().mean()
-        guess = F.linear(semantic, heads["phone_head"]).unflatten(-1, (2, len(PHONES)))
-        phone = F.cross_entropy(guess.flatten(0, 2), phones.flatten(), ignore_index=-100)
+            target = self._spectra.frame_mels(wave)
+        mel = (F.linear(q, heads["mel_head"]) - target).abs().mean()
+        logits = F.linear(semantic, heads["phone_head"]).unflatten(-1, (2, len(PHONES)))
+        phone = F.cross_entropy(logits.flatten(0, 2), phones.flatten(), ignore_index=-100)
         return mel, phone
 
     def _descend(self, loss: Tensor, limit: float) -> None:
@@ -97,17 +97,17 @@ class _Training:
         self.optimizer.step()
 
 
-def _active(groups: int, crops: int, some: bool, rng: np.random.Generator) -> Tensor:
-    """Which levels each crop uses, [groups, crops]: mostly all of them."""
-    used = np.full(crops, groups)
-    if some:
-        few = crops // _LEVELS_FREE
-        used[:few] = rng.integers(1, groups + 1, few)
-    return torch.from_numpy((np.arange(groups)[:, None] < used).astype(np.float32))
+def _active(groups: int, crops: int, reduced: bool, rng: np.random.Generator) -> Tensor:
+    """Draws the codebooks that each crop uses: [groups, crops], 1 if used; most crops use all."""
+    num_used = np.full(crops, groups)
+    if reduced:
+        num_reduced = crops // _REDUCED_LEVELS_INTERVAL
+        num_used[:num_reduced] = rng.integers(1, groups + 1, num_reduced)
+    return torch.from_numpy((np.arange(groups)[:, None] < num_used).astype(np.float32))
 
 
 def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> None:
-    """Trains until the time is used up; goes on where an earlier call stopped."""
+    """Trains for the given time; resumes from the state of an earlier call."""
     device, file = pick_device(), work.state("codec")
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -115,51 +115,51 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     model = CodecModel(config, device)
     recordings = Recordings(work, device)
     recordings.wait()
-    used = 0.0
+    used_s = 0.0
     if file.exists():
         state = load_state(file, device)
         model.load(state)
-        used = state["used"]
+        used_s = state["used"]
     else:
         model.calibrate(recordings.crops(8, frames, rng)[0])
     training, groups = _Training(model, device), config.decoder.num_groups
     average = Average(training.parameters)
-    budget = Budget(minutes, used)
-    steps: dict[str, Replayed] = {}
-    started, done = file.exists(), 0
+    budget = Budget(minutes, used_s)
+    steps: dict[str, CapturedStep] = {}
+    has_codebooks, step_idx = file.exists(), 0
     with tqdm(desc="codec", unit=" steps", disable=None) as progress:
         while budget.share < 1:
-            if done % 50 == 0:
+            if step_idx % 50 == 0:
                 recordings.poll()
-            features = budget.share < _FIRST and not started
-            if not features and not started:
+            features = budget.share < _CODEBOOKS_FROM and not has_codebooks
+            if not features and not has_codebooks:
                 _start_codebooks(model, recordings, crops, frames, rng)
-                average, started = Average(training.parameters), True
-            long = not features and budget.share > _LAST  # the end sees more of the past
-            count, length = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
-            wave, phones = recordings.crops(count, length, rng)
-            active = _active(groups, count, not long, rng).to(device)
+                average, has_codebooks = Average(training.parameters), True
+            long = not features and budget.share > _LONG_CROPS_FROM
+            num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
+            wave, phones = recordings.crops(num_crops, num_frames, rng)
+            active = _active(groups, num_crops, not long, rng).to(device)
             set_rate(training.optimizer, budget.rate(_PEAK_RATE))
             kind = "features" if features else "long" if long else "codec"
             if kind not in steps:
                 step = training.features_step if features else training.codec_step
-                steps[kind] = Replayed(step, wave, phones, active)
-            figures = steps[kind](wave, phones, active)
-            if done % 4 == 0:
-                average.update(done)
-            if done % 20 == 10 and not features:
-                model.quantizer.revive()
-            if done % _LOG_EVERY == 0:
-                shown = {name: float(value) for name, value in figures.items()}
-                shown |= _usage(model.quantizer)
-                progress.set_postfix({k: f"{v:.3f}" for k, v in shown.items()})
-                times = {"step": done, "seconds": budget.used, "frames": recordings.frames}
-                append_json(work.log("codec"), times | shown)
+                steps[kind] = CapturedStep(step, wave, phones, active)
+            metrics = steps[kind](wave, phones, active)
+            if step_idx % 4 == 0:
+                average.update(step_idx)
+            if step_idx % 20 == 10 and not features:
+                model.quantizer.reset_unused()
+            if step_idx % _LOG_EVERY == 0:
+                values = {name: float(value) for name, value in metrics.items()}
+                values |= _usage(model.quantizer)
+                progress.set_postfix({k: f"{v:.3f}" for k, v in values.items()})
+                times = {"step": step_idx, "seconds": budget.used_s, "frames": recordings.frames}
+                append_json(work.log("codec"), times | values)
             if not features and budget.due:
-                save_state(file, model.state(average.tensors) | {"used": budget.used})
-            done += 1
+                save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+            step_idx += 1
             progress.update()
-    save_state(file, model.state(average.tensors) | {"used": budget.used})
+    save_state(file, model.state(average.tensors) | {"used": budget.used_s})
 
 
 def _start_codebooks(
@@ -167,7 +167,7 @@ def _start_codebooks(
 ) -> None:
     with torch.no_grad():
         semantic, acoustic = model.embed(recordings.crops(max(64, crops), frames, rng)[0])
-    model.quantizer.start(semantic.flatten(0, 1), acoustic.flatten(0, 1))
+    model.quantizer.initialise(semantic.flatten(0, 1), acoustic.flatten(0, 1))
 
 
 def _usage(quantizer: Quantizer) -> dict[str, float]:
@@ -176,12 +176,12 @@ def _usage(quantizer: Quantizer) -> dict[str, float]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder; `synthesis` may still run")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--crops", type=int, default=48, help="a step")
-    parser.add_argument("--frames", type=int, default=16, help="a crop")
+    parser.add_argument("--crops", type=int, default=48, help="crops of a step")
+    parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     train(Work(options.work), options.minutes, options.crops, options.frames, options.seed)

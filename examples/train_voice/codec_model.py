@@ -1,4 +1,4 @@
-"""The codec in training: encoder, codebooks, decoder, and the tensors they become in the file."""
+"""The codec in training: encoder, codebooks and decoder, and their tensors in the checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +20,8 @@ from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import CodecConfig
 
-MELS = 320  # of a frame: eight columns of forty
-_BOOKS = {  # group 0, and the group that layer 0 of the other chain has
+MELS = 320  # per frame: eight spectra of 40 bands
+_BOOKS = {  # names in the checkpoint, and the group of layer 0
     "decoder.quantizer.rvq_first.vq.layers.{}._codebook.": 0,
     "decoder.quantizer.rvq_rest.vq.layers.{}._codebook.": 1,
     "encoder.quantizer.semantic_residual_vector_quantizer.layers.{}.codebook.": 0,
@@ -30,10 +30,12 @@ _BOOKS = {  # group 0, and the group that layer 0 of the other chain has
 
 
 class CodecModel:
-    """Parameters by their names in the file, and the networks over them.
+    """Parameters by their names in the checkpoint, and the networks that use them.
 
     Attributes:
-        parameters: All that is trained by gradients, two heads that only help training among it.
+        parameters: Parameters that are trained by gradients, with two auxiliary output layers.
+        encoder: Waveform to embedding.
+        decoder: Quantised vectors to waveform.
         quantizer: The codebooks.
     """
 
@@ -57,24 +59,24 @@ class CodecModel:
         )
 
     def embed(self, wave: Tensor) -> tuple[Tensor, Tensor]:
-        """The two projections [batch, frames, dim] of a waveform's embedding."""
+        """Semantic and acoustic projection [batch, frames, dim] of a waveform's embedding."""
         z = self.encoder(wave)
         return project(z, self._enc.semantic.input), project(z, self._enc.acoustic.input)
 
     def join(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
-        """What the decoder is given for both parts."""
+        """Input of the decoder [batch, frames, dim] for both quantised projections."""
         first = project(semantic, self._dec.first_out)
         return first + project(acoustic, self._dec.rest_out)
 
-    def of_codes(self, codes: Tensor) -> Tensor:
-        """What the decoder is given for codes [batch, frames, groups]."""
+    def embed_codes(self, codes: Tensor) -> Tensor:
+        """Input of the decoder [batch, frames, dim] for codes [batch, frames, groups]."""
         books = self.quantizer.books
         acoustic = sum(books[k][codes[..., k]] for k in range(1, len(books)))
         assert isinstance(acoustic, Tensor)
         return self.join(books[0][codes[..., 0]], acoustic)
 
     def calibrate(self, wave: Tensor) -> None:
-        """Gives every layer a healthy output for this sample of speech."""
+        """Scales the weights of every layer to unit output variance for a sample of speech."""
         self.encoder.calibrating = self.decoder.calibrating = True
         with torch.no_grad():
             z = self.encoder(wave)
@@ -87,19 +89,19 @@ class CodecModel:
         self.encoder.calibrating = self.decoder.calibrating = False
 
     def state(self, average: list[Tensor]) -> dict[str, Any]:
-        """What a later stage needs: averaged parameters and codebooks."""
+        """State for later stages: averaged parameters and codebooks."""
         named = dict(zip(self.parameters, average, strict=True))
         return {"parameters": named, "books": self.quantizer.books}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Takes over what `state` gave."""
+        """Loads a result of `state`."""
         with torch.no_grad():
             for name, value in state["parameters"].items():
                 self.parameters[name].copy_(value)
         self.quantizer.load(state["books"])
 
     def decoder_parameters(self) -> list[nn.Parameter]:
-        """All that can change while the codes stay what they are."""
+        """Parameters on which codes do not depend."""
         return [p for name, p in self.parameters.items() if name.startswith("decoder.")]
 
 
@@ -115,14 +117,14 @@ def _initial(spec: TensorSpec, device: torch.device) -> Tensor:
 
 
 def file_tensors(state: dict[str, Any], convert: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """A trained codec's tensors as the file holds them, those that only loaders ask for too."""
+    """Tensors of a trained codec as in a checkpoint, unused ones that loaders require included."""
     books: Tensor = state["books"].float().cpu()
     tensors = {k: v.float().cpu() for k, v in state["parameters"].items() if "." in k}
     dim = books.shape[2]
     hidden = tensors["encoder.downsample.conv.weight"].shape[0]
-    wide = tensors["decoder.quantizer.rvq_first.output_proj.weight"].shape[0]
+    width = tensors["decoder.quantizer.rvq_first.output_proj.weight"].shape[0]
     for part in ("first", "rest"):
-        tensors[f"decoder.quantizer.rvq_{part}.input_proj.weight"] = torch.zeros(dim, wide, 1)
+        tensors[f"decoder.quantizer.rvq_{part}.input_proj.weight"] = torch.zeros(dim, width, 1)
     for part in ("semantic", "acoustic"):
         name = f"encoder.quantizer.{part}_residual_vector_quantizer.output_proj.weight"
         tensors[name] = torch.zeros(hidden, dim, 1)

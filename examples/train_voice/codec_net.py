@@ -1,4 +1,4 @@
-"""The codec's two networks for training, over the same trees of tensors as the engine's."""
+"""The codec's networks for training, with the same trees of tensors as the engine's."""
 
 import math
 
@@ -13,13 +13,13 @@ from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_
 
 
 class _Net:
-    """What both networks share.
+    """Convolutions of both networks.
 
     Attributes:
-        calibrating: While set, a forward pass scales every convolution's weights so that its
-            output has a given deviation. The usual initialisation shrinks a signal about 0.6 times
-            a layer: a deep encoder's output is then its biases, and a decoder starts silent.
-        fast: The type of all but the layers at the full rate.
+        calibrating: Whether a forward pass scales every convolution's weights to a given standard
+            deviation of its output. The usual initialisation attenuates a signal by about 0.6 per
+            layer: the output of a deep encoder would be its biases, and a decoder would be silent.
+        fast: Type of the activations, except at the full sample rate.
     """
 
     def __init__(self, fast: torch.dtype) -> None:
@@ -48,13 +48,13 @@ def _attend(
 ) -> Tensor:
     """Causal attention over the last `window` positions."""
     positions = torch.arange(x.shape[1], device=x.device)
-    turn = rope_table(positions[None], s.head_dim, s.rope_theta, x.dtype)
+    rope = rope_table(positions[None], s.head_dim, s.rope_theta, x.dtype)
     q, k, v = (
         split_heads(F.linear(x, p.to(x.dtype)), s.head_dim) for p in (layer.q, layer.k, layer.v)
     )
-    back = positions[:, None] - positions
-    seen = (back >= 0) & (back < window)
-    y = F.scaled_dot_product_attention(apply_rope(q, turn), apply_rope(k, turn), v, attn_mask=seen)
+    distance = positions[:, None] - positions
+    mask = (distance >= 0) & (distance < window)
+    y = F.scaled_dot_product_attention(apply_rope(q, rope), apply_rope(k, rope), v, attn_mask=mask)
     return layer.scale.to(x.dtype) * F.linear(merge_heads(y), layer.o.to(x.dtype))
 
 
@@ -70,7 +70,7 @@ class EncoderNet(_Net):
         self._w, self._stack = tree, config.encoder.stack
 
     def __call__(self, wave: Tensor) -> Tensor:
-        """The embedding, in float32."""
+        """Computes the embedding in float32."""
         tree, s = self._w, self._stack
         x = self.conv(wave[..., None].to(self.fast), tree.conv_in)
         for stage in tree.stages:
@@ -94,7 +94,7 @@ class DecoderNet(_Net):
         self._w, self._config = tree, config.decoder
 
     def __call__(self, q: Tensor) -> Tensor:
-        """The waveform, in float32."""
+        """Computes the waveform in float32."""
         tree = self._w
         x = self._transform(self.conv(q.to(self.fast), tree.pre_conv))
         for up in tree.upsample:
@@ -102,7 +102,7 @@ class DecoderNet(_Net):
         x = self.conv(x, tree.conv_in)
         for i, block in enumerate(tree.blocks):
             if i == len(tree.blocks) - 1:
-                x = x.float()  # no rounding noise in the waveform
+                x = x.float()  # bfloat16 would add noise to the waveform
             x = self.transposed(snake(x, block.snake), block.transposed)
             for r in block.residuals:
                 y = snake(self.conv(snake(x, r.snake1), r.conv1), r.snake2)
@@ -130,7 +130,9 @@ class DecoderNet(_Net):
 
 
 class Quantizer:
-    """Sixteen codebooks that follow what they stand for; the first has a projection of its own.
+    """Residual vector quantiser, trained by moving averages of the vectors of each entry.
+
+    Codebook 0 quantises the semantic projection, the others the residual of the acoustic one.
 
     Attributes:
         books: [groups, codes, dim].
@@ -140,68 +142,68 @@ class Quantizer:
         self.books = torch.zeros(groups, codes, dim, device=device)
         self._sums = torch.zeros_like(self.books)
         self._usage = torch.ones(groups, codes, device=device)
-        self._seen = torch.zeros(groups, 1, dim, device=device)
-        self._counted = torch.ones(groups, device=device)
+        self._last_inputs = torch.zeros(groups, 1, dim, device=device)
+        self._num_inputs = torch.ones(groups, device=device)
 
     def load(self, books: Tensor) -> None:
-        """Takes over trained codebooks."""
+        """Loads trained codebooks."""
         self.books.copy_(books)
         self._sums.copy_(books)
 
     @torch.no_grad()
     def encode(self, semantic: Tensor, acoustic: Tensor) -> Tensor:
-        """Codes [rows, groups] of the two projections [rows, dim]."""
+        """Encodes the two projections [rows, dim] into codes [rows, groups]."""
         return self._chain(semantic, acoustic)[0].t()
 
     def _chain(self, semantic: Tensor, acoustic: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes [groups, rows], their entries and what each book was given [groups, rows, dim]."""
+        """Codes [groups, rows], and entries and inputs of each codebook [groups, rows, dim]."""
         norms = self.books.square().sum(-1)
         codes: list[Tensor] = []
         entries: list[Tensor] = []
-        given = [semantic]
-        rest = acoustic
+        inputs = [semantic]
+        residual = acoustic
         for k, book in enumerate(self.books):
-            x = semantic if k == 0 else rest
+            x = semantic if k == 0 else residual
             codes.append(torch.addmm(norms[k], x, book.t(), alpha=-2).argmin(-1))
             entries.append(book[codes[-1]])
             if k:
-                given.append(rest)
-                rest = rest - entries[-1]
-        return torch.stack(codes), torch.stack(entries), torch.stack(given)
+                inputs.append(residual)
+                residual = residual - entries[-1]
+        return torch.stack(codes), torch.stack(entries), torch.stack(inputs)
 
     @torch.no_grad()
-    def start(self, semantic: Tensor, acoustic: Tensor) -> None:
-        """Draws every codebook from trained embeddings: all entries are in use at once."""
+    def initialise(self, semantic: Tensor, acoustic: Tensor) -> None:
+        """Initialises every codebook with vectors of a trained encoder, so that all are in use."""
         codes = self.books.shape[1]
-        rest = acoustic
+        residual = acoustic
         for k in range(len(self.books)):
-            x = semantic if k == 0 else rest
+            x = semantic if k == 0 else residual
             self.books[k] = x[torch.randint(len(x), (codes,), device=x.device)]
             if k:
-                rest = rest - self.books[k][torch.cdist(rest, self.books[k]).argmin(-1)]
+                residual = residual - self.books[k][torch.cdist(residual, self.books[k]).argmin(-1)]
         self._sums.copy_(self.books)
         self._usage.fill_(1.0)
 
     def __call__(
         self, semantic: Tensor, acoustic: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Quantises and lets the codebooks follow.
+        """Quantises and updates the codebooks.
 
         Args:
             semantic: [rows, dim].
             acoustic: [rows, dim].
-            active: [groups, rows], 1 where a row uses a level, else 0; the first always.
+            active: [groups, rows], 1 where a row uses a codebook, else 0; codebook 0 always.
 
         Returns:
-            Both quantised, gradients passed straight through, and how far off they are.
+            Both projections quantised, with straight-through gradients, and the commitment loss.
         """
         with torch.no_grad():
-            codes, entries, given = self._chain(semantic.detach(), acoustic.detach())
+            codes, entries, inputs = self._chain(semantic.detach(), acoustic.detach())
             chosen = F.one_hot(codes, self.books.shape[1]).float() * active[..., None]
             self._usage.lerp_(chosen.sum(1), 0.02)
-            self._sums.lerp_(chosen.mT @ given, 0.02)
+            self._sums.lerp_(chosen.mT @ inputs, 0.02)
             self.books.copy_(self._sums / self._usage.clamp(min=1e-5)[..., None])
-            self._seen, self._counted = given, active.sum(1)
+            self._last_inputs, self._num_inputs = inputs, active.sum(1)
             added = entries[1:].cumsum(0)
             last = (entries[1:] * active[1:, :, None]).sum(0)
             any_rest = active[1:].amax(0)[:, None]
@@ -212,34 +214,36 @@ class Quantizer:
         return semantic, acoustic, off + each.mean(1).sum()
 
     @torch.no_grad()
-    def revive(self) -> None:
-        """Moves entries that nothing uses to where the last batch was."""
+    def reset_unused(self) -> None:
+        """Replaces unused entries by random vectors of the last batch."""
         groups, codes, dim = self.books.shape
-        dead = self._usage < 0.03 * self._counted[:, None] / codes
-        rows = torch.randint(self._seen.shape[1], (groups, codes, 1), device=self.books.device)
-        drawn = self._seen.gather(1, rows.expand(-1, -1, dim))
-        self._usage.masked_fill_(dead, 1.0)
-        self._sums.copy_(torch.where(dead[..., None], drawn, self._sums))
+        unused = self._usage < 0.03 * self._num_inputs[:, None] / codes
+        rows = torch.randint(
+            self._last_inputs.shape[1], (groups, codes, 1), device=self.books.device
+        )
+        drawn = self._last_inputs.gather(1, rows.expand(-1, -1, dim))
+        self._usage.masked_fill_(unused, 1.0)
+        self._sums.copy_(torch.where(unused[..., None], drawn, self._sums))
         self.books.copy_(self._sums / self._usage.clamp(min=1e-5)[..., None])
 
     def perplexity(self) -> Tensor:
-        """How many entries of each book are in use."""
+        """Effective number of entries in use, of each codebook."""
         share = self._usage / self._usage.sum(1, keepdim=True)
         return (-(share * (share + 1e-9).log()).sum(1)).exp()
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:
-    """A pointwise convolution without bias [out, in, 1] over the last axis."""
+    """Applies a pointwise convolution without bias, weight [out, in, 1], to the last axis."""
     return F.linear(x, weight[:, :, 0])
 
 
 def unit_gain(weight: Tensor, x: Tensor) -> None:
-    """Scales a projection so that its output has unit deviation."""
+    """Scales a projection to unit standard deviation of its output."""
     with torch.no_grad():
         weight.div_(project(x, weight).std() + 1e-8)
 
 
 def uniform_(tensor: Tensor, inputs: int) -> None:
-    """The usual initialisation of a layer's weights."""
+    """Initialises weights as torch initialises its layers."""
     bound = 1 / math.sqrt(inputs)
     torch.nn.init.uniform_(tensor, -bound, bound)

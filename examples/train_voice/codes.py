@@ -1,4 +1,4 @@
-"""Encodes every recording with the trained codec: what the talker learns to say.
+"""Encodes every recording with the trained codec, as training data of the talker.
 
 python -m examples.train_voice.codes WORK
 """
@@ -22,7 +22,7 @@ _BATCH = 8_000  # frames
 
 @torch.no_grad()
 def encode(work: Work) -> None:
-    """Writes codes, phones, words, lengths, texts and speakers of all recordings to one file."""
+    """Writes codes, phones, words, lengths, texts and speakers of all recordings to a file."""
     device = pick_device()
     model = CodecModel(work.codec_config(), device)
     model.load(load_state(work.state("codec"), device))
@@ -34,7 +34,7 @@ def encode(work: Work) -> None:
     tables = {name: np.concatenate(column) for name, column in recordings.tables.items()}
     groups = len(model.quantizer.books)
     codes = torch.zeros(recordings.frames, groups, dtype=torch.uint8, device=device)
-    order = np.argsort(tables["frames"], kind="stable")  # utterances of one length side by side
+    order = np.argsort(tables["frames"], kind="stable")  # batches of similar length
     start = 0
     with tqdm(total=len(order), desc="utterances", disable=None) as progress:
         while start < len(order):
@@ -54,7 +54,7 @@ def encode(work: Work) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec` and `synthesis`")
     encode(Work(parser.parse_args().work))

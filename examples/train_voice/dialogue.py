@@ -1,4 +1,4 @@
-"""Texts and codes as the talker sees them: batches of whole sequences in both text layouts."""
+"""Training data of the talker: batches of whole sequences of text and codes in both layouts."""
 
 import json
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from examples.train_voice.layout import VOICES, Work
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-NOTHING = -1  # in place of an id: no vector is added there
-IGNORED = -100  # as a label
+NOTHING = -1  # instead of an id: no vector is added at the position
+IGNORED = -100  # label without a loss
 _ROLE = 3  # positions
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences [batch, positions]: what stands where.
+    """Sequences; all tensors but `codes` have the shape [batch, positions].
 
     Attributes:
         text: Text ids.
         control: Ids of the codec embedding, or `NOTHING`.
-        codes: Frames [batch, positions, groups] that are fed, and
-        fed: where they are.
+        codes: Codes of the input frames [batch, positions, groups].
+        fed: Whether a position has an input frame.
         labels: Code 0 or the end of speech, or `IGNORED`.
-        frame: The number of the frame that a position makes, or `NOTHING`.
-        spoken: Whether the text id is one of the text itself.
-        text_word: The word that the text id is part of, `NOTHING` for none.
-        frame_word: The word that the frame is part of, `NOTHING` for none.
+        frame: Index of the frame that a position predicts, or `NOTHING`.
+        spoken: Whether the text id belongs to the spoken text.
+        text_word: Index of the word of the text id, or `NOTHING`.
+        frame_word: Index of the word of the predicted frame, or `NOTHING`.
     """
 
     text: Tensor
@@ -44,8 +44,8 @@ class Batch:
     frame_word: Tensor
 
 
-class Dialogue:
-    """All utterances."""
+class Dataset:
+    """All utterances of a run."""
 
     def __init__(self, work: Work, config: ModelConfig, device: torch.device) -> None:
         self._config, self._device = config, device
@@ -61,25 +61,25 @@ class Dialogue:
         self._newline = tokenizer.encode("\n")[0]
         width = _token_widths(work)
         texts = work.texts()
-        said = [texts[i] for i in tables["text"]]
-        ids = [tokenizer.encode(text) for text in said]
+        spoken = [texts[i] for i in tables["text"]]
+        ids = [tokenizer.encode(text) for text in spoken]
         self._tokens = np.array([len(i) for i in ids])
         self._first_token = np.cumsum(self._tokens) - self._tokens
         self._ids = torch.tensor([i for one in ids for i in one], device=device)
-        pairs = zip(said, ids, strict=True)
+        pairs = zip(spoken, ids, strict=True)
         words = [_words_of(text, [width[i] for i in one]) for text, one in pairs]
         self._token_words = torch.tensor([w for one in words for w in one], device=device)
-        self.lengths = self._frames + self._tokens + 12  # positions, at most
+        self.lengths = self._frames + self._tokens + 12  # upper bound in positions
 
     def build(
         self, chosen: NDArray[np.int64], full: NDArray[np.bool_], auto: NDArray[np.bool_]
     ) -> Batch:
-        """Lays out utterances.
+        """Builds a batch.
 
         Args:
-            chosen: Their numbers.
-            full: For each whether the whole text stands in the prompt.
-            auto: For each whether the language is left open.
+            chosen: Indices of the utterances.
+            full: For each, whether the prompt contains the whole text.
+            auto: For each, whether the language is not given.
         """
         device, ids, control = self._device, self._config.text, self._config.talker.control
 
@@ -88,8 +88,8 @@ class Dialogue:
 
         tokens, frames = self._tokens[chosen], self._frames[chosen]
         tags = np.where(auto, 5, 6)
-        start = _ROLE + tags  # of the text
-        speech = np.where(full, start + tokens + 1, start)  # where codec_bos stands
+        start = _ROLE + tags  # position of the text
+        speech = np.where(full, start + tokens + 1, start)  # position of codec_bos
         length = -(-int((speech + frames + 1).max()) // 8) * 8
         p = torch.arange(length, device=device)[None]
         n, t, k, first, bos = map(column, (tokens, frames, tags, start, speech))
@@ -106,9 +106,9 @@ class Dialogue:
         text = torch.where(token == n, ids.eos, text)
 
         tag = (p - _ROLE).clamp(0, 5)
-        said = self._tags([control.think, control.think_bos, self._language, control.think_eos])
-        left_open = self._tags([control.nothink, control.think_bos, control.think_eos])
-        tagged = torch.where(k == 6, said[tag], left_open[tag.clamp(max=4)])
+        given = self._tags([control.think, control.think_bos, self._language, control.think_eos])
+        open_language = self._tags([control.nothink, control.think_bos, control.think_eos])
+        tagged = torch.where(k == 6, given[tag], open_language[tag.clamp(max=4)])
         speakers = torch.tensor([self._config.talker.speakers[v] for v in VOICES], device=device)
         tagged = torch.where(tagged == NOTHING, speakers[column(self._speakers[chosen])], tagged)
         codec = torch.full_like(text, NOTHING)
@@ -116,12 +116,12 @@ class Dialogue:
         codec = torch.where((p >= first) & (p < bos), control.pad, codec)
         codec = torch.where(p == bos, control.bos, codec)
 
-        base, made = column(self._first_frame[chosen]), p - bos
-        fed = (made >= 1) & (made <= t)
-        codes = self.codes[torch.where(fed, base + made - 1, 0)].long()
-        frame = torch.where((made >= 0) & (made < t), base + made, NOTHING)
+        base, frame_idx = column(self._first_frame[chosen]), p - bos
+        fed = (frame_idx >= 1) & (frame_idx <= t)
+        codes = self.codes[torch.where(fed, base + frame_idx - 1, 0)].long()
+        frame = torch.where((frame_idx >= 0) & (frame_idx < t), base + frame_idx, NOTHING)
         labels = torch.where(frame >= 0, self.codes[frame.clamp(min=0), 0].long(), IGNORED)
-        labels = torch.where(made == t, control.eos, labels)
+        labels = torch.where(frame_idx == t, control.eos, labels)
         return Batch(
             text, codec, codes, fed, labels, frame, spoken,
             text_word=torch.where(spoken, self._token_words[index], NOTHING),
@@ -133,19 +133,19 @@ class Dialogue:
         return self._config.talker.languages["english"]
 
     def _tags(self, ids: list[int]) -> Tensor:
-        """Tags, the speaker's place, codec_pad."""
+        """Tags, a place for the speaker, codec_pad."""
         tags = [*ids, NOTHING, self._config.talker.control.pad]
         return torch.tensor(tags, device=self._device)
 
 
 def _token_widths(work: Work) -> dict[int, int]:
-    """How many characters of an ASCII text each token stands for."""
+    """Number of ASCII characters of each token."""
     vocab = json.loads((work.voice / "vocab.json").read_text(encoding="utf-8"))
     return {i: len(token) for token, i in vocab.items()}
 
 
 def _words_of(text: str, widths: list[int]) -> list[int]:
-    """For each token the blank-separated word that it is part of."""
+    """Index of the space-separated word of each token."""
     words: list[int] = []
     at = 0
     for width in widths:

@@ -1,4 +1,4 @@
-"""Measures a voice on sentences that it never saw: what a machine understands, and every end.
+"""Measures a voice on held-out sentences: word error rates, and how speech ends.
 
 python -m examples.train_voice.evaluate WORK --json RESULTS.json
 """
@@ -32,14 +32,14 @@ from megakernel_tts.model.checkpoint import Checkpoint
 
 RATE = 24_000
 _CPU = torch.device("cpu")
-_TOGETHER = 16  # streams a process
-_MOST_FRAMES = 400  # 32 s, ten times the usual
-_ODD, _RUNAWAY = 2.0, 3.0  # times the synthesiser's length
+_NUM_STREAMS = 16  # per process
+_MAX_FRAMES = 400  # 32 s, ten times the usual length
+_LONG_RATIO, _RUNAWAY_RATIO = 2.0, 3.0  # duration relative to the synthesiser's
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Something to say."""
+    """A text to speak."""
 
     folder: Path
     text: str
@@ -51,26 +51,26 @@ class _Job:
 
 @cache
 def _tts(folder: Path) -> TTS:
-    """One a process."""
+    """The model; one per process."""
     torch.set_num_threads(1)
-    return TTS.load(folder, device="cpu", slots=_TOGETHER)
+    return TTS.load(folder, device="cpu", slots=_NUM_STREAMS)
 
 
 def _say(jobs: list[_Job]) -> list[tuple[NDArray[np.int16], str]]:
-    """Says a few texts at once; gives the samples of each and how it ended."""
+    """Speaks texts at the same time; gives samples and finish reason of each."""
     sessions = [_open(job) for job in jobs]
-    said: list[tuple[NDArray[np.int16], str]] = []
+    results: list[tuple[NDArray[np.int16], str]] = []
     for session in sessions:
         *chunks, finish = session
         assert isinstance(finish, Finish) and finish.reason != "error", finish
         pcm = [chunk.pcm for chunk in chunks if isinstance(chunk, AudioChunk)]
-        said.append((np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason))
-    return said
+        results.append((np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason))
+    return results
 
 
 def _open(job: _Job) -> Session:
     tts = _tts(job.folder)
-    sampling = replace(tts.sampling, seed=job.seed, guard=job.guard, max_frames=_MOST_FRAMES)
+    sampling = replace(tts.sampling, seed=job.seed, guard=job.guard, max_frames=_MAX_FRAMES)
     layout = "full" if job.manner == "full" else "streaming"
     session = tts.open(job.voice, "english", layout=layout, sampling=sampling)
     first, *rest = job.text.split(" ") if job.manner == "live" else [job.text]
@@ -82,7 +82,7 @@ def _open(job: _Job) -> Session:
 
 
 def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
-    """Through the codec and back."""
+    """Gives a function that encodes and decodes a recording."""
     config = Work(folder.parent).codec_config()
     tensors = Checkpoint(folder / "speech_tokenizer")
     encoder = Encoder(
@@ -99,7 +99,7 @@ def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16
     return run
 
 
-def _flite_says(texts: list[str], voices: list[str]) -> list[NDArray[np.int16]]:
+def _synthesise(texts: list[str], voices: list[str]) -> list[NDArray[np.int16]]:
     flite = Flite()
     return [
         resample(flite.speak(text, VOICES[voice]).samples)
@@ -112,7 +112,7 @@ def _alternate(count: int) -> list[str]:
 
 
 class Evaluation:
-    """One voice, many processes."""
+    """Evaluation of a voice in parallel processes."""
 
     def __init__(self, work: Work, processes: int) -> None:
         self._work = work
@@ -121,7 +121,7 @@ class Evaluation:
     def speak(
         self, texts: list[str], manner: str, *, seed: int, guard: bool
     ) -> tuple[list[NDArray[np.int16]], list[str]]:
-        """All texts, voices by turns."""
+        """Speaks all texts with alternating voices."""
         jobs = [
             _Job(self._work.voice, text, voice, manner, seed + i, guard)
             for i, (text, voice) in enumerate(zip(texts, _alternate(len(texts)), strict=True))
@@ -129,16 +129,16 @@ class Evaluation:
         return self._run(jobs)
 
     def _run(self, jobs: list[_Job]) -> tuple[list[NDArray[np.int16]], list[str]]:
-        batches = [jobs[i : i + _TOGETHER] for i in range(0, len(jobs), _TOGETHER)]
+        batches = [jobs[i : i + _NUM_STREAMS] for i in range(0, len(jobs), _NUM_STREAMS)]
         results: list[tuple[NDArray[np.int16], str]] = []
         with tqdm(total=len(jobs), desc="sentences", disable=None) as progress:
-            for said in self._pool.imap(_say, batches):
-                results += said
-                progress.update(len(said))
+            for batch_results in self._pool.imap(_say, batches):
+                results += batch_results
+                progress.update(len(batch_results))
         return [pcm for pcm, _ in results], [reason for _, reason in results]
 
     def understanding(self) -> dict[str, Any]:
-        """Word error rates on the held-out sentences, each condition heard by the same judge."""
+        """Word error rates on the held-out sentences, with the same recognisers throughout."""
         written, spoken = (list(column) for column in zip(*held_out(), strict=True))
         corpus = self._work.texts()
         lower = "\n".join(corpus).lower()
@@ -146,40 +146,42 @@ class Evaluation:
         model = self._work.folder / "judge.lm"
         write_language_model(model, corpus, spoken)
         judges = {"corpus": Judge(model), "general": Judge(None)}
-        originals = _flite_says(written, _alternate(len(written)))
+        originals = _synthesise(written, _alternate(len(written)))
         again = _resynthesis(self._work.voice)
         conditions = {"originals": originals, "resynthesis": [again(x) for x in originals]}
         lengths: dict[str, list[float]] = {}
         for manner in ("full", "streaming", "live"):
             conditions[manner], _ = self.speak(written, manner, seed=0, guard=True)
             lengths[manner] = [
-                len(made) / len(wanted)
-                for made, wanted in zip(conditions[manner], originals, strict=True)
+                len(pcm) / len(original)
+                for pcm, original in zip(conditions[manner], originals, strict=True)
             ]
         rates: dict[str, dict[str, float]] = {}
-        heard: dict[str, dict[str, list[str]]] = {}
+        transcripts: dict[str, dict[str, list[str]]] = {}
         for name, speech in conditions.items():
             found = {j: judge.error_rate(speech, RATE, spoken) for j, judge in judges.items()}
             rates[name] = {j: round(rate, 4) for j, (rate, _) in found.items()}
-            heard[name] = {j: texts for j, (_, texts) in found.items()}
+            transcripts[name] = {j: texts for j, (_, texts) in found.items()}
         return {
             "sentences": len(written),
             "words": sum(len(words_of(s)) for s in spoken),
             "written": written,
             "word_error_rate": rates,
             "length_ratio": {name: _spread(values) for name, values in lengths.items()},
-            "heard": heard,
+            "heard": transcripts,
         }
 
     def ends(self, texts: list[str], manner: str) -> dict[str, Any]:
-        """How speech ends without the guard, and what the guard does to what did not.
+        """How speech ends without the guard, and with it for speech that does not end normally.
 
-        The guard only ends speech: what it leaves alone is the same with and without it.
+        The guard only ends speech, so that all other speech is the same with and without it.
         """
         free, reasons = self.speak(texts, manner, seed=10_000, guard=False)
-        wanted = _flite_says(texts, _alternate(len(texts)))
-        ratios = [len(made) / len(said) for made, said in zip(free, wanted, strict=True)]
-        odd = [i for i, r in enumerate(ratios) if reasons[i] != "eos" or r > _ODD]
+        references = _synthesise(texts, _alternate(len(texts)))
+        ratios = [
+            len(pcm) / len(reference) for pcm, reference in zip(free, references, strict=True)
+        ]
+        odd = [i for i, r in enumerate(ratios) if reasons[i] != "eos" or r > _LONG_RATIO]
         voices = _alternate(len(texts))
         _, guarded = self._run(
             [
@@ -191,9 +193,9 @@ class Evaluation:
             "manner": manner,
             "sentences": len(texts),
             "ended": reasons.count("eos"),
-            "runaways": sum(reasons[i] != "eos" or ratios[i] > _RUNAWAY for i in odd),
+            "runaways": sum(reasons[i] != "eos" or ratios[i] > _RUNAWAY_RATIO for i in odd),
             "runaways_past_the_guard": sum(
-                reason == "length" or (reason == "eos" and ratios[i] > _RUNAWAY)
+                reason == "length" or (reason == "eos" and ratios[i] > _RUNAWAY_RATIO)
                 for i, reason in zip(odd, guarded, strict=True)
             ),
             "length_ratio": _spread(ratios),
@@ -216,19 +218,21 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def fresh_sentences(work: Work, count: int, words: Path) -> list[str]:
-    """Single sentences of the corpus's grammar that are not in the corpus."""
-    known = set(work.texts())
-    made = make_corpus(3 * count, read_words(words), seed=987)
-    fresh = [t for t in made if t not in known and 3 <= len(t.split()) <= 20]
+    """Sentences of the corpus's grammar that are not in the corpus."""
+    corpus = set(work.texts())
+    candidates = make_corpus(3 * count, read_words(words), seed=987)
+    fresh = [t for t in candidates if t not in corpus and 3 <= len(t.split()) <= 20]
     return fresh[:count]
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `export`")
-    parser.add_argument("--json", type=Path, required=True, help="where the results go")
-    parser.add_argument("--sentences", type=int, default=3000, help="to look for runaways in")
+    parser.add_argument("--json", type=Path, required=True, help="file for the results")
+    parser.add_argument(
+        "--sentences", type=int, default=3000, help="sentences that are searched for runaways"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument(
         "--words", type=Path, default=Path("/usr/share/dict/american-english-small")

@@ -18,7 +18,11 @@ _CPU = torch.device("cpu")
 
 
 def export(work: Work) -> int:
-    """Writes both tensor files, the decoder of `vocoder` if it ran; gives the folder's bytes."""
+    """Writes both tensor files, with the decoder of `vocoder` if it ran.
+
+    Returns:
+        Size of the checkpoint in bytes.
+    """
     talker = load_state(work.state("talker"), _CPU)["parameters"]
     tensors = {k: v.to(torch.bfloat16).contiguous() for k, v in talker.items() if "." in k}
     save_file(tensors, work.voice / "model.safetensors", metadata={"format": "pt"})
@@ -30,14 +34,14 @@ def export(work: Work) -> int:
 
 
 def _half(tensor: Tensor) -> Tensor:
-    """Ten bits of fraction, where bfloat16 has seven: a waveform shows the difference."""
+    """Converts to float16, whose precision is audible compared with bfloat16."""
     return tensor.to(torch.float16)
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
-    parser.add_argument("work", type=Path, help="the run's folder, after all trainings")
+    parser.add_argument("work", type=Path, help="the run's folder, after all training stages")
     size = export(Work(parser.parse_args().work))
     print(f"{size / 1e6:.1f} MB")
 

@@ -1,4 +1,4 @@
-"""The flite synthesiser through ctypes: text -> samples, and when each phone and word is said."""
+"""The flite synthesiser through ctypes: text to samples, with the times of phones and words."""
 
 import ctypes as c
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ PHONES = (
     "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh "
     "uw v w y z zh"
 ).split()
-_LOUD = 250  # peak of 10 ms that count as speech, in 16-bit steps
-_BEFORE, _AFTER = 960, 2240  # samples of silence kept around the speech: 60 and 140 ms
+_LOUD = 250  # peak of 10 ms of speech, of 32767
+_BEFORE, _AFTER = 960, 2240  # samples of silence kept around speech: 60 and 140 ms
 
 
 class _Wave(c.Structure):
@@ -27,13 +27,13 @@ class _Wave(c.Structure):
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said.
+    """Synthesised speech.
 
     Attributes:
-        samples: 16-bit, at 16 kHz.
-        ends: When each phone ends, in seconds.
-        phones: Indices into `PHONES`.
-        words: For each phone the blank-separated word of the text, or -1.
+        samples: int16 [samples] at 16 kHz.
+        ends: [phones], end of each phone in seconds.
+        phones: [phones], indices into `PHONES`.
+        words: [phones], index of the space-separated word of each phone, or -1.
     """
 
     samples: NDArray[np.int16]
@@ -78,7 +78,7 @@ class Flite:
             self._voices[voice] = register(None)
 
     def speak(self, text: str, voice: str) -> Segment:
-        """Says a text; the silence around it is cut down."""
+        """Synthesises a text and trims the silence around it."""
         lib = self._lib
         utterance = lib.flite_synth_text(text.encode("ascii", "ignore"), self._voices[voice])
         try:
@@ -116,7 +116,7 @@ class Flite:
 
 
 def _speech(samples: NDArray[np.int16]) -> tuple[int, int]:
-    """From where to where there is speech, with a little silence around it."""
+    """First and last sample of the speech, with a margin of silence."""
     step = SAMPLE_RATE // 100
     whole = np.abs(samples[: len(samples) // step * step].astype(np.int32)).reshape(-1, step)
     loud = np.flatnonzero(whole.max(1) > _LOUD)

@@ -1,7 +1,7 @@
-"""Random English: a template grammar over word lists, and lists of words that drill the rest.
+"""Random English: a template grammar over word lists, and lists of further words.
 
-Sentences need not make sense; they must hold every kind of word, number and pause that a voice
-agent says, in ordinary surroundings.
+Sentences need not be meaningful; they must contain every kind of word, number and pause that a
+voice agent says, in ordinary contexts.
 """
 
 import random
@@ -27,12 +27,12 @@ _FORMS = {
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a text beside this module."""
+    """Lines of a text file in this module's folder."""
     return (_HERE / file).read_text(encoding="utf-8").splitlines()
 
 
 def spell(n: int) -> str:
-    """A number below a million in words."""
+    """Spells a number below a million."""
     if n < 20:
         return (_DIGITS + _TEENS)[n]
     if n < 100:
@@ -43,7 +43,7 @@ def spell(n: int) -> str:
 
 
 def plural(noun: str) -> str:
-    """A noun's plural."""
+    """Forms the plural of a noun."""
     if noun in _IRREGULAR:
         return _IRREGULAR[noun]
     if re.search(r"(s|x|z|ch|sh)$", noun):
@@ -54,7 +54,7 @@ def plural(noun: str) -> str:
 
 
 def _articles(text: str) -> str:
-    """`a` before a vowel becomes `an`."""
+    """Replaces `a` before a vowel by `an`."""
 
     def fix(match: re.Match[str]) -> str:
         word = match[2]
@@ -70,14 +70,14 @@ def _sentence(text: str) -> str:
 
 
 class Grammar:
-    """Makes utterances of one to three sentences; the same seed makes the same ones."""
+    """Generates utterances of one to three sentences, determined by the seed."""
 
     def __init__(self, words: Sequence[str], seed: int) -> None:
         """Reads the word lists and the templates.
 
         Args:
-            words: A word list, names capitalised: what no template names must be heard, too.
-            seed: Of every choice.
+            words: A word list with capitalised names, for words that no template contains.
+            seed: Seed of all choices.
         """
         self._random = random.Random(seed)
         self._rare = [w for w in words if w.islower()]
@@ -98,7 +98,7 @@ class Grammar:
         }  # fmt: skip
 
     def utterance(self) -> str:
-        """One to three sentences, or a few words."""
+        """Generates one to three sentences, or a few words."""
         r = self._random.random()
         if r < 0.04:
             return self._random.choice(self._replies)
@@ -143,8 +143,10 @@ class Grammar:
         word = choose(self._words[name])
         return plural(word) if match[2] else word
 
-    def _list(self, pool: Sequence[str], least: int, most: int) -> str:
-        words = [self._random.choice(pool) for _ in range(self._random.randint(least, most))]
+    def _list(self, pool: Sequence[str], min_words: int, max_words: int) -> str:
+        words = [
+            self._random.choice(pool) for _ in range(self._random.randint(min_words, max_words))
+        ]
         text = (", " if self._random.random() < 0.4 else " ").join(words)
         return text[0].upper() + text[1:] + ("." if self._random.random() < 0.85 else "")
 

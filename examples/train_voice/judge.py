@@ -1,11 +1,11 @@
-"""Speech to text by pocketsphinx, and how many words differ.
+"""Word error rates of speech by the recogniser pocketsphinx.
 
-What is fair: every condition is heard by the same recogniser with the same language model, so that
-figures compare with each other, and with the synthesiser's own recordings as the floor. Neither of
-two models knows the sentences. The package's general English model guesses the most: it hears the
-recordings well, and fills gaps from the context. A bigram of the training corpus, whose vocabulary
-holds the common words and those of the judged sentences, leaves more to the ear: the corpus makes
-no sense. A model of the sentences would know them before they are heard.
+All conditions use the same recogniser and language model, so that their rates are comparable, also
+with the rate of the synthesiser's recordings, the lower bound. Neither of the two language models
+is trained on the sentences. The general English model of the package depends most on context: it
+completes words that are unclear. A bigram of the training corpus, whose vocabulary contains the
+common words and those of the evaluated sentences, depends more on the audio, because the corpus is
+not meaningful. A model trained on the sentences would recognise them without the audio.
 """
 
 import math
@@ -22,28 +22,28 @@ from numpy.typing import NDArray
 
 _RATE = 16_000
 _DISCOUNT = 0.6
-_COMMON = 8  # times in the corpus
+_MIN_COUNT = 8  # of a common word in the corpus
 
 
 def words_of(text: str) -> list[str]:
-    """What is compared: lower-case words without punctuation."""
+    """Words for comparison: in lower case and without punctuation."""
     plain = re.sub(r"[^a-z' ]", " ", text.lower().replace("’", "'"))
     return [word.strip("'") for word in plain.split() if word.strip("'")]
 
 
-def errors(wanted: Sequence[str], heard: Sequence[str]) -> int:
-    """Words to insert, delete or replace."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(wanted, 1):
+def errors(expected: Sequence[str], recognised: Sequence[str]) -> int:
+    """Number of words to insert, delete or replace."""
+    row = list(range(len(recognised) + 1))
+    for i, word in enumerate(expected, 1):
         diagonal, row[0] = row[0], i
-        for j, other in enumerate(heard, 1):
+        for j, other in enumerate(recognised, 1):
             best = min(row[j] + 1, row[j - 1] + 1, diagonal + (word != other))
             diagonal, row[j] = row[j], best
     return row[-1]
 
 
-def known_words() -> set[str]:
-    """The pronouncing dictionary's words."""
+def dictionary_words() -> set[str]:
+    """Words of the recogniser's pronunciation dictionary."""
     file = Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
     return {line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()}
 
@@ -52,15 +52,15 @@ def write_language_model(file: Path, corpus: Iterable[str], judged: Iterable[str
     """Writes a bigram model (ARPA) with absolute discounting.
 
     Args:
-        file: To write.
-        corpus: Texts that the probabilities come from.
+        file: The file.
+        corpus: Texts that give the probabilities.
         judged: Texts whose words must be in the vocabulary.
     """
     sentences = [words_of(text) for text in corpus]
-    often = Counter(word for sentence in sentences for word in sentence)
-    vocabulary = {w for w, n in often.items() if n >= _COMMON}
+    counts = Counter(word for sentence in sentences for word in sentence)
+    vocabulary = {w for w, n in counts.items() if n >= _MIN_COUNT}
     vocabulary |= {word for text in judged for word in words_of(text)}
-    vocabulary &= known_words()
+    vocabulary &= dictionary_words()
     single: Counter[str] = Counter(vocabulary)
     pairs: Counter[tuple[str, str]] = Counter()
     for sentence in sentences:
@@ -97,8 +97,13 @@ class Judge:
         chosen = {} if language_model is None else {"lm": str(language_model)}
         self._decoder = pocketsphinx.Decoder(samprate=_RATE, loglevel="FATAL", **chosen)
 
-    def hear(self, samples: NDArray[np.int16], rate: int) -> str:
-        """What it understands."""
+    def transcribe(self, samples: NDArray[np.int16], rate: int) -> str:
+        """Recognises speech.
+
+        Args:
+            samples: int16 [samples].
+            rate: Their sample rate.
+        """
         wave = soxr.resample(samples.astype(np.float32), rate, _RATE)
         wave = np.pad(wave, (_RATE // 10, _RATE // 5))
         self._decoder.start_utt()
@@ -111,7 +116,8 @@ class Judge:
     def error_rate(
         self, speech: Sequence[NDArray[np.int16]], rate: int, spoken: Sequence[str]
     ) -> tuple[float, list[str]]:
-        """Word error rate over all sentences together, and what was heard."""
-        heard = [self.hear(samples, rate) for samples in speech]
-        wrong = sum(errors(words_of(s), words_of(h)) for s, h in zip(spoken, heard, strict=True))
-        return wrong / sum(len(words_of(s)) for s in spoken), heard
+        """Word error rate over all sentences, and the recognised texts."""
+        texts = [self.transcribe(samples, rate) for samples in speech]
+        pairs = zip(spoken, texts, strict=True)
+        num_errors = sum(errors(words_of(s), words_of(t)) for s, t in pairs)
+        return num_errors / sum(len(words_of(s)) for s in spoken), texts

@@ -1,4 +1,4 @@
-"""The folder that becomes the voice: configs and tokenizer files in the released layout."""
+"""Folders of a run, and the checkpoint's configuration and tokenizer in the released layout."""
 
 import json
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from megakernel_tts.model.random_checkpoint import (
 )
 
 CODES = 256
-VOICES = {"clara": "slt", "henry": "rms"}  # speaker -> flite's voice
+VOICES = {"clara": "slt", "henry": "rms"}  # flite's voice of each speaker
 _ROWS = {"clara": 1274, "henry": 1269}  # of the codec embedding, among the control ids
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths and depths; everything else is the architecture's."""
+    """Widths and depths of the networks."""
 
     hidden: int
     layers: int
@@ -32,8 +32,8 @@ class Sizes:
     predictor_hidden: int
     predictor_intermediate: int
     filters: int  # of the codec's encoder
-    latent: int  # of the codec, its transformers included
-    codebook: int  # entries' width on the decoder's side; half of it in the codebooks
+    latent: int  # width of the codec's transformers
+    codebook: int  # width of entries in the decoder; half of it in the codebooks
     decoder: int
 
 
@@ -43,59 +43,59 @@ TINY = Sizes(32, 2, 32, 32, 32, filters=2, latent=32, codebook=16, decoder=16)
 
 @dataclass(frozen=True)
 class Work:
-    """Where a run keeps its files."""
+    """Files of a run."""
 
     folder: Path
 
     @property
     def corpus(self) -> Path:
-        """The texts, one a line."""
+        """File of the texts, one per line."""
         return self.folder / "corpus.txt"
 
     @property
     def recordings(self) -> Path:
-        """The folder of synthetic speech."""
+        """Folder of synthetic speech."""
         return self.folder / "recordings"
 
     @property
     def voice(self) -> Path:
-        """The checkpoint."""
+        """Folder of the checkpoint."""
         return self.folder / "voice"
 
     @property
     def codes(self) -> Path:
-        """What the codec makes of the recordings."""
+        """File of the recordings' codes."""
         return self.folder / "codes.npz"
 
     def state(self, stage: str) -> Path:
-        """A training's state."""
+        """File of a stage's training state."""
         return self.folder / f"{stage}.pt"
 
     def log(self, stage: str) -> Path:
-        """A training's figures, a JSON object a line."""
+        """File of a stage's metrics, one JSON object per line."""
         return self.folder / f"{stage}.jsonl"
 
     def texts(self) -> list[str]:
-        """The corpus."""
+        """Texts of the corpus."""
         return self.corpus.read_text(encoding="utf-8").splitlines()
 
     def model_config(self) -> ModelConfig:
-        """The checkpoint's numbers."""
+        """Configuration of the checkpoint."""
         return read_model_config(self.voice / "config.json")
 
     def codec_config(self) -> CodecConfig:
-        """The codec's numbers."""
+        """Configuration of the codec."""
         return read_codec_config(self.voice / "speech_tokenizer" / "config.json")
 
 
 def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: Sizes) -> None:
-    """Writes everything of a checkpoint but its tensors.
+    """Writes all files of a checkpoint except its tensors.
 
     Args:
-        folder: The checkpoint.
-        vocab: Of the byte-level BPE.
-        merges: In its order.
-        sizes: Of the networks.
+        folder: Folder of the checkpoint.
+        vocab: Vocabulary of the byte-level BPE.
+        merges: Its merges, in order.
+        sizes: Sizes of the networks.
     """
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     specials = write_tokenizer(folder, vocab, merges)
@@ -140,11 +140,11 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
 
 
 def summary(document: str | None) -> str:
-    """The first line of a module's documentation."""
+    """First line of a module's docstring."""
     return (document or "").splitlines()[0]
 
 
 def append_json(file: Path, content: dict[str, float]) -> None:
-    """Adds a line of figures to a log."""
+    """Appends a line of metrics to a log."""
     with file.open("a", encoding="utf-8") as log:
         log.write(json.dumps({k: round(v, 4) for k, v in content.items()}) + "\n")

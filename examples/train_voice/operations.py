@@ -1,8 +1,8 @@
 """Convolutions and activations for training, channels last: [batch, time, channels].
 
-The networks are narrow and their signals long, which a library's convolutions handle badly: here
-each convolution is one matrix product over shifted columns, and the gradient of its few weights,
-a sum over millions of rows, is split among many blocks. Weights keep the checkpoint's layout.
+The networks are narrow and their signals are long, for which cuDNN's convolutions are slow. Here a
+convolution is one matrix product over shifted columns. The gradient of its weights, a sum over
+millions of rows, is split into partial sums. Weights keep the checkpoint's layout.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 
-_TALL = 16_384  # rows from which on a product's long sum is worth splitting
+_MIN_SPLIT_ROWS = 16_384  # of a product whose sum is split
 
 
 def _columns(x: Tensor, kernel: int, dilation: int, *, ahead: bool = False) -> Tensor:
-    """The field behind (or ahead of) each position: [batch, time, kernel * channels]."""
+    """Receptive field before (or after) each position: [batch, time, kernel * channels]."""
     time, reach = x.shape[1], (kernel - 1) * dilation
     padded = F.pad(x, (0, 0, 0, reach) if ahead else (0, 0, reach, 0))
     return torch.cat([padded[:, i * dilation : i * dilation + time] for i in range(kernel)], -1)
@@ -28,7 +28,7 @@ def _outer(a: Tensor, b: Tensor) -> Tensor:
     rows, parts = a.shape[0], 256
     while rows % parts:
         parts //= 2
-    if rows < _TALL or parts == 1:
+    if rows < _MIN_SPLIT_ROWS or parts == 1:
         return (a.t() @ b).float()
     split = torch.bmm(a.view(parts, rows // parts, -1).mT, b.reshape(parts, rows // parts, -1))
     return split.float().sum(0)
@@ -68,7 +68,7 @@ class _Dilated(torch.autograd.Function):
         grad = grads[0].to(x.dtype)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # Where the convolution looks back, its transpose looks ahead.
+            # The transpose of a causal convolution is anti-causal.
             ahead = _columns(grad, kernel, ctx.dilation, ahead=True)
             grad_x = ahead @ weight.flip(2).permute(2, 0, 1).flatten(0, 1)
         columns = _columns(x, kernel, ctx.dilation)
@@ -77,7 +77,7 @@ class _Dilated(torch.autograd.Function):
 
 
 class _Snake(torch.autograd.Function):
-    """x + sin^2(e^alpha x) / e^beta; keeps x alone for the gradient."""
+    """x + sin^2(e^alpha x) / e^beta; saves only x for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
@@ -88,17 +88,17 @@ class _Snake(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, alpha, beta = ctx.saved_tensors
-        grad, turn = grads[0].float(), x * alpha.exp()
+        grad, phase = grads[0].float(), x * alpha.exp()
         inverse = 1 / (beta.exp() + 1e-9)
-        slope = grad * torch.sin(2 * turn)
+        slope = grad * torch.sin(2 * phase)
         grad_x = torch.addcmul(grad, slope, alpha.exp() * inverse).to(grads[0].dtype)
-        grad_alpha = (slope * turn).sum((0, 1)) * inverse
-        grad_beta = -(grad * torch.sin(turn).square()).sum((0, 1)) * inverse
+        grad_alpha = (slope * phase).sum((0, 1)) * inverse
+        grad_beta = -(grad * torch.sin(phase).square()).sum((0, 1)) * inverse
         return grad_x, grad_alpha, grad_beta
 
 
 def snake(x: Tensor, s: w.Snake) -> Tensor:
-    """The periodic activation."""
+    """Applies the periodic activation x + sin^2(e^alpha x) / e^beta."""
     return _Snake.apply(x, s.alpha, s.beta)  # pyright: ignore[reportReturnType]
 
 
@@ -113,7 +113,7 @@ def conv(x: Tensor, c: w.Conv, *, replicate: bool = False) -> Tensor:
     Args:
         x: [batch, time, in], time a multiple of the stride.
         c: The convolution.
-        replicate: Whether the first column stands for what came before, and not silence.
+        replicate: Whether the input is padded with its first column instead of zeros.
     """
     weight = c.weight
     kernel = weight.shape[2]

@@ -1,4 +1,4 @@
-"""The synthetic speech on the device that trains; it may still be growing."""
+"""The synthetic speech in device memory; shards are added while `synthesis` makes them."""
 
 import time
 from typing import Any
@@ -13,7 +13,7 @@ from examples.train_voice.synthesis import FRAME, shard_files
 
 
 class Recordings:
-    """All shards that exist, one after the other."""
+    """All finished shards, concatenated."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
         self._device = device
@@ -27,17 +27,17 @@ class Recordings:
 
     @property
     def frames(self) -> int:
-        """How many there are."""
+        """Number of frames."""
         return len(self._phones)
 
     @property
     def complete(self) -> bool:
-        """Whether the whole corpus is here."""
+        """Whether all shards of the corpus are loaded."""
         return not self._missing
 
-    def poll(self, most: int = 8) -> None:
-        """Takes up shards that were made meanwhile."""
-        found = [file for file in self._missing if file.exists()][:most]
+    def poll(self, max_shards: int = 8) -> None:
+        """Loads shards that have been finished since the last call."""
+        found = [file for file in self._missing if file.exists()][:max_shards]
         waves = [self._wave]
         for file in found:
             self._missing.remove(file)
@@ -59,9 +59,10 @@ class Recordings:
             time.sleep(0.2)
 
     def crops(self, count: int, frames: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Random pieces of speech.
+        """Draws random crops of speech.
 
-        Half start where an utterance does; a quarter lie off the frame grid, without phones.
+        Half of them start with an utterance. A quarter are not aligned to frames and have no
+        phones.
 
         Returns:
             Waves [count, frames * 1920] in [-1, 1] and phones [count, frames, 2], -100 for none.
@@ -82,11 +83,11 @@ class Recordings:
         return wave, phones
 
     def whole(self, utterances: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Utterances from their starts.
+        """Gives whole utterances, padded to the longest.
 
         Returns:
-            Waves [count, frames * 1920], silence where shorter, and for each frame its number
-            among all frames, -1 past an utterance's end.
+            Waves [count, frames * 1920], and the index of each frame among all frames, -1 past an
+            utterance's end.
         """
         frames = torch.from_numpy(np.concatenate(self.tables["frames"])[utterances])
         starts = torch.from_numpy(self._starts[utterances])

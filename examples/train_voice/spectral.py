@@ -1,4 +1,4 @@
-"""How unlike two waveforms sound: spectra at several resolutions, and networks that judge them."""
+"""Distances between waveforms: spectra at several resolutions, and spectral discriminators."""
 
 import math
 
@@ -21,14 +21,14 @@ def _mel_filters(size: int, mels: int) -> Tensor:
 
 
 class Spectra:
-    """Windowed Fourier transforms as matrix products: cheap at these sizes, and replayable."""
+    """Windowed Fourier transforms as matrix products, which a CUDA graph can capture."""
 
     def __init__(self, device: torch.device) -> None:
         self._bases: dict[int, Tensor] = {}
         self._filters: dict[tuple[int, int], Tensor] = {}
         for size in (*_SIZES, 960):
-            turns = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size
-            angles = 2 * math.pi / size * turns.double()
+            cycles = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size
+            angles = 2 * math.pi / size * cycles.double()
             waves = torch.cat([angles.cos(), -angles.sin()], 1)
             window = torch.hann_window(size, dtype=torch.float64)[:, None]
             self._bases[size] = (window * waves).float().to(device)
@@ -36,7 +36,7 @@ class Spectra:
                 self._filters[size, mels] = _mel_filters(size, mels).to(device)
 
     def transform(self, wave: Tensor, size: int) -> Tensor:
-        """Real and imaginary parts [batch, frames, 2, size / 2 + 1]; four frames overlap."""
+        """Real and imaginary parts [batch, frames, 2, size / 2 + 1]; the hop is a quarter frame."""
         hop = size // 4
         padded = F.pad(wave, (size // 2, size // 2 + -wave.shape[1] % hop))
         chunks = padded.unflatten(1, (-1, hop))
@@ -45,42 +45,42 @@ class Spectra:
         return (frames @ self._bases[size]).unflatten(-1, (2, -1))
 
     def magnitude(self, wave: Tensor, size: int) -> Tensor:
-        """[batch, frames, size / 2 + 1]."""
+        """Magnitudes [batch, frames, size / 2 + 1]."""
         return (self.transform(wave, size).square().sum(-2) + 1e-8).sqrt()
 
     def log_mel(self, magnitude: Tensor, size: int, mels: int) -> Tensor:
-        """[batch, frames, mels] of a magnitude."""
+        """Log-mels [batch, frames, mels] of magnitudes."""
         return (magnitude @ self._filters[size, mels]).clamp(min=1e-2).log()
 
     def frame_mels(self, wave: Tensor) -> Tensor:
-        """Eight log-mel columns a frame of the codec: [batch, codec frames, 320]."""
+        """Eight log-mel spectra per frame of the codec: [batch, codec frames, 320]."""
         mels = self.log_mel(self.magnitude(wave, 960), 960, 40)
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
-    def distance(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """Magnitudes, their logarithms and log-mels at all resolutions."""
-        total = made.new_zeros(())
+    def distance(self, decoded: Tensor, target: Tensor) -> Tensor:
+        """Mean distance of magnitudes, their logarithms and log-mels at all resolutions."""
+        total = decoded.new_zeros(())
         for size in _SIZES:
             floor = 2e-2 * (size / 1024) ** 0.5
-            a = self.magnitude(made, size)
+            a = self.magnitude(decoded, size)
             with torch.no_grad():
-                b = self.magnitude(wanted, size)
+                b = self.magnitude(target, size)
             total = total + ((a + floor).log() - (b + floor).log()).abs().mean()
             total = total + 0.5 * (a - b).abs().mean() / (b.mean() + 1e-3)
             if size >= 512:
                 mels = 40 if size == 512 else 80
-                apart = self.log_mel(a, size, mels) - self.log_mel(b, size, mels)
-                total = total + 1.5 * apart.abs().mean()
+                difference = self.log_mel(a, size, mels) - self.log_mel(b, size, mels)
+                total = total + 1.5 * difference.abs().mean()
         return total
 
-    def mel_distance(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """Mean difference of log-mels, the figure that is reported."""
-        a, b = (self.log_mel(self.magnitude(x, 1024), 1024, 80) for x in (made, wanted))
+    def mel_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
+        """Mean absolute difference of log-mels, as reported in the logs."""
+        a, b = (self.log_mel(self.magnitude(x, 1024), 1024, 80) for x in (decoded, target))
         return (a - b).abs().mean()
 
 
-class Critic(nn.Module):
-    """Tells synthetic waveforms from decoded ones by their complex spectra."""
+class Discriminator(nn.Module):
+    """Classifies waveforms as recorded or decoded by their complex spectra."""
 
     def __init__(self, spectra: Spectra, channels: int) -> None:
         super().__init__()
@@ -111,8 +111,8 @@ class Critic(nn.Module):
         )
 
     def forward(self, wave: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The verdicts, and what every layer saw."""
-        verdicts: list[Tensor] = []
+        """Gives the scores of each network and the features of every layer."""
+        scores: list[Tensor] = []
         features: list[Tensor] = []
         for size, network in zip(self._sizes, self.networks, strict=True):
             x = 4 * self._spectra.transform(wave, size).transpose(1, 2) / size**0.5
@@ -120,5 +120,5 @@ class Critic(nn.Module):
             for layer in layers:
                 x = F.leaky_relu(layer(x), 0.2)
                 features.append(x)
-            verdicts.append(last(x))
-        return verdicts, features
+            scores.append(last(x))
+        return scores, features

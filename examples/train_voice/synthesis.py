@@ -1,4 +1,4 @@
-"""Lets flite say the corpus: shards of 24 kHz speech with phones and words, made side by side.
+"""Synthesises the corpus with flite, in parallel: shards of 24 kHz speech with phones and words.
 
 python -m examples.train_voice.synthesis WORK
 """
@@ -19,30 +19,30 @@ from examples.train_voice.layout import VOICES, Work, summary
 
 FRAME = 1920  # samples at 24 kHz, 80 ms
 SHARD = 250  # texts
-_SHORTEST, _LONGEST = 0.1, 14.0  # seconds
+_MIN_DURATION_S, _MAX_DURATION_S = 0.1, 14.0
 
 
 @cache
 def _flite() -> Flite:
-    """One a process."""
+    """The synthesiser; one per process."""
     return Flite()
 
 
 def shard_files(work: Work) -> list[Path]:
-    """Every shard that the corpus has, made or not."""
+    """Files of all shards of the corpus, whether they exist or not."""
     count = -(-len(work.texts()) // SHARD)
     return [work.recordings / f"{i:05d}.npz" for i in range(count)]
 
 
 def resample(samples: NDArray[np.int16]) -> NDArray[np.int16]:
-    """16 kHz -> 24 kHz, padded with silence to whole frames."""
+    """Resamples 16 kHz to 24 kHz and pads with silence to whole frames."""
     wave = soxr.resample(samples.astype(np.float32), SAMPLE_RATE, 24_000)
     wave = np.pad(wave, (0, -len(wave) % FRAME))
     return np.clip(np.round(wave), -32768, 32767).astype(np.int16)
 
 
 def align(utterance: Segment, frames: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
-    """The phones at a quarter and three quarters of each frame, and the word at a quarter."""
+    """Phones [frames, 2] at 1/4 and 3/4 of each frame, and words [frames] at 1/4."""
     times = (np.arange(frames)[:, None] + np.array([0.25, 0.75])) * 0.08
     segment = np.searchsorted(utterance.ends, times).clip(max=len(utterance.ends) - 1)
     phones = utterance.phones[segment].astype(np.uint8)
@@ -50,7 +50,7 @@ def align(utterance: Segment, frames: int) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def _make(job: tuple[Path, int, list[str]]) -> float:
-    """One shard; gives its seconds of speech."""
+    """Makes a shard; gives its duration in seconds."""
     file, first, texts = job
     speakers = np.random.default_rng(first).integers(0, len(VOICES), len(texts))
     waves: list[NDArray[np.int16]] = []
@@ -58,11 +58,11 @@ def _make(job: tuple[Path, int, list[str]]) -> float:
     words: list[NDArray[np.int16]] = []
     kept: list[int] = []
     for i, text in enumerate(texts):
-        said = _flite().speak(text, list(VOICES.values())[speakers[i]])
-        if not _SHORTEST <= len(said.samples) / SAMPLE_RATE <= _LONGEST:
+        speech = _flite().speak(text, list(VOICES.values())[speakers[i]])
+        if not _MIN_DURATION_S <= len(speech.samples) / SAMPLE_RATE <= _MAX_DURATION_S:
             continue
-        wave = resample(said.samples)
-        phone, word = align(said, len(wave) // FRAME)
+        wave = resample(speech.samples)
+        phone, word = align(speech, len(wave) // FRAME)
         waves.append(wave)
         phones.append(phone)
         words.append(word)
@@ -83,7 +83,7 @@ def _make(job: tuple[Path, int, list[str]]) -> float:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `text`")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
@@ -96,16 +96,16 @@ def main() -> None:
         for i, file in enumerate(shard_files(work))
         if not file.exists()
     ]
-    seconds = 0.0
+    duration_s = 0.0
     with (
         multiprocessing.get_context("spawn").Pool(options.processes) as pool,
         tqdm(total=len(jobs), desc="shards", disable=None) as progress,
     ):
-        for made in pool.imap(_make, jobs):
-            seconds += made
+        for shard_s in pool.imap(_make, jobs):
+            duration_s += shard_s
             progress.update()
-            progress.set_postfix_str(f"{seconds / 3600:.2f} h")
-    print(f"{seconds / 3600:.2f} hours of speech in {len(jobs)} new shards")
+            progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
+    print(f"{duration_s / 3600:.2f} hours of speech in {len(jobs)} new shards")
 
 
 if __name__ == "__main__":

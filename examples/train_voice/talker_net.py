@@ -1,4 +1,4 @@
-"""Talker and code predictor for training: whole sequences at once, with the past teacher-forced."""
+"""Talker and code predictor for training: whole sequences with teacher forcing."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 from megakernel_tts.model.weights import Layer, model_specs
 
-GUIDED = 2, 3  # the layers whose first head learns where in the text the speech is
+GUIDED_LAYERS = 2, 3  # whose first head is trained to attend to the word being spoken
 _DROPOUT = 0.05
 
 
@@ -19,8 +19,9 @@ class TalkerNet:
     """Both networks over one tree of parameters.
 
     Attributes:
-        parameters: By their names in the file; one head that only helps training among them.
-        dropping: Whether parts of each layer's output are left out.
+        config: Configuration of the checkpoint.
+        parameters: Parameters by their names in the checkpoint, with an auxiliary output layer.
+        dropout: Whether dropout is applied.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
@@ -32,20 +33,20 @@ class TalkerNet:
             s.name: nn.Parameter(_initial(s, layers).to(device)) for s in (*leaves(specs), head)
         }
         self._tree = bind(specs, self.parameters)
-        self.dropping = False
+        self.dropout = False
 
     def text(self, ids: Tensor) -> Tensor:
-        """Text vectors."""
+        """Embeds text ids."""
         e = self._tree.embeddings
         x = F.linear(F.embedding(ids, e.text), e.text_up.weight, e.text_up.bias)
         return F.linear(F.silu(x), e.text_down.weight, e.text_down.bias)
 
     def control(self, ids: Tensor) -> Tensor:
-        """Rows of the codec embedding."""
+        """Embeds ids of the codec embedding."""
         return F.embedding(ids, self._tree.embeddings.codec)
 
     def frames(self, codes: Tensor) -> Tensor:
-        """The sums of the embeddings of frames [..., groups]."""
+        """Sums the embeddings of the codes of frames [..., groups]."""
         tables = self._tables()
         count, rows, _ = tables.shape
         rest = codes[..., 1:] + rows * torch.arange(count, device=codes.device)
@@ -55,56 +56,56 @@ class TalkerNet:
     def _tables(self) -> Tensor:
         return torch.stack(self._tree.embeddings.group_tables)
 
-    def talk(self, x: Tensor) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-        """The talker over x [batch, positions, hidden].
+    def talker(self, x: Tensor) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """Runs the talker on x [batch, positions, hidden].
 
         Returns:
-            Its output, the stream before its last layer, and query and key of the first head of
-            each guided layer.
+            Its output, the input of its last layer, and query and key of the first head of each
+            guided layer.
         """
         stack, c = self._tree.talker.stack, self.config.talker.stack
-        turn = self._turn(x, c)
+        rope = self._rope(x, c)
         middle, guided = x, list[tuple[Tensor, Tensor]]()
         for i, layer in enumerate(stack.layers):
             middle = x
-            x, q, k = self._layer(x, layer, c, turn)
-            if i in GUIDED or i == len(stack.layers) - 1 < GUIDED[0]:
+            x, q, k = self._layer(x, layer, c, rope)
+            if i in GUIDED_LAYERS or i == len(stack.layers) - 1 < GUIDED_LAYERS[0]:
                 guided.append((q[:, 0], k[:, 0]))
         return rms_norm(x, stack.norm, c.norm_eps), middle, guided
 
     def first_logits(self, hidden: Tensor) -> Tensor:
-        """Of code 0 and the end of speech."""
+        """Logits of code 0 and of the end of speech."""
         return F.linear(hidden, self._tree.talker.head)
 
     def phones(self, middle: Tensor) -> Tensor:
-        """Logits [..., 2, phones] of what the next frame says."""
+        """Logits [..., 2, phones] of the phones of the next frame."""
         return F.linear(middle, self.parameters["phone_head"]).unflatten(-1, (2, len(PHONES)))
 
     def rest_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Of codes 1 to groups - 1, given hidden [n, hidden] and whole frames [n, groups]."""
+        """Logits of codes 1 to groups - 1, from hidden [n, hidden] and codes [n, groups]."""
         predictor, c = self._tree.predictor, self.config.predictor.stack
         tables = self._tables()
         count, rows, _ = tables.shape
         inner = codes[:, 1:-1] + rows * torch.arange(count - 1, device=codes.device)
-        known = F.embedding(inner, tables.flatten(0, 1))
-        x = torch.cat([hidden.float()[:, None], self.control(codes[:, :1]), known], 1)
-        turn = self._turn(x, c)
+        previous = F.embedding(inner, tables.flatten(0, 1))
+        x = torch.cat([hidden.float()[:, None], self.control(codes[:, :1]), previous], 1)
+        rope = self._rope(x, c)
         for layer in predictor.stack.layers:
-            x, _, _ = self._layer(x, layer, c, turn)
+            x, _, _ = self._layer(x, layer, c, rope)
         x = rms_norm(x, predictor.stack.norm, c.norm_eps)[:, 1:]
         return torch.einsum("nkd,kvd->nkv", x, torch.stack(predictor.heads))
 
-    def _turn(self, x: Tensor, c: StackConfig) -> Tensor:
+    def _rope(self, x: Tensor, c: StackConfig) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)[None]
         return rope_table(positions, c.head_dim, c.rope_theta, torch.float32)
 
     def _layer(
-        self, x: Tensor, layer: Layer, c: StackConfig, turn: Tensor
+        self, x: Tensor, layer: Layer, c: StackConfig, rope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         n = rms_norm(x, layer.input_norm, c.norm_eps)
         q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
-        q = apply_rope(rms_norm(q.float(), layer.q_norm, c.norm_eps), turn).to(v.dtype)
-        k = apply_rope(rms_norm(k.float(), layer.k_norm, c.norm_eps), turn).to(v.dtype)
+        q = apply_rope(rms_norm(q.float(), layer.q_norm, c.norm_eps), rope).to(v.dtype)
+        k = apply_rope(rms_norm(k.float(), layer.k_norm, c.norm_eps), rope).to(v.dtype)
         keys, values = (t.repeat_interleave(c.num_heads // c.num_kv_heads, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
         x = x + self._drop(F.linear(merge_heads(y), layer.o))
@@ -113,7 +114,7 @@ class TalkerNet:
         return x + self._drop(y), q, k
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, _DROPOUT) if self.dropping else x
+        return F.dropout(x, _DROPOUT) if self.dropout else x
 
 
 def _initial(spec: TensorSpec, layers: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Writes the corpus, trains its tokenizer, and starts the checkpoint's folder.
+"""Writes the corpus, trains its tokenizer, and creates the checkpoint's folder.
 
 python -m examples.train_voice.text WORK --texts 100000
 """
@@ -14,24 +14,24 @@ from examples.train_voice.grammar import Grammar, lines_of
 from examples.train_voice.layout import FULL, TINY, Work, summary, write_folder
 from megakernel_tts.text.tokenizer import qwen_pre_tokenizer
 
-_LONGEST = 190  # characters
-_TOKENS = 640  # short ones: spelling must be learned from little data
+_MAX_CHARS = 190
+_VOCAB_SIZE = 640  # small, so that pronunciation is learned from little data
 
 
 def held_out() -> list[tuple[str, str]]:
-    """Sentences that are only ever judged, each as written and as spoken."""
+    """Sentences for evaluation only, each as written and as spoken."""
     pairs = (line.split("\t") for line in lines_of("held_out.txt"))
     return [(pair[0], pair[-1]) for pair in pairs]
 
 
 def read_words(file: Path) -> list[str]:
-    """The plain words of a word list, names capitalised."""
+    """Words of a word list that consist of ASCII letters; names are capitalised."""
     words = file.read_text(encoding="utf-8").split()
     return [w for w in words if len(w) > 1 and w.isascii() and w.isalpha()]
 
 
 def make_corpus(texts: int, words: list[str], seed: int) -> list[str]:
-    """Texts in random order; long ones are different, none is held out."""
+    """Generates texts without repeated long ones and without held-out sentences."""
     grammar = Grammar(words, seed)
     forbidden = {text.lower() for text, _ in held_out()}
     seen: set[str] = set()
@@ -39,8 +39,8 @@ def make_corpus(texts: int, words: list[str], seed: int) -> list[str]:
     with tqdm(total=texts, desc="texts", disable=None) as progress:
         while len(corpus) < texts:
             text = grammar.utterance()
-            again = text in seen and len(text) > 30
-            if again or len(text) > _LONGEST or any(f in text.lower() for f in forbidden):
+            repeated = text in seen and len(text) > 30
+            if repeated or len(text) > _MAX_CHARS or any(f in text.lower() for f in forbidden):
                 continue
             seen.add(text)
             corpus.append(text)
@@ -49,11 +49,11 @@ def make_corpus(texts: int, words: list[str], seed: int) -> list[str]:
 
 
 def train_tokenizer(corpus: list[str]) -> tuple[dict[str, int], list[str]]:
-    """A small byte-level BPE with Qwen's split: vocabulary and merges."""
+    """Trains a small byte-level BPE with Qwen's pre-tokenizer; gives vocabulary and merges."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = qwen_pre_tokenizer()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
-        vocab_size=_TOKENS,
+        vocab_size=_VOCAB_SIZE,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -65,7 +65,7 @@ def train_tokenizer(corpus: list[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder")
     parser.add_argument("--texts", type=int, default=100_000)

@@ -1,4 +1,4 @@
-"""What every training here shares: parameters, averages, the budget of time, replayed steps."""
+"""Tools of all training stages: parameters, averages, time budgets, captured steps."""
 
 import math
 import time
@@ -14,23 +14,23 @@ from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 T = TypeVar("T")
 
 _WARM_STEPS = 200  # after a start and after a resumption
-_SAVE_EVERY = 120.0  # seconds
+_SAVE_INTERVAL_S = 120.0
 
 
 def pick_device() -> torch.device:
-    """The GPU where there is one; products of float32 may use its tensor cores."""
+    """Selects the GPU if there is one, and allows TF32."""
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fast_type(device: torch.device) -> torch.dtype:
-    """The type of most layers' activations."""
+    """Type of most layers' activations."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def bind(tree: T, tensors: Mapping[str, Tensor]) -> T:
-    """A tree of specs with the tensors of those names in its leaves, empty ones where none is."""
+    """Replaces the specs of a tree by the tensors of their names, or by empty tensors."""
     empty = torch.empty(0)
 
     def leaf(spec: TensorSpec) -> Tensor:
@@ -40,7 +40,7 @@ def bind(tree: T, tensors: Mapping[str, Tensor]) -> T:
 
 
 class Average:
-    """A moving average of parameters, which is what is kept of a training."""
+    """Moving average of parameters; the result of a training stage."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._live = list(tensors)
@@ -48,48 +48,48 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follows the parameters, at first quickly."""
-        keep = min(0.995, 1 - 10 / (step + 20))
+        """Adds the current parameters; the first steps have more weight."""
+        decay = min(0.995, 1 - 10 / (step + 20))
         for tensor, live in zip(self.tensors, self._live, strict=True):
-            tensor.lerp_(live, 1 - keep)
+            tensor.lerp_(live, 1 - decay)
 
 
 class Budget:
-    """Training by the clock: how much of the time is used up, over all resumptions."""
+    """Time budget of a training stage over all its runs, and the schedules that depend on it."""
 
-    def __init__(self, minutes: float, used: float = 0.0) -> None:
-        self._total = 60 * minutes
-        self._used = used
+    def __init__(self, minutes: float, used_s: float = 0.0) -> None:
+        self._total_s = 60 * minutes
+        self._used_s = used_s
         self._start = self._saved = time.monotonic()
         self._steps = 0
 
     @property
-    def used(self) -> float:
-        """Seconds."""
-        return self._used + time.monotonic() - self._start
+    def used_s(self) -> float:
+        """Seconds used so far."""
+        return self._used_s + time.monotonic() - self._start
 
     @property
     def share(self) -> float:
-        """What part of the time is used up; 1 is all."""
-        return min(1.0, self.used / self._total)
+        """Share of the time used so far, 0 to 1."""
+        return min(1.0, self.used_s / self._total_s)
 
     @property
     def due(self) -> bool:
-        """Whether the state should be saved again."""
-        if time.monotonic() - self._saved < _SAVE_EVERY:
+        """Whether the state should be saved now."""
+        if time.monotonic() - self._saved < _SAVE_INTERVAL_S:
             return False
         self._saved = time.monotonic()
         return True
 
     def rate(self, peak: float) -> float:
-        """The learning rate of the next step: a short rise, then half a cosine."""
+        """Learning rate of the next step: linear warm-up, then half a cosine."""
         self._steps += 1
-        rise = min(1.0, self._steps / _WARM_STEPS)
-        return peak * rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
+        warm_up = min(1.0, self._steps / _WARM_STEPS)
+        return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Sets a learning rate, also of an optimizer whose steps are replayed."""
+    """Sets the learning rate, also of an optimiser whose steps are captured."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -100,61 +100,61 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def adamw(
     parameters: Iterable[nn.Parameter], betas: tuple[float, float], decay: float
 ) -> torch.optim.AdamW:
-    """AdamW, on a GPU in the form that can be replayed; `set_rate` before each step."""
-    kept = list(parameters)
-    cuda = kept[0].is_cuda
-    rate: Any = torch.tensor(0.0, device=kept[0].device) if cuda else 0.0
+    """Makes AdamW, capturable on a GPU; call `set_rate` before each step."""
+    chosen = list(parameters)
+    cuda = chosen[0].is_cuda
+    rate: Any = torch.tensor(0.0, device=chosen[0].device) if cuda else 0.0
     return torch.optim.AdamW(
-        kept, lr=rate, betas=betas, weight_decay=decay, fused=cuda, capturable=cuda
+        chosen, lr=rate, betas=betas, weight_decay=decay, fused=cuda, capturable=cuda
     )
 
 
 def save_state(file: Path, state: dict[str, Any]) -> None:
-    """Writes a state whole or not at all."""
+    """Writes a state atomically."""
     part = file.with_suffix(".part")
     torch.save(state, part)
     part.rename(file)
 
 
 def load_state(file: Path, device: torch.device) -> dict[str, Any]:
-    """Reads what `save_state` wrote."""
+    """Reads a state that `save_state` wrote."""
     return torch.load(file, map_location=device, weights_only=True)
 
 
-class Replayed:
-    """A training step of thousands of small kernels, recorded once on a GPU and then replayed.
+class CapturedStep:
+    """A training step of thousands of small kernels, captured once as a CUDA graph.
 
-    On a CPU it is simply called.
+    On a CPU the step is called directly.
     """
 
     def __init__(self, step: Callable[..., dict[str, Tensor]], *examples: Tensor) -> None:
-        """Records the step.
+        """Captures the step.
 
         Args:
-            step: Changes parameters and buffers in place; gives figures.
-            examples: Arguments of the shapes that it will be called with.
+            step: Changes parameters and buffers in place; gives metrics.
+            *examples: Arguments with the shapes of later calls.
         """
         self._step = step
         self._inputs = [e.clone() for e in examples]
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._figures: dict[str, Tensor] = {}
+        self._metrics: dict[str, Tensor] = {}
         if not examples[0].is_cuda:
             return
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries choose and allocate before anything is recorded
+            for _ in range(3):  # libraries select kernels and allocate before the capture
                 step(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._figures = step(*self._inputs)
+            self._metrics = step(*self._inputs)
 
     def __call__(self, *arguments: Tensor) -> dict[str, Tensor]:
-        """Takes the step; the figures are overwritten by the next one."""
+        """Runs the step; the next one overwrites the metrics."""
         if self._graph is None:
             return self._step(*arguments)
-        for mine, given in zip(self._inputs, arguments, strict=True):
-            mine.copy_(given)
+        for own, given in zip(self._inputs, arguments, strict=True):
+            own.copy_(given)
         self._graph.replay()
-        return self._figures
+        return self._metrics

@@ -17,6 +17,8 @@ FOLDER = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megakernel-tts-emulator"
 _OPTIONS = (
     "-O2",
+    "-march=x86-64-v3",  # converts float16 in hardware
+    "-ffp-contract=off",  # products and sums round separately, as with nvcc's -fmad=false
     "-std=c++20",
     "-fPIC",
     "-shared",
