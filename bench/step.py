@@ -8,7 +8,6 @@ python -m bench.step --json bench/results/step.json
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -235,20 +234,10 @@ def phase_table(
     return rows | {"total": row(sums, sum(weight_bytes.values()))}
 
 
-def profiled_phases(size: str) -> dict[str, PhaseTimes]:
-    """Runs `KernelTimer.phases` with the profiling build, in a process of its own.
-
-    A process can load one build of the kernels only.
-    """
-    command = [sys.executable, "-m", "bench.step", "--phases", size]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])
-
-
 def measure(size: str) -> dict[str, object]:
     """Measures all figures of a size, `0.6B` or `1.7B`."""
-    phases = profiled_phases(size)
     model, config = random_model(size)
+    phases = KernelTimer(model, config, DecodeVariant(profile=True)).phases()
     num_passes = config.talker.num_groups  # with one stream, positions 0 and 1 share a pass
     prefill = stack_bytes(model.talker.stack)
     weight_bytes = {
@@ -289,14 +278,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument(
-        "--phases", choices=SIZES, help="print the phases of a size only, as one line of JSON"
-    )
     arguments = parser.parse_args()
-    if arguments.phases:
-        timer = KernelTimer(*random_model(arguments.phases), DecodeVariant(profile=True))
-        print(json.dumps(timer.phases()))
-        return
     figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "command": "bench.step"}
     for size in SIZES:
         figures[size] = measure(size)
