@@ -32,7 +32,13 @@ from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.kernels.decode import DecodeKernels, GpuProperties
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, DecodeInfo, Params, PublishedFrame
+from megakernel_tts.kernels.structs import (
+    NUM_CODE_GROUPS,
+    DecodeInfo,
+    DeviceStruct,
+    Params,
+    PublishedFrame,
+)
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
@@ -140,7 +146,7 @@ class _SimulatedModule:
     def launch(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         *,
         writes: Sequence[Tensor],

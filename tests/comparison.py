@@ -9,6 +9,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
+from megakernel_tts.kernels.decode import load_decode_kernels
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
@@ -26,20 +27,31 @@ SAMPLINGS = [
 class Comparison:
     """A kernel beside the reference in float32 and in bfloat16, on the same rounded weights."""
 
-    def __init__(self, loaded: Loaded, module: EmulatedModule | None, num_blocks: int = 3) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        module: EmulatedModule | None,
+        num_blocks: int = 3,
+        path: LaunchPath | None = None,
+    ) -> None:
         """Loads the weights into all of them.
 
         Args:
             loaded: A checkpoint on the CPU.
             module: The emulated kernels; None for the GPU.
             num_blocks: Thread blocks of the emulated grid.
+            path: How kernels of the GPU are compiled and launched, if not by default.
         """
         backend = loaded.engine.backend
         assert isinstance(backend, Reference)
         self.config: ModelConfig = loaded.config
         self.module = module
-        self._kernels = None if module is None else emulated_kernels(module, num_blocks)
-        device = "cuda" if module is None else "cpu"
+        device = torch.device("cuda" if module is None else "cpu")
+        self._kernels = (
+            load_decode_kernels(loaded.config, device, path=path)
+            if module is None
+            else emulated_kernels(module, num_blocks)
+        )
         half = map_leaves(backend.model, lambda w: w.to(device, torch.bfloat16))
         exact = map_leaves(half, lambda w: w.float())
         prompt_builder = loaded.engine.prompt_builder
@@ -48,8 +60,10 @@ class Comparison:
         self.exact = Reference(exact, self.config, pad.float(), num_slots=1, max_positions=64)
         self.norm = exact.talker.stack.norm
         self.kernel = self.make_kernel()
+        speakers = self.config.talker.speakers
+        speaker = "ryan" if "ryan" in speakers else next(iter(speakers))
         with torch.inference_mode():
-            prefix = prompt_builder.prefix("ryan", "english", None)
+            prefix = prompt_builder.prefix(speaker, "english", None)
             self.text = torch.cat([prompt_builder.embed_text([5, 9, 200]), prompt_builder.eos]).to(
                 pad.dtype
             )

@@ -196,7 +196,7 @@ def check(programs: list[Program]) -> bool:
 
     fine = True
     jobs = [(architecture, program) for program in programs for architecture in ARCHITECTURES]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for passed, line in pool.map(compile_one, *zip(*jobs, strict=True)):
             print(line)
             fine &= passed

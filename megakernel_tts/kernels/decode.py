@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 from megakernel_tts.kernels.structs import (
@@ -156,7 +157,10 @@ def _stack_type(shape: StackShape, short_context: bool = False) -> str:
 
 
 def load_decode_kernels(
-    config: ModelConfig, device: "torch.device", variant: DecodeVariant = ORDINARY
+    config: ModelConfig,
+    device: "torch.device",
+    variant: DecodeVariant = ORDINARY,
+    path: LaunchPath | None = None,
 ) -> "DecodeKernels":
     """Compiles a model's decode kernels unless they are cached, and loads them.
 
@@ -164,6 +168,7 @@ def load_decode_kernels(
         config: The model's numbers.
         device: The GPU.
         variant: The build.
+        path: How to compile and launch; by default the one for this machine. For tests.
 
     Raises:
         RuntimeError: The kernels cannot be compiled here.
@@ -171,11 +176,9 @@ def load_decode_kernels(
     """
     import torch
 
-    from megakernel_tts.kernels.loader import load_module
-
     properties = torch.cuda.get_device_properties(device)
     gpu = GpuProperties(properties.multi_processor_count, properties.L2_cache_size)
-    return DecodeKernels(load_module(decode_program(config, variant), device), gpu)
+    return DecodeKernels(load_module(decode_program(config, variant), device, path), gpu)
 
 
 class DecodeKernels:

@@ -9,6 +9,7 @@ from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from megakernel_tts.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
+from megakernel_tts.kernels.structs import DeviceStruct
 
 
 class DriverModule:
@@ -53,7 +54,7 @@ class DriverModule:
     def launch(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         *,
         writes: Sequence[Tensor],

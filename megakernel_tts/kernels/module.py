@@ -1,15 +1,16 @@
 """The protocol of compiled kernels: one module holds the kernels of a program on one device."""
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from megakernel_tts.kernels.structs import DeviceStruct
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_SHARED_BYTES = 48 * 1024  # dynamic shared memory that any kernel may use
-Struct = TypeVar("Struct", bound=ctypes.Structure)
+Struct = TypeVar("Struct", bound=DeviceStruct)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class KernelModule(Protocol):
     def launch(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         *,
         writes: Sequence["Tensor"],

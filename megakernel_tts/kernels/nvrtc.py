@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ _STANDARD_HEADERS = ("stdint.h", "math.h", "type_traits", "algorithm")
 
 def obstacle() -> str | None:
     """Returns why NVRTC cannot be used, or None."""
-    if importlib.util.find_spec("cuda") is None or _bindings() is None:
+    if _bindings() is None:
         return "cuda-bindings is not installed"
     try:
         _nvrtc_version()
@@ -86,14 +85,20 @@ def find_headers() -> Path | None:
     Returns:
         The folder, or None if there is none.
     """
-    spec = importlib.util.find_spec("nvidia")
     major, _ = _nvrtc_version()
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for header in sorted(Path(root).glob("*/include/cuda.h")):
+    for folder in _package_folders("nvidia"):
+        for header in sorted(folder.glob("*/include/cuda.h")):
             found = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace"))
             if found and int(found[1]) // 1000 == major:
                 return header.parent
     return None
+
+
+def _package_folders(name: str) -> list[Path]:
+    """The folders of a package, which several wheels may share."""
+    spec = importlib.util.find_spec(name)
+    locations = None if spec is None else spec.submodule_search_locations
+    return [Path(location) for location in locations or ()]
 
 
 def compiler_id() -> str:
@@ -119,7 +124,6 @@ def compile_program(program: Program, architecture: str) -> bytes:
         f"--gpu-architecture=sm_{architecture}",
         *COMMON_FLAGS,
         "-default-device",
-        "--split-compile=0",
         f"-I{CSRC}",
         f"-I{headers}",
         *architecture_flags(architecture),
@@ -154,9 +158,3 @@ def _checked(result: tuple[Any, ...]) -> Any:
     if error.value:
         raise RuntimeError(f"NVRTC failed: {error.name}.")
     return values[0] if len(values) == 1 else values
-
-
-def kernel_names(cubin: bytes) -> Iterator[str]:
-    """The names of a cubin's kernels, by its sections."""
-    for name in re.findall(rb"\x00\.nv\.constant0\.([A-Za-z_]\w*)(?=\x00)", cubin):
-        yield name.decode()

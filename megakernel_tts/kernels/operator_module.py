@@ -1,12 +1,12 @@
 """Launches kernels through the torch operators of csrc/launcher.cpp."""
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from megakernel_tts.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
+from megakernel_tts.kernels.structs import DeviceStruct
 
 
 class OperatorModule:
@@ -37,7 +37,7 @@ class OperatorModule:
     def launch(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         *,
         writes: Sequence[Tensor],
@@ -49,7 +49,7 @@ class OperatorModule:
     def arguments(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         writes: Sequence[Tensor],
         set_bits: Tensor | None,

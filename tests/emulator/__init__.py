@@ -14,7 +14,7 @@ from megakernel_tts.kernels.decode import (
     decode_program,
 )
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import DECODE_STRUCTS, layout_checks
+from megakernel_tts.kernels.structs import DECODE_STRUCTS, DeviceStruct, layout_checks
 from megakernel_tts.model.config import ModelConfig
 from tests.emulator.build import load_library
 
@@ -54,7 +54,7 @@ class EmulatedModule:
     def launch(
         self,
         kernel: str,
-        params: ctypes.Structure,
+        params: DeviceStruct,
         config: LaunchConfig,
         *,
         writes: Sequence[Tensor],

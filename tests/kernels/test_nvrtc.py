@@ -1,0 +1,64 @@
+"""NVRTC compiles the kernels from wheels alone; no GPU is needed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megakernel_tts.kernels import models, nvrtc
+from megakernel_tts.kernels.program import CSRC
+from megakernel_tts.kernels.structs import Stream
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))
+PROGRAM = models.all_programs()[3]  # of the smallest checkpoint of the tests
+
+
+@needs_nvrtc
+def test_every_kernel_of_a_model_is_compiled() -> None:
+    cubin = nvrtc.compile_program(PROGRAM, "90a")
+    for name in (*PROGRAM.kernels, "decode_info"):
+        assert f"\0{name}\0".encode() in cubin, name
+
+
+@needs_nvrtc
+def test_the_headers_of_cccl_are_not_needed() -> None:
+    """The wheels of torch 2.11 do not bring them."""
+    headers = nvrtc.find_headers()
+    assert headers is not None
+    for file in CSRC.rglob("*.cu*"):
+        assert "<cuda/" not in file.read_text(encoding="utf-8"), file
+
+
+@needs_nvrtc
+def test_a_text_that_does_not_compile_is_an_error_with_the_log() -> None:
+    wrong = replace(PROGRAM, definitions=(("MEGAKERNEL_MODEL", "megakernel::NoModel"),))
+    with pytest.raises(RuntimeError, match=r"could not compile decode/kernels.cu:(.|\n)*NoModel"):
+        nvrtc.compile_program(wrong, "90a")
+
+
+@needs_nvrtc
+def test_a_struct_that_differs_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "CPP_NAME", "megakernel::SamplingParams")
+    with pytest.raises(RuntimeError, match="Stream has another size"):
+        nvrtc.compile_program(PROGRAM, "90a")
+
+
+def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_bindings", lambda: None)
+    assert nvrtc.obstacle() == "cuda-bindings is not installed"
+
+
+def test_headers_of_another_cuda_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder, version in (("cuda_runtime", 12090), ("cu13", 13000)):
+        include = tmp_path / "nvidia" / folder / "include"
+        include.mkdir(parents=True)
+        (include / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+    (tmp_path / "nvidia" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(nvrtc, "_nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "_package_folders", lambda name: [tmp_path / name])
+    assert nvrtc.find_headers() == tmp_path / "nvidia" / "cu13" / "include"
+    monkeypatch.setattr(nvrtc, "_nvrtc_version", lambda: (14, 0))
+    assert nvrtc.find_headers() is None
