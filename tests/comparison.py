@@ -10,6 +10,7 @@ from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import load_decode_kernels
+from megakernel_tts.kernels.loader import LaunchPath
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig

@@ -1,4 +1,4 @@
-"""The weights in the order in which the kernel's blocks read them: see csrc/weights.cuh."""
+"""Packs weights in the order in which the thread blocks read them: see csrc/weights.cuh."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,75 +11,83 @@ from torch import Tensor
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.weights import Stack
 
-_STEP = 256  # of K, for a block
-_UNIT = 8  # rows
+_STEP_K = 256  # K elements that a thread block multiplies per step
+_ROW_GROUP_SIZE = 8  # rows
 
 
 @dataclass(frozen=True)
 class Packer:
-    """Knows how the kernel walks through the weights.
+    """Splits matrices among thread blocks, and orders each share as its block reads it.
 
     Attributes:
-        blocks: Of the grid.
-        slot: Steps that are fetched together.
-        units: Whose sums have room in a block.
-        device: Where the packed weights are.
+        num_blocks: Thread blocks of the grid.
+        stage_steps: Steps of K in a stage of the weight ring.
+        max_row_groups: Row groups whose partial sums fit into a thread block.
+        device: The device of the packed weights.
     """
 
-    blocks: int
-    slot: int
-    units: int
+    num_blocks: int
+    stage_steps: int
+    max_row_groups: int
     device: torch.device
 
     def pack(self, *parts: Stack | Tensor) -> Tensor:
-        """Matrices as one stream a block, all blocks one after another.
+        """Packs matrices into one tensor: for each thread block, its shares of all matrices.
 
-        Each matrix goes to its places as it comes: there is no second copy of all of them.
+        Each matrix is moved to the device and packed on its own, so no second copy of all weights
+        exists at a time.
 
         Args:
             parts: Stacks, and matrices [rows, K]; on any device.
+
+        Returns:
+            bfloat16, one dimension.
         """
         shapes = [matrix.shape for matrix in _matrices(parts, torch.device("meta"))]
-        sizes = [sum(self._elements(shape, b) for shape in shapes) for b in range(self.blocks)]
+        sizes = [
+            sum(self._share_size(shape, block) for shape in shapes)
+            for block in range(self.num_blocks)
+        ]
         packed = torch.empty(sum(sizes), dtype=torch.bfloat16, device=self.device)
-        places = list(accumulate(sizes, initial=0))
+        offsets = list(accumulate(sizes, initial=0))
         for matrix in _matrices(parts, self.device):
             tiles = _tiles(matrix)
-            for block in range(self.blocks):
-                for part in self._share(tiles, block):
-                    end = places[block] + len(part)
-                    packed[places[block] : end] = part
-                    places[block] = end
+            for block in range(self.num_blocks):
+                for piece in self._share(tiles, block):
+                    end = offsets[block] + len(piece)
+                    packed[offsets[block] : end] = piece
+                    offsets[block] = end
         return packed
 
-    def _elements(self, shape: torch.Size, block: int) -> int:
-        """How much a block reads of a matrix."""
+    def _share_size(self, shape: torch.Size, block: int) -> int:
+        """Elements of a matrix that a thread block reads."""
         rows, k = shape
-        first, end = (self._begin(rows // _UNIT, b) for b in (block, block + 1))
-        return (end - first) * _UNIT * (k + -k % _STEP)
+        first, end = (self._first_row_group(rows // _ROW_GROUP_SIZE, b) for b in (block, block + 1))
+        return (end - first) * _ROW_GROUP_SIZE * (k + -k % _STEP_K)
 
     def _share(self, tiles: Tensor, block: int) -> list[Tensor]:
-        """What a block reads of a matrix: some units at a time, of these slot after slot."""
-        first, end = (self._begin(len(tiles), b) for b in (block, block + 1))
-        slots = tiles[first:end].unflatten(1, (-1, self.slot))
-        return [some.transpose(0, 1).flatten() for some in slots.split(self.units)]
+        """A thread block's share: up to `max_row_groups` at a time, of these stage after stage."""
+        first, end = (self._first_row_group(len(tiles), b) for b in (block, block + 1))
+        stages = tiles[first:end].unflatten(1, (-1, self.stage_steps))
+        return [groups.transpose(0, 1).flatten() for groups in stages.split(self.max_row_groups)]
 
-    def _begin(self, units: int, block: int) -> int:
-        return block * (units // self.blocks) + min(block, units % self.blocks)
+    def _first_row_group(self, num_row_groups: int, block: int) -> int:
+        share, rest = divmod(num_row_groups, self.num_blocks)
+        return block * share + min(block, rest)
 
 
 def _tiles(weight: Tensor) -> Tensor:
-    """[rows, K] as [units, steps, 8 warps, 32 lanes, 8]."""
+    """A matrix [rows, K] as [row groups, steps, 8 warps * 32 lanes * 8 elements]."""
     rows, k = weight.shape
-    padded = F.pad(weight, (0, -k % _STEP))
-    pairs = padded.view(rows // _UNIT, 8, -1, 8, 4, 2, 2, 2).permute(0, 2, 3, 1, 4, 6, 5, 7)
-    return pairs.flatten(5).flatten(3, 4)
+    padded = F.pad(weight, (0, -k % _STEP_K))
+    pairs = padded.view(rows // _ROW_GROUP_SIZE, 8, -1, 8, 4, 2, 2, 2)
+    return pairs.permute(0, 2, 3, 1, 4, 6, 5, 7).flatten(5).flatten(3, 4)
 
 
 def _matrices(parts: Sequence[Stack | Tensor], device: torch.device) -> Iterator[Tensor]:
-    """In the order of use, each on the device for as long as it is looked at.
+    """The matrices in the order of use, each moved to the device when it is needed.
 
-    Of a stack, all layers; rows of gate and up in turn, four by four.
+    The rows of gate and up alternate in groups of four.
     """
     for part in parts:
         if isinstance(part, Tensor):
