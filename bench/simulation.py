@@ -55,7 +55,7 @@ class CharacterTokenizer(TextTokenizer):
         """The code points."""
         return [ord(char) for char in text]
 
-    def spell(self, ids: Sequence[int]) -> list[bytes]:
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """The characters."""
         return [chr(i).encode() for i in ids]
 
@@ -63,7 +63,7 @@ class CharacterTokenizer(TextTokenizer):
         """The text itself."""
         return text
 
-    def settled(self, text: str) -> int:
+    def stable_length(self, text: str) -> int:
         """All of it: no character changes another."""
         return len(text)
 

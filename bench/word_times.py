@@ -59,7 +59,7 @@ def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[flo
 
 def estimated(loaded: Loaded, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
     """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
-    times = EstimatedWordTimer(Transcript(loaded.tokenizer.spell), rate)
+    times = EstimatedWordTimer(Transcript(loaded.tokenizer.token_bytes), rate)
     ids = loaded.tokenizer.encode(text)
     times.update_text(ids, len(ids))
     return [word.start for word in times.add_audio(frames, last=True)]

@@ -63,13 +63,13 @@ def test_only_base_models_clone(tts: TTS, recording: Path) -> None:
 
 
 def test_a_voice_of_another_model_is_refused(base: TTS) -> None:
-    with pytest.raises(VoiceError, match="5 values and this model takes 192"):
+    with pytest.raises(VoiceError, match="5 values and this model needs 192"):
         base.say("hello", Voice(torch.zeros(5)))
-    with pytest.raises(VoiceError, match="not of this model's codec"):
+    with pytest.raises(VoiceError, match="not those of this model's codec"):
         base.say("hello", Voice(torch.zeros(192), torch.full((4, 16), 999), "text"))
     with pytest.raises(VoiceError, match="no voice was given"):
         base.say("hello")
-    with pytest.raises(VoiceError, match="'ryan' is none"):
+    with pytest.raises(VoiceError, match="found 'ryan'"):
         base.say("hello", "ryan")
 
 

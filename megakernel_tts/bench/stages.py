@@ -94,7 +94,7 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
     loaded = tts._loaded
     engine = loaded.engine
     calls = (
-        (loaded.tokenizer, ("normalize", "settled", "encode"), "tokenise"),
+        (loaded.tokenizer, ("normalize", "stable_length", "encode"), "tokenise"),
         (engine.prompt_builder, ("prefix", "build"), "prompt"),
         (engine.backend, ("prefill", "feed"), "prefill"),
         (engine.backend, ("step",), "first_frame"),

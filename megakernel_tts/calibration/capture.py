@@ -67,7 +67,7 @@ class SpeechCapture:
         ]
 
     def _transcript(self, ids: Sequence[int]) -> Transcript:
-        transcript = Transcript(self._loaded.tokenizer.spell)
+        transcript = Transcript(self._loaded.tokenizer.token_bytes)
         transcript.update(ids, len(ids))
         return transcript
 

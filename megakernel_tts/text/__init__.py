@@ -1,1 +1,1 @@
-"""From text to the talker's input vectors."""
+"""Text processing: splitting, tokenising, and the talker's input vectors."""

@@ -1,34 +1,40 @@
-"""How long a text takes to say at an ordinary pace."""
+"""Estimates the duration of spoken text at an ordinary pace."""
 
 import unicodedata
 from functools import lru_cache
 
-_WORD = 3.0  # frames of a word's first letter, which may be all of it
+# Frames per character.
+_SPACE = 0.5
+_FIRST_LETTER = 3.0  # of a word, which may have only one
+_LETTER = 0.6
+_DIGIT_OR_CAPITAL = 5.0  # a digit is spoken as a word; a capital may be
+_PUNCTUATION = 3.0  # a pause
+_SYLLABLE = 3.0  # an East Asian character
+_SYMBOL = 6.0  # is spoken by its name
 
 
 def ordinary_frames(text: str, before: str = "") -> float:
-    """How many 80 ms frames the text takes at an unhurried pace.
+    """Estimates the number of 80 ms frames of a text at an unhurried pace.
 
     Args:
         text: Any part of a text.
-        before: The character before it; the parts' lengths then add up to that of the whole.
+        before: The character before it. With it, the estimates of parts add up to the whole's.
     """
-    inside = [char.isalpha() for char in (before or " ") + text]
-    return sum(map(_char_frames, text, inside))
+    follows_letter = [char.isalpha() for char in (before or " ") + text]
+    return sum(map(_char_frames, text, follows_letter))
 
 
 @lru_cache(maxsize=4096)
-def _char_frames(char: str, inside: bool) -> float:
-    """Of a character, which may stand inside a word: behind a letter."""
+def _char_frames(char: str, follows_letter: bool) -> float:
     if char.isspace():
-        return 0.5
+        return _SPACE
     category = unicodedata.category(char)
     if category[0] == "N" or category == "Lu":
-        return 5.0  # a digit is a word, and so may a capital be
+        return _DIGIT_OR_CAPITAL
     if category[0] == "P":
-        return 3.0  # a pause
+        return _PUNCTUATION
     if unicodedata.east_asian_width(char) in "WF" and category[0] == "L":
-        return 3.0  # a syllable
+        return _SYLLABLE
     if category[0] in "LM":
-        return 0.6 if inside else _WORD
-    return 6.0  # a symbol is read by its name
+        return _LETTER if follows_letter else _FIRST_LETTER
+    return _SYMBOL

@@ -1,9 +1,9 @@
-"""Tokens and voice -> what the talker is fed: the prefill's vectors, and the text after it.
+"""Builds prompts: the talker's input vectors of a voice, an instruction and a text.
 
-Every position holds a text-side and a codec-side vector, summed. Both text layouts of the release
-are here: in `full` the whole text stands in the prefill; in `streaming` the first token does, and
-each frame is given one more. All of it happens on the host, which looks rows up and adds them: to
-tell a GPU what to do would take longer.
+The vector of a position is the sum of a text vector and a codec vector. Two layouts of the text are
+supported, as in the official package. In `full` the whole text is part of the prompt. In
+`streaming` the prompt contains the first token, and each frame adds the next one. Prompts are
+built on the host: row look-ups and additions take less time than kernel launches.
 """
 
 import weakref
@@ -32,8 +32,8 @@ class Prefix:
 
     Attributes:
         vectors: [positions, hidden]: instruction, role, language and speaker, up to codec_pad.
-        reference_text: Text vectors [n, hidden] of an in-context reference's transcript.
-        reference_codes: Its codec vectors [1 + frames, hidden], codec_bos first.
+        reference_text: [tokens, hidden], text vectors of the transcript of an in-context reference.
+        reference_codes: [1 + frames, hidden], codec vectors of codec_bos and of the reference.
     """
 
     vectors: Tensor
@@ -43,16 +43,17 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a stream starts with.
+    """The prompt of a segment.
 
     Attributes:
-        prefill: [positions, hidden].
-        common: How many of them, at its beginning, are the same for every text.
-        lead: Text vectors [n, hidden] to feed before the text: the rest of a long transcript.
-        taken: How many of the text's tokens it holds; the others are fed frame by frame.
-        text_start: The position of the text's first token. The others are at those that follow, in
-            the prompt or after it: in every layout a frame takes the next one.
-        closed: Whether it holds the end of the text too, so that only padding follows.
+        prefill: [positions, hidden], the talker's input vectors.
+        num_common: Number of leading positions that are the same for every text.
+        leading_text: [tokens, hidden], text vectors to feed before those of the text: the rest of a
+            transcript that is longer than its recording.
+        num_tokens: Number of the text's tokens in the prompt; the others are fed frame by frame.
+        text_start: Position of the text's first token. The other tokens follow it, in the prompt or
+            in the frames after it.
+        text_complete: Whether the prompt contains the end of the text; only padding follows then.
     """
 
     prefill: Tensor
@@ -64,118 +65,123 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Builds prompts from a model's embeddings; all vectors that it gives are on the host."""
+    """Builds prompts from a model's embeddings. All returned vectors are in host memory.
+
+    Attributes:
+        config: Of the model.
+        device: Of the codec embeddings.
+        pad: [1, hidden], the text vector of tts_pad.
+        eos: [1, hidden], the text vector of tts_eos, which ends a text.
+    """
 
     def __init__(
         self, embeddings: Embeddings, config: ModelConfig, tokenizer: TextTokenizer
     ) -> None:
-        """Projects every token's vector, on a GPU.
+        """Creates the text embedding (see `TextEmbedding`).
 
         Args:
-            embeddings: As `TextEmbedding` takes them, the codec's on the device.
-            config: The model's numbers.
-            tokenizer: The model's.
+            embeddings: The text table may be on any device; the codec tables on the model's.
+            config: Of the model.
+            tokenizer: Of the model.
         """
         self.config = config
         self.device = embeddings.codec.device
         self._embeddings = embeddings
-        self._codec_rows = embeddings.codec.cpu()
-        self._text_rows = TextEmbedding(embeddings)
-        me = weakref.proxy(self)  # or a prompt_builder and its caches would keep each other
-        self._named = lru_cache(maxsize=64)(partial(PromptBuilder._prefix, me))
-        self._recording = lru_cache(maxsize=32)(partial(PromptBuilder._sum_of_frames, me))
+        self._codec_table = embeddings.codec.cpu()
+        self._text_embedding = TextEmbedding(embeddings)
+        proxy = weakref.proxy(self)  # avoids a reference cycle with the caches
+        self._cached_prefix = lru_cache(maxsize=64)(partial(PromptBuilder._prefix, proxy))
+        self._embed_recording = lru_cache(maxsize=32)(
+            partial(PromptBuilder._sum_code_embeddings, proxy)
+        )
         self._tokenizer = tokenizer
         self._newline = tokenizer.encode("\n")
         text, control = config.text, config.talker.control
-        self._begin, self._fill = self._codec(control.bos), self._codec(control.pad)
+        self._codec_bos = self._embed_codec(control.bos)
+        self._codec_pad = self._embed_codec(control.pad)
         with torch.inference_mode():
             self.pad, self._bos, self.eos = self.embed_text([text.pad, text.bos, text.eos]).split(1)
-            self._last = torch.cat([self.eos + self._fill, self.pad + self._begin])
+            self._text_end = torch.cat([self.eos + self._codec_pad, self.pad + self._codec_bos])
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """Text vectors [n, hidden]."""
-        return self._text_rows(ids)
+        """Text vectors of tokens, [tokens, hidden]."""
+        return self._text_embedding(ids)
 
-    def _codec(self, *ids: int) -> Tensor:
-        return self._codec_rows[torch.tensor(ids)]
+    def _embed_codec(self, *ids: int) -> Tensor:
+        return self._codec_table[torch.tensor(ids)]
 
-    def _sum_of_frames(self, codes: bytes) -> Tensor:
-        """The embeddings [frames, hidden] of a recording, whose codes are given by content."""
-        table = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.num_groups)
-        return self._embeddings.embed_frames(torch.tensor(table, device=self.device)).cpu()
-
-    def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
-        """Everything before the text.
+    def _sum_code_embeddings(self, codes: bytes) -> Tensor:
+        """Embeds a recording's frames. Bytes are hashable, so that the result can be cached.
 
         Args:
-            voice: A speaker of a CustomVoice model (None takes none), a cloned voice for a Base
-                model, None for a VoiceDesign model.
-            language: One of the model's, or `auto`.
-            instruct: How to speak, or for VoiceDesign who.
+            codes: The content of an int64 array [frames, num_groups].
+
+        Returns:
+            [frames, hidden].
+        """
+        frames = np.frombuffer(codes, np.int64).reshape(-1, self.config.talker.num_groups)
+        return self._embeddings.embed_frames(torch.tensor(frames, device=self.device)).cpu()
+
+    def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
+        """Builds the part of a prompt before the text.
+
+        Args:
+            voice: CustomVoice: a speaker's name, or None for no speaker. Base: a cloned voice.
+                VoiceDesign: None.
+            language: A language of the model, or `auto`.
+            instruct: How to speak; for VoiceDesign a description of the voice.
 
         Raises:
-            VoiceError: This model has no such voice or language, or takes no instruction.
+            VoiceError: The model does not have this voice or language, or supports no instruction.
         """
-        names = (voice, language, instruct)
-        if all(isinstance(name, str | None) for name in names):
-            return self._named(*names)
-        return self._prefix(*names)  # a cloned voice is no key: its tensors may change
+        arguments = (voice, language, instruct)
+        if all(isinstance(argument, str | None) for argument in arguments):
+            return self._cached_prefix(*arguments)
+        return self._prefix(*arguments)  # not cached: the tensors of a cloned voice may change
 
     @torch.inference_mode()
     def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         config, text = self.config, self.config.text
         control = config.talker.control
-        speaker, vector = self._speaker(voice)
+        speaker, speaker_vector = self._speaker(voice)
         self._check_instruct(instruct)
-        tongue = self._language(language, speaker)
-        tags = (
+        language_id = self._language_id(language, speaker)
+        control_ids = (
             [control.nothink, control.think_bos, control.think_eos]
-            if tongue is None
-            else [control.think, control.think_bos, tongue, control.think_eos]
+            if language_id is None
+            else [control.think, control.think_bos, language_id, control.think_eos]
         )
-        codec = [self._codec(*tags)]
-        if vector is not None:
-            codec.append(vector[None])
-        codec.append(self._fill)
-        codec_side = torch.cat(codec)
-        text_side = torch.cat([self.pad.expand(len(codec_side) - 1, -1), self._bos])
+        codec = [self._embed_codec(*control_ids)]
+        if speaker_vector is not None:
+            codec.append(speaker_vector[None])
+        codec.append(self._codec_pad)
+        codec_vectors = torch.cat(codec)
+        text_vectors = torch.cat([self.pad.expand(len(codec_vectors) - 1, -1), self._bos])
         role = [text.im_start, text.assistant, *self._newline]
-        parts = [self.embed_text(role), text_side + codec_side]
+        sections = [self.embed_text(role), text_vectors + codec_vectors]
         if instruct and instruct.strip():
             user = self._tokenizer.encode(f"user\n{instruct.strip()}")
-            parts.insert(0, self.embed_text([text.im_start, *user, text.im_end, *self._newline]))
-        vectors = torch.cat(parts)
+            instruction = [text.im_start, *user, text.im_end, *self._newline]
+            sections.insert(0, self.embed_text(instruction))
+        vectors = torch.cat(sections)
         if not isinstance(voice, Voice) or voice.codes is None or voice.text is None:
             return Prefix(vectors)
-        reference = self._recording(voice.codes.numpy(force=True).tobytes())
+        recording = self._embed_recording(voice.codes.numpy(force=True).tobytes())
         return Prefix(
             vectors,
             reference_text=self.embed_text(self._tokenizer.encode(voice.text.strip())),
-            reference_codes=torch.cat([self._begin, reference]),
+            reference_codes=torch.cat([self._codec_bos, recording]),
         )
 
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:
-        """The speaker's name, and the vector of the speaker position."""
-        talker, kind = self.config.talker, self.config.kind
-        hidden = talker.stack.hidden_size
+        """The speaker's name and the vector [hidden] of the speaker position, if any."""
+        kind = self.config.kind
         if kind == "base":
-            if not isinstance(voice, Voice):
-                found = "no voice was given" if voice is None else f"{voice!r} is none"
-                raise VoiceError(
-                    f"A Base model speaks with a cloned voice, and {found}; make one with "
-                    "TTS.clone('recording.wav') or load one with Voice.load('voice.safetensors')."
-                )
-            if len(voice.x_vector) != hidden:
-                raise VoiceError(
-                    f"The voice's x-vector has {len(voice.x_vector)} values and this model takes "
-                    f"{hidden}; clone the voice again with this model."
-                )
-            if voice.codes is not None and not self._codes_fit(voice.codes):
-                raise VoiceError("The voice's codes are not of this model's codec; clone it again.")
-            return None, voice.x_vector.to(self._codec_rows)
+            return None, self._cloned_speaker(voice)
         if isinstance(voice, Voice):
             raise VoiceError(
-                f"A cloned voice needs a Base model, and this one is {kind}; {self._choices()}"
+                f"A cloned voice needs a Base model, and this one is {kind}; "
+                f"{self._voice_choices()}"
             )
         if kind == "voice_design":
             if voice is not None:
@@ -187,17 +193,39 @@ class PromptBuilder:
         if voice is None:
             return None, None
         if not isinstance(voice, str):
-            raise VoiceError(f"A voice is a name or a Voice, found {type(voice).__name__}.")
-        name = voice.strip().lower()
-        if name not in talker.speakers:
-            raise VoiceError(f"There is no voice {voice!r}; {self._choices()}")
-        return name, self._codec(talker.speakers[name])[0]
+            raise VoiceError(
+                f"voice is of type {type(voice).__name__}; it must be a name or a Voice."
+            )
+        name, speakers = voice.strip().lower(), self.config.talker.speakers
+        if name not in speakers:
+            raise VoiceError(f"There is no voice {voice!r}; {self._voice_choices()}")
+        return name, self._embed_codec(speakers[name])[0]
+
+    def _cloned_speaker(self, voice: str | Voice | None) -> Tensor:
+        """The x-vector of a cloned voice."""
+        hidden = self.config.talker.stack.hidden_size
+        if not isinstance(voice, Voice):
+            found = "no voice was given" if voice is None else f"found {voice!r}"
+            raise VoiceError(
+                f"A Base model needs a cloned voice ({found}); create one with "
+                "TTS.clone('recording.wav') or load one with Voice.load('voice.safetensors')."
+            )
+        if len(voice.x_vector) != hidden:
+            raise VoiceError(
+                f"The voice's x-vector has {len(voice.x_vector)} values and this model needs "
+                f"{hidden}; clone the voice again with this model."
+            )
+        if voice.codes is not None and not self._codes_fit(voice.codes):
+            raise VoiceError(
+                "The voice's codes are not those of this model's codec; clone the voice again."
+            )
+        return voice.x_vector.to(self._codec_table)
 
     def _codes_fit(self, codes: Tensor) -> bool:
         groups, vocab = self.config.talker.num_groups, self.config.predictor.vocab_size
         return codes.shape[1] == groups and 0 <= int(codes.min()) and int(codes.max()) < vocab
 
-    def _choices(self) -> str:
+    def _voice_choices(self) -> str:
         if self.config.kind == "voice_design":
             return "describe the voice with instruct='...'."
         return "choose one of: " + ", ".join(self.config.talker.speakers) + "."
@@ -205,19 +233,19 @@ class PromptBuilder:
     def _check_instruct(self, instruct: str | None) -> None:
         if instruct is not None:
             check_text(instruct, "instruct")
-        given = bool(instruct and instruct.strip())
-        if given and not self.config.takes_instruct:
+        has_instruct = bool(instruct and instruct.strip())
+        if has_instruct and not self.config.takes_instruct:
             raise VoiceError(
-                "This model follows no instruction; those that do are 1.7B-CustomVoice and "
-                "1.7B-VoiceDesign. Leave instruct out."
+                "This model supports no instruction; 1.7B-CustomVoice and 1.7B-VoiceDesign do. "
+                "Leave instruct out."
             )
-        if not given and self.config.kind == "voice_design":
+        if not has_instruct and self.config.kind == "voice_design":
             raise VoiceError(
                 "A VoiceDesign model needs instruct='...': a description of the voice."
             )
 
-    def _language(self, language: str, speaker: str | None) -> int | None:
-        """The language's id; None lets the model find out."""
+    def _language_id(self, language: str, speaker: str | None) -> int | None:
+        """The language's id; None if the model detects the language."""
         talker = self.config.talker
         if not isinstance(language, str):
             raise VoiceError(f"language is {language!r}; it must be auto or a language's name.")
@@ -239,29 +267,39 @@ class PromptBuilder:
     def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
-        """The prompt of a text, or None if more of the text must be known first.
+        """Builds the prompt of a text.
 
         Args:
-            prefix: Of the voice.
+            prefix: From `prefix`.
             ids: The text's tokens so far, at least one.
-            layout: Where the text goes; `full` needs all of it.
-            ended: Whether the tokens are all.
+            layout: `full` requires the complete text.
+            ended: Whether the text is complete.
+
+        Returns:
+            The prompt, or None if it needs more text.
         """
         if layout == "full":
             return self._full(prefix, ids) if ended else None
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             return self._streaming_reference(prefix, ids, ended)
-        prefill = torch.cat([prefix.vectors, self.embed_text(ids[:1]) + self._begin])
-        at = len(prefix.vectors)
-        return Prompt(prefill, at, self.pad[:0], num_tokens=1, text_start=at, text_complete=False)
+        prefill = torch.cat([prefix.vectors, self.embed_text(ids[:1]) + self._codec_bos])
+        num_common = len(prefix.vectors)
+        return Prompt(
+            prefill,
+            num_common,
+            self.pad[:0],
+            num_tokens=1,
+            text_start=num_common,
+            text_complete=False,
+        )
 
     def _full(self, prefix: Prefix, ids: list[int]) -> Prompt:
-        text, text_start, last = self.embed_text(ids), len(prefix.vectors), self._last
+        text, text_start, end = self.embed_text(ids), len(prefix.vectors), self._text_end
         if prefix.reference_codes is not None and prefix.reference_text is not None:
             text = torch.cat([prefix.reference_text, text])
             text_start += len(prefix.reference_text)
-            last = torch.cat([last[:1], self.pad + prefix.reference_codes])
-        prefill = torch.cat([prefix.vectors, text + self._fill, last])
+            end = torch.cat([end[:1], self.pad + prefix.reference_codes])
+        prefill = torch.cat([prefix.vectors, text + self._codec_pad, end])
         return Prompt(
             prefill,
             text_start,
@@ -272,28 +310,33 @@ class PromptBuilder:
         )
 
     def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
-        """Transcript and text run beside the reference's codes; what is left over is fed later."""
-        codes, reference = prefix.reference_codes, prefix.reference_text
-        assert codes is not None and reference is not None
-        room = len(codes) - len(reference)
-        if not ended and len(ids) < room:
+        """Adds transcript and text to the reference's codes; the remaining text is fed later."""
+        codes, transcript = prefix.reference_codes, prefix.reference_text
+        assert codes is not None and transcript is not None
+        num_free = len(codes) - len(transcript)  # code positions without a transcript token
+        if not ended and len(ids) < num_free:
             return None
-        taken = max(0, min(len(ids), room))
-        closed = ended and room > len(ids)
-        text = torch.cat([reference, self.embed_text(ids[:taken]), *([self.eos] if closed else [])])
-        beside = text[: len(codes)]
-        padding = self.pad.expand(len(codes) - len(beside), -1)
-        prefill = torch.cat([prefix.vectors, torch.cat([beside, padding]) + codes])
-        text_start = len(prefix.vectors) + len(reference)
-        # A long transcript leaves no position to the text.
-        common = min(text_start, len(prefix.vectors) + len(codes), len(prefill) - 1)
-        lead = text[len(codes) :]
+        num_tokens = max(0, min(len(ids), num_free))
+        text_complete = ended and num_free > len(ids)
+        end = [self.eos] if text_complete else []
+        text = torch.cat([transcript, self.embed_text(ids[:num_tokens]), *end])
+        text_vectors = text[: len(codes)]
+        padding = self.pad.expand(len(codes) - len(text_vectors), -1)
+        prefill = torch.cat([prefix.vectors, torch.cat([text_vectors, padding]) + codes])
+        text_start = len(prefix.vectors) + len(transcript)
+        # With a long transcript the prompt has no position of the text.
+        num_common = min(text_start, len(prefix.vectors) + len(codes), len(prefill) - 1)
         return Prompt(
-            prefill, common, lead, num_tokens=taken, text_start=text_start, text_complete=closed
+            prefill,
+            num_common,
+            text[len(codes) :],
+            num_tokens=num_tokens,
+            text_start=text_start,
+            text_complete=text_complete,
         )
 
 
 def spoken_languages(config: ModelConfig) -> tuple[str, ...]:
-    """The languages that may be asked for: dialects come with their speakers."""
+    """The languages that a caller can select. A dialect is selected by its speaker."""
     names = config.talker.languages
     return tuple(name for name in names if not name.endswith("dialect"))

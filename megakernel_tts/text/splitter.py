@@ -1,9 +1,8 @@
-"""Long text -> pieces that are spoken one after the other.
+"""Splits long text into segments, each of which gets a prompt of its own.
 
-A piece ends at the first good place once it is long enough: at a sentence end, later on at a
-punctuation mark where a reader would breathe, later still at a space; never inside a number, an
-abbreviation, a URL or a tag. What comes later never changes a cut, so that text may arrive in any
-portions.
+A segment that is long enough ends at the next sentence end, a longer one at the next clause
+punctuation, an even longer one at the next space. A segment never ends inside a number, an
+abbreviation, a URL or a tag. Boundaries do not depend on later text or on how the text arrives.
 """
 
 import re
@@ -12,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _SENTENCE_ENDS = ".!?…。！？｡．।॥؟۔։።"
-_WIDE_ENDS = "。！？｡．"  # no space follows these
-_BREATHS = ",;:—–、，；：､،؛"
-_WIDE_BREATHS = "、，；：､"
+_WIDE_SENTENCE_ENDS = "。！？｡．"  # not followed by a space
+_CLAUSE_ENDS = ",;:—–、，；：､،؛"
+_WIDE_CLAUSE_ENDS = "、，；：､"
 _CLOSERS = "\"'”’»)]}」』）】〉》"
 
-_CLOSERS_ALONE = "”)]}」』）】〉》"  # never open anything
+_UNAMBIGUOUS_CLOSERS = "”)]}」』）】〉》"  # never open a quotation or bracket
 _CLOSING_GUILLEMETS = ("french", "italian", "spanish", "portuguese", "russian")  # »German«
-_UNBROKEN = "\u00a0\u202f"  # spaces at which nothing is broken
-_RECENT = 300  # characters before a border that are looked at; longer tags and URLs may be cut
+_NO_BREAK_SPACES = "\u00a0\u202f"
+_CONTEXT_CHARS = 300  # before a boundary that are examined; longer tags and URLs may be split
 
-# Words whose full stop ends no sentence, in lower case and without it.
+# Words after which a full stop does not end a sentence, in lower case without the stop.
 _ABBREVIATIONS = {
     "english": "mr mrs ms dr prof sr jr st vs etc e.g i.e ph.d al approx dept "
     "est inc ltd co corp gov sen rep gen col capt lt sgt rev hon mt ave blvd rd "
@@ -36,21 +35,21 @@ _ABBREVIATIONS = {
     "russian": "г гг ул д стр т.д т.п т.е т.к им руб тыс млн см проф акад",
 }
 _ABBREVIATIONS_OF = {name: frozenset(words.split()) for name, words in _ABBREVIATIONS.items()}
-_OF_ALL = frozenset[str]().union(*_ABBREVIATIONS_OF.values())
-# Words that are abbreviations before a number alone.
-_COUNTED = set("no vol fig sec pp p art abs nr núm pág pag min sek std".split())
+_ALL_ABBREVIATIONS = frozenset[str]().union(*_ABBREVIATIONS_OF.values())
+# Words that are abbreviations only before a number.
+_BEFORE_NUMBERS = set("no vol fig sec pp p art abs nr núm pág pag min sek std".split())
 
 
 @dataclass(frozen=True)
 class Limits:
-    """From which length a piece may end where; a wide (East Asian) character counts as three.
+    """Lengths from which a segment may end; a wide (East Asian) character counts as three.
 
     Attributes:
         hard: At a sentence end.
-        mid: At a mark where one breathes.
+        mid: At clause punctuation.
         weak: At a space.
-        longest: Anywhere between two characters, but within a number, URL or tag only at twice
-            this length, where everything ends.
+        longest: Between any two characters outside numbers, URLs and tags. At twice this length a
+            segment always ends.
     """
 
     hard: int = 200
@@ -60,102 +59,101 @@ class Limits:
 
 
 class Splitter:
-    """Cuts a text that arrives in portions."""
+    """Splits text that arrives in portions."""
 
     def __init__(self, language: str = "auto", limits: Limits | None = None) -> None:
-        """Starts with an empty piece.
+        """Starts with an empty segment.
 
         Args:
-            language: Whose abbreviations count; `auto` and unlisted ones: those of all languages.
-            limits: Lengths of pieces.
+            language: Selects the abbreviations; `auto` and unlisted languages use all of them.
+            limits: Lengths of segments.
         """
         self._limits = limits or Limits()
         self._german = language == "german"
-        self._closing = _CLOSERS_ALONE + ("»" if language in _CLOSING_GUILLEMETS else "")
+        self._closing = _UNAMBIGUOUS_CLOSERS + ("»" if language in _CLOSING_GUILLEMETS else "")
         self._closers = _CLOSERS + ("“«" if self._german else "")
-        self._abbreviations = _ABBREVIATIONS_OF.get(language, _OF_ALL)
-        self._piece: list[str] = []
-        self._weight = 0
+        self._abbreviations = _ABBREVIATIONS_OF.get(language, _ALL_ABBREVIATIONS)
+        self._segment: list[str] = []  # characters
+        self._length = 0
 
     def push(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Takes more text.
+        """Adds text.
 
         Yields:
-            (portion, whether the piece ends after it); the portions add up to the text.
+            (portion, whether the segment ends after it). The portions concatenate to the text.
         """
         start = 0
         for i, char in enumerate(text):
-            if self._weight >= self._limits.hard and self._cuts_before(char):
+            if self._length >= self._limits.hard and self._splits_before(char):
                 yield text[start:i], True
-                start, self._piece, self._weight = i, [], 0
-            self._piece.append(char)
-            self._weight += 3 if unicodedata.east_asian_width(char) in "WF" else 1
+                start, self._segment, self._length = i, [], 0
+            self._segment.append(char)
+            self._length += 3 if unicodedata.east_asian_width(char) in "WF" else 1
         if start < len(text):
             yield text[start:], False
 
-    def _cuts_before(self, char: str) -> bool:
-        limits, n = self._limits, self._weight
-        last = self._piece[-1]
-        if n >= 2 * limits.longest:
+    def _splits_before(self, char: str) -> bool:
+        limits, length = self._limits, self._length
+        last = self._segment[-1]
+        if length >= 2 * limits.longest:
             return True
-        if char.isspace() or char in self._closing or _joins(last, char):
+        if char.isspace() or char in self._closing or _combines(last, char):
             return False
-        space = last.isspace() and last not in _UNBROKEN
-        border = space or last in _WIDE_ENDS + _WIDE_BREATHS + _CLOSERS
-        if not border and n < limits.longest:
+        space = last.isspace() and last not in _NO_BREAK_SPACES
+        boundary = space or last in _WIDE_SENTENCE_ENDS + _WIDE_CLAUSE_ENDS + _CLOSERS
+        if not boundary and length < limits.longest:
             return False
-        before = "".join(self._piece[-_RECENT:])
+        before = "".join(self._segment[-_CONTEXT_CHARS:])
         if _in_tag(before):
             return False
-        if not border:
-            return not _in_word(before, char)
+        if not boundary:
+            return not _in_number_or_address(before, char)
         if self._ends_sentence(before, char):
             return True
-        if n >= limits.mid and _breathes(before, char):
+        if length >= limits.mid and _ends_clause(before, char):
             return True
-        return n >= limits.weak and space and not _splits_number(before, char)
+        return length >= limits.weak and space and not _splits_number(before, char)
 
     def _ends_sentence(self, before: str, char: str) -> bool:
         text = before.rstrip()
         if "\n" in before[len(text) :].replace("\r\n", "\n").partition("\n")[2]:
             return True  # a blank line
-        bare = text.rstrip(self._closers + " " + _UNBROKEN)
+        bare = text.rstrip(self._closers + " " + _NO_BREAK_SPACES)
         if not bare or bare[-1] not in _SENTENCE_ENDS:
             return False
-        if text == before:  # without a space only a wide mark ends a sentence
-            joined = bare[-1] == "．" and char.isalnum()  # "３．５" is one number
-            return bare[-1] in _WIDE_ENDS and char not in _SENTENCE_ENDS and not joined
+        if text == before:  # without a space only wide punctuation ends a sentence
+            in_number = bare[-1] == "．" and char.isalnum()  # "３．５" is one number
+            return bare[-1] in _WIDE_SENTENCE_ENDS and char not in _SENTENCE_ENDS and not in_number
         if bare[-1] not in ".…":
             return True
         return not char.islower() and not (bare[-1] == "." and self._abbreviates(bare, char))
 
     def _abbreviates(self, text: str, char: str) -> bool:
-        """Whether the full stop at the end of the text belongs to its last word."""
+        """Whether the full stop at the end of the text is part of an abbreviation or ordinal."""
         word = re.split(r"[\s(\[{\"'“‘«-]", text[:-1])[-1].lower()
         initial = len(word) == 1 and word.isalpha() and word != "i"
         ordinal = self._german and word.isdigit()
         acronym = bool(re.fullmatch(r"(?:[^\W\d_]\.)+[^\W\d_]", word))
-        counted = word in _COUNTED and char.isdigit()
-        return word in self._abbreviations or initial or ordinal or acronym or counted
+        numbered = word in _BEFORE_NUMBERS and char.isdigit()
+        return word in self._abbreviations or initial or ordinal or acronym or numbered
 
 
-def _breathes(before: str, char: str) -> bool:
+def _ends_clause(before: str, char: str) -> bool:
     text = before.rstrip()
     bare = text.rstrip(_CLOSERS)
-    if not bare or bare[-1] not in _BREATHS:
+    if not bare or bare[-1] not in _CLAUSE_ENDS:
         return False
     if char.isdigit() and bare[:-1].rstrip()[-1:].isdigit():
         return False  # "3，000" is one number
-    return text != before or bare[-1] in _WIDE_BREATHS
+    return text != before or bare[-1] in _WIDE_CLAUSE_ENDS
 
 
 def _splits_number(before: str, char: str) -> bool:
-    """Whether a space stands between the digits of one number, as in "1 000"."""
+    """Whether the boundary is a space between digits of one number, as in "1 000"."""
     return char.isdigit() and before.rstrip()[-1:].isdigit()
 
 
-def _in_word(before: str, char: str) -> bool:
-    """Whether a cut here would fall into a number or an address."""
+def _in_number_or_address(before: str, char: str) -> bool:
     if char.isdigit() and re.search(r"\d[.,:/]?$", before):
         return True
     word = before.split()[-1]
@@ -163,12 +161,12 @@ def _in_word(before: str, char: str) -> bool:
 
 
 def _in_tag(before: str) -> bool:
-    """Whether an opened `<tag ...` or `[tag ...` of ordinary length has not been closed yet."""
+    """Whether `before` ends inside a `<tag ...>` or `[tag ...]`."""
     return bool(re.search(r"(?:<[/\w][^<>]*|\[\w[^\[\]]*)$", before))
 
 
-def _joins(last: str, char: str) -> bool:
-    """Whether two characters make one on paper: marks, joiners, skin tones, flags, Hangul."""
+def _combines(last: str, char: str) -> bool:
+    """Whether two characters are one grapheme: marks, joiners, skin tones, flags, Hangul."""
     joiner, first_flag, last_flag = "\u200d", "\U0001f1e6", "\U0001f1ff"
     return (
         unicodedata.category(char).startswith("M")

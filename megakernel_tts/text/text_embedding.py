@@ -1,7 +1,7 @@
-"""The text side of the talker's input: a vector for every token, computed once, kept on the host.
+"""Text embeddings of the talker's input: one vector per token, computed once, in host memory.
 
-The talker is fed a few of them at a time, so that their table (311 MB for the 0.6B, 622 for the
-1.7B) need not take a GPU's memory; nor need the wider table that they are projected from.
+A stream needs one of them per frame. Host memory for the table (311 MB for the 0.6B, 622 MB for the
+1.7B) and for the wider table from which it is projected saves GPU memory.
 """
 
 from collections.abc import Sequence
@@ -15,47 +15,58 @@ from torch import Tensor
 from megakernel_tts.model.layers import linear
 from megakernel_tts.model.weights import Embeddings
 
-_BATCH = 4096  # tokens projected at a time
+_BATCH_SIZE = 4096  # tokens per projection
 
 
 class TextEmbedding:
-    """`W2 silu(W1 e + b1) + b2` of tokens, each computed as if alone.
+    """Computes `W2 silu(W1 e + b1) + b2` per token, batch-invariantly, and caches the results.
 
-    A GPU projects all of them at once, so that no request waits for it; a CPU, for which those of a
-    released model are too many, the ones that are asked for.
+    With a GPU all tokens are projected at construction, so that no request waits for a projection.
+    On a CPU that would take too long, so tokens are projected at their first use.
     """
 
     def __init__(self, embeddings: Embeddings) -> None:
-        """Projects every token, on a GPU.
+        """With projections on a GPU, projects all tokens.
 
         Args:
-            embeddings: The text's table anywhere, its projections where they are computed.
+            embeddings: The text table may be on any device; the projections are computed on theirs.
         """
         self._embeddings = embeddings
-        vocab, out = len(embeddings.text), embeddings.text_down.weight
-        # Rows that nobody asks for take no memory.
-        self._rows = torch.empty(vocab, len(out), dtype=out.dtype)
-        self._known = np.zeros(vocab, np.bool_)
-        if out.is_cuda:
-            self._learn(np.arange(vocab))
+        num_tokens, weight = len(embeddings.text), embeddings.text_down.weight
+        # The system commits memory of the table when a row is first written.
+        self._table = torch.empty(num_tokens, len(weight), dtype=weight.dtype)
+        self._is_cached = np.zeros(num_tokens, np.bool_)
+        if weight.is_cuda:
+            self._cache(np.arange(num_tokens))
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        """The vectors [n, hidden] of tokens, on the host."""
-        wanted = np.array(ids, np.int64)
-        known = self._known[wanted]
-        if not known.all():
-            self._learn(np.unique(wanted[~known]))
-        return self._rows.index_select(0, torch.from_numpy(wanted))
+        """Looks up token vectors.
+
+        Args:
+            ids: Text tokens.
+
+        Returns:
+            [tokens, hidden], in host memory.
+        """
+        indices = np.array(ids, np.int64)
+        cached = self._is_cached[indices]
+        if not cached.all():
+            self._cache(np.unique(indices[~cached]))
+        return self._table.index_select(0, torch.from_numpy(indices))
 
     @torch.inference_mode()
-    def _learn(self, ids: NDArray[np.int64]) -> None:
-        """Whoever else learns the same tokens meanwhile writes the same numbers."""
-        for chosen in torch.from_numpy(ids).split(_BATCH):
-            self._rows[chosen] = self._project(chosen).cpu()
-            self._known[chosen.numpy()] = True
+    def _cache(self, ids: NDArray[np.int64]) -> None:
+        """Projects tokens. Needs no lock: concurrent calls write the same values."""
+        for batch in torch.from_numpy(ids).split(_BATCH_SIZE):
+            self._table[batch] = self._project(batch).cpu()
+            self._is_cached[batch.numpy()] = True
 
     def _project(self, ids: Tensor) -> Tensor:
-        e = self._embeddings
-        x = e.text[ids.to(e.text.device)].to(e.text_up.weight.device)[:, None]
-        x = F.silu(linear(x, e.text_up.weight, e.text_up.bias))
-        return linear(x, e.text_down.weight, e.text_down.bias)[:, 0]
+        table, up, down = (
+            self._embeddings.text,
+            self._embeddings.text_up,
+            self._embeddings.text_down,
+        )
+        x = table[ids.to(table.device)].to(up.weight.device)[:, None]
+        x = F.silu(linear(x, up.weight, up.bias))
+        return linear(x, down.weight, down.bias)[:, 0]

@@ -90,7 +90,7 @@ class TextQueue:
 
     def spell(self, ids: Sequence[int]) -> list[bytes]:
         """Returns the bytes of each token."""
-        return self._tokenizer.spell(ids)
+        return self._tokenizer.token_bytes(ids)
 
     def front(self) -> TextSegment | None:
         """Returns the segment to speak now, or None until it has a token."""

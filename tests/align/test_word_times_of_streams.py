@@ -45,7 +45,7 @@ def told(chunks: list[AudioChunk]) -> list[Word]:
 def planted(rig: Rig, text: str, before: float = 0.0) -> list[tuple[str, float]]:
     """The words of a piece, and when its frames look at their first tokens."""
     tokenizer = rig.loaded.tokenizer
-    script = Transcript(tokenizer.spell)
+    script = Transcript(tokenizer.token_bytes)
     ids = tokenizer.encode(text)
     script.update(ids, len(ids))
     sounding = [u for u, silent in enumerate(script.unit_silent) if not silent]

@@ -1,4 +1,4 @@
-"""Refusals; what prompts hold is compared with the official package in `test_parity`."""
+"""Refusals and positions. `test_parity` compares prompts with those of the official package."""
 
 import gc
 import weakref
@@ -22,13 +22,13 @@ from megakernel_tts.voice import Voice
         ("custom_voice", "0b6", "ryan", "klingon", None,
          r"no language 'klingon'; choose auto or one of: chinese, english, german"),
         ("custom_voice", "0b6", "ryan", "sichuan_dialect", None, "no language 'sichuan_dialect'"),
-        ("custom_voice", "0b6", "ryan", "auto", "Speak slowly", "follows no instruction"),
-        ("base", "1b7", None, "auto", None, "speaks with a cloned voice"),
+        ("custom_voice", "0b6", "ryan", "auto", "Speak slowly", "supports no instruction"),
+        ("base", "1b7", None, "auto", None, "needs a cloned voice"),
         ("voice_design", "1b7", "ryan", "auto", "a voice", r"no named voices \(found 'ryan'\)"),
         ("voice_design", "1b7", None, "auto", " ", "needs instruct="),
     ],
 )  # fmt: skip
-def test_what_a_model_cannot_do_is_refused_with_the_choices(
+def test_unsupported_voice_language_or_instruction_is_refused_with_the_choices(
     load: Callable[..., Loaded],
     kind: str,
     size: str,
@@ -42,41 +42,39 @@ def test_what_a_model_cannot_do_is_refused_with_the_choices(
         prompt_builder.prefix(voice, language, instruct)
 
 
-def test_names_and_languages_in_any_case(load: Callable[..., Loaded]) -> None:
+def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., Loaded]) -> None:
     prompt_builder = load().engine.prompt_builder
-    one = prompt_builder.prefix("RYAN", " English ", None).vectors
-    assert torch.equal(one, prompt_builder.prefix("ryan", "english", "  ").vectors)
+    vectors = prompt_builder.prefix("RYAN", " English ", None).vectors
+    assert torch.equal(vectors, prompt_builder.prefix("ryan", "english", "  ").vectors)
 
 
-def test_dialects_are_spoken_by_their_speakers_alone(load: Callable[..., Loaded]) -> None:
+def test_dialect_is_selected_by_its_speaker_only(load: Callable[..., Loaded]) -> None:
     loaded = load()
     assert "beijing_dialect" not in spoken_languages(loaded.config)
     prefix = loaded.engine.prompt_builder.prefix
     assert torch.equal(
         prefix("eric", "auto", None).vectors, prefix("eric", "chinese", None).vectors
     )
-    own = prefix("eric", "sichuan_dialect", None).vectors
-    assert torch.equal(prefix("eric", "auto", None).vectors, own)
+    dialect = prefix("eric", "sichuan_dialect", None).vectors
+    assert torch.equal(prefix("eric", "auto", None).vectors, dialect)
     assert not torch.equal(
         prefix("eric", "english", None).vectors, prefix("eric", "auto", None).vectors
     )
 
 
-def test_a_token_has_one_vector_whatever_stands_beside_it(load: Callable[..., Loaded]) -> None:
-    prompt_builder = load("custom_voice", "1b7").engine.prompt_builder
+def test_batching_does_not_change_text_vectors(load: Callable[..., Loaded]) -> None:
+    embed_text = load("custom_voice", "1b7").engine.prompt_builder.embed_text
+    ids = [5, 9, 200, 9]
     with torch.inference_mode():
-        together = prompt_builder.embed_text([5, 9, 200, 9])
-        assert torch.equal(
-            together, torch.cat([prompt_builder.embed_text([i]) for i in (5, 9, 200, 9)])
-        )
+        assert torch.equal(embed_text(ids), torch.cat([embed_text([i]) for i in ids]))
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("reference", [None, 2, 40], ids=["no reference", "short", "long"])
-def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
+def test_text_token_i_is_at_position_text_start_plus_i(
     load: Callable[..., Loaded], layout: Layout, reference: int | None
 ) -> None:
-    """Other tokens change the positions from `text_start` on, and the vectors fed after them."""
+    """Replacing a token changes exactly the vector of its position, in the prompt or fed later."""
     loaded = load("base")
     prompt_builder, hidden = loaded.engine.prompt_builder, loaded.config.talker.stack.hidden_size
     codes = None if reference is None else torch.zeros(reference, 16, dtype=torch.long)
@@ -85,25 +83,23 @@ def test_the_text_is_where_the_prompt_says_and_goes_on_frame_by_frame(
     ids = [5, 6, 7, 8]
 
     def positions(ids: list[int]) -> torch.Tensor:
-        """All text that the talker sees: the prompt, then what is fed."""
+        """All input vectors with text: those of the prompt, then those fed frame by frame."""
         prompt = prompt_builder.build(prefix, ids, layout, ended=True)
         assert prompt is not None
-        rest = (
-            []
-            if prompt.text_complete
-            else [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
-        )
-        return torch.cat([prompt.prefill, prompt.leading_text, *rest])
+        fed = [prompt.leading_text]
+        if not prompt.text_complete:
+            fed += [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
+        return torch.cat([prompt.prefill, *fed])
 
     prompt = prompt_builder.build(prefix, ids, layout, ended=True)
     assert prompt is not None
     for i in range(len(ids)):
-        others = [*ids[:i], 100, *ids[i + 1 :]]
-        changed = (positions(ids) != positions(others)).any(1).nonzero()[:, 0].tolist()
+        other_ids = [*ids[:i], 100, *ids[i + 1 :]]
+        changed = (positions(ids) != positions(other_ids)).any(1).nonzero()[:, 0].tolist()
         assert changed == [prompt.text_start + i]
 
 
-def test_a_prompter_goes_with_its_last_user(load: Callable[..., Loaded]) -> None:
+def test_prompt_builder_is_freed_without_garbage_collection(load: Callable[..., Loaded]) -> None:
     """It holds hundreds of MB, and servers freeze the collector that would break a cycle."""
     loaded = load()
     backend = loaded.engine.backend
@@ -112,8 +108,8 @@ def test_a_prompter_goes_with_its_last_user(load: Callable[..., Loaded]) -> None
     try:
         prompt_builder = PromptBuilder(backend.model.embeddings, loaded.config, loaded.tokenizer)
         prompt_builder.prefix("ryan", "auto", None)
-        gone = weakref.ref(prompt_builder)
+        reference = weakref.ref(prompt_builder)
         del prompt_builder
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()

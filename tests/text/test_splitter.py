@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -9,17 +10,21 @@ from megakernel_tts.text.splitter import Limits, Splitter
 SENTENCES = Limits(hard=1)
 
 
-def split(text: str, language: str = "auto", limits: Limits | None = None) -> list[str]:
-    splitter, pieces = Splitter(language, limits), [""]
-    for portion, ends in splitter.push(text):
-        pieces[-1] += portion
-        if ends:
-            pieces.append("")
-    return pieces
+def split(
+    text: str, language: str = "auto", limits: Limits | None = None, ends: Sequence[int] = ()
+) -> list[str]:
+    """The segments of a text that arrives in portions with these ends."""
+    splitter, segments = Splitter(language, limits), [""]
+    for start, end in itertools.pairwise([0, *ends, len(text)]):
+        for portion, segment_ends in splitter.push(text[start:end]):
+            segments[-1] += portion
+            if segment_ends:
+                segments.append("")
+    return segments
 
 
-def stripped(text: str, language: str = "auto", limits: Limits = SENTENCES) -> list[str]:
-    return [piece.strip() for piece in split(text, language, limits)]
+def split_stripped(text: str, language: str = "auto", limits: Limits = SENTENCES) -> list[str]:
+    return [segment.strip() for segment in split(text, language, limits)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -29,20 +34,14 @@ def stripped(text: str, language: str = "auto", limits: Limits = SENTENCES) -> l
     ),
     cuts=st.lists(st.integers(0, 400), max_size=10),
 )
-def test_pieces_add_up_and_do_not_depend_on_how_the_text_arrives(
+def test_segments_concatenate_to_the_text_and_do_not_depend_on_its_portions(
     text: str, cuts: list[int]
 ) -> None:
     limits = Limits(hard=5, mid=10, weak=20, longest=40)
-    whole = split(text, limits=limits)
-    assert "".join(whole) == text
-    borders = sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)})
-    splitter, pieces = Splitter(limits=limits), [""]
-    for a, b in itertools.pairwise(borders):
-        for portion, ends in splitter.push(text[a:b]):
-            pieces[-1] += portion
-            if ends:
-                pieces.append("")
-    assert pieces == whole
+    segments = split(text, limits=limits)
+    assert "".join(segments) == text
+    ends = sorted({cut % (len(text) + 1) for cut in cuts})
+    assert split(text, limits=limits, ends=ends) == segments
 
 
 @pytest.mark.parametrize(
@@ -75,57 +74,58 @@ def test_pieces_add_up_and_do_not_depend_on_how_the_text_arrives(
         ("Is it me or I. You know.", "english", ["Is it me or I.", "You know."]),
     ],
 )  # fmt: skip
-def test_sentences(text: str, language: str, expected: list[str]) -> None:
-    assert stripped(text, language) == expected
+def test_sentences_are_split_at_their_ends(text: str, language: str, expected: list[str]) -> None:
+    assert split_stripped(text, language) == expected
 
 
-def test_sentence_ends_come_before_breaths_and_breaths_before_spaces() -> None:
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Short. This is a first one. And on", "Short. This is a first one."),
+        ("no end in sight here, but a breath there is", "no end in sight here,"),
+        ("words and words and words and words and words", "words and words and words and"),
+    ],
+)
+def test_sentence_ends_are_preferred_to_clause_ends_and_these_to_spaces(
+    text: str, first: str
+) -> None:
     limits = Limits(hard=10, mid=20, weak=30, longest=100)
-    assert (
-        stripped("Short. This is a first one. And on", limits=limits)[0]
-        == "Short. This is a first one."
-    )
-    assert (
-        stripped("no end in sight here, but a breath there is", limits=limits)[0]
-        == "no end in sight here,"
-    )
-    words = "words and words and words and words and words"
-    assert stripped(words, limits=limits)[0] == "words and words and words and"
+    assert split_stripped(text, limits=limits)[0] == first
 
 
-def test_numbers_with_spaces_and_wide_commas_stay_whole() -> None:
+def test_numbers_with_spaces_or_wide_commas_are_not_split() -> None:
     limits = Limits(hard=2, mid=3, weak=4, longest=50)
-    assert "1 000 000" in stripped("pay 1 000 000 now", limits=limits)
-    assert any("3，000" in piece for piece in stripped("一共三3，000元，好", limits=limits))
+    assert "1 000 000" in split_stripped("pay 1 000 000 now", limits=limits)
+    segments = split_stripped("一共三3，000元，好", limits=limits)
+    assert any("3，000" in segment for segment in segments)
 
 
-def test_a_text_without_any_border_is_cut_between_characters() -> None:
-    pieces = split("a" * 5000)
-    assert [len(p) for p in pieces[:-1]] == [600] * (len(pieces) - 1)
+def test_text_without_boundaries_is_split_between_graphemes() -> None:
+    segments = split("a" * 5000)
+    assert [len(segment) for segment in segments[:-1]] == [600] * (len(segments) - 1)
     family = "👩\u200d👩\u200d👧"
     limits = Limits(hard=4, mid=4, weak=4, longest=8)
-    for piece in split(family * 6 + "e\u0301" * 9, limits=limits):
-        assert not piece.startswith(("\u200d", "\u0301"))
-        assert not piece.endswith("\u200d")
+    for segment in split(family * 6 + "e\u0301" * 9, limits=limits):
+        assert not segment.startswith(("\u200d", "\u0301"))
+        assert not segment.endswith("\u200d")
 
 
-def test_nothing_is_cut_within_an_address_a_number_or_a_tag() -> None:
-    for whole in (
+def test_addresses_numbers_and_tags_are_not_split() -> None:
+    for unit in (
         "https://example.com/" + "abcdefghi/" * 22,
         "3." + "14159265" * 30,
         "<break strength='" + "x y " * 40 + "'/>",
     ):
-        text = "word " * 79 + whole + " and more " * 30
-        assert any(whole in piece for piece in split(text)), whole[:20]
+        text = "word " * 79 + unit + " and more " * 30
+        assert any(unit in segment for segment in split(text)), unit[:20]
 
 
 @pytest.mark.parametrize("char", [*" 9)\n🏽🇩", "\u0301", "\u200d", "\u1161", "<a"])
-def test_no_text_makes_an_endless_piece(char: str) -> None:
-    """A long run of anything is cut."""
-    pieces = split("a" + char * (300_000 // len(char)))
-    assert max(len(piece) for piece in pieces) <= 1201
+def test_length_of_segments_is_bounded_for_any_text(char: str) -> None:
+    segments = split("a" + char * (300_000 // len(char)))
+    assert max(len(segment) for segment in segments) <= 1201
 
 
-def test_an_opened_angle_is_no_tag_for_ever() -> None:
+def test_tag_that_is_never_closed_does_not_prevent_splits() -> None:
     text = "a <b " + "word " * 200
-    assert all(len(piece) <= 600 for piece in split(text))
+    assert all(len(segment) <= 600 for segment in split(text))

@@ -1,4 +1,4 @@
-"""Tokens' vectors are the projection's, each computed once, whoever asks in whatever order."""
+"""Token vectors equal the projection of the table, and each is computed once."""
 
 import random
 from collections.abc import Callable
@@ -20,41 +20,46 @@ def embeddings(load: Callable[..., Loaded]) -> Embeddings:
     return backend.model.embeddings
 
 
-def test_a_vector_is_its_tokens_projection(embeddings: Embeddings) -> None:
-    rows, e = TextEmbedding(embeddings), embeddings
+def test_vectors_equal_the_projection_and_do_not_depend_on_the_batch(
+    embeddings: Embeddings,
+) -> None:
+    text_embedding, table = TextEmbedding(embeddings), embeddings.text
+    up, down = embeddings.text_up, embeddings.text_down
     rng = random.Random(0)
     for _ in range(20):
-        ids = rng.choices(range(len(e.text)), k=rng.randint(1, 30))
-        x = F.silu(F.linear(e.text[ids], e.text_up.weight, e.text_up.bias))
-        expected = F.linear(x, e.text_down.weight, e.text_down.bias)
-        torch.testing.assert_close(rows(ids), expected, rtol=1e-5, atol=1e-6)
-        assert torch.equal(rows(ids), torch.cat([TextEmbedding(e)([i]) for i in ids]))
+        ids = rng.choices(range(len(table)), k=rng.randint(1, 30))
+        x = F.silu(F.linear(table[ids], up.weight, up.bias))
+        expected = F.linear(x, down.weight, down.bias)
+        vectors = text_embedding(ids)
+        torch.testing.assert_close(vectors, expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(vectors, torch.cat([TextEmbedding(embeddings)([i]) for i in ids]))
 
 
-def test_a_token_is_projected_once(embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, projected = TextEmbedding(embeddings), list[int]()
-    project = rows._project
+def test_each_token_is_projected_once(
+    embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text_embedding, projected = TextEmbedding(embeddings), list[int]()
+    project = text_embedding._project
 
     def counted(ids: torch.Tensor) -> torch.Tensor:
         projected.extend(ids.tolist())
         return project(ids)
 
-    monkeypatch.setattr(rows, "_project", counted)
-    asked = [5, 9, 5, 200], [9, 7], [200, 5]
-    for ids in asked:
-        rows(ids)
+    monkeypatch.setattr(text_embedding, "_project", counted)
+    for ids in ([5, 9, 5, 200], [9, 7], [200, 5]):
+        text_embedding(ids)
     assert sorted(projected) == [5, 7, 9, 200]
-    assert rows([]).shape == (0, len(embeddings.text_down.weight))
+    assert text_embedding([]).shape == (0, len(embeddings.text_down.weight))
 
 
 @pytest.mark.gpu
-def test_a_gpu_projects_all_of_them_at_once(
+def test_gpu_projects_all_tokens_at_construction(
     embeddings: Embeddings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same bits as one by one, and what is looked up is on the host."""
-    rows = TextEmbedding(embeddings.on_device(torch.device("cuda")))
-    some = [3, 77, 300]
-    alone = torch.cat([rows._project(torch.tensor([i])).cpu() for i in some])
-    monkeypatch.setattr(rows, "_project", None)
-    assert torch.equal(rows(some), alone)
-    assert rows([*range(len(embeddings.text))]).isfinite().all()
+    """The results have the bits of single projections and are in host memory."""
+    text_embedding = TextEmbedding(embeddings.on_device(torch.device("cuda")))
+    ids = [3, 77, 300]
+    single = torch.cat([text_embedding._project(torch.tensor([i])).cpu() for i in ids])
+    monkeypatch.setattr(text_embedding, "_project", None)
+    assert torch.equal(text_embedding(ids), single)
+    assert text_embedding([*range(len(embeddings.text))]).isfinite().all()

@@ -16,7 +16,7 @@ from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
 SCRIPTS = st.sampled_from(
     [
         *"abcXYZ019 .,!?'’-–\n\r\t\u00a0\u3000ﬁ你好，。한नกعשы👩👧🏳🏽🇩🇪\x00",
-        *"\u0323\u1112\u1161\u11ab\u093f\u0e49\u064b\u200d\ufe0f",  # combine with what precedes
+        *"\u0323\u1112\u1161\u11ab\u093f\u0e49\u064b\u200d\ufe0f",  # combine with preceding ones
         *("'s", "'ll", "'RE", "e\u0301", "n\u0303", "か\u3099", "<|im_end|>", "<tts_pad>"),
     ]
 )
@@ -29,13 +29,13 @@ def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
 
 
 def portions(text: str, cuts: list[int]) -> list[str]:
-    borders = sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)})
-    return [text[a:b] for a, b in itertools.pairwise(borders)]
+    ends = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @settings(max_examples=600, deadline=None)
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=12))
-def test_incremental_ids_add_up_to_the_whole(
+def test_incremental_ids_equal_those_of_the_complete_text(
     tokenizer: TextTokenizer, text: str, cuts: list[int]
 ) -> None:
     incremental = IncrementalTokenizer(tokenizer)
@@ -51,8 +51,10 @@ def test_incremental_ids_add_up_to_the_whole(
         "\u1112\u1161\u11ab", "\U00016d63\U00016d67\U00016d67", "か\u3099", "\x1c a\x1f b",
     ],
 )  # fmt: skip
-def test_hard_borders(tokenizer: TextTokenizer, text: str) -> None:
-    """Cases that broke earlier rules: whitespace runs, marks of other Unicode versions."""
+def test_incremental_ids_are_exact_at_combining_characters_and_whitespace(
+    tokenizer: TextTokenizer, text: str
+) -> None:
+    """Runs of whitespace, and marks of other Unicode versions than Python's."""
     for cuts in ([], [1], [2], list(range(len(text)))):
         incremental = IncrementalTokenizer(tokenizer)
         ids = [i for portion in portions(text, cuts) for i in incremental.push(portion)]
@@ -61,7 +63,7 @@ def test_hard_borders(tokenizer: TextTokenizer, text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(text=TEXTS, first=TEXTS, second=TEXTS)
-def test_settled_ids_do_not_depend_on_what_comes(
+def test_returned_ids_do_not_depend_on_later_text(
     tokenizer: TextTokenizer, text: str, first: str, second: str
 ) -> None:
     incremental = IncrementalTokenizer(tokenizer)
@@ -70,7 +72,7 @@ def test_settled_ids_do_not_depend_on_what_comes(
         assert tokenizer.encode((text + continuation).strip())[: len(early)] == early
 
 
-def test_words_are_emitted_as_soon_as_they_end(tokenizer: TextTokenizer) -> None:
+def test_word_is_returned_when_the_next_character_ends_it(tokenizer: TextTokenizer) -> None:
     incremental = IncrementalTokenizer(tokenizer)
     assert incremental.push("hello") == []
     assert incremental.push(" ") == tokenizer.encode("hello")
@@ -79,7 +81,7 @@ def test_words_are_emitted_as_soon_as_they_end(tokenizer: TextTokenizer) -> None
     assert incremental.end() == tokenizer.encode(".")
 
 
-def test_special_strings_are_spoken_text(
+def test_special_token_strings_are_tokenised_as_text(
     tokenizer: TextTokenizer, checkpoint: Callable[..., Path]
 ) -> None:
     config = json.loads((checkpoint() / "config.json").read_text())
@@ -91,33 +93,33 @@ def test_special_strings_are_spoken_text(
         assert len(ids) > 5
 
 
-def test_qwens_split_and_not_mistrals(tokenizer: TextTokenizer) -> None:
-    """Mistral's split would cut before the capital, and "Wor" could never join "hello"."""
-    assert tokenizer.settled("helloWorld x") == len("helloWorld")
+def test_split_is_that_of_qwen_not_of_mistral(tokenizer: TextTokenizer) -> None:
+    """Mistral's would split before the capital, and no merge could cross that boundary."""
+    assert tokenizer.stable_length("helloWorld x") == len("helloWorld")
     digits = tokenizer.encode("2024")
     assert len(digits) == 4
 
 
-def test_lone_surrogates_are_refused_with_their_place() -> None:
+def test_lone_surrogate_is_refused_with_its_position() -> None:
     with pytest.raises(TextError, match=r"U\+D83D.* character 2"):
         check_text("ab\ud83d")
     check_text("NUL \x00 and emoji 👩 are text")
 
 
-def test_a_damaged_merges_file_is_refused(tmp_path: Path) -> None:
-    """Without its merges a text would silently become other tokens."""
+def test_damaged_merges_file_is_refused(tmp_path: Path) -> None:
+    """With missing merges the tokens of a text would silently change."""
     write_checkpoint(tmp_path)
     file = tmp_path / "merges.txt"
-    whole = file.read_text(encoding="utf-8")
-    for damaged in ("", whole[: len(whole) // 3], whole.replace("\n", "\n\n", 1).split("\n", 9)[9]):
+    content = file.read_text(encoding="utf-8")
+    for damaged in ("", content[: len(content) // 3], content.split("\n", 8)[8]):
         file.write_text(damaged, encoding="utf-8")
         with pytest.raises(CheckpointError, match=r"merges\.txt"):
             TextTokenizer(tmp_path, 10_000)
-    file.write_text(whole.replace("\n", "\r\n"), encoding="utf-8")
+    file.write_text(content.replace("\n", "\r\n"), encoding="utf-8")
     TextTokenizer(tmp_path, 10_000)
 
 
-def test_broken_tokenizer_files_name_the_file(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     vocab = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
     with pytest.raises(CheckpointError, match=r"vocab.json: .*below 10"):
@@ -134,7 +136,7 @@ def test_broken_tokenizer_files_name_the_file(tmp_path: Path) -> None:
         TextTokenizer(tmp_path, 10_000)
 
 
-def test_long_random_text_in_single_characters(tokenizer: TextTokenizer) -> None:
+def test_incremental_ids_are_exact_for_single_characters(tokenizer: TextTokenizer) -> None:
     rng = random.Random(0)
     alphabet = "ab '\n\t.,9é\u0301你，。👩\u200d"
     text = "".join(rng.choice(alphabet) for _ in range(3000))
@@ -144,14 +146,20 @@ def test_long_random_text_in_single_characters(tokenizer: TextTokenizer) -> None
 
 
 @given(text=TEXTS)
-def test_tokens_spell_the_normalised_text(tokenizer: TextTokenizer, text: str) -> None:
-    spelled = b"".join(tokenizer.spell(tokenizer.encode(text)))
-    assert spelled.decode() == tokenizer.normalize(text)
+def test_token_bytes_concatenate_to_the_normalised_text(
+    tokenizer: TextTokenizer, text: str
+) -> None:
+    content = b"".join(tokenizer.token_bytes(tokenizer.encode(text)))
+    assert content.decode() == tokenizer.normalize(text)
 
 
-def test_it_is_known_whether_a_word_may_go_on(tokenizer: TextTokenizer) -> None:
+def test_between_words_is_true_after_a_space(tokenizer: TextTokenizer) -> None:
+    """Punctuation after the space is not part of the word."""
     incremental = IncrementalTokenizer(tokenizer)
-    known = [(incremental.push(part), incremental.between_words)[1] for part in ("On", "e ", ",")]
-    assert known == [False, True, True], "what stands alone after a space is no part of the word"
+    between_words: list[bool] = []
+    for portion in ("On", "e ", ","):
+        incremental.push(portion)
+        between_words.append(incremental.between_words)
+    assert between_words == [False, True, True]
     incremental.end()
     assert not incremental.between_words
