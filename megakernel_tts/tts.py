@@ -20,7 +20,7 @@ from megakernel_tts.model.config import read_model_config
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
-from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
 
@@ -29,7 +29,7 @@ TextLayout = Literal["auto", "full", "streaming"]
 _log = logging.getLogger("megakernel_tts")
 _WARM = Sampling(seed=0, max_frames=16, guard=False)
 _MODEL = (str, os.PathLike)
-_SENTENCES = Limits(hard=1)  # live text in the full layout is spoken sentence by sentence
+_SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
 
 
 class TTS:

@@ -18,7 +18,7 @@ from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.prompt import Layout, PromptBuilder
-from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.fakes import TIMEOUT_S, ExpectingVocoder, ScriptedBackend, codes_of
 
@@ -91,7 +91,7 @@ class Rig:
         text: str | None = TEXT,
         seed: int = 1,
         layout: Layout = "streaming",
-        limits: Limits | None = None,
+        limits: SplitLimits | None = None,
         voice: Voice | None = None,
         max_frames: int = 400,
         max_retries: int = 0,

@@ -58,9 +58,9 @@ class EstimatedWordTimer:
         self._steps = 0  # heard
         self._quiet = 0  # steps since the last sound
 
-    def update_text(self, ids: Sequence[int], num_complete: int) -> None:
+    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
         """See `WordTimer.update_text`."""
-        self._transcript.update(ids, num_complete)
+        self._transcript.update(ids, num_whole)
         for i in range(self._taken, self._transcript.num_complete):
             text = self._transcript[i]
             self._due.append((text, self._known))

@@ -19,7 +19,7 @@ class WordTimer(Protocol):
     Times are seconds from the piece's first sample.
     """
 
-    def update_text(self, ids: Sequence[int], num_complete: int) -> None:
+    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
         """Takes the text as far as it is written, as `Transcript.write` does."""
         ...
 
@@ -73,9 +73,9 @@ class AlignedWordTimer:
         self._starts: list[float] = []  # of the words that have begun
         self._told = 0  # words
 
-    def update_text(self, ids: Sequence[int], num_complete: int) -> None:
+    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
         """See `WordTimer.update_text`."""
-        self._transcript.update(ids, num_complete)
+        self._transcript.update(ids, num_whole)
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimer.add_scores`."""

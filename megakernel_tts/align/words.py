@@ -121,18 +121,18 @@ class Transcript:
         last = self.text[self._starts[word] :]
         return (last if self._ended else _OPEN.sub("", last)).rstrip()
 
-    def update(self, ids: Sequence[int], num_complete: int) -> None:
+    def update(self, ids: Sequence[int], num_whole: int) -> None:
         """Takes the text as far as it is known.
 
         Args:
             ids: All tokens so far, those of earlier calls first; the last one ends a character.
-            num_complete: How many of them end with a complete word.
+            num_whole: How many of them end with a complete word.
         """
         new = ids[self.num_tokens :]  # once: the writer may add to them meanwhile
         if new:
             self._cut(self._read(self._spell(new)))
             self.num_tokens += len(new)
-        self._ended = num_complete >= self.num_tokens or self.text[-1:].isspace()
+        self._ended = num_whole >= self.num_tokens or self.text[-1:].isspace()
         last = not self._ended and bool(self._starts)
         self._complete = max(self._complete, len(self) - last)
 

@@ -213,7 +213,7 @@ class Stream:
         self.delivery.begin_segment(self._make_word_timer(first_token_position))
 
     def _make_word_timer(self, first_token_position: int) -> WordTimer:
-        transcript = Transcript(self.text_queue.spell)
+        transcript = Transcript(self.text_queue.token_bytes)
         return make_word_timer(
             self.request.alignment, transcript, self._sample_rate, first_token_position
         )

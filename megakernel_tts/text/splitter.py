@@ -41,34 +41,34 @@ _BEFORE_NUMBERS = set("no vol fig sec pp p art abs nr núm pág pag min sek std"
 
 
 @dataclass(frozen=True)
-class Limits:
+class SplitLimits:
     """Lengths from which a segment may end; a wide (East Asian) character counts as three.
 
     Attributes:
-        hard: At a sentence end.
-        mid: At clause punctuation.
-        weak: At a space.
-        longest: Between any two characters outside numbers, URLs and tags. At twice this length a
+        sentence: At a sentence end.
+        clause: At clause punctuation.
+        space: At a space.
+        anywhere: Between any two characters outside numbers, URLs and tags. At twice this length a
             segment always ends.
     """
 
-    hard: int = 200
-    mid: int = 300
-    weak: int = 400
-    longest: int = 600
+    sentence: int = 200
+    clause: int = 300
+    space: int = 400
+    anywhere: int = 600
 
 
 class Splitter:
     """Splits text that arrives in portions."""
 
-    def __init__(self, language: str = "auto", limits: Limits | None = None) -> None:
+    def __init__(self, language: str = "auto", limits: SplitLimits | None = None) -> None:
         """Starts with an empty segment.
 
         Args:
             language: Selects the abbreviations; `auto` and unlisted languages use all of them.
             limits: Lengths of segments.
         """
-        self._limits = limits or Limits()
+        self._limits = limits or SplitLimits()
         self._german = language == "german"
         self._closing = _UNAMBIGUOUS_CLOSERS + ("»" if language in _CLOSING_GUILLEMETS else "")
         self._closers = _CLOSERS + ("“«" if self._german else "")
@@ -84,7 +84,7 @@ class Splitter:
         """
         start = 0
         for i, char in enumerate(text):
-            if self._length >= self._limits.hard and self._splits_before(char):
+            if self._length >= self._limits.sentence and self._splits_before(char):
                 yield text[start:i], True
                 start, self._segment, self._length = i, [], 0
             self._segment.append(char)
@@ -95,13 +95,13 @@ class Splitter:
     def _splits_before(self, char: str) -> bool:
         limits, length = self._limits, self._length
         last = self._segment[-1]
-        if length >= 2 * limits.longest:
+        if length >= 2 * limits.anywhere:
             return True
         if char.isspace() or char in self._closing or _combines(last, char):
             return False
         space = last.isspace() and last not in _NO_BREAK_SPACES
         boundary = space or last in _WIDE_SENTENCE_ENDS + _WIDE_CLAUSE_ENDS + _CLOSERS
-        if not boundary and length < limits.longest:
+        if not boundary and length < limits.anywhere:
             return False
         before = "".join(self._segment[-_CONTEXT_CHARS:])
         if _in_tag(before):
@@ -110,9 +110,9 @@ class Splitter:
             return not _in_number_or_address(before, char)
         if self._ends_sentence(before, char):
             return True
-        if length >= limits.mid and _ends_clause(before, char):
+        if length >= limits.clause and _ends_clause(before, char):
             return True
-        return length >= limits.weak and space and not _splits_number(before, char)
+        return length >= limits.space and space and not _splits_number(before, char)
 
     def _ends_sentence(self, before: str, char: str) -> bool:
         text = before.rstrip()

@@ -88,7 +88,7 @@ class TextQueue:
             segment.ended = True
             self._open = None
 
-    def spell(self, ids: Sequence[int]) -> list[bytes]:
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Returns the bytes of each token."""
         return self._tokenizer.token_bytes(ids)
 

@@ -11,7 +11,7 @@ from megakernel_tts import AudioChunk, Finish, Session, Word
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.splitter import Limits
+from megakernel_tts.text.splitter import SplitLimits
 from tests.align.planted import FRAME, PACE, RATE, LoudDecoder, PlantedBackend
 from tests.align.texts import words_of
 from tests.fakes import ScriptedBackend
@@ -123,7 +123,7 @@ def test_live_text_is_aligned_as_text_that_is_known(make: Make) -> None:
 def test_pieces_follow_each_other_on_one_clock(make: Make) -> None:
     rig = make(2)
     first, second = "This is the first sentence. ", "And this is the other one."
-    chunks, _ = drain(rig.open(first + second, limits=Limits(hard=1)))
+    chunks, _ = drain(rig.open(first + second, limits=SplitLimits(sentence=1)))
     length = PACE * len(rig.loaded.tokenizer.encode(first.strip())) * SECONDS
     expected = planted(rig, first.strip()) + planted(rig, second, before=length)
     assert expected == timed(told(chunks))

@@ -15,7 +15,7 @@ from megakernel_tts.audio import pcm16
 from megakernel_tts.codec.decoder import State
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.pace import ordinary_frames
-from megakernel_tts.text.splitter import Limits
+from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend, codes_of
 from tests.rig import TEXT, Rig, codes, drain, scripted
 
@@ -116,7 +116,7 @@ def test_a_hundred_thousand_characters_are_spoken_to_the_end(rig: Rig) -> None:
 
 
 def test_the_full_layout_puts_a_whole_segment_into_the_prompt(rig: Rig) -> None:
-    session = rig.open(None, layout="full", limits=Limits(hard=1))
+    session = rig.open(None, layout="full", limits=SplitLimits(sentence=1))
     session.push_text("hello to you. And")
     first = next(iter(session))
     assert isinstance(first, AudioChunk)
@@ -223,7 +223,7 @@ def test_only_the_segment_that_ran_away_is_spoken_again(rig: Rig) -> None:
     other = rig.open("hello.", seed=6, layout="full", max_retries=2)
     assert drain(other)[1] == Finish("eos", rig.backend.tail)
     rig.backend.prompts.clear()
-    session = rig.open(text, seed=5, layout="full", limits=Limits(hard=1), max_retries=1)
+    session = rig.open(text, seed=5, layout="full", limits=SplitLimits(sentence=1), max_retries=1)
     chunks, finish = drain(session)
     assert finish == Finish("eos", 2 * rig.backend.tail)
     assert [seed for seed, _ in rig.backend.prompts] == [5, 6, 5, 6]
@@ -241,7 +241,7 @@ def test_chunk_sizes_do_not_change_the_segment_after_a_runaway(rig: Rig) -> None
     firsts: set[tuple[int, ...]] = set()
     for first, largest in ((1, 1), (8, 8), (3, 100)):
         rig.backend.prompts.clear()
-        text, sentences = "hello to you. And to you.", Limits(hard=1)
+        text, sentences = "hello to you. And to you.", SplitLimits(sentence=1)
         session = rig.open(text, limits=sentences, first=first, largest=largest, ahead=250)
         assert drain(session)[1].reason == "guard"
         firsts.add(tuple(number for _, number in rig.backend.prompts))
@@ -264,7 +264,7 @@ def test_the_last_attempt_is_delivered(rig: Rig) -> None:
 
 def test_the_finish_has_the_worst_outcome_of_all_segments(rig: Rig) -> None:
     text = "This first one is a sentence of many, many words indeed. Yes."
-    chunks, finish = drain(rig.open(text, limits=Limits(hard=1), max_frames=12))
+    chunks, finish = drain(rig.open(text, limits=SplitLimits(sentence=1), max_frames=12))
     assert len(rig.backend.prompt_lengths) == 2
     assert finish.reason == "length"
     assert 12 < sum(len(c.codes) for c in chunks) == finish.frames < 24
@@ -294,7 +294,7 @@ def test_every_segment_starts_from_the_codec_state_after_the_recording(
     recording = torch.randint(0, 256, (70, 16), generator=generator)
     voice = Voice(torch.randn(128, generator=generator), recording, "Hello.")
     session = rig.open(
-        "Hello to you. And to you.", layout="full", limits=Limits(hard=1), voice=voice
+        "Hello to you. And to you.", layout="full", limits=SplitLimits(sentence=1), voice=voice
     )
     chunks, finish = drain(session)
     pcm = np.concatenate([c.pcm for c in chunks])

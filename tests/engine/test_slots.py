@@ -10,7 +10,7 @@ from megakernel_tts import AudioChunk, Session
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.splitter import Limits
+from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import TIMEOUT_S, ScriptedBackend
 from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, read, scripted
 
@@ -78,7 +78,7 @@ def test_segments_of_long_and_short_texts_alternate(make_rig: MakeRig) -> None:
 
 def test_a_stream_between_sentences_has_no_slot(make_rig: MakeRig) -> None:
     rig = make_rig(1)
-    live = rig.open(None, layout="full", limits=Limits(hard=1))
+    live = rig.open(None, layout="full", limits=SplitLimits(sentence=1))
     live.push_text("hello to you. And then")
     next(iter(live))
     assert drain(rig.open(seed=5))[1].reason == "eos"
@@ -257,7 +257,7 @@ def test_the_slot_of_a_cancelled_stream_is_free_for_the_next_prompt(make_rig: Ma
 def test_an_unfinished_sentence_in_the_full_layout_takes_no_slot(make_rig: MakeRig) -> None:
     rig = make_rig(1)
     start_live(rig, seed=1)
-    full = rig.open(None, seed=2, layout="full", limits=Limits(hard=1))
+    full = rig.open(None, seed=2, layout="full", limits=SplitLimits(sentence=1))
     full.push_text("Not yet all of the sentence")
     stall(rig)
     rig.settle()

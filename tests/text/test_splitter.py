@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.splitter import SplitLimits, Splitter
 
-SENTENCES = Limits(hard=1)
+SENTENCES = SplitLimits(sentence=1)
 
 
 def split(
-    text: str, language: str = "auto", limits: Limits | None = None, ends: Sequence[int] = ()
+    text: str, language: str = "auto", limits: SplitLimits | None = None, ends: Sequence[int] = ()
 ) -> list[str]:
     """The segments of a text that arrives in portions with these ends."""
     splitter, segments = Splitter(language, limits), [""]
@@ -23,7 +23,7 @@ def split(
     return segments
 
 
-def split_stripped(text: str, language: str = "auto", limits: Limits = SENTENCES) -> list[str]:
+def split_stripped(text: str, language: str = "auto", limits: SplitLimits = SENTENCES) -> list[str]:
     return [segment.strip() for segment in split(text, language, limits)]
 
 
@@ -37,7 +37,7 @@ def split_stripped(text: str, language: str = "auto", limits: Limits = SENTENCES
 def test_segments_concatenate_to_the_text_and_do_not_depend_on_its_portions(
     text: str, cuts: list[int]
 ) -> None:
-    limits = Limits(hard=5, mid=10, weak=20, longest=40)
+    limits = SplitLimits(sentence=5, clause=10, space=20, anywhere=40)
     segments = split(text, limits=limits)
     assert "".join(segments) == text
     ends = sorted({cut % (len(text) + 1) for cut in cuts})
@@ -89,12 +89,12 @@ def test_sentences_are_split_at_their_ends(text: str, language: str, expected: l
 def test_sentence_ends_are_preferred_to_clause_ends_and_these_to_spaces(
     text: str, first: str
 ) -> None:
-    limits = Limits(hard=10, mid=20, weak=30, longest=100)
+    limits = SplitLimits(sentence=10, clause=20, space=30, anywhere=100)
     assert split_stripped(text, limits=limits)[0] == first
 
 
 def test_numbers_with_spaces_or_wide_commas_are_not_split() -> None:
-    limits = Limits(hard=2, mid=3, weak=4, longest=50)
+    limits = SplitLimits(sentence=2, clause=3, space=4, anywhere=50)
     assert "1 000 000" in split_stripped("pay 1 000 000 now", limits=limits)
     segments = split_stripped("一共三3，000元，好", limits=limits)
     assert any("3，000" in segment for segment in segments)
@@ -104,7 +104,7 @@ def test_text_without_boundaries_is_split_between_graphemes() -> None:
     segments = split("a" * 5000)
     assert [len(segment) for segment in segments[:-1]] == [600] * (len(segments) - 1)
     family = "👩\u200d👩\u200d👧"
-    limits = Limits(hard=4, mid=4, weak=4, longest=8)
+    limits = SplitLimits(sentence=4, clause=4, space=4, anywhere=8)
     for segment in split(family * 6 + "e\u0301" * 9, limits=limits):
         assert not segment.startswith(("\u200d", "\u0301"))
         assert not segment.endswith("\u200d")

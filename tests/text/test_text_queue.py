@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megakernel_tts.text.splitter import Limits, Splitter
+from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue, TextSegment
 from megakernel_tts.text.tokenizer import TextTokenizer
 
@@ -16,104 +16,110 @@ def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
     return TextTokenizer(checkpoint(), 10_000)
 
 
-def pieces_of(script: TextQueue) -> list[TextSegment]:
-    pieces = []
-    while (piece := script.front()) is not None:
-        assert piece.ended
-        pieces.append(piece)
-        script.pop()
-    return pieces
+def pop_segments(queue: TextQueue) -> list[TextSegment]:
+    segments = []
+    while (segment := queue.front()) is not None:
+        assert segment.ended
+        segments.append(segment)
+        queue.pop()
+    return segments
 
 
-def spoken(script: TextQueue) -> list[list[int]]:
-    return [piece.token_ids for piece in pieces_of(script)]
+def pop_token_ids(queue: TextQueue) -> list[list[int]]:
+    return [segment.token_ids for segment in pop_segments(queue)]
 
 
-def test_each_piece_has_the_ids_of_its_own_text(tokenizer: TextTokenizer) -> None:
-    script = TextQueue(tokenizer, Splitter(limits=Limits(hard=1)))
+def test_segments_have_the_tokens_of_their_text(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=1)))
     for char in "  One two.  Three!\n\n Four ":
-        script.push(char)
-    script.end()
-    assert spoken(script) == [tokenizer.encode(t) for t in ("One two.", "Three!", "Four")]
-    assert script.done
+        queue.push(char)
+    queue.end()
+    assert pop_token_ids(queue) == [tokenizer.encode(t) for t in ("One two.", "Three!", "Four")]
+    assert queue.done
 
 
-def test_a_piece_grows_while_its_text_arrives(tokenizer: TextTokenizer) -> None:
-    script = TextQueue(tokenizer, Splitter())
-    script.push("hello")
-    assert script.front() is None
-    script.push(" wor")
-    piece = script.front()
-    assert piece is not None and piece.token_ids == tokenizer.encode("hello") and not piece.ended
-    script.end()
-    assert piece.token_ids == tokenizer.encode("hello wor") and piece.ended
-    assert not script.done
-    script.pop()
-    assert script.done
+def test_front_segment_grows_until_the_text_ends(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter())
+    queue.push("hello")
+    assert queue.front() is None
+    queue.push(" wor")
+    segment = queue.front()
+    assert (
+        segment is not None and segment.token_ids == tokenizer.encode("hello") and not segment.ended
+    )
+    queue.end()
+    assert segment.token_ids == tokenizer.encode("hello wor") and segment.ended
+    assert not queue.done
+    queue.pop()
+    assert queue.done
 
 
 @given(st.text(alphabet="ab AB.\u0301 \n12é한", max_size=40), st.integers(0, 40))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_text_that_is_known_to_end_has_the_same_tokens(
+def test_tokens_do_not_depend_on_how_the_text_arrives(
     tokenizer: TextTokenizer, text: str, cut: int
 ) -> None:
-    known, live = (TextQueue(tokenizer, Splitter(limits=Limits(hard=8))) for _ in range(2))
-    known.push(text[:cut])
-    known.push(text[cut:], last=True)
+    complete, live = (
+        TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8))) for _ in range(2)
+    )
+    complete.push(text[:cut])
+    complete.push(text[cut:], last=True)
     for char in text:
         live.push(char)
     live.end()
-    assert known.ended
-    for one, other in zip(pieces_of(known), pieces_of(live), strict=True):
+    assert complete.ended
+    for one, other in zip(pop_segments(complete), pop_segments(live), strict=True):
         assert (one.token_ids, one.num_whole) == (other.token_ids, other.num_whole)
         assert one.expected_frames == pytest.approx(other.expected_frames)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])
-def test_whitespace_is_nothing_to_say(tokenizer: TextTokenizer, text: str) -> None:
-    script = TextQueue(tokenizer, Splitter())
-    script.push(text)
-    assert not script.done
-    script.end()
-    assert script.done
+def test_whitespace_gives_no_segment(tokenizer: TextTokenizer, text: str) -> None:
+    queue = TextQueue(tokenizer, Splitter())
+    queue.push(text)
+    assert not queue.done
+    queue.end()
+    assert queue.done
 
 
-def test_a_text_takes_as_long_however_it_arrives(tokenizer: TextTokenizer) -> None:
+def test_expected_frames_do_not_depend_on_how_the_text_arrives(tokenizer: TextTokenizer) -> None:
     text = "Hello to you, A B C and 1234. And the other one!"
     lengths: list[float] = []
     for portions in ([text], list(text)):
-        script = TextQueue(tokenizer, Splitter())
+        queue = TextQueue(tokenizer, Splitter())
         for portion in portions:
-            script.push(portion)
-        script.end()
-        piece = script.front()
-        assert piece is not None
-        lengths.append(piece.expected_frames)
+            queue.push(portion)
+        queue.end()
+        segment = queue.front()
+        assert segment is not None
+        lengths.append(segment.expected_frames)
     assert lengths[0] == pytest.approx(lengths[1])
 
 
-def test_memory_does_not_grow_with_what_was_spoken(tokenizer: TextTokenizer) -> None:
-    script, peaks = TextQueue(tokenizer, Splitter()), list[int]()
+def test_memory_does_not_grow_with_popped_segments(tokenizer: TextTokenizer) -> None:
+    queue, peaks = TextQueue(tokenizer, Splitter()), list[int]()
     tracemalloc.start()
     for _ in range(6):
         for _ in range(100):
-            script.push("Every one of these sentences is to be spoken, in its place. ")
-            while (piece := script.front()) is not None and piece.ended:
-                script.pop()
+            queue.push("Every one of these sentences is to be spoken, in its place. ")
+            while (segment := queue.front()) is not None and segment.ended:
+                queue.pop()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()
     tracemalloc.stop()
     assert max(peaks[2:]) < 1.1 * peaks[1]
 
 
-def test_it_is_told_how_many_tokens_end_whole_words(tokenizer: TextTokenizer) -> None:
-    script = TextQueue(tokenizer, Splitter())
+def test_num_whole_counts_tokens_up_to_the_last_word_boundary(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter())
     whole: list[bytes] = []
     for text in ("hello", ", wo", "rld ", "again"):
-        script.push(text)
-        piece = script.front()
-        whole.append(b"".join(script.spell(piece.token_ids[: piece.num_whole])) if piece else b"")
+        queue.push(text)
+        segment = queue.front()
+        whole.append(
+            b"".join(queue.token_bytes(segment.token_ids[: segment.num_whole])) if segment else b""
+        )
     assert whole == [b"", b"hello,", b"hello, world", b"hello, world"]
-    script.end()
-    piece = script.front()
-    assert piece is not None and piece.num_whole == len(piece.token_ids)
+    queue.end()
+    segment = queue.front()
+    assert segment is not None and segment.num_whole == len(segment.token_ids)
