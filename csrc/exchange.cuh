@@ -1,12 +1,44 @@
-// How blocks hand each other values without a barrier: every word carries a tag, so that the value
-// itself says that it has arrived. A reader looks at the very words that it needs until all of them
-// carry the tag of this use.
+// Exchange of activations between thread blocks without grid-wide barriers.
 //
-// A buffer is used once a layer, by all columns of a pass, and counts its uses from 0 to 2 and
-// around; words begin as ones, whose tag 3 is no use's. It needs no second copy: who writes use
-// n + 1 has read, through others, something of every block that reads use n, since every block
-// contributes to queries, keys and values, and to gate and up, and only after it has read all that
-// comes before. Ordinary memory (keys and values) is fenced by its writer at the end of a pass.
+// Every exchanged value is a 32-bit word of two bits of epoch tag and 30 bits of data. A producer
+// stores it with one relaxed store. A consumer polls the very words that it needs until all of them
+// carry the tag of the current use. No flag, fence or barrier is involved.
+//
+// A buffer of ExchangeBuffers has a single copy. One use is one pass of a layer (of a head, of a
+// sample) by all columns. Use n has the tag n mod 3; tag 3 marks a word that was never written.
+//
+// Why a tag of two bits is enough. U(n) is use n of a buffer.
+//
+//  1. One producer. Every word of a buffer has one writer per use, and its phase is the same in
+//     every use. All thread blocks execute the same sequence of phases.
+//  2. Dependence. A thread block stores a row of a phase only after it has read all inputs of the
+//     phase, because a row is a sum over all of K (or an attention item over its queries, keys and
+//     values). So a row of down(l) depends on all rows of gate_up(l), these on all rows of out(l),
+//     these on all attention items of layer l, these together on all rows of qkv(l), and these on
+//     all rows of down(l - 1).
+//  3. Every thread block has rows of qkv and of gate_up: the grid is at most `max_blocks` of
+//     shapes.cuh, and RowGroupRange distributes row groups evenly.
+//  4. U(n) is not overwritten before it is read. A thread block that reads U(n) either stores rows
+//     of the reading phase afterwards, or (a wait at the end of a pass) stores rows of qkv in the
+//     next pass. A writer of U(n + 1) depends on these rows by 2.
+//  5. A reader of U(n) finds U(n - 1) complete. Before the reading phase of layer l + 1 the thread
+//     block has computed rows of qkv(l + 1), see 3, and thus read all rows of down(l). By 2 every
+//     word of every buffer of layer l was written before.
+//  6. By 4 and 5 a reader of U(n) finds a word of U(n - 1) or of U(n), or one never written. Their
+//     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
+//  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream,
+//  and
+//     every launch counts its uses from 0. So no word of an earlier launch has a tag of a use.
+//  8. Timeouts. A thread that has timed out continues with the values that it has; its thread block
+//     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
+//     and `failure` marks the launch as failed for the host.
+//
+// Two epochs would do. The third makes U(n + 1) and U(n - 2) distinguishable from U(n - 1): the
+// emulator counts every poll that finds them (see `observe_epoch`), under random schedules, in
+// tests/kernels/test_exchange.py.
+//
+// Keys and values are ordinary memory. Their writer fences them at the end of a pass, before it
+// stores values that thread blocks of a later pass depend on.
 #pragma once
 
 #include "memory.cuh"
@@ -14,42 +46,52 @@
 
 namespace megakernel {
 
-// How often, modulo 3, the columns of a buffer were used; two bits a column.
+// --- epoch tags ---
+
+constexpr uint32_t kTagMask = 3;
+constexpr uint32_t kNumTags = 3;  // tags of uses are 0, 1 and 2
+static_assert(kNumTags < kTagMask + 1, "one tag must be left for words that were never written");
+
+// The tags of a buffer's current use: two bits per column.
 class EpochTags {
  public:
-  DEVICE uint32_t of(int column) const { return uses_ >> 2 * column & 3; }
+  DEVICE uint32_t of(int column) const { return tags_ >> 2 * column & kTagMask; }
 
-  // Of the columns from one on.
+  // The tags of the columns from `column` on.
   DEVICE EpochTags from(int column) const {
     EpochTags tags;
-    tags.uses_ = uses_ >> 2 * column;
+    tags.tags_ = tags_ >> 2 * column;
     return tags;
   }
 
-  DEVICE void advance(int columns) {
-    const uint32_t next = uses_ + (0x55555555u >> 2 * (kMaxColumns - columns));
-    const uint32_t full = next & next >> 1 & 0x55555555u;
-    uses_ = next & ~(3 * full);
+  // Begins the next use, by the first `num_columns` columns.
+  DEVICE void advance(int num_columns) {
+    const uint32_t next = tags_ + (0x55555555u >> 2 * (kMaxColumns - num_columns));
+    const uint32_t overflow = next & next >> 1 & 0x55555555u;  // columns with tag 3
+    tags_ = next & ~(3 * overflow);
   }
 
  private:
   static constexpr int kMaxColumns = 16;
-  static_assert(kMaxPrefillColumns <= kMaxColumns);
+  static_assert(kMaxPrefillColumns <= kMaxColumns && kBufferColumns <= kMaxColumns,
+                "two bits per column must fit into 32 bits");
 
-  uint32_t uses_ = 0;
+  uint32_t tags_ = 0;
 };
 
-// A float gives its two lowest bits.
-DEVICE uint32_t tag_value(float value, uint32_t tag) { return (as_bits(value) & ~3u) | tag; }
-DEVICE bool has_tag(uint32_t word, uint32_t tag) { return (word & 3) == tag; }
+// --- flagged values ---
+
+// A float32 whose two lowest bits are the tag.
+DEVICE uint32_t tag_value(float value, uint32_t tag) { return (as_bits(value) & ~kTagMask) | tag; }
+DEVICE bool has_tag(uint32_t v, uint32_t tag) { return (v & kTagMask) == tag; }
 DEVICE bool has_tag(uint4 v, uint32_t tag) {
-  return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 3) == 0;
+  return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & kTagMask) == 0;
 }
-DEVICE float untag(uint32_t word) { return as_float(word & ~3u); }
+DEVICE float untag(uint32_t v) { return as_float(v & ~kTagMask); }
 DEVICE float4 untag(uint4 v) { return {untag(v.x), untag(v.y), untag(v.z), untag(v.w)}; }
 
-// A pair of halves has none to give. But activations are below 2^64: made 2^64 times smaller, the
-// highest bit of their exponent is free. Products take them as they are, and scale their sums.
+// A pair of bf16 whose highest exponent bits are the tag. Activations are below 2^64; scaled by
+// 2^-64, they leave this bit free. A projection multiplies the scaled values and unscales its sums.
 constexpr uint32_t kPairTagMask = 0x40004000u;
 constexpr float kPairScale = 0x1p-64f, kPairUnscale = 0x1p64f;
 
@@ -58,48 +100,54 @@ DEVICE uint32_t tag_pair(float first, float second, uint32_t tag) {
   return (pack_bf16(first * kPairScale, second * kPairScale) & ~kPairTagMask) | pair_tag_bits(tag);
 }
 DEVICE bool pairs_have_tag(uint4 v, uint32_t tag) {
-  const uint32_t wanted = pair_tag_bits(tag);
-  return (((v.x ^ wanted) | (v.y ^ wanted) | (v.z ^ wanted) | (v.w ^ wanted)) & kPairTagMask) == 0;
+  const uint32_t bits = pair_tag_bits(tag);
+  return (((v.x ^ bits) | (v.y ^ bits) | (v.z ^ bits) | (v.w ^ bits)) & kPairTagMask) == 0;
 }
 DEVICE uint4 untag_pairs(uint4 v) {
   return {v.x & ~kPairTagMask, v.y & ~kPairTagMask, v.z & ~kPairTagMask, v.w & ~kPairTagMask};
 }
 DEVICE bool fits_in_pair(float value) { return fabsf(value) < kPairUnscale; }
 
-// A value in halves: the nearest one, then, in the precise build, that of what it has left.
-template <class Act>
-DEVICE void for_each_split(Act act) {
-  act(0);
-  if constexpr (kNumSplits > 1) act(1);
-}
-DEVICE float split_remainder(float value, int split) {
-  return split == 0 ? value : value - to_float(to_bf16(value));
-}
+// The two encodings, as `wait_for_vectors` takes them.
+struct FloatValues {
+  DEVICE static bool have_tag(uint4 v, uint32_t tag) { return has_tag(v, tag); }
+  DEVICE static uint32_t tag_of(uint32_t v) { return v & kTagMask; }
+};
+struct PairValues {
+  DEVICE static bool have_tag(uint4 v, uint32_t tag) { return pairs_have_tag(v, tag); }
+  DEVICE static uint32_t tag_of(uint32_t v) { return (v >> 14 & 1) | (v >> 29 & 2); }
+};
 
-// Where words of the residual and of activations lie, for which all blocks wait. They ask for them
-// again and again, for those of one line of the cache one after another, also while somebody writes
-// there. So those of one stream lie apart: eight neighbours, which a block makes or two, are the
-// first of so many places, of which those of a second column are the next.
+// --- layouts ---
+
+// Positions of values that all thread blocks read, [columns, Count]. Polls of one 128-byte cache
+// line are served one after another, and compete with its stores. With one stream, runs of eight
+// values, which one or two thread blocks write, are therefore spread over `Interleave` times the
+// space. A second column fills the next runs.
 template <int Count, int MaxColumns, int Interleave>
 struct ExchangeLayout {
   static constexpr int kRunLength = 8;
   static constexpr int interleave = MaxColumns == 1 ? Interleave : 1;
-  static_assert(Count % kRunLength == 0 && interleave <= kBufferColumns);
+  static_assert(Count % kRunLength == 0, "a column must consist of whole runs");
+  static_assert(interleave <= kBufferColumns, "spread columns must fit into the buffer");
 
   DEVICE static int index(int column, int value) {
     return distance(column, value - value % kRunLength) + value % kRunLength;
   }
-  // From a word to one so many columns further, and so many words, which are whole eights.
+  // The distance between two values that are `columns` columns and `values` values, a multiple of
+  // a run, apart.
   DEVICE static constexpr int distance(int columns, int values) {
     return columns * (interleave > 1 ? kRunLength : Count) + values * interleave;
   }
 };
 
-// Of a float each, and of pairs of halves.
+// [columns, Width] float values, and [columns, splits, Width] bf16 values in pairs.
 template <int Width, int MaxColumns>
 using FloatExchangeLayout = ExchangeLayout<Width, MaxColumns, 2>;
 template <int Width, int MaxColumns>
 using PairExchangeLayout = ExchangeLayout<kNumSplits * Width / 2, MaxColumns, 4>;
+
+// --- waiting ---
 
 enum Phase : int {
   kQkv,
@@ -114,14 +162,15 @@ enum Phase : int {
   kNumPhases
 };
 
-// Every now and then of a wait: since when it lasts, or 0 once it was in vain.
+// Returns the time at which the wait began, or 0 if it has lasted longer than the timeout or
+// another thread block has aborted; then sets `timed_out`.
 DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, int& timed_out,
                                                 uint64_t start_ns) {
   const uint64_t now = global_time_ns();
   if (start_ns == 0) start_ns = now;
-  const bool alone = load_relaxed(p.abort_flag) != 1;
-  if (alone && now - start_ns <= p.timeout_ns) return start_ns;
-  if (alone) {
+  const bool first = load_relaxed(p.abort_flag) != 1;
+  if (first && now - start_ns <= p.timeout_ns) return start_ns;
+  if (first) {
     store_relaxed(p.abort_flag, 1);
     p.failure[1] = block_idx();
     p.failure[2] = phase;
@@ -131,63 +180,69 @@ DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, in
   return 0;
 }
 
-// How long a thread waits for a phase: `gave_up`, in shared memory, is set where that was in vain.
-// The thread goes on with what it has; the block leaves at the phase's end, when all see it.
+// The timeout of one wait. `timed_out`, in shared memory, is set if it expires. The thread then
+// continues; the thread block leaves at the end of the phase.
 class SpinTimeout {
  public:
   DEVICE SpinTimeout(const Params& p, Phase phase, int& timed_out)
-      : p_(p), phase_(phase), gave_up_(timed_out) {}
+      : p_(p), phase_(phase), timed_out_(timed_out) {}
 
-  // Whether to look again.
+  // Returns whether to poll again. Checks the clock and the abort flag at every 256th poll.
   DEVICE bool keep_waiting() {
     spin_pause();
     if (++num_polls_ % 256 != 0 && p_.timeout_ns > 0) return true;
-    start_ns_ = check_timeout_or_abort(p_, phase_, gave_up_, start_ns_);
+    start_ns_ = check_timeout_or_abort(p_, phase_, timed_out_, start_ns_);
     return start_ns_ != 0;
   }
 
  private:
   const Params& p_;
   Phase phase_;
-  int& gave_up_;
+  int& timed_out_;
   unsigned num_polls_ = 0;
   uint64_t start_ns_ = 0;
 };
 
-DEVICE uint4 wait_for_values(const uint32_t* at, uint32_t tag, SpinTimeout timeout) {
-  const uint4* words = reinterpret_cast<const uint4*>(at);
-  uint4 v = load_relaxed(words);
+// Waits for four float values per lane.
+DEVICE uint4 wait_for_values(const uint32_t* values, uint32_t tag, SpinTimeout timeout) {
+  const uint4* at = reinterpret_cast<const uint4*>(values);
+  uint4 v = load_relaxed(at);
   while (!warp_all(has_tag(v, tag))) {
+    observe_epoch<FloatValues>(v, tag);
     if (!warp_all(timeout.keep_waiting())) break;
-    v = load_relaxed(words);
+    v = load_relaxed(at);
   }
   return v;
 }
 
+// Waits for one value per lane, whose tag begins at bit `shift`.
 DEVICE uint32_t wait_for_value(const uint32_t* at, uint32_t tag, int shift, SpinTimeout timeout) {
-  uint32_t word = load_relaxed(at);
-  while (!warp_all((word >> shift & 3) == tag)) {
+  uint32_t v = load_relaxed(at);
+  while (!warp_all((v >> shift & kTagMask) == tag)) {
     if (!warp_all(timeout.keep_waiting())) break;
-    word = load_relaxed(at);
+    v = load_relaxed(at);
   }
-  return word;
+  return v;
 }
 
-// Fills v[i] with the words at(i), for the bits i of `missing`, once ready(i, v[i]). All are under
-// way together; those that have not come are asked for again.
-template <int N, class At, class Ready>
-DEVICE void wait_for_vectors(uint4 (&v)[N], uint32_t missing, At at, Ready ready,
+// Waits for v[i], four values at address(i) with tag(i), for every bit i of `missing`. All loads
+// are in flight together; those whose values have not arrived are repeated.
+template <class Values, int N, class Address, class Tag>
+DEVICE void wait_for_vectors(uint4 (&v)[N], uint32_t missing, Address address, Tag tag,
                              SpinTimeout timeout) {
-  static_assert(N <= 32);
-  bool again = !warp_all(missing == 0);
-  while (again) {
+  static_assert(N <= 32, "`missing` has one bit per vector");
+  bool repeat = !warp_all(missing == 0);
+  while (repeat) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      load_relaxed_if(missing >> i & 1, reinterpret_cast<const uint4*>(at(i)), v[i]);
+      load_relaxed_if(missing >> i & 1, reinterpret_cast<const uint4*>(address(i)), v[i]);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) missing &= ~(static_cast<uint32_t>(ready(i, v[i])) << i);
-    again = !warp_all(missing == 0) && warp_all(timeout.keep_waiting());
+    for (int i = 0; i < N; ++i) {
+      if (missing >> i & 1) observe_epoch<Values>(v[i], tag(i));
+      missing &= ~(static_cast<uint32_t>(Values::have_tag(v[i], tag(i))) << i);
+    }
+    repeat = !warp_all(missing == 0) && warp_all(timeout.keep_waiting());
   }
 }
 

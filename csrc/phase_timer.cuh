@@ -1,42 +1,41 @@
-// Where a block's first thread spends its time, phase by phase, in the profiling build; nothing in
-// the ordinary one.
+// The profiling build (-DMEGAKERNEL_PROFILE): clock cycles of each thread block's first thread,
+// phase by phase. In other builds the timer is empty.
 #pragma once
 
 #include "exchange.cuh"
 
 namespace megakernel {
 
-enum PhasePart : int {
-  kWait,
-  kMultiply,
-  kSum,
-  kNumPhaseParts
-};  // for other blocks; for the block's weights; the rest
+// Parts of a phase: waiting for other thread blocks, multiplying (which includes waiting for
+// weights), and the rest.
+enum PhasePart : int { kWait, kMultiply, kSum, kNumPhaseParts };
 
 #ifdef MEGAKERNEL_PROFILE
 
 struct PhaseTimes {
-  uint64_t of[kNumPhases][kNumPhaseParts];
+  uint64_t cycles[kNumPhases][kNumPhaseParts];
 };
 
 class PhaseTimer {
  public:
-  DEVICE explicit PhaseTimer(PhaseTimes& multiply) : times_(multiply), last_(clock_cycles()) {
+  DEVICE explicit PhaseTimer(PhaseTimes& times) : times_(times), last_(clock_cycles()) {
     if (thread_idx() == 0) times_ = {};
   }
 
+  // Adds the time since the last lap to a part of a phase.
   DEVICE void lap(Phase phase, PhasePart part) {
     if (thread_idx() != 0) return;
     const uint64_t now = clock_cycles();
-    times_.of[phase][part] += now - last_;
+    times_.cycles[phase][part] += now - last_;
     last_ = now;
   }
 
+  // Writes the thread block's row of `out`, [blocks, phases, parts].
   DEVICE void write(uint64_t* out) const {
     if (thread_idx() != 0) return;
     for (int i = 0; i < kNumPhases * kNumPhaseParts; ++i) {
       out[block_idx() * kNumPhases * kNumPhaseParts + i] =
-          times_.of[i / kNumPhaseParts][i % kNumPhaseParts];
+          times_.cycles[i / kNumPhaseParts][i % kNumPhaseParts];
     }
   }
 

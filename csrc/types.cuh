@@ -1,4 +1,4 @@
-// The types that host and device share.
+// The number types that host and device code share.
 #pragma once
 
 #ifdef MEGAKERNEL_EMULATOR

@@ -1,11 +1,11 @@
-// Those who multiply, attend and draw: what frames and prompts have in common.
+// The base of FrameGenerator and PromptPrefill: the state of the compute warps of a thread block.
 #pragma once
 
 #include "shared_memory.cuh"
 
 namespace megakernel {
 
-// `Most` streams are compiled for: where it is one, the number of columns is a constant.
+// For at most `MaxColumns` streams. With one, the number of columns is a compile-time constant.
 template <class M, int MaxColumns>
 class BlockContext {
  protected:
@@ -13,20 +13,21 @@ class BlockContext {
   using Predictor = typename M::Predictor;
   using R = Ring<M::stage_steps, SharedMemory<M, MaxColumns>::kNumStages>;
 
-  DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& s)
+  DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& shared)
       : p_(p),
-        s_(s.fixed),
+        s_(shared.fixed),
         context_{p,
-                 ProjectionAddresses<R, MaxColumns>(s.ring, s.fixed.fragments, s.fixed.sums),
-                 s.fixed.sums,
-                 s.fixed.fragments,
-                 s.fixed.attention,
-                 s.fixed.short_attention,
-                 PinnedAddress<R>(s.ring),
-                 PhaseTimer(s.fixed.phase_times)},
-        ring_(s.ring) {
-    if (thread_idx() < columns()) s_.streams[thread_idx()] = p.streams[thread_idx()];
-    if (thread_idx() < MaxColumns) s_.num_made[thread_idx()] = 0;
+                 ProjectionAddresses<R, MaxColumns>(shared.ring, shared.fixed.fragments,
+                                                    shared.fixed.sums),
+                 shared.fixed.sums,
+                 shared.fixed.fragments,
+                 shared.fixed.attention,
+                 shared.fixed.short_attention,
+                 PinnedAddress<R>(shared.ring),
+                 PhaseTimer(shared.fixed.phase_times)},
+        ring_(shared.ring) {
+    if (thread_idx() < num_streams()) s_.streams[thread_idx()] = p.streams[thread_idx()];
+    if (thread_idx() < MaxColumns) s_.num_published[thread_idx()] = 0;
     if (thread_idx() < 2) s_.sums[thread_idx()].timed_out = 0;
     if (thread_idx() == 0) {
       s_.talker = p.talker, s_.predictor = p.predictor;
@@ -39,32 +40,35 @@ class BlockContext {
     sync_compute_threads();
   }
 
-  DEVICE int columns() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
+  DEVICE int num_streams() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
-  DEVICE void begin_pass(int columns) {
-    context_.num_pass_columns = columns;
+  DEVICE void begin_pass(int num_columns) {
+    context_.num_pass_columns = num_columns;
     context_.log2_pass_columns = 0;
-    while (1 << context_.log2_pass_columns < columns) ++context_.log2_pass_columns;
+    while (1 << context_.log2_pass_columns < num_columns) ++context_.log2_pass_columns;
   }
 
-  // The next norm's vector, well before it is wanted.
+  // Starts to load the weight of the next norm.
   template <int Width>
   DEVICE void load_norm(const bf16* norm) {
-    copy_async_wait_all();  // who had no units of the last product has not waited for its vector
+    copy_async_wait_all();  // of the last weight, for threads without row groups of its projection
     s_.norm.template load_async<Width>(norm);
   }
 
-  // What each warp knows of a pass.
+  // The columns of the current pass, in the warp's own copy.
   DEVICE Column* pass_columns() { return s_.columns[thread_idx() / 32]; }
 
+  // Sets the columns of a pass to make(column).
   template <class Make>
-  DEVICE void set_columns(int count, Make make) {
+  DEVICE void set_columns(int num_columns, Make make) {
     sync_warp();
-    if (thread_idx() % 32 < count) pass_columns()[thread_idx() % 32] = make(thread_idx() % 32);
+    if (thread_idx() % 32 < num_columns) {
+      pass_columns()[thread_idx() % 32] = make(thread_idx() % 32);
+    }
     sync_warp();
   }
 
-  // The copying warp learns that nobody reads its ring any more.
+  // Stops the copy warp: no compute warp reads the ring any more.
   DEVICE void finish() {
     copy_async_wait_all();
     sync_compute_threads();
@@ -89,7 +93,8 @@ class BlockContext {
   R& ring_;
 };
 
-// Whether this is the warp that copies weights; those beyond it were needed for their registers.
+// Lowers the register limit of a warp that does not compute. Returns whether it is the copy warp;
+// further warps exist only because setmaxnreg works by groups of four warps.
 DEVICE bool is_copy_warp() {
   lower_register_limit();
   return thread_idx() < kNumThreads + 32;

@@ -1,12 +1,19 @@
-// The one generation kernel: frame > layer > phase. A frame is: the last frame's codes through the
-// talker, code 0, fifteen codes of the predictor, and the word to the host.
+// The generation kernel: frame > network > phase.
+//
+//   talker:     x = sum of the last frame's 16 code embeddings + a text vector;  h = layers(x)
+//   head:       code 0 ~ sample(W_head norm(h))
+//   predictor:  pass 0 with input norm(h), pass i with the embedding of code i - 1;
+//               code i ~ sample(W_head_i norm(layers(.))), i = 1 to 15
+//   publish:    the 16 codes go to the memory that the host reads.
+// With one stream the predictor's passes 0 and 1 are one pass of two positions. If the talker is
+// wider than the predictor, the phase `input_projection` precedes the predictor's layers.
 #pragma once
 
 #include "block_context.cuh"
 
 namespace megakernel {
 
-// Of at most so many streams.
+// For at most `MaxColumns` streams; stream c has column c of every pass.
 template <class M, int MaxColumns>
 class FrameGenerator : BlockContext<M, MaxColumns> {
   using Base = BlockContext<M, MaxColumns>;
@@ -14,20 +21,20 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   using typename Base::Talker;
 
  public:
-  DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& s)
-      : Base(p, s), reduction_(s.fixed.sample) {}
+  DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& shared)
+      : Base(p, shared), reduction_(shared.fixed.sample) {}
 
-  // Frames until nobody goes on, or the launch has made its share.
+  // Generates frames until no stream is active or the launch has its maximum.
   DEVICE void run() {
-    for_each_stream([&](int c, StreamState& mine) {
+    for_each_stream([&](int c, StreamState& state) {
       const Stream& s = s_.streams[c];
-      mine.active =
+      state.active =
           s.num_frames < s.max_frames && (s.num_frames <= s.num_text_vectors || s.text_complete);
-      mine.starts_from_prompt = s.starts_from_prompt;
-      mine.num_frames = s.num_frames;
-      for (int g = 0; g < kNumCodeGroups; ++g) mine.codes[g] = static_cast<uint16_t>(s.codes[g]);
+      state.starts_from_prompt = s.starts_from_prompt;
+      state.num_frames = s.num_frames;
+      for (int g = 0; g < kNumCodeGroups; ++g) state.codes[g] = static_cast<uint16_t>(s.codes[g]);
     });
-    prefetch_next_norm(kNumCodeGroups - 1);
+    load_next_norm(kNumCodeGroups - 1);
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames && any_active(); ++frame) {
       if (!generate_frame(frame)) break;
@@ -36,131 +43,138 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   }
 
  private:
-  // The talker's pass, then the predictor's, a position each: position 0, the talker's hidden
-  // state, makes no logits, position i those of codebook i. With one stream, 0 and 1 go together.
+  static constexpr int kTalkerPass = -1;
+
+  // The talker's pass, then the predictor's passes 0 to 15. Returns false after a timeout.
   DEVICE bool generate_frame(int frame) {
-    begin_pass(columns());
+    begin_pass(num_streams());
 #pragma unroll 1
     for (int pass = kTalkerPass; pass < kNumCodeGroups;
          pass += pass == kTalkerPass ? kFirstPassPositions<MaxColumns> : 1) {
       context_.row_groups = pass == kTalkerPass ? s_.talker_row_groups : s_.predictor_row_groups;
       if (pass == kNumCodeGroups - 1) poll_stop_flags();
-      if (!(pass == kTalkerPass ? run_talker(frame) : run_predictor(pass)) || !run_head(pass))
+      if (!(pass == kTalkerPass ? run_talker(frame) : run_predictor(pass)) || !run_head(pass)) {
         return false;
-      prefetch_next_norm(pass);
+      }
+      load_next_norm(pass);
       if (pass != 0) sample_code(pass == kTalkerPass ? 0 : pass);
     }
     return true;
   }
 
-  static constexpr int kTalkerPass = -1;
-
+  // Computes logits; pass 0 of the predictor has none.
   DEVICE bool run_head(int pass) {
-    if (pass == kTalkerPass) return talker_head();
-    // Keys and values of the pass are settled for who hears what it ends with: position 0 alone has
-    // no logits, and some blocks may have no part of them.
+    if (pass == kTalkerPass) return run_talker_head();
+    // A thread block that multiplies no head waits for the end of the layers here. The wait orders
+    // the keys and values of this pass before its reads of the next pass.
     if (pass == 0 || warp_uniform(context_.row_groups[kHead].count) == 0) {
       wait_for_residual<Predictor::hidden_size, MaxColumns, MaxColumns>(
-          p_, s_.predictor.exchange.mlp_residual, columns(), predictor_tags_, kDown,
+          p_, s_.predictor.exchange.mlp_residual, num_streams(), predictor_tags_, kDown,
           context_.timed_out(), [](int, int, int, float4) {}, [](int) {});
     }
-    return pass == 0 || predictor_head(pass);
+    return pass == 0 || run_predictor_head(pass);
   }
 
-  // The vector of the norm that the next pass begins with.
-  DEVICE void prefetch_next_norm(int pass) {
-    if (pass == kNumCodeGroups - 1)
+  // Loads the weight of the first norm of the pass after `pass`.
+  DEVICE void load_next_norm(int pass) {
+    if (pass == kNumCodeGroups - 1) {
       Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
-    else
+    } else {
       Base::template load_norm<Predictor::hidden_size>(s_.predictor.layer_norms);
+    }
   }
 
-  // Whether a pass is of two positions of one stream.
-  DEVICE static bool is_two_position_pass(int pass) {
+  // Whether a pass consists of the positions 0 and 1 of one stream.
+  DEVICE static bool has_two_positions(int pass) {
     return kFirstPassPositions<MaxColumns> == 2 && pass == 1;
   }
 
-  // The layers of a network, whose tags are kept in a place of their own: a reference to it would
-  // keep all of this in memory.
-  template <class S, int N, class From>
-  DEVICE bool run(const Network& n, EpochTags& tags, int columns, From from) {
+  // Runs the layers of a network. The tags are copied, because a reference into this object would
+  // force all of it into local memory.
+  template <class S, int NumColumns, class Source>
+  DEVICE bool run_network(const Network& n, EpochTags& tags, int num_columns, Source source) {
     context_.tags = tags;
-    const bool fine =
-        run_layers<S, N>(context_, s_.residual_rows, s_.norm, n, pass_columns(), columns, from);
+    const bool ok = run_layers<S, NumColumns>(context_, s_.residual, s_.norm, n, pass_columns(),
+                                              num_columns, source);
     tags = context_.tags;
-    return fine;
+    return ok;
   }
 
-  // --- what a warp knows ---
+  // --- the state of the streams ---
 
   DEVICE StreamState* stream_states() { return s_.stream_states[thread_idx() / 32]; }
+
+  // Calls act(stream, state) in one lane of every warp per stream.
   template <class Act>
   DEVICE void for_each_stream(Act act) {
-    if (thread_idx() % 32 < columns()) act(thread_idx() % 32, stream_states()[thread_idx() % 32]);
+    if (thread_idx() % 32 < num_streams()) {
+      act(thread_idx() % 32, stream_states()[thread_idx() % 32]);
+    }
     sync_warp();
   }
 
   DEVICE bool any_active() {
-    bool anyone = false;
-    for (int c = 0; c < columns(); ++c) anyone |= stream_states()[c].active;
-    return warp_uniform(anyone);
+    bool any = false;
+    for (int c = 0; c < num_streams(); ++c) any |= stream_states()[c].active;
+    return warp_uniform(any);
   }
 
+  // Whether a stream needs a pass of the talker.
   DEVICE bool any_talker_active() {
-    bool anyone = false;
-    for (int c = 0; c < columns(); ++c)
-      anyone |= stream_states()[c].active && !stream_states()[c].starts_from_prompt;
-    return warp_uniform(anyone);
+    bool any = false;
+    for (int c = 0; c < num_streams(); ++c) {
+      any |= stream_states()[c].active && !stream_states()[c].starts_from_prompt;
+    }
+    return warp_uniform(any);
   }
 
-  // --- inputs ---
+  // --- the talker ---
 
   DEVICE const bf16* embedding(int group, int code) const {
     const bf16* table = group == 0 ? p_.code_embedding : p_.group_embeddings[group - 1];
     return table + static_cast<size_t>(code) * Talker::hidden_size;
   }
 
-  // The last frame's embeddings and its text vector; a first frame has none.
-  DEVICE float4 next_input(int c, int k) {
-    const StreamState& mine = stream_states()[c];
+  // Elements k to k + 3 of the talker's input: the embeddings of the last frame's codes, added in
+  // order, and the text vector; 0 for a first frame.
+  DEVICE float4 talker_input(int c, int k) {
+    const StreamState& state = stream_states()[c];
     const Stream& stream = s_.streams[c];
-    const int text = mine.num_frames - 1;
-    const size_t at = (static_cast<size_t>(stream.slot) * p_.talker.num_positions + max(text, 0));
+    const int text = state.num_frames - 1;
+    const size_t row = (static_cast<size_t>(stream.slot) * p_.talker.num_positions + max(text, 0));
     float4 rows[kNumCodeGroups];
 #pragma unroll
-    for (int g = 0; g < kNumCodeGroups; ++g) rows[g] = load_bf16x4(embedding(g, mine.codes[g]) + k);
+    for (int g = 0; g < kNumCodeGroups; ++g)
+      rows[g] = load_bf16x4(embedding(g, state.codes[g]) + k);
     float4 x = rows[0];
 #pragma unroll
     for (int g = 1; g < kNumCodeGroups; ++g) x = add(x, rows[g]);
-    x = add(x,
-            load_bf16x4((text < stream.num_text_vectors ? p_.text_vectors + at * Talker::hidden_size
-                                                        : p_.pad_vector) +
-                        k));
+    const bf16* text_vector = text < stream.num_text_vectors
+                                  ? p_.text_vectors + row * Talker::hidden_size
+                                  : p_.pad_vector;
+    x = add(x, load_bf16x4(text_vector + k));
     return text < 0 ? float4{0, 0, 0, 0} : x;
   }
 
-  // --- the talker ---
-
   DEVICE bool run_talker(int frame) {
-    set_columns(columns(), [&](int c) {
-      const StreamState& mine = stream_states()[c];
-      const bool moves = mine.active && !mine.starts_from_prompt;
+    set_columns(num_streams(), [&](int c) {
+      const StreamState& state = stream_states()[c];
+      const bool append = state.active && !state.starts_from_prompt;
       const Stream& s = s_.streams[c];
-      return Column{s.slot, moves ? s.prompt_length + mine.num_frames - 1 : 0, c, moves,
-                    moves && p_.attention_capture.num_heads > 0 ? frame : -1};
+      return Column{s.slot, append ? s.prompt_length + state.num_frames - 1 : 0, c, append,
+                    append && p_.attention_capture.num_heads > 0 ? frame : -1};
     });
     if (!any_talker_active()) {
       Base::template load_norm<Talker::hidden_size>(s_.talker.final_norm);
       return true;
     }
-    const auto input = [&](int c, int k) { return next_input(c, k); };
-    begin_layers<Talker, MaxColumns, 1>(context_, s_.residual_rows, s_.norm, columns(), input);
-    return run<Talker, MaxColumns>(s_.talker, talker_tags_, columns(), InputInPlace());
+    const auto input = [&](int c, int k) { return talker_input(c, k); };
+    begin_layers<Talker, MaxColumns, 1>(context_, s_.residual, s_.norm, num_streams(), input);
+    return run_network<Talker, MaxColumns>(s_.talker, talker_tags_, num_streams(), InputInPlace());
   }
 
-  // What the talker ends with; of streams that begin, what their prompts did, which came as words,
-  // too.
-  DEVICE float4 talker_state(int c, int k) {
+  // The talker's final residual; for a stream that starts from its prompt, that of the prefill.
+  DEVICE float4 talker_hidden(int c, int k) {
     const size_t slot = s_.streams[c].slot;
     const void* at = s_.talker.exchange.mlp_residual +
                      FloatExchangeLayout<Talker::hidden_size, MaxColumns>::index(c, k);
@@ -169,153 +183,159 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return untag(load_relaxed(static_cast<const uint4*>(at)));
   }
 
-  DEVICE bool talker_head() {
+  DEVICE bool run_talker_head() {
     const bool any = any_talker_active();
-    auto normed = [&](int, auto& sums) {
+    auto load = [&](int, auto& sums) {
       if (any) {
         load_normed_residual<Talker::hidden_size, MaxColumns>(p_, s_.talker.exchange.mlp_residual,
-                                                              s_.norm, columns(), talker_tags_,
+                                                              s_.norm, num_streams(), talker_tags_,
                                                               kDown, s_.fragments, sums);
       }
-      for (int c = 0; c < columns(); ++c) {
+      for (int c = 0; c < num_streams(); ++c) {
         if (!warp_uniform(stream_states()[c].starts_from_prompt)) continue;
-        load_normed_input<Talker::hidden_size, 1>(context_, sums, s_.norm, c, c + 1,
-                                                  [&](int c, int k) { return talker_state(c, k); });
+        load_normed_input<Talker::hidden_size, 1>(
+            context_, sums, s_.norm, c, c + 1, [&](int c, int k) { return talker_hidden(c, k); });
       }
     };
-    return head<typename M::TalkerHead>(s_.talker, talker_head_tags_, normed);
+    return project_head<typename M::TalkerHead>(s_.talker, talker_head_tags_, load);
   }
 
-  DEVICE bool predictor_head(int pass) {
-    // Of two positions, the second has logits.
-    const int last = is_two_position_pass(pass);
-    const uint32_t* words =
-        s_.predictor.exchange.mlp_residual +
-        FloatExchangeLayout<Predictor::hidden_size, MaxColumns>::distance(last, 0);
-    auto normed = [&](int, auto& sums) {
-      load_normed_residual<Predictor::hidden_size, MaxColumns>(
-          p_, words, s_.norm, columns(), predictor_tags_.from(last), kDown, s_.fragments, sums);
-    };
-    return head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, normed);
-  }
-
-  template <class Matrix, class Normed>
-  DEVICE bool head(const Network& n, EpochTags& tags, Normed normed) {
-    tags.advance(columns());
-    auto logits = [&](const ProjectionResult& r, float sum, const auto& sums, bool there) {
+  // logits = W norm(x), to exchange.logits, float [columns, rows].
+  template <class Matrix, class Load>
+  DEVICE bool project_head(const Network& n, EpochTags& tags, Load load) {
+    tags.advance(num_streams());
+    auto store = [&](const ProjectionResult& r, float sum, const auto& sums, bool valid) {
       const float value = sum * rms_norm_scale<Matrix::k>(sums, r.column, n.eps);
       const int at = r.column * Matrix::rows + r.row_group * kRowGroupSize + r.row;
-      store_relaxed_if(there, n.exchange.logits + at, tag_value(value, tags.of(r.column)));
+      store_relaxed_if(valid, n.exchange.logits + at, tag_value(value, tags.of(r.column)));
     };
-    return project<Matrix, MaxColumns>(context_, kHead, normed, logits);
+    return project<Matrix, MaxColumns>(context_, kHead, load, store);
   }
 
   // --- the code predictor ---
 
   DEVICE bool run_predictor(int pass) {
-    return is_two_position_pass(pass) ? run_predictor<kColumnCapacity<MaxColumns>>(pass, 2)
-                                      : run_predictor<MaxColumns>(pass, columns());
+    return has_two_positions(pass) ? run_predictor<kColumnCapacity<MaxColumns>>(pass, 2)
+                                   : run_predictor<MaxColumns>(pass, num_streams());
   }
 
-  // Position 0 starts with the norm of what the talker ended with, position i with the embedding of
-  // code i - 1.
-  template <int N>
-  DEVICE bool run_predictor(int pass, int count) {
-    const bool two = is_two_position_pass(pass);
-    set_columns(count, [&](int c) {
-      return two ? Column{0, c, 0, true, -1} : Column{c, pass, c, true, -1};
+  template <int NumColumns>
+  DEVICE bool run_predictor(int pass, int num_columns) {
+    const bool two_positions = has_two_positions(pass);
+    set_columns(num_columns, [&](int c) {
+      return two_positions ? Column{0, c, 0, true, -1} : Column{c, pass, c, true, -1};
     });
-    const auto& talked_sums = context_.sums[context_.sums_idx ^ 1];  // of the talker's head
+    const auto& head_sums = context_.sums[context_.sums_idx ^ 1];  // squares of the talker's head
     const auto input = [&](int c, int k) {
-      if (pass == 0 || (two && c == 0)) {
-        const float scale = rms_norm_scale<Talker::hidden_size>(talked_sums, c, p_.talker.eps);
-        return multiply(multiply(talker_state(c, k), scale), load_bf16x4(p_.talker.final_norm + k));
+      if (pass == 0 || (two_positions && c == 0)) {
+        const float scale = rms_norm_scale<Talker::hidden_size>(head_sums, c, p_.talker.eps);
+        return multiply(multiply(talker_hidden(c, k), scale),
+                        load_bf16x4(p_.talker.final_norm + k));
       }
       const int group = pass - 1;
-      return load_bf16x4(embedding(group, stream_states()[two ? 0 : c].codes[group]) + k);
+      return load_bf16x4(embedding(group, stream_states()[two_positions ? 0 : c].codes[group]) + k);
     };
     if constexpr (M::has_input_projection) {
-      return project_input<N>(count, input) &&
-             run<Predictor, N>(s_.predictor, predictor_tags_, count,
-                               InputFromExchange{p_.predictor_input, project_tags_});
+      return project_input<NumColumns>(num_columns, input) &&
+             run_network<Predictor, NumColumns>(
+                 s_.predictor, predictor_tags_, num_columns,
+                 InputFromExchange{p_.predictor_input, input_projection_tags_});
     } else {
-      constexpr int kAtOnce = kInputVectorsAtOnce < N ? kInputVectorsAtOnce : N;
-      begin_layers<Predictor, N, kAtOnce>(context_, s_.residual_rows, s_.norm, count, input);
-      return run<Predictor, N>(s_.predictor, predictor_tags_, count, InputInPlace());
+      constexpr int kBatch = kInputBatch<NumColumns>;
+      begin_layers<Predictor, NumColumns, kBatch>(context_, s_.residual, s_.norm, num_columns,
+                                                  input);
+      return run_network<Predictor, NumColumns>(s_.predictor, predictor_tags_, num_columns,
+                                                InputInPlace());
     }
   }
 
-  // The talker's width to the predictor's.
-  template <int N, class Input>
-  DEVICE bool project_input(int count, Input input) {
-    constexpr int kTalkerSize = Talker::hidden_size, kPredictorSize = Predictor::hidden_size;
-    constexpr int kMaxAtOnce = N < 2 ? N : 2,
-                  kAtOnce = kInputVectorsAtOnce < kMaxAtOnce ? kInputVectorsAtOnce : kMaxAtOnce;
-    project_tags_.advance(count);
-    auto plain = [&](int, auto&) {
+  // x = W input + bias, from the talker's width to the predictor's, to predictor_input.
+  template <int NumColumns, class Input>
+  DEVICE bool project_input(int num_columns, Input input) {
+    constexpr int kInputSize = Talker::hidden_size, kOutputSize = Predictor::hidden_size;
+    constexpr int kBatch = kInputBatch<(NumColumns < 2 ? NumColumns : 2)>;
+    input_projection_tags_.advance(num_columns);
+    auto load = [&](int, auto&) {
       const ActivationWriter<MaxColumns> activations(s_.fragments);
-      for_each_input<kTalkerSize, kAtOnce>(
-          0, count, input,
-          [&](int c, int i, int four, float4 v) { activations.store(c + i, four, v); }, [](int) {});
+      for_each_input<kInputSize, kBatch>(
+          0, num_columns, input,
+          [&](int c, int i, int vector, float4 v) { activations.store(c + i, vector, v); },
+          [](int) {});
     };
-    auto store = [&](const ProjectionResult& r, float sum, const auto&, bool there) {
+    auto store = [&](const ProjectionResult& r, float sum, const auto&, bool valid) {
       const int k = r.row_group * kRowGroupSize + r.row;
       const float value = sum + to_float(p_.input_projection_bias[k]);
-      const uint32_t word = tag_value(value, project_tags_.of(r.column));
-      store_relaxed_if(
-          there,
-          p_.predictor_input + FloatExchangeLayout<kPredictorSize, MaxColumns>::index(r.column, k),
-          word);
-      if (there)
-        s_.residual_rows.at(context_.row_groups[kInputProjection], r.row_group, r.row, r.column) =
-            value;
+      const uint32_t tagged = tag_value(value, input_projection_tags_.of(r.column));
+      const int at = FloatExchangeLayout<kOutputSize, MaxColumns>::index(r.column, k);
+      store_relaxed_if(valid, p_.predictor_input + at, tagged);
+      if (valid) {
+        s_.residual.at(context_.row_groups[kInputProjection], r.row_group, r.row, r.column) = value;
+      }
     };
-    return project<typename M::InputProjection, N>(context_, kInputProjection, plain, store);
+    return project<typename M::InputProjection, NumColumns>(context_, kInputProjection, load,
+                                                            store);
+  }
+
+  DEVICE bool run_predictor_head(int pass) {
+    const int column = has_two_positions(pass);  // of two positions, the second has logits
+    const uint32_t* residual =
+        s_.predictor.exchange.mlp_residual +
+        FloatExchangeLayout<Predictor::hidden_size, MaxColumns>::distance(column, 0);
+    auto load = [&](int, auto& sums) {
+      load_normed_residual<Predictor::hidden_size, MaxColumns>(p_, residual, s_.norm, num_streams(),
+                                                               predictor_tags_.from(column), kDown,
+                                                               s_.fragments, sums);
+    };
+    return project_head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, load);
   }
 
   // --- codes ---
 
-  // The last blocks draw: they have the least to multiply.
+  // The last thread blocks sample: they have the fewest row groups.
   DEVICE bool samples_stream(int c) const {
     return num_blocks() - 1 - c % num_blocks() == block_idx();
   }
 
-  // Somebody draws for each stream, everybody hears it.
+  // One thread block samples each stream's code; all thread blocks wait for all codes.
   DEVICE void sample_code(int codebook) {
-    draw_tags_.advance(kMaxStreams);
-    const uint32_t tag = draw_tags_.of(0);
+    sample_tags_.advance(kMaxStreams);
+    const uint32_t tag = sample_tags_.of(0);
 #pragma unroll 1
-    for (int c = 0; c < columns(); ++c) {
+    for (int c = 0; c < num_streams(); ++c) {
       if (!samples_stream(c)) continue;
-      const bool goes = warp_uniform(stream_states()[c].active);
-      const int code = goes ? sample_stream(c, codebook) : 0;
-      // Everybody asks for its embedding next.
-      if (thread_idx() * 64 < Talker::hidden_size)
+      const bool active = warp_uniform(stream_states()[c].active);
+      const int code = active ? sample_stream(c, codebook) : 0;
+      // Every thread block reads the code's embedding next.
+      if (thread_idx() * 64 < Talker::hidden_size) {
         prefetch_l2(embedding(codebook, code) + thread_idx() * 64);
+      }
       context_.timer.lap(kSample, kSum);
       if (thread_idx() == 0) {
-        const int over = goes && codebook == kNumCodeGroups - 1 ? find_end_reason(c) : kRunning;
-        const bool on = goes && over == kRunning && has_text(s_.streams[c]);
-        const uint32_t word = static_cast<uint32_t>(code) | static_cast<uint32_t>(on) << 12;
-        store_relaxed(p_.sampled_codes + c, word | tag << 30);
-        if (goes && codebook == kNumCodeGroups - 1) publish_frame(c, over, code);
+        const int end_reason =
+            active && codebook == kNumCodeGroups - 1 ? find_end_reason(c) : kRunning;
+        const bool continues = active && end_reason == kRunning && has_text(s_.streams[c]);
+        const uint32_t sampled = static_cast<uint32_t>(code) | static_cast<uint32_t>(continues)
+                                                                   << 12;
+        store_relaxed(p_.sampled_codes + c, sampled | tag << 30);
+        if (active && codebook == kNumCodeGroups - 1) publish_frame(c, end_reason, code);
       }
     }
-    const int column = min(thread_idx() % 32, columns() - 1);  // each lane's
+    const int column = min(thread_idx() % 32, num_streams() - 1);
     const SpinTimeout timeout(p_, kSample, context_.timed_out());
-    const uint32_t word = wait_for_value(p_.sampled_codes + column, tag, 30, timeout);
-    for_each_stream([&](int, StreamState& mine) {
-      mine.codes[codebook] = word >> 30 == tag ? word & 0xFFF : 0;
+    const uint32_t sampled = wait_for_value(p_.sampled_codes + column, tag, 30, timeout);
+    for_each_stream([&](int, StreamState& state) {
+      state.codes[codebook] = sampled >> 30 == tag ? sampled & 0xFFF : 0;
       if (codebook == kNumCodeGroups - 1) {
-        mine.num_frames += mine.active;
-        mine.starts_from_prompt = mine.starts_from_prompt && !mine.active;
-        mine.active = mine.active && (word >> 12 & 1);
+        state.num_frames += state.active;
+        state.starts_from_prompt = state.starts_from_prompt && !state.active;
+        state.active = state.active && (sampled >> 12 & 1);
       }
     });
     context_.timer.lap(kSample, kWait);
   }
 
-  // All threads of the block; a stream whose logits are not finite is told so at the frame's end.
+  // Samples a code with all compute threads. Logits that are not finite end the stream with the
+  // frame.
   DEVICE int sample_stream(int c, int codebook) {
     const Stream& stream = s_.streams[c];
     const uint32_t* logits = codebook == 0
@@ -326,20 +346,24 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     const int code = codebook == 0 ? sample_code0<M>(p_, stream, logits, tag, timed_out, reduction_)
                                    : sample_group_code<M>(p_, stream, codebook, logits, tag,
                                                           timed_out, reduction_);
-    const int ids = codebook == 0 ? M::vocab_size : M::num_codes;
-    if (code == ids && thread_idx() == 0) store_relaxed(p_.non_finite + c, 1);
-    return code == ids ? 0 : code;
+    const int num_ids = codebook == 0 ? M::vocab_size : M::num_codes;
+    if (code == num_ids && thread_idx() == 0) store_relaxed(p_.non_finite + c, 1);
+    return code == num_ids ? 0 : code;
   }
 
-  // One thread reads the host's flags well before they are needed.
+  // --- the host ---
+
+  // Reads the host's stop flags, well before `find_end_reason` needs them.
   DEVICE void poll_stop_flags() {
     stop_mask_ = 0;
-    for (int c = 0; c < columns(); ++c) {
-      if (thread_idx() == 0 && samples_stream(c))
+    for (int c = 0; c < num_streams(); ++c) {
+      if (thread_idx() == 0 && samples_stream(c)) {
         stop_mask_ |= (load_host_flag(p_.stop_flags + c) != 0) << c;
+      }
     }
   }
 
+  // Whether the next frame has its text vector.
   DEVICE bool has_text(const Stream& s) const {
     return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
   }
@@ -352,43 +376,43 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return s.num_frames + 1 >= s.max_frames ? kLength : kRunning;
   }
 
-  DEVICE void publish_frame(int c, int over, int last) {
-    PublishedFrame& frame = p_.published_frames[c * p_.max_frames + s_.num_made[c]];
-    frame.end_reason = over;
+  DEVICE void publish_frame(int c, int end_reason, int last_code) {
+    PublishedFrame& frame = p_.published_frames[c * p_.max_frames + s_.num_published[c]];
+    frame.end_reason = end_reason;
     for (int g = 0; g < kNumCodeGroups; ++g) frame.codes[g] = stream_states()[c].codes[g];
-    frame.codes[kNumCodeGroups - 1] = last;
-    store_host_flag(p_.num_published + c, ++s_.num_made[c]);
+    frame.codes[kNumCodeGroups - 1] = last_code;
+    store_host_flag(p_.num_published + c, ++s_.num_published[c]);
     ++s_.streams[c].num_frames;
   }
 
-  using Base::begin_pass, Base::finish, Base::columns, Base::pass_columns, Base::set_columns;
+  using Base::begin_pass, Base::finish, Base::num_streams, Base::pass_columns, Base::set_columns;
   using Base::context_, Base::p_, Base::s_;
 
   BlockReduction reduction_;
-  EpochTags talker_tags_, predictor_tags_;  // of what their layers make
-  EpochTags talker_head_tags_, predictor_head_tags_, project_tags_, draw_tags_;
+  EpochTags talker_tags_, predictor_tags_;
+  EpochTags talker_head_tags_, predictor_head_tags_, input_projection_tags_, sample_tags_;
   uint32_t stop_mask_ = 0;
 };
 
-// The first warps multiply, attend and draw, one copies weights.
+// The kernel's body: compute warps, and one copy warp.
 template <class M, int MaxColumns>
-DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& s) {
-  s.ring.init();
+DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& shared) {
+  shared.ring.init();
   sync_all_threads();
   if (uniform_warp_idx() < kNumWarps) {
     raise_register_limit();
-    FrameGenerator<M, MaxColumns>(p, s).run();
+    FrameGenerator<M, MaxColumns>(p, shared).run();
   } else if (is_copy_warp()) {
-    bool talks = false;
+    bool talker_active = false;  // else the first frame has no pass of the talker
     for (int c = 0; c < p.num_streams; ++c) {
-      const Stream& stream = p.streams[c];
-      talks |= !stream.starts_from_prompt && stream.num_frames < stream.max_frames &&
-               (stream.num_frames <= stream.num_text_vectors || stream.text_complete);
+      const Stream& s = p.streams[c];
+      talker_active |= !s.starts_from_prompt && s.num_frames < s.max_frames &&
+                       (s.num_frames <= s.num_text_vectors || s.text_complete);
     }
-    constexpr int kNumPhaseParts = kNumFrameSegments<MaxColumns>;
-    copy_weights<MaxColumns == 1>(s.ring, !talks, kNumPhaseParts * p.max_frames, [&](int i) {
-      return frame_segment<M, MaxColumns>(p, i % kNumPhaseParts);
-    });
+    constexpr int kNumSegments = kNumFrameSegments<MaxColumns>;
+    copy_weights<MaxColumns == 1>(
+        shared.ring, !talker_active, kNumSegments * p.max_frames,
+        [&](int i) { return frame_segment<M, MaxColumns>(p, i % kNumSegments); });
   }
 }
 

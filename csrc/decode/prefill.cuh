@@ -1,103 +1,110 @@
-// Prompts: positions through the talker, pass by pass.
+// The prefill kernel: prompt positions through the talker, batch by batch.
+//
+// For each batch: the columns' prompt vectors enter the first layer, all layers run, and the final
+// residual of columns that end a prompt is stored as the prompt's hidden state.
 #pragma once
 
 #include "block_context.cuh"
 
 namespace megakernel {
 
-// Of one prompt, or parts of several; a pass has as many columns as there is room for with so many
-// streams.
+// A kernel for `MaxColumns` streams takes batches of at most kColumnCapacity<MaxColumns> columns.
 template <class M, int MaxColumns>
 class PromptPrefill : BlockContext<M, MaxColumns> {
   using Base = BlockContext<M, MaxColumns>;
   using typename Base::Talker;
+  static constexpr int kCapacity = kColumnCapacity<MaxColumns>;
 
  public:
-  DEVICE PromptPrefill(const Params& p, SharedMemory<M, MaxColumns>& s) : Base(p, s) {}
+  DEVICE PromptPrefill(const Params& p, SharedMemory<M, MaxColumns>& shared) : Base(p, shared) {}
 
-  // All passes, unless a block gives up.
+  // All batches, unless a thread block times out.
   DEVICE void run() {
     reset_prompts();
-    const bool lost = previous_launch_failed();
-    bool fine = true;
+    const bool failed_before = previous_launch_failed();
+    bool ok = true;
 #pragma unroll 1
     for (const PrefillBatch* next = p_.prefill_batches;
-         fine && next < p_.prefill_batches + p_.num_prefill_batches; ++next) {
-      const PrefillBatch& pass = *next;
-      const int last = pass.num_columns - 1,
-                columns = MaxColumns == 1 ? kColumnCapacity<MaxColumns> : last + 1;
-      begin_pass(columns);
+         ok && next < p_.prefill_batches + p_.num_prefill_batches; ++next) {
+      const PrefillBatch& batch = *next;
+      const int last = batch.num_columns - 1, num_columns = MaxColumns == 1 ? kCapacity : last + 1;
+      begin_pass(num_columns);
       Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
-      set_columns(columns, [&](int c) {
-        const PrefillColumn& at = pass.columns[min(c, last)];
-        return Column{at.slot, at.position, c > last ? c : at.first_column, c <= last, -1};
+      set_columns(num_columns, [&](int c) {
+        const PrefillColumn& column = batch.columns[min(c, last)];
+        return Column{column.slot, column.position, c > last ? c : column.first_column, c <= last,
+                      -1};
       });
       const auto input = [&](int c, int k) {
-        const size_t row = pass.first_row + min(c, last);
+        const size_t row = batch.first_row + min(c, last);
         return load_bf16x4(p_.prompt_vectors + row * Talker::hidden_size + k);
       };
-      begin_layers<Talker, kColumnCapacity<MaxColumns>, kInputVectorsAtOnce>(
-          context_, s_.residual_rows, s_.norm, columns, input);
-      fine = run_layers<Talker, kColumnCapacity<MaxColumns>>(context_, s_.residual_rows, s_.norm,
-                                                             s_.talker, pass_columns(), columns,
-                                                             InputInPlace()) &&
-             finish_batch(pass, columns, lost);
+      begin_layers<Talker, kCapacity, kInputVectorsAtOnce>(context_, s_.residual, s_.norm,
+                                                           num_columns, input);
+      ok = run_layers<Talker, kCapacity>(context_, s_.residual, s_.norm, s_.talker, pass_columns(),
+                                         num_columns, InputInPlace()) &&
+           finish_batch(batch, num_columns, failed_before);
     }
     finish();
   }
 
  private:
-  // Streams that begin have drawn nothing, and have no hidden state until their prompt's end.
+  // New streams have sampled no codes, and have no hidden state before the end of their prompt.
   DEVICE void reset_prompts() {
 #pragma unroll 1
     for (int i = 0; i < p_.num_prefill_batches; ++i) {
-      const PrefillBatch& pass = p_.prefill_batches[i];
-      invalidate_prompt_hidden(pass);
-      for (int c = block_idx(); c < pass.num_columns; c += num_blocks()) {
-        if (!(pass.prompt_end_mask >> c & 1)) continue;
-        uint8_t* seen = p_.seen_codes + static_cast<size_t>(pass.columns[c].slot) * M::vocab_size;
+      const PrefillBatch& batch = p_.prefill_batches[i];
+      invalidate_prompt_hidden(batch);
+      for (int c = block_idx(); c < batch.num_columns; c += num_blocks()) {
+        if (!(batch.prompt_end_mask >> c & 1)) continue;
+        uint8_t* seen = p_.seen_codes + static_cast<size_t>(batch.columns[c].slot) * M::vocab_size;
         for (int id = thread_idx(); id < M::vocab_size; id += kNumThreads) seen[id] = 0;
       }
     }
   }
 
-  // Whether a launch was lost of which the host has not heard yet: nobody is to speak who builds
-  // upon what it left of a prompt. The block that keeps ends asks: the bus answers one after
-  // another, and all blocks would wait 0.13 ms.
+  // Whether an earlier launch failed and the host has not noticed yet. A prompt that continues what
+  // it left must not start a stream. Only block 0 stores hidden states, so only it reads the flag:
+  // reads over PCIe are served one after another, and those of all blocks would take 0.13 ms.
   DEVICE bool previous_launch_failed() {
-    if (block_idx() == 0 && thread_idx() == 0) s_.num_made[0] = load_host_flag(p_.failure) != 0;
+    if (block_idx() == 0 && thread_idx() == 0) {
+      s_.num_published[0] = load_host_flag(p_.failure) != 0;
+    }
     sync_compute_threads();
-    return s_.num_made[0] != 0;
+    return s_.num_published[0] != 0;
   }
 
-  // All hear what a pass ends with, and so that its keys and values are settled; one block keeps
-  // the hidden states of prompts that end. False if it was awaited in vain.
-  DEVICE bool finish_batch(const PrefillBatch& pass, int columns, bool lost) {
-    wait_for_residual<Talker::hidden_size, kColumnCapacity<MaxColumns>, MaxColumns>(
-        p_, s_.talker.exchange.mlp_residual, columns, context_.tags, kDown, context_.timed_out(),
-        [&](int c, int i, int four, float4 x) {
-          if (!lost) store_prompt_hidden(pass, c + i, four, x);
+  // Waits for the final residual, which also orders the batch's keys and values before the next
+  // batch; block 0 stores it for columns that end a prompt. Returns false after a timeout.
+  DEVICE bool finish_batch(const PrefillBatch& batch, int num_columns, bool failed_before) {
+    wait_for_residual<Talker::hidden_size, kCapacity, MaxColumns>(
+        p_, s_.talker.exchange.mlp_residual, num_columns, context_.tags, kDown,
+        context_.timed_out(),
+        [&](int c, int i, int vector, float4 x) {
+          if (!failed_before) store_prompt_hidden(batch, c + i, vector, x);
         },
         [](int) {});
-    if (pass.prompt_end_mask == 0) return true;
+    if (batch.prompt_end_mask == 0) return true;
     sync_compute_threads();
-    const bool fine = context_.timed_out() == 0;
-    if (!fine) invalidate_prompt_hidden(pass);
-    return fine;
+    const bool ok = context_.timed_out() == 0;
+    if (!ok) invalidate_prompt_hidden(batch);
+    return ok;
   }
 
-  // Each thread has the same elements every time.
-  DEVICE void store_prompt_hidden(const PrefillBatch& pass, int c, int four, float4 state) {
-    if (block_idx() != 0 || !(pass.prompt_end_mask >> c & 1)) return;
-    float* out = p_.prompt_hidden + static_cast<size_t>(pass.columns[c].slot) * Talker::hidden_size;
-    *reinterpret_cast<float4*>(out + LaneVectors<Talker::hidden_size>::k(four)) = state;
+  // Writes prompt_hidden; a thread has the same elements in every call.
+  DEVICE void store_prompt_hidden(const PrefillBatch& batch, int c, int vector, float4 state) {
+    if (block_idx() != 0 || !(batch.prompt_end_mask >> c & 1)) return;
+    float* out =
+        p_.prompt_hidden + static_cast<size_t>(batch.columns[c].slot) * Talker::hidden_size;
+    *reinterpret_cast<float4*>(out + LaneVectors<Talker::hidden_size>::k(vector)) = state;
   }
 
-  DEVICE void invalidate_prompt_hidden(const PrefillBatch& pass) {
-    for (int c = 0; c < pass.num_columns; ++c) {
-      for (int four = 0; four < LaneVectors<Talker::hidden_size>::count; ++four) {
-        if (LaneVectors<Talker::hidden_size>::there(four))
-          store_prompt_hidden(pass, c, four, {NAN, NAN, NAN, NAN});
+  DEVICE void invalidate_prompt_hidden(const PrefillBatch& batch) {
+    for (int c = 0; c < batch.num_columns; ++c) {
+      for (int vector = 0; vector < LaneVectors<Talker::hidden_size>::count; ++vector) {
+        if (LaneVectors<Talker::hidden_size>::valid(vector)) {
+          store_prompt_hidden(batch, c, vector, {NAN, NAN, NAN, NAN});
+        }
       }
     }
   }
@@ -106,15 +113,16 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
   using Base::context_, Base::p_, Base::s_;
 };
 
+// The kernel's body: compute warps, and one copy warp.
 template <class M, int MaxColumns>
-DEVICE void prefill_prompts(const Params& p, SharedMemory<M, MaxColumns>& s) {
-  s.ring.init();
+DEVICE void prefill_prompts(const Params& p, SharedMemory<M, MaxColumns>& shared) {
+  shared.ring.init();
   sync_all_threads();
   if (uniform_warp_idx() < kNumWarps) {
     raise_register_limit();
-    PromptPrefill<M, MaxColumns>(p, s).run();
+    PromptPrefill<M, MaxColumns>(p, shared).run();
   } else if (is_copy_warp()) {
-    copy_weights<MaxColumns == 1>(s.ring, 0, p.num_prefill_batches,
+    copy_weights<MaxColumns == 1>(shared.ring, 0, p.num_prefill_batches,
                                   [&](int) { return stack_segment<typename M::Talker>(p.talker); });
   }
 }

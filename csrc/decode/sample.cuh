@@ -263,9 +263,9 @@ DEVICE void load_logits(const Params& p, const uint32_t* logits, uint32_t tag, i
   uint32_t there = 0;
 #pragma unroll
   for (int four = 0; four < kFours; ++four) there |= (Scores<Ids>::id(four, 0) < Ids) << four;
-  wait_for_vectors(
+  wait_for_vectors<FloatValues>(
       v, there, [&](int four) { return logits + Scores<Ids>::id(four, 0); },
-      [&](int, uint4 words) { return has_tag(words, tag); }, SpinTimeout(p, kHead, timed_out));
+      [&](int) { return tag; }, SpinTimeout(p, kHead, timed_out));
 #pragma unroll
   for (int four = 0; four < kFours; ++four) {
     const uint32_t words[4] = {v[four].x, v[four].y, v[four].z, v[four].w};

@@ -1,4 +1,5 @@
-// What a block keeps in shared memory, from the first frame of a launch to the last.
+// The shared memory of a thread block, from the first frame of a launch to the last: everything of
+// fixed size, and the weight ring in the rest.
 #pragma once
 
 #include "layers.cuh"
@@ -6,42 +7,42 @@
 
 namespace megakernel {
 
-// What every warp knows of a stream: each keeps its own copy, from what it hears.
+// A stream's state. Each warp keeps its own copy and updates it from the sampled codes.
 struct StreamState {
-  bool active;              // whether it makes the next frame of this launch
-  bool starts_from_prompt;  // whether its hidden state comes from the prompt
+  bool active;              // the stream takes part in the next frame of this launch
+  bool starts_from_prompt;  // its hidden state comes from the prefill
   int num_frames;
   uint16_t codes[kNumCodeGroups];  // of the last frame
 };
 
-// Of at most so many streams: the fewer, the more room for weights.
+// For at most `MaxColumns` streams: the fewer, the more stages of weights.
 template <class M, int MaxColumns>
 struct SharedMemory {
-  static constexpr int kHidden = M::Talker::hidden_size > M::Predictor::hidden_size
-                                     ? M::Talker::hidden_size
-                                     : M::Predictor::hidden_size;
+  static constexpr int kMaxHiddenSize = M::Talker::hidden_size > M::Predictor::hidden_size
+                                            ? M::Talker::hidden_size
+                                            : M::Predictor::hidden_size;
   struct Fixed {
     union {
       ActivationFragments<MaxColumns> fragments[kNumSplits];
       AttentionSharedMemory<MaxColumns> attention;
     };
-    ShortAttentionSharedMemory short_attention[MaxColumns == 1 ? kNumWarps : 1];  // see near.cuh
-    ResidualRows<MaxColumns> residual_rows;
-    NormWeight<kHidden> norm;
+    ShortAttentionSharedMemory short_attention[MaxColumns == 1 ? kNumWarps : 1];
+    ResidualRows<MaxColumns> residual;
+    NormWeight<kMaxHiddenSize> norm;
     PartialSums<MaxColumns> sums[2];
     SampleSharedMemory sample;
     Stream streams[MaxColumns];
-    int num_made[MaxColumns];  // frames of this launch
+    int num_published[MaxColumns];  // frames of this launch
     StreamState stream_states[kNumWarps][MaxColumns];
     Column columns[kNumWarps][kColumnCapacity<MaxColumns>];
     RowGroupRange talker_row_groups[kNumPhases], predictor_row_groups[kNumPhases];
-    Network talker, predictor;  // here, so that no register keeps what is seldom wanted
+    Network talker, predictor;  // copies of the arguments; registers would hold them too long
     PhaseTimes phase_times;
   };
   static constexpr int kStageBytes = M::stage_steps * kNumThreads * 16 + 2 * sizeof(Mbarrier);
   static constexpr int kNumStages =
       (kSharedMemoryBytes - static_cast<int>(sizeof(Fixed)) - 16) / kStageBytes;
-  static_assert(kNumStages >= 2, "the model does not fit the shared memory");
+  static_assert(kNumStages >= 2, "the shared memory must hold two stages of weights");
 
   Ring<M::stage_steps, kNumStages> ring;
   Fixed fixed;

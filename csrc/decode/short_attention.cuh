@@ -1,49 +1,65 @@
-// Attention of the code predictor: it looks at the frame's own positions alone, at most sixteen, so
-// that one warp does all of it for a column and a pair of query heads. With one stream every block
-// does so for itself, a warp a pair of heads, and nobody hands anything over; with more, the blocks
-// share the items. The results are the same bits.
+// The phase `attention` of the code predictor, which attends to the positions of one frame only, at
+// most 16. One warp computes a column and a KV head with its two query heads.
 //
-// Keys and values lie in a slot as rows of channels, keys as `qkv_word` puts them: lane l has
-// channels 2l, 2l + 1, 2l + 64 and 2l + 65 of queries and keys, those that turn with each other. A
-// stream is alone in its slot; its positions 0 and 1 may be two columns of one pass.
+//   One stream: every thread block computes the attention of all heads for itself, one warp per KV
+//   head, within the phase `out`. Nothing is exchanged.
+//   Several streams: the thread blocks share the (column, head) items and exchange the results.
+// Both give the same bits.
+//
+// Layout of a slot, for one layer and KV head: keys and values [positions, splits, head dim]. The
+// channels of queries and keys are in the order of `qkv_index`: lane l has channels 2 l, 2 l + 1,
+// 2 l + 64 and 2 l + 65, which form the pairs of the rotary embedding. Each stream has its own
+// slot; its positions 0 and 1 may be two columns of one pass.
 #pragma once
 
 #include "attention.cuh"
 
 namespace megakernel {
 
-// A warp's workplace.
+// The position of a row of queries, keys or values in exchange.qkv.
+template <class S>
+DEVICE int qkv_index(int row) {
+  if (!S::short_context || row >= S::query_size + S::kv_size) return row;
+  constexpr int kHalf = kHeadDim / 2;
+  const int channel = row % kHeadDim;
+  return row - channel + channel % kHalf / 2 * 4 + channel / kHalf * 2 + channel % 2;
+}
+
+// --- shared memory ---
+
+// Of one warp.
 struct alignas(16) ShortAttentionSharedMemory {
-  uint32_t key[kNumSplits][kHeadDim / 2];  // pairs of halves
-  float share[kPageSize][2];               // of each position
+  uint32_t key[kNumSplits][kHeadDim / 2];  // the new key, in pairs
+  float weight[kPageSize][2];              // softmax weights, [positions, query heads]
 };
 
-// Its two queries lie where the product takes what attention gives, in the last steps, which that
-// does not fill: the i-th eight elements of a head.
+// The warp's two queries lie in the last steps of its activation fragments, which the input of the
+// projection `out` does not use. They are addressed by vectors of eight elements.
 constexpr int kQuerySteps = 4;
 template <int MaxColumns>
 struct QueryFragments {
-  static constexpr int kTogether = 8;  // eights of a step
-  static constexpr int kStepEights = kNumWarps * 4 * kColumnCapacity<MaxColumns>;
-  static_assert(kTogether <= 4 * kColumnCapacity<MaxColumns> &&
-                kQuerySteps * kTogether * 8 == 2 * kHeadDim);
+  static constexpr int kVectorsPerStep = 8;
+  static constexpr int kStepStride = kNumWarps * 4 * kColumnCapacity<MaxColumns>;
+  static_assert(kVectorsPerStep <= 4 * kColumnCapacity<MaxColumns>,
+                "a step of fragments must hold the vectors of a step of queries");
+  static_assert(kQuerySteps * kVectorsPerStep * 8 == 2 * kHeadDim, "the steps hold two queries");
 
-  DEVICE static uint4& at(ActivationFragments<MaxColumns> (&fragments)[kNumSplits], int eight) {
-    const int step = kMaxChunkSteps<MaxColumns> - kQuerySteps + eight / kTogether;
-    return fragments[0].num_steps[step][warp_idx()][eight % kTogether];
+  DEVICE static uint4& at(ActivationFragments<MaxColumns> (&fragments)[kNumSplits], int vector) {
+    const int step = kMaxChunkSteps<MaxColumns> - kQuerySteps + vector / kVectorsPerStep;
+    return fragments[0].steps[step][warp_idx()][vector % kVectorsPerStep];
   }
-  // From an eight of the first head to one of another half, head, and so many whole steps and
-  // eights within a step further.
-  DEVICE static constexpr int further(int split, int head, int num_steps = 0, int eights = 0) {
-    return (split * kMaxChunkSteps<MaxColumns> + 2 * head + num_steps) * kStepEights + eights;
+  // The distance from a vector of the first head to one of another split, head, step, or vector of
+  // the step.
+  DEVICE static constexpr int distance(int split, int head, int steps = 0, int vectors = 0) {
+    return (split * kMaxChunkSteps<MaxColumns> + 2 * head + steps) * kStepStride + vectors;
   }
 };
 
-// What a warp's lanes write and read while they attend, found out before anything is waited for.
+// A lane's addresses, computed before the wait for qkv.
 template <int MaxColumns>
 struct ShortAttentionAddresses {
-  PinnedAddress<uint2> query, key;              // a lane's four channels
-  PinnedAddress<const uint4> queries, own_key;  // its eights of head `lane / 4 % 2`, of the new key
+  PinnedAddress<uint2> query, key;              // the lane's four channels
+  PinnedAddress<const uint4> queries, new_key;  // operands: query head lane / 4 % 2, the new key
 
   DEVICE ShortAttentionAddresses(ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
                                  ShortAttentionSharedMemory& shared)
@@ -51,47 +67,25 @@ struct ShortAttentionAddresses {
             &QueryFragments<MaxColumns>::at(fragments, lane_idx() / 2))[lane_idx() % 2]),
         key(reinterpret_cast<uint2*>(shared.key[0])[lane_idx()]),
         queries(*(&QueryFragments<MaxColumns>::at(fragments, lane_idx() % 4) +
-                  QueryFragments<MaxColumns>::further(0, lane_idx() / 4 % 2))),
-        own_key(reinterpret_cast<const uint4*>(shared.key[0])[lane_idx() % 4]) {}
+                  QueryFragments<MaxColumns>::distance(0, lane_idx() / 4 % 2))),
+        new_key(reinterpret_cast<const uint4*>(shared.key[0])[lane_idx() % 4]) {}
 };
 
-// Queries and keys: their squares' sums, as those of one.
-template <int N>
-DEVICE void warp_sums(float (&values)[N]) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) values[i] += shuffle_xor(values[i], mask);
-  }
-}
+// --- keys and values of earlier passes ---
 
-// The word of a row of queries, keys and values.
-template <class S>
-DEVICE int qkv_index(int row) {
-  if (!S::short_context || row >= S::query_size + S::kv_size) return row;
-  constexpr int kTurn = kHeadDim / 2;
-  const int channel = row % kHeadDim;
-  return row - channel + channel % kTurn / 2 * 4 + channel / kTurn * 2 + channel % 2;
-}
-
-// a += b c, each rounded once.
-DEVICE void add_times(float4& a, float4 b, float c) {
-  a.x = fmaf(b.x, c, a.x), a.y = fmaf(b.y, c, a.y);
-  a.z = fmaf(b.z, c, a.z), a.w = fmaf(b.w, c, a.w);
-}
-
-// What a warp knows before its queries are there: of the positions below `known`.
+// The keys and values of the positions below `num_cached`, with the norms and the rope table of the
+// new position. Loaded before the wait for qkv.
 struct ShortContextCache {
-  uint4 keys[kNumSplits][2][4];       // as the matrix instruction takes them
-  SplitBf16x4 values[kPageSize - 1];  // a lane's four channels
+  uint4 keys[kNumSplits][2][4];       // operands, as in KvPage
+  SplitBf16x4 values[kPageSize - 1];  // the lane's four channels
   uint2 query_norm, key_norm;
-  float4 turn;  // cosine, sine; cosine, sine
+  float4 rope;  // cosine, sine; cosine, sine
 
   DEVICE ShortContextCache(const Network& n, const bf16* norms, size_t slot, int position,
-                           int known)
+                           int num_cached)
       : query_norm(load_norm(norms)),
         key_norm(load_norm(norms + kHeadDim)),
-        turn(
+        rope(
             reinterpret_cast<const float4*>(n.rope_table + position * (kHeadDim / 2))[lane_idx()]) {
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -100,10 +94,10 @@ struct ShortContextCache {
           reinterpret_cast<const uint4*>(n.keys + slot + p * kKvWidth) + lane_idx() % 4;
 #pragma unroll
       for (int j = 0; j < 4 * kNumSplits; ++j) {
-        keys[j / 4][tile][j % 4] = p < known ? load_l2(from + 4 * j) : uint4{0, 0, 0, 0};
+        keys[j / 4][tile][j % 4] = p < num_cached ? load_l2(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
-    if (kManyRegisters) load_values(n.values + slot, known);
+    if (kManyRegisters) load_values(n.values + slot, num_cached);
   }
 
   DEVICE static uint2 load_norm(const bf16* norm) {
@@ -111,17 +105,18 @@ struct ShortContextCache {
     return {pairs[0], pairs[kHeadDim / 4]};
   }
 
-  // A head's norm, of these squares, then a position's turn.
-  DEVICE static float4 normed(float4 v, float squares, uint2 norm, float4 turn, float eps) {
+  // Normalises a head, whose sum of squares is `squares`, and rotates it.
+  DEVICE static float4 norm_and_rotate(float4 v, float squares, uint2 norm, float4 rope,
+                                       float eps) {
     v = multiply(multiply(v, rsqrtf(squares / kHeadDim + eps)), unpack_bf16x4(norm));
-    return {v.x * turn.x - v.z * turn.y, v.y * turn.z - v.w * turn.w, v.z * turn.x + v.x * turn.y,
-            v.w * turn.z + v.y * turn.w};
+    return {v.x * rope.x - v.z * rope.y, v.y * rope.z - v.w * rope.w, v.z * rope.x + v.x * rope.y,
+            v.w * rope.z + v.y * rope.w};
   }
 
-  // The key of position 0, which is of the same pass.
-  DEVICE void take_first(const SplitBf16x4& key, ShortAttentionSharedMemory& shared) {
+  // Sets the key of position 0, which is a column of the same pass.
+  DEVICE void set_first_key(const SplitBf16x4& key, ShortAttentionSharedMemory& shared) {
     for_each_split([&](int split) {
-      reinterpret_cast<uint2*>(shared.key[split])[lane_idx()] = key.of[split];
+      reinterpret_cast<uint2*>(shared.key[split])[lane_idx()] = key.parts[split];
       sync_warp();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -133,26 +128,50 @@ struct ShortContextCache {
     });
   }
 
-  // Where registers are few, once the keys are used.
-  DEVICE void load_values(const bf16* slot, int known) {
+  // Called after the keys have been used where the registers do not suffice for both.
+  DEVICE void load_values(const bf16* slot, int num_cached) {
     const uint2* from = reinterpret_cast<const uint2*>(slot) + lane_idx();
 #pragma unroll
     for (int p = 0; p < kPageSize - 1; ++p) {
       for_each_split([&](int split) {
-        values[p].of[split] =
-            p < known ? load_l2(from + (p * kNumSplits + split) * (kHeadDim / 4)) : uint2{0, 0};
+        values[p].parts[split] = p < num_cached
+                                     ? load_l2(from + (p * kNumSplits + split) * (kHeadDim / 4))
+                                     : uint2{0, 0};
       });
     }
   }
 };
 
-// Shares of every position for both heads, where the warp keeps them; returns their sums.
+// Stores a column's key and value in its slot.
+DEVICE void store_key_value(const Network& n, size_t slot, int position, const SplitBf16x4& key,
+                            const SplitBf16x4& value) {
+  for_each_split([&](int split) {
+    const size_t row = slot + position * kKvWidth + split * kHeadDim;
+    store_l2(reinterpret_cast<uint2*>(n.keys + row) + lane_idx(), key.parts[split]);
+    store_l2(reinterpret_cast<uint2*>(n.values + row) + lane_idx(), value.parts[split]);
+  });
+}
+
+// --- attention ---
+
+// Sums N values over the lanes of a warp, all of them in every lane.
+template <int N>
+DEVICE void warp_sums(float (&values)[N]) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] += shuffle_xor(values[i], mask);
+  }
+}
+
+// Writes exp(score - maximum) of all positions and both query heads to shared.weight; returns the
+// sums of the two heads.
 template <int MaxColumns>
-DEVICE float2 softmax_weights(ShortContextCache& old, const bf16* values, int position, int known,
-                              const ShortAttentionAddresses<MaxColumns>& places,
+DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* values, int position,
+                              int num_cached, const ShortAttentionAddresses<MaxColumns>& addresses,
                               ShortAttentionSharedMemory& shared) {
-  const int g = lane_idx() / 4, t = lane_idx() % 4;  // head g of the two
-  float score[2][2][4] = {};                         // of eight positions, of eight more
+  const int g = lane_idx() / 4, t = lane_idx() % 4;  // row (query head) and column pair
+  float score[2][2][4] = {};                         // [tiles of 8 positions, halves of K]
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     if (8 * tile > position) break;
@@ -162,102 +181,96 @@ DEVICE float2 softmax_weights(ShortContextCache& old, const bf16* values, int po
 #pragma unroll
       for (int split = 0; split < kNumSplits; ++split) {
         const uint4 q =
-            *(places.queries + QueryFragments<MaxColumns>::further(split, 0, j / 2, j % 2 * 4));
-        first.of[split] = {q.x, q.y}, second.of[split] = {q.z, q.w};
+            *(addresses.queries + QueryFragments<MaxColumns>::distance(split, 0, j / 2, j % 2 * 4));
+        first.parts[split] = {q.x, q.y}, second.parts[split] = {q.z, q.w};
       }
       for_each_split([&](int split) {
-        uint4& k = old.keys[split][tile][j];
+        uint4& k = cache.keys[split][tile][j];
         constexpr int kKey = sizeof(shared.key[0]) / sizeof(uint4);
-        load_shared_if(8 * tile + g == position, *(places.own_key + (split * kKey + 4 * j)), k);
+        load_shared_if(8 * tile + g == position, *(addresses.new_key + (split * kKey + 4 * j)), k);
         mma_m16n8k16(score[tile][0], as_mma_rows(first), {k.x, k.y});
         mma_m16n8k16(score[tile][1], as_mma_rows(second), {k.z, k.w});
       });
     }
   }
-  if (!kManyRegisters) old.load_values(values, known);  // now that the keys are used
+  if (!kManyRegisters) cache.load_values(values, num_cached);
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int p = 8 * (i / 2) + 2 * t + i % 2;
     s[i] = sum_splits(score[i / 2][0], i % 2) + sum_splits(score[i / 2][1], i % 2);
-    s[i] = p <= position ? s[i] * kScale : -INFINITY;
+    s[i] = p <= position ? s[i] * kScoreScale : -INFINITY;
   }
   const float sum = softmax_exponentials(s).y;
   if (g < 2) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) shared.share[8 * (i / 2) + 2 * t + i % 2][g] = s[i];
+    for (int i = 0; i < 4; ++i) shared.weight[8 * (i / 2) + 2 * t + i % 2][g] = s[i];
   }
   sync_warp();
   return {shuffle_from(sum, 0), shuffle_from(sum, 4)};
 }
 
-// A column's key and value, to their slot.
-DEVICE void store_key_value(const Network& n, size_t slot, int position, const SplitBf16x4& key,
-                            const SplitBf16x4& value) {
-  for_each_split([&](int split) {
-    const size_t row = slot + position * kKvWidth + split * kHeadDim;
-    store_l2(reinterpret_cast<uint2*>(n.keys + row) + lane_idx(), key.of[split]);
-    store_l2(reinterpret_cast<uint2*>(n.values + row) + lane_idx(), value.of[split]);
-  });
-}
-
-// A mean of values that fit does, too.
+// Whether a value can be exchanged as a pair; then a weighted mean of such values can be, too.
 DEVICE bool value_fits(const SplitBf16x4& value) {
   const float4 v = unpack_bf16x4(value);
   return fits_in_pair(2 * v.x) && fits_in_pair(2 * v.y) && fits_in_pair(2 * v.z) &&
          fits_in_pair(2 * v.w);
 }
 
-// One column and pair of heads, by all lanes of a warp: use(column, head of the two, mean of the
-// values), four channels a lane. With `Both`, it is column 1 at position 1, and column 0 at
-// position 0, which sees itself alone, goes along.
-template <class S, bool Both, class F, class Use>
-DEVICE void attend_short_context(F& context, const Network& n, int layer, const bf16* norms,
-                                 const Column* columns, int c, int head, bool keeps,
+// Computes column `c` and KV head `head` with all lanes of a warp. Calls use(column, query head of
+// the two, output), four channels per lane. With `kTwoPositions`, column `c` is 1 at position 1,
+// and column 0 at position 0, which attends to itself alone, is computed as well. Writes the key
+// and the value if `append`.
+template <class S, bool kTwoPositions, class Context, class Use>
+DEVICE void attend_short_context(Context& context, const Network& n, int layer, const bf16* norms,
+                                 const Column* columns, int c, int head, bool append,
                                  ShortAttentionSharedMemory& shared, int& timed_out, Use use) {
+  static_assert(kNumCodeGroups <= kPageSize, "a warp attends to all positions of a frame");
+  constexpr int kMaxColumns = Context::max_columns;
   const Params& p = context.p;
   const EpochTags& tags = context.tags;
-  static_assert(kNumCodeGroups <= kPageSize);
-  const ShortAttentionAddresses<F::max_columns> places(context.fragments, shared);
+  const ShortAttentionAddresses<kMaxColumns> addresses(context.fragments, shared);
   const float eps = n.eps;
   const int position = warp_uniform(columns[c].position);
   const size_t slot =
       ((static_cast<size_t>(layer) * n.num_slots + columns[c].slot) * S::num_kv_heads + head) *
       n.num_positions * kKvWidth;
-  const int known = Both ? 0 : position;
-  ShortContextCache old(n, norms, slot, position, known);
-  const float4 first_turn = reinterpret_cast<const float4*>(n.rope_table)[lane_idx()];
-  [[maybe_unused]] SplitBf16x4 first;
-  const uint32_t* words = n.exchange.qkv + c * S::Qkv::rows + 4 * lane_idx();
-  const uint32_t* query_words = words + 2 * head * kHeadDim;
-  const uint32_t* key_words = words + S::query_size + head * kHeadDim;
-  constexpr int kBefore = S::Qkv::rows;  // words between columns
-  auto at = [&](int i) {                 // two queries, key and value, those of the column before
-    return i < 2 ? query_words + i * kHeadDim
-                 : key_words + i % 2 * S::kv_size - (i < 4 ? 0 : kBefore);
+  const int num_cached = kTwoPositions ? 0 : position;
+  ShortContextCache cache(n, norms, slot, position, num_cached);
+  const float4 first_rope = reinterpret_cast<const float4*>(n.rope_table)[lane_idx()];
+  [[maybe_unused]] SplitBf16x4 first_value;
+
+  // Vectors 0 and 1 are the queries, 2 and 3 key and value, 4 and 5 those of the column before.
+  const uint32_t* qkv = n.exchange.qkv + c * S::Qkv::rows + 4 * lane_idx();
+  const uint32_t* queries = qkv + 2 * head * kHeadDim;
+  const uint32_t* keys = qkv + S::query_size + head * kHeadDim;
+  constexpr int kColumnStride = S::Qkv::rows;
+  auto address = [&](int i) {
+    return i < 2 ? queries + i * kHeadDim : keys + i % 2 * S::kv_size - (i < 4 ? 0 : kColumnStride);
   };
-  constexpr int kVectors = Both ? 6 : 4;
-  uint4 raw[kVectors] = {};
-  wait_for_vectors(
-      raw, (1u << kVectors) - 1, at,
-      [&](int i, uint4 words) { return has_tag(words, tags.of(c - i / 4)); },
+  constexpr int kNumVectors = kTwoPositions ? 6 : 4;
+  uint4 raw[kNumVectors] = {};
+  wait_for_vectors<FloatValues>(
+      raw, (1u << kNumVectors) - 1, address, [&](int i) { return tags.of(c - i / 4); },
       SpinTimeout(p, kQkv, timed_out));
-  constexpr int kNormed = Both ? 4 : 3;  // two queries, the key, the key before
-  float4 v[kNormed];
-  float squares[kNormed];
+
+  constexpr int kNumNormed = kTwoPositions ? 4 : 3;  // queries, the key, the key before
+  float4 v[kNumNormed];
+  float squares[kNumNormed];
 #pragma unroll
-  for (int i = 0; i < kNormed; ++i) v[i] = untag(raw[i + i / 3]), squares[i] = square(v[i]);
+  for (int i = 0; i < kNumNormed; ++i) v[i] = untag(raw[i + i / 3]), squares[i] = square(v[i]);
   warp_sums(squares);
 #pragma unroll
-  for (int i = 0; i < kNormed; ++i) {
-    v[i] = ShortContextCache::normed(v[i], squares[i], i < 2 ? old.query_norm : old.key_norm,
-                                     i < 3 ? old.turn : first_turn, eps);
+  for (int i = 0; i < kNumNormed; ++i) {
+    v[i] = ShortContextCache::norm_and_rotate(v[i], squares[i],
+                                              i < 2 ? cache.query_norm : cache.key_norm,
+                                              i < 3 ? cache.rope : first_rope, eps);
   }
-  if constexpr (Both) {
+  if constexpr (kTwoPositions) {
     const SplitBf16x4 key = split_bf16x4(v[3]), value = split_bf16x4(untag(raw[5]));
-    if (keeps) store_key_value(n, slot, 0, key, value);
-    old.take_first(key, shared);
-    first = value;
+    if (append) store_key_value(n, slot, 0, key, value);
+    cache.set_first_key(key, shared);
+    first_value = value;
     store_relaxed_if(!value_fits(value), p.non_finite, 1);
     use(0, 0, unpack_bf16x4(value));
     use(0, 1, unpack_bf16x4(value));
@@ -266,84 +279,93 @@ DEVICE void attend_short_context(F& context, const Network& n, int layer, const 
   for_each_split([&](int split) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      *(places.query + 2 * QueryFragments<F::max_columns>::further(split, j)) =
-          split_bf16x4(v[j]).of[split];
+      *(addresses.query + 2 * QueryFragments<kMaxColumns>::distance(split, j)) =
+          split_bf16x4(v[j]).parts[split];
     }
-    *(places.key + split * (kHeadDim / 4)) = key.of[split];
+    *(addresses.key + split * (kHeadDim / 4)) = key.parts[split];
   });
-  if (keeps) store_key_value(n, slot, position, key, value);
+  if (append) store_key_value(n, slot, position, key, value);
   sync_warp();
-  const float2 sums = softmax_weights(old, n.values + slot, position, known, places, shared);
+  const float2 sums =
+      softmax_weights(cache, n.values + slot, position, num_cached, addresses, shared);
   const float scales[2] = {approx_reciprocal(sums.x), approx_reciprocal(sums.y)};
-  if constexpr (Both) old.values[0] = first;
+  if constexpr (kTwoPositions) cache.values[0] = first_value;
 
-  float4 mix[2] = {};
+  float4 output[2] = {};
 #pragma unroll
   for (int i = 0; i < kPageSize - 1; ++i) {
     if (i >= position) break;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) add_times(mix[j], unpack_bf16x4(old.values[i]), shared.share[i][j]);
+    for (int j = 0; j < 2; ++j) {
+      multiply_add(output[j], unpack_bf16x4(cache.values[i]), shared.weight[i][j]);
+    }
   }
 #pragma unroll
-  for (int j = 0; j < 2; ++j) add_times(mix[j], unpack_bf16x4(value), shared.share[position][j]);
-  const bool fine = value_fits(value) && isfinite(sums.x) && isfinite(sums.y);
-  store_relaxed_if(!fine, p.non_finite + columns[c].slot, 1);
-  use(c, 0, multiply(mix[0], scales[0]));
-  use(c, 1, multiply(mix[1], scales[1]));
+  for (int j = 0; j < 2; ++j) {
+    multiply_add(output[j], unpack_bf16x4(value), shared.weight[position][j]);
+  }
+  const bool finite = value_fits(value) && isfinite(sums.x) && isfinite(sums.y);
+  store_relaxed_if(!finite, p.non_finite + columns[c].slot, 1);
+  use(c, 0, multiply(output[0], scales[0]));
+  use(c, 1, multiply(output[1], scales[1]));
 }
 
-// With many columns: the blocks share the items, whose results all of them wait for.
-template <class S, class F>
-DEVICE void attend_short_distributed(F& context, const Network& n, int layer, const bf16* norms,
-                                     const Column* columns, int count) {
-  if (uniform_warp_idx() > 0) return;  // where there are as many blocks as items, others have none
+// Several streams: the first warp of each thread block computes its share of the (column, head)
+// items. Writes exchange.attention_output.
+template <class S, class Context>
+DEVICE void attend_short_distributed(Context& context, const Network& n, int layer,
+                                     const bf16* norms, const Column* columns, int num_columns) {
+  if (uniform_warp_idx() > 0) return;
 #pragma unroll 1
-  for (int item = block_idx(); item < count * S::num_kv_heads; item += num_blocks()) {
+  for (int item = block_idx(); item < num_columns * S::num_kv_heads; item += num_blocks()) {
     const int c = item / S::num_kv_heads, head = item % S::num_kv_heads;
     const uint32_t tag = context.tags.of(c);
-    auto store_output = [&](int, int j, float4 v) {
-      const int word = ((2 * head + j) * kHeadDim + 4 * lane_idx()) / 2;
+    auto store = [&](int, int j, float4 v) {
+      const int pair = ((2 * head + j) * kHeadDim + 4 * lane_idx()) / 2;
       for_each_split([&](int split) {
-        const float4 left = split_remainder(v, split);
-        using Layout = PairExchangeLayout<S::query_size, F::max_columns>;
+        const float4 part = split_remainder(v, split);
+        using Layout = PairExchangeLayout<S::query_size, Context::max_columns>;
         uint32_t* to =
-            n.exchange.attention_output + Layout::index(c, split * (S::query_size / 2) + word);
-        store_relaxed(to, tag_pair(left.x, left.y, tag));
-        store_relaxed(to + 1, tag_pair(left.z, left.w, tag));
+            n.exchange.attention_output + Layout::index(c, split * (S::query_size / 2) + pair);
+        store_relaxed(to, tag_pair(part.x, part.y, tag));
+        store_relaxed(to + 1, tag_pair(part.z, part.w, tag));
       });
     };
     attend_short_context<S, false>(context, n, layer, norms, columns, c, head, true,
-                                   context.short_attention[0], context.timed_out(), store_output);
+                                   context.short_attention[0], context.timed_out(), store);
   }
   context.timer.lap(kAttention, kSum);
 }
 
-// Every block for itself: attention of the only stream goes where the product takes it, a step a
-// pair of heads.
-template <class S, int N, class F>
-DEVICE void attend_short_local(F& context, const Network& n, int layer, const bf16* norms,
+// One stream: every thread block with rows of `out` computes all heads and writes the output to its
+// activation fragments, one step per KV head.
+template <class S, int NumColumns, class Context>
+DEVICE void attend_short_local(Context& context, const Network& n, int layer, const bf16* norms,
                                const Column* columns, int& timed_out) {
-  // All heads at once, and each head's keys are kept by a block that has a part of the product.
-  static_assert(S::num_kv_heads <= kNumWarps && S::Out::template num_chunks<1> == 1 &&
-                S::Out::num_row_groups >= S::num_kv_heads);
-  static_assert(S::Out::num_steps + kQuerySteps <= kMaxChunkSteps<1>);
+  static_assert(S::num_kv_heads <= kNumWarps, "each KV head needs a warp");
+  static_assert(S::Out::template num_chunks<1> == 1, "the fragments must hold all heads");
+  static_assert(S::Out::num_row_groups >= S::num_kv_heads,
+                "the thread block that appends a head's key must have rows of `out`");
+  static_assert(S::Out::num_steps + kQuerySteps <= kMaxChunkSteps<1>,
+                "the fragments must have space for the queries");
+  constexpr int kMaxColumns = Context::max_columns;
   if (const int head = uniform_warp_idx(); head < S::num_kv_heads) {
     constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
-                  kTilePlaces = kColumnCapacity<F::max_columns> * kColumn;
-    uint4& first = context.fragments[0].num_steps[head][lane_idx() / 8][lane_idx() % 8 / 2];
+                  kTile = kColumnCapacity<kMaxColumns> * kColumn;
+    uint4& first = context.fragments[0].steps[head][lane_idx() / 8][lane_idx() % 8 / 2];
     const PinnedAddress<uint2> to(reinterpret_cast<uint2*>(&first)[lane_idx() % 2]);
-    auto put = [&](int column, int j, float4 v) {
+    auto store = [&](int column, int j, float4 v) {
       for_each_split([&](int split) {
-        const float4 left = split_remainder(v, split);
-        const int tiles =
-            split * kMaxChunkSteps<F::max_columns> * kNumWarps + j * (kHeadDim / kTileK);
-        *(to + (tiles * kTilePlaces + column * kColumn)) = {tag_pair(left.x, left.y, 0),
-                                                            tag_pair(left.z, left.w, 0)};
+        const float4 part = split_remainder(v, split);
+        const int tile = split * kMaxChunkSteps<kMaxColumns> * kNumWarps + j * (kHeadDim / kTileK);
+        *(to + (tile * kTile + column * kColumn)) = {tag_pair(part.x, part.y, 0),
+                                                     tag_pair(part.z, part.w, 0)};
       });
     };
-    const bool keeps = pin_register(head % num_blocks() == block_idx());
-    attend_short_context<S, N == 2>(context, n, layer, norms, columns, N - 1, head, keeps,
-                                    context.short_attention[head], timed_out, put);
+    const bool append = pin_register(head % num_blocks() == block_idx());
+    attend_short_context<S, NumColumns == 2>(context, n, layer, norms, columns, NumColumns - 1,
+                                             head, append, context.short_attention[head], timed_out,
+                                             store);
   }
   context.timer.lap(kAttention, kSum);
   sync_compute_threads();

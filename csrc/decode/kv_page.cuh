@@ -1,0 +1,138 @@
+// Attention of a warp to one page: 16 consecutive positions of earlier passes.
+//
+//   s[j, p] = q[j] k[p] / sqrt(128),  m[j] = max_p s[j, p],
+//   l[j] = sum_p exp(s[j, p] - m[j]),  o[j] = sum_p exp(s[j, p] - m[j]) v[p]
+// for the two query heads j of a KV head, by matrix instructions whose rows 0 and 1 are the heads.
+//
+// Layout of a slot, for one layer and KV head:
+//   keys:   [positions, splits, head dim]
+//   values: [pages, splits, head dim, 16], the positions of a page in the order 2t, 2t + 1, 2t + 8,
+//           2t + 9 for t = 0 to 3, so that a lane loads its operand of the matrix instruction.
+#pragma once
+
+#include "bf16_split.cuh"
+
+namespace megakernel {
+
+constexpr float kScoreScale = 0.08838834764831845f;  // 1 / sqrt(128)
+
+// Shared memory of an attention item: two query heads, kSpanSize earlier positions, and the
+// positions of the current pass ("new").
+template <int MaxColumns>
+struct alignas(16) AttentionSharedMemory {
+  static constexpr int kCapacity = kColumnCapacity<MaxColumns>;
+  float query[2][kHeadDim];
+  float new_key[kCapacity][kHeadDim], new_value[kCapacity][kHeadDim];
+  uint32_t query_pairs[kNumSplits][2][kHeadDim / 2];
+  float weighted_values[kNumWarps][2][kHeadDim];  // o of each warp's page
+  float score[2][kSpanSize];
+  float new_score[kCapacity][2];
+  float max_score[kNumWarps][2], exp_sum[kNumWarps][2];  // m and l of each warp's page
+};
+
+// The offset of a position's value, channel 0, within its slot.
+DEVICE int value_offset(int position) {
+  const int p = position % kPageSize;
+  return position / kPageSize * kPageSize * kKvWidth + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
+}
+
+// Replaces the scores of a head, four in each of four neighbouring lanes, by exp(score - maximum).
+// Returns the maximum and the sum of the exponentials.
+DEVICE float2 softmax_exponentials(float (&s)[4]) {
+  float max_score = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), sum = 0;
+  max_score = fmaxf(max_score, shuffle_xor(max_score, 1));
+  max_score = fmaxf(max_score, shuffle_xor(max_score, 2));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s[i] = expf(s[i] - max_score), sum += s[i];
+  sum += shuffle_xor(sum, 1);
+  sum += shuffle_xor(sum, 2);
+  return {max_score, sum};
+}
+
+// The page that begins at position `begin`; positions from `end` on are not attended to.
+struct KvPage {
+  uint4 keys[kNumSplits][2][4];  // [splits, tiles of 8 positions, tiles of 32 channels]
+  uint2 values[kNumSplits][16];  // [splits, tiles of 8 channels]
+
+  DEVICE void load_keys(const bf16* slot, int begin, int end, uint64_t policy) {
+    const bf16* from = slot + (begin + lane_idx() / 4) * kKvWidth + lane_idx() % 4 * 8;
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const bool valid = begin + 8 * tile + lane_idx() / 4 < end;
+#pragma unroll
+      for (int j = 0; j < 4 * kNumSplits; ++j) {
+        const bf16* at = from + 8 * tile * kKvWidth + 32 * j;
+        keys[j / 4][tile][j % 4] =
+            valid ? load_l2(reinterpret_cast<const uint4*>(at), policy) : uint4{0, 0, 0, 0};
+      }
+    }
+  }
+
+  DEVICE void load_values(const bf16* slot, int begin, uint64_t policy) {
+    const bf16* from = slot + begin * kKvWidth + lane_idx() / 4 * kPageSize + lane_idx() % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < 16 * kNumSplits; ++n) {
+      values[n / 16][n % 16] =
+          load_l2(reinterpret_cast<const uint2*>(from + 8 * n * kPageSize), policy);
+    }
+  }
+
+  // Reads shared.query_pairs; writes the warp's part of score, max_score, exp_sum, weighted_values.
+  template <int MaxColumns>
+  DEVICE void attend(int begin, int end, AttentionSharedMemory<MaxColumns>& shared) const {
+    const int g = lane_idx() / 4, t = lane_idx() % 4;  // row and column pair of the accumulators
+    float score[2][4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      SplitBf16x4 first, second;
+#pragma unroll
+      for (int split = 0; split < kNumSplits; ++split) {
+        const uint32_t* pairs = shared.query_pairs[split][g % 2];
+        const uint4* at = reinterpret_cast<const uint4*>(pairs) + 4 * j + t;
+        const uint4 q = g < 2 ? *at : uint4{0, 0, 0, 0};
+        first.parts[split] = {q.x, q.y}, second.parts[split] = {q.z, q.w};
+      }
+      for_each_split([&](int split) {
+#pragma unroll
+        for (int tile = 0; tile < 2; ++tile) {
+          const uint4 k = keys[split][tile][j];
+          mma_m16n8k16(score[tile], as_mma_rows(first), {k.x, k.y});
+          mma_m16n8k16(score[tile], as_mma_rows(second), {k.z, k.w});
+        }
+      });
+    }
+    float s[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = begin + 8 * (i / 2) + 2 * t + i % 2;
+      s[i] = position < end ? sum_splits(score[i / 2], i % 2) * kScoreScale : -INFINITY;
+    }
+    if (g < 2) {
+      float2* to = reinterpret_cast<float2*>(&shared.score[g][warp_idx() * kPageSize]) + t;
+      to[0] = {s[0], s[1]}, to[4] = {s[2], s[3]};
+    }
+    const auto [max_score, exp_sum] = softmax_exponentials(s);
+    if (g < 2 && t == 0) {
+      shared.max_score[warp_idx()][g] = max_score, shared.exp_sum[warp_idx()][g] = exp_sum;
+    }
+    const uint4 weights = as_mma_rows(split_bf16x4({s[0], s[1], s[2], s[3]}));
+    // Values from `end` on may be NaN, left by another stream: a weight of 0 does not mask them.
+    const int num_valid = end - begin - 2 * t;
+    const uint32_t low = num_valid >= 2 ? ~0u : num_valid == 1 ? 0xFFFFu : 0u;
+    const uint32_t high = num_valid >= 10 ? ~0u : num_valid == 9 ? 0xFFFFu : 0u;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      float weighted[4] = {};
+      for_each_split([&](int split) {
+        mma_m16n8k16(weighted, weights, {values[split][n].x & low, values[split][n].y & high});
+      });
+      if (g < 2) {
+        float2* to =
+            reinterpret_cast<float2*>(&shared.weighted_values[warp_idx()][g][8 * n + 2 * t]);
+        *to = {sum_splits(weighted, 0), sum_splits(weighted, 1)};
+      }
+    }
+  }
+};
+
+}  // namespace megakernel
