@@ -1,33 +1,168 @@
-// Logits -> a code: penalty, minimum length, mask, temperature, top-k, top-p, and the best of score
-// + Gumbel noise over what is kept, which is an exact draw from the scores' softmax. The noise
-// comes from Philox4x32-10 at the counter (id / 4, codebook, frame, 0) under the stream's seed,
-// word id % 4: the reference's own numbers. A thread has four neighbouring ids of every 1,024.
+// The phase `sample`: logits -> a code.
+//
+//   s = logits, after the repetition penalty, the minimum length and the mask (code 0 only)
+//   s = s / temperature, masked by top-k and then top-p
+//   code = argmax over the remaining ids of s + g,  g = -log(-log(u)),  u uniform in (0, 1)
+// The Gumbel noise g makes the argmax an exact sample of softmax(s). u comes from Philox4x32-10
+// (Salmon et al., SC 2011) at the counter (id / 4, codebook, frame, 0) under the stream's seed,
+// word id % 4, as in the reference backend.
+//
+// One thread block samples for a stream with all compute threads. A thread has four consecutive ids
+// of every 1024. The block reduces through SampleSharedMemory.
 #pragma once
 
 #include "../exchange.cuh"
 
 namespace megakernel {
 
-constexpr int kMinFrames = 2;  // the release never lets the first two draws end the speech
+constexpr int kMinFrames = 2;  // the released model never ends a stream with its first two frames
 
-// An id that may be drawn; `value` is its score with noise.
+// --- reductions over the compute threads ---
+
+// An id with its score, and the score with noise (`value`).
 struct alignas(16) Candidate {
   float value = -INFINITY, score = -INFINITY;
   unsigned id;
 };
 
-// Where the block's warps meet, two places in turn.
+// One entry per warp; two buffers are used alternately, so that a reduction needs one barrier.
 struct SampleSharedMemory {
   Candidate best[2][kNumWarps];
-  float value[2][kNumWarps];
+  float sum[2][kNumWarps];
   unsigned count[2][kNumWarps];
 };
 
-// Rises with the value, also below zero.
+// A monotonic map from float32 to integers.
 DEVICE uint32_t ordered(float value) {
   const uint32_t bits = as_bits(value);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+
+struct Counts {
+  int values[3];
+};
+
+// Every thread contributes and receives the result.
+class BlockReduction {
+ public:
+  DEVICE explicit BlockReduction(SampleSharedMemory& shared) : shared_(shared) {}
+
+  // Sums three counts of at most 31 per thread.
+  DEVICE Counts count(const int (&counts)[3]) {
+    unsigned (&warp_counts)[kNumWarps] = shared_.count[buffer_];
+    const unsigned packed = warp_add(counts[0] | counts[1] << 10 | counts[2] << 20);
+    if (lane_idx() == 0) warp_counts[warp_idx()] = packed;
+    sync();
+    Counts total = {};
+#pragma unroll
+    for (int w = 0; w < kNumWarps; ++w) {
+      total.values[0] += warp_counts[w] & 1023;
+      total.values[1] += warp_counts[w] >> 10 & 1023;
+      total.values[2] += warp_counts[w] >> 20;
+    }
+    return total;
+  }
+
+  // Sums in a fixed order.
+  DEVICE float sum(float value) {
+    float (&warp_sums)[kNumWarps] = shared_.sum[buffer_];
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+    if (lane_idx() == 0) warp_sums[warp_idx()] = value;
+    sync();
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kNumWarps; ++w) total += warp_sums[w];
+    return total;
+  }
+
+  // The candidate of the largest value; among equals, of the smallest id.
+  DEVICE Candidate best(Candidate candidate) {
+    Candidate(&warp_best)[kNumWarps] = shared_.best[buffer_];
+    const uint32_t key = ordered(candidate.value), highest = warp_max(key);
+    const unsigned id = warp_min(key == highest ? candidate.id : ~0u);
+    if (key == highest && candidate.id == id) warp_best[warp_idx()] = candidate;
+    sync();
+    Candidate found[kNumWarps];
+#pragma unroll
+    for (int w = 0; w < kNumWarps; ++w) found[w] = warp_best[w];
+#pragma unroll
+    for (int stride = 1; stride < kNumWarps; stride *= 2) {
+#pragma unroll
+      for (int w = 0; w < kNumWarps; w += 2 * stride) {
+        const Candidate a = found[w], b = found[w + stride];
+        const bool equal = b.value == a.value, smaller_id = b.id < a.id;
+        const bool better = (b.value > a.value) | (equal & smaller_id);
+        found[w] = {better ? b.value : a.value, better ? b.score : a.score, better ? b.id : a.id};
+      }
+    }
+    return found[0];
+  }
+
+ private:
+  DEVICE void sync() {
+    sync_compute_threads();
+    buffer_ ^= 1;
+  }
+
+  SampleSharedMemory& shared_;
+  int buffer_ = 0;
+};
+
+// --- scores ---
+
+// A thread's scores of `NumIds` ids.
+template <int NumIds>
+struct Scores {
+  static constexpr int kNumVectors = (NumIds + 4 * kNumThreads - 1) / (4 * kNumThreads);
+  static_assert(4 * kNumVectors < 32, "a packed count has ten bits for 32 threads");
+  float values[kNumVectors][4];
+
+  DEVICE static int id(int vector, int i) { return 4 * (thread_idx() + vector * kNumThreads) + i; }
+
+  // Calls act(id, score).
+  template <class Act>
+  DEVICE void for_each(Act act) {
+#pragma unroll
+    for (int vector = 0; vector < kNumVectors; ++vector) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) act(id(vector, i), values[vector][i]);
+    }
+  }
+
+  // Masks the scores below a threshold of `ordered` scores.
+  DEVICE void mask_below(uint32_t threshold) {
+    for_each([&](int, float& score) {
+      if (ordered(score) < threshold) score = -INFINITY;
+    });
+  }
+};
+
+// Waits for the logits, float [NumIds], in exchange.logits.
+template <int NumIds>
+DEVICE void load_logits(const Params& p, const uint32_t* logits, uint32_t tag, int& timed_out,
+                        Scores<NumIds>& scores) {
+  constexpr int kNumVectors = Scores<NumIds>::kNumVectors;
+  uint4 v[kNumVectors] = {};
+  uint32_t wanted = 0;
+#pragma unroll
+  for (int vector = 0; vector < kNumVectors; ++vector) {
+    wanted |= (Scores<NumIds>::id(vector, 0) < NumIds) << vector;
+  }
+  wait_for_vectors<FloatValues>(
+      v, wanted, [&](int vector) { return logits + Scores<NumIds>::id(vector, 0); },
+      [&](int) { return tag; }, SpinTimeout(p, kHead, timed_out));
+#pragma unroll
+  for (int vector = 0; vector < kNumVectors; ++vector) {
+    const uint32_t values[4] = {v[vector].x, v[vector].y, v[vector].z, v[vector].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores.values[vector][i] = wanted >> vector & 1 ? untag(values[i]) : -INFINITY;
+    }
+  }
+}
+
+// --- noise ---
 
 DEVICE void philox(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
 #pragma unroll
@@ -45,271 +180,163 @@ DEVICE void philox(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
   }
 }
 
-DEVICE float gumbel(uint32_t word) {
-  const float uniform = (static_cast<float>(word >> 9) + 0.5f) * 1.1920928955078125e-07f;
+DEVICE float gumbel(uint32_t bits) {
+  const float uniform = (static_cast<float>(bits >> 9) + 0.5f) * 1.1920928955078125e-07f;
   return -logf(-logf(uniform));
 }
 
-// x / divisor as a division rounds it, for |x| from 1e-32 on, by what a first quotient leaves of x
-// (Markstein 1990). The division of the language has a branch of its own, again and again.
-class ExactDivisor {
- public:
-  DEVICE explicit ExactDivisor(float value) : value_(value), inverse_(1 / value) {}
-
-  DEVICE float divide(float x) const {
-    const float ratio = x * inverse_;
-    const float left = fmaf(-ratio, value_, x);
-    return isfinite(ratio) ? fmaf(left, inverse_, ratio) : ratio;
+// The noise of all ids. It does not depend on the logits, so it is computed before the wait for
+// them.
+template <int NumIds>
+DEVICE void make_noise(Scores<NumIds>& noise, const Stream& stream, int codebook) {
+#pragma unroll
+  for (int vector = 0; vector < Scores<NumIds>::kNumVectors; ++vector) {
+    uint32_t bits[4] = {static_cast<uint32_t>(thread_idx() + vector * kNumThreads),
+                        static_cast<uint32_t>(codebook),
+                        stream.noise_frame_offset + stream.num_frames, 0};
+    philox(bits, stream.seed[0], stream.seed[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) noise.values[vector][i] = gumbel(bits[i]);
   }
+}
 
- private:
-  float value_, inverse_;
-};
+// --- top-k, top-p ---
 
-struct Counts {
-  int of[3];
-};
-
-// What the threads of a block find together; each result goes to every thread.
-class BlockReduction {
- public:
-  DEVICE explicit BlockReduction(SampleSharedMemory& shared) : shared_(shared) {}
-
-  // Three counts, of at most 384 a warp.
-  DEVICE Counts count(const int (&mine)[3]) {
-    unsigned (&of)[kNumWarps] = shared_.count[buffer_];
-    const unsigned in_warp = warp_add(mine[0] | mine[1] << 10 | mine[2] << 20);
-    if (lane_idx() == 0) of[warp_idx()] = in_warp;
-    sync();
-    Counts total = {};
-#pragma unroll
-    for (int w = 0; w < kNumWarps; ++w) {
-      total.of[0] += of[w] & 1023;
-      total.of[1] += of[w] >> 10 & 1023;
-      total.of[2] += of[w] >> 20;
-    }
-    return total;
-  }
-
-  // In a fixed order.
-  DEVICE float sum(float mine) {
-    float (&of)[kNumWarps] = shared_.value[buffer_];
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) mine += shuffle_xor(mine, mask);
-    if (lane_idx() == 0) of[warp_idx()] = mine;
-    sync();
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kNumWarps; ++w) total += of[w];
-    return total;
-  }
-
-  // The one of the largest value, of the smallest id among equals.
-  DEVICE Candidate best(Candidate mine) {
-    Candidate(&of)[kNumWarps] = shared_.best[buffer_];
-    const uint32_t key = ordered(mine.value), highest = warp_max(key);
-    const unsigned id = warp_min(key == highest ? mine.id : ~0u);
-    if (key == highest && mine.id == id) of[warp_idx()] = mine;
-    sync();
-    Candidate found[kNumWarps];
-#pragma unroll
-    for (int w = 0; w < kNumWarps; ++w) found[w] = of[w];
-#pragma unroll
-    for (int apart = 1; apart < kNumWarps; apart *= 2) {
-#pragma unroll
-      for (int w = 0; w < kNumWarps; w += 2 * apart) {
-        const Candidate one = found[w], other = found[w + apart];
-        const bool equal = other.value == one.value, sooner = other.id < one.id;
-        const bool better = (other.value > one.value) | (equal & sooner);
-        found[w] = {better ? other.value : one.value, better ? other.score : one.score,
-                    better ? other.id : one.id};
-      }
-    }
-    return found[0];
-  }
-
- private:
-  DEVICE void sync() {
-    sync_compute_threads();
-    buffer_ ^= 1;
-  }
-
-  SampleSharedMemory& shared_;
-  int buffer_ = 0;
-};
-
-// A thread's scores of `Ids` ids.
-template <int Ids>
-struct Scores {
-  static constexpr int kFours = (Ids + 4 * kNumThreads - 1) / (4 * kNumThreads);
-  float of[kFours][4];
-
-  DEVICE static int id(int four, int i) { return 4 * (thread_idx() + four * kNumThreads) + i; }
-
-  template <class Act>
-  DEVICE void each(Act act) {
-#pragma unroll
-    for (int four = 0; four < kFours; ++four) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) act(id(four, i), of[four][i]);
-    }
-  }
-
-  DEVICE void keep_from(uint32_t threshold) {
-    each([&](int, float& score) {
-      if (ordered(score) < threshold) score = -INFINITY;
-    });
-  }
-};
-
-// A border that the k largest scores reach, and ties with the k-th; found two bits at a time.
-template <int Ids>
-DEVICE uint32_t kth_largest(Scores<Ids>& scores, int k, BlockReduction& reduction) {
+// A threshold of `ordered` scores that the k largest scores reach, and ties with the k-th. Finds
+// two bits per step.
+template <int NumIds>
+DEVICE uint32_t top_k_threshold(Scores<NumIds>& scores, int k, BlockReduction& reduction) {
   uint32_t threshold = 0;
 #pragma unroll 1
   for (int shift = 30; shift >= 0; shift -= 2) {
-    int reached[3] = {};
-    scores.each([&](int, float score) {
+    int counts[3] = {};
+    scores.for_each([&](int, float score) {
       const uint32_t key = ordered(score);
 #pragma unroll
-      for (uint32_t i = 0; i < 3; ++i) reached[i] += key >= (threshold | (i + 1) << shift);
+      for (uint32_t i = 0; i < 3; ++i) counts[i] += key >= (threshold | (i + 1) << shift);
     });
-    const Counts all = reduction.count(reached);
+    const Counts total = reduction.count(counts);
     uint32_t bits = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) bits = all.of[i] >= k ? i + 1 : bits;
+    for (uint32_t i = 0; i < 3; ++i) bits = total.values[i] >= k ? i + 1 : bits;
     threshold |= bits << shift;
-    if (warp_all(bits > 0 && all.of[bits - 1] == k)) break;
+    if (warp_all(bits > 0 && total.values[bits - 1] == k)) break;
   }
   return threshold;
 }
 
-// The best by value(index, score) among the scores above a border; of the id `Ids` where there is
-// none.
-template <int Ids, class Value>
-DEVICE Candidate best_of(Scores<Ids>& scores, float threshold, Value value,
-                         BlockReduction& reduction) {
-  Candidate mine;
-  mine.id = Ids;
+// The best candidate by value(index, score) among the scores above a threshold; its id is NumIds if
+// there is none.
+template <int NumIds, class Value>
+DEVICE Candidate best_candidate(Scores<NumIds>& scores, float threshold, Value value,
+                                BlockReduction& reduction) {
+  Candidate best;
+  best.id = NumIds;
   int index = 0;
-  scores.each([&](int id, float score) {
+  scores.for_each([&](int id, float score) {
     const float v = value(index++, score);
-    if (score > threshold && v > mine.value) mine = {v, score, static_cast<unsigned>(id)};
+    if (score > threshold && v > best.value) best = {v, score, static_cast<unsigned>(id)};
   });
-  return reduction.best(mine);
+  return reduction.best(best);
 }
 
-// The best with noise among the k largest scores, and ties with the k-th. The best of all is looked
-// at first: if k scores are larger than its own, it is none of them, and whoever has no larger
-// score is none either.
-template <int Ids>
-DEVICE int sample_top_k(int k, Scores<Ids>& scores, const Scores<Ids>& noise,
-                        BlockReduction& reduction) {
-  float threshold = -INFINITY;
-  while (true) {
-    const Candidate best = best_of(
-        scores, threshold, [&](int i, float score) { return score + noise.of[i / 4][i % 4]; },
-        reduction);
-    if (warp_all(best.id == Ids || k >= Ids)) return best.id;
-    int larger[3] = {};
-    scores.each([&](int, float score) { larger[0] += score > best.score; });
-    if (warp_all(reduction.count(larger).of[0] < k)) return best.id;
-    threshold = best.score;
-  }
-}
-
-// The lowest border above which there is less than `top_p` of the mass.
-template <int Ids>
-DEVICE uint32_t top_p_border(Scores<Ids>& scores, float top_p, BlockReduction& reduction) {
-  const float peak =
-      best_of(scores, -INFINITY, [](int, float score) { return score; }, reduction).score;
-  float mine = 0;
-  scores.each([&](int, float score) { mine += expf(score - peak); });
-  const float mass = reduction.sum(mine);
-  uint32_t low = 0, high = ordered(peak);
+// The lowest threshold of `ordered` scores above which there is less than `top_p` of the mass.
+template <int NumIds>
+DEVICE uint32_t top_p_threshold(Scores<NumIds>& scores, float top_p, BlockReduction& reduction) {
+  const float max_score =
+      best_candidate(scores, -INFINITY, [](int, float score) { return score; }, reduction).score;
+  float thread_mass = 0;
+  scores.for_each([&](int, float score) { thread_mass += expf(score - max_score); });
+  const float mass = reduction.sum(thread_mass);
+  uint32_t low = 0, high = ordered(max_score);
 #pragma unroll 1
   while (warp_all(low < high)) {
     const uint32_t middle = low + (high - low) / 2;
     float above = 0;
-    scores.each(
-        [&](int, float score) { above += ordered(score) > middle ? expf(score - peak) : 0; });
-    if (reduction.sum(above) / mass < top_p)
+    scores.for_each(
+        [&](int, float score) { above += ordered(score) > middle ? expf(score - max_score) : 0; });
+    if (reduction.sum(above) / mass < top_p) {
       high = middle;
-    else
+    } else {
       low = middle + 1;
+    }
   }
   return low;
 }
 
-// What a draw adds to its scores; it needs nothing of them, so it is made while they are awaited.
-template <int Ids>
-DEVICE void make_noise(Scores<Ids>& noise, const Stream& stream, int codebook) {
-#pragma unroll
-  for (int four = 0; four < Scores<Ids>::kFours; ++four) {
-    uint32_t words[4] = {static_cast<uint32_t>(thread_idx() + four * kNumThreads),
-                         static_cast<uint32_t>(codebook),
-                         stream.noise_frame_offset + stream.num_frames, 0};
-    philox(words, stream.seed[0], stream.seed[1]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) noise.of[four][i] = gumbel(words[i]);
+// --- sampling ---
+
+// The best id with noise among the k largest scores, and ties with the k-th. It tries the best id
+// of all first. If k scores are larger than that id's, the id is not among them, and neither is any
+// id with a score that is not larger.
+template <int NumIds>
+DEVICE int sample_top_k(int k, Scores<NumIds>& scores, const Scores<NumIds>& noise,
+                        BlockReduction& reduction) {
+  float threshold = -INFINITY;
+  while (true) {
+    const Candidate best = best_candidate(
+        scores, threshold, [&](int i, float score) { return score + noise.values[i / 4][i % 4]; },
+        reduction);
+    if (warp_all(best.id == NumIds || k >= NumIds)) return best.id;
+    int larger[3] = {};
+    scores.for_each([&](int, float score) { larger[0] += score > best.score; });
+    if (warp_all(reduction.count(larger).values[0] < k)) return best.id;
+    threshold = best.score;
   }
 }
 
-template <int Ids>
-DEVICE void load_logits(const Params& p, const uint32_t* logits, uint32_t tag, int& timed_out,
-                        Scores<Ids>& scores) {
-  constexpr int kFours = Scores<Ids>::kFours;
-  uint4 v[kFours] = {};
-  uint32_t there = 0;
-#pragma unroll
-  for (int four = 0; four < kFours; ++four) there |= (Scores<Ids>::id(four, 0) < Ids) << four;
-  wait_for_vectors<FloatValues>(
-      v, there, [&](int four) { return logits + Scores<Ids>::id(four, 0); },
-      [&](int) { return tag; }, SpinTimeout(p, kHead, timed_out));
-#pragma unroll
-  for (int four = 0; four < kFours; ++four) {
-    const uint32_t words[4] = {v[four].x, v[four].y, v[four].z, v[four].w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scores.of[four][i] = there >> four & 1 ? untag(words[i]) : -INFINITY;
-    }
-  }
-}
+// x / divisor as an IEEE division rounds it, for |x| from 1e-32 on, by one correction of the first
+// quotient (Markstein, IBM Journal of Research and Development, 1990). The division operator has a
+// branch per use.
+class ExactDivisor {
+ public:
+  DEVICE explicit ExactDivisor(float value) : value_(value), reciprocal_(1 / value) {}
 
-// The id, or `Ids` where no score is finite.
-template <int Ids>
-DEVICE int sample(Scores<Ids>& scores, Scores<Ids>& noise, const SamplingParams& params,
+  DEVICE float divide(float x) const {
+    const float quotient = x * reciprocal_;
+    const float remainder = fmaf(-quotient, value_, x);
+    return isfinite(quotient) ? fmaf(remainder, reciprocal_, quotient) : quotient;
+  }
+
+ private:
+  float value_, reciprocal_;
+};
+
+// Returns the id, or NumIds if no score is finite.
+template <int NumIds>
+DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const SamplingParams& params,
                   ExactDivisor temperature, BlockReduction& reduction) {
   if (warp_all(params.temperature == 0)) {
-    return best_of(scores, -INFINITY, [](int, float score) { return score; }, reduction).id;
+    return best_candidate(scores, -INFINITY, [](int, float score) { return score; }, reduction).id;
   }
-  scores.each([&](int, float& score) { score = temperature.divide(score); });
-  int k = params.top_k > 0 ? params.top_k : Ids;
+  scores.for_each([&](int, float& score) { score = temperature.divide(score); });
+  int k = params.top_k > 0 ? params.top_k : NumIds;
   if (warp_all(params.top_p < 1)) {
-    if (warp_all(k < Ids)) scores.keep_from(kth_largest(scores, k, reduction));
-    scores.keep_from(top_p_border(scores, params.top_p, reduction));
-    k = Ids;
+    if (warp_all(k < NumIds)) scores.mask_below(top_k_threshold(scores, k, reduction));
+    scores.mask_below(top_p_threshold(scores, params.top_p, reduction));
+    k = NumIds;
   }
   return sample_top_k(k, scores, noise, reduction);
 }
 
-// Code 0 of a column. The end of speech is one of its ids.
+// Samples code 0, with repetition penalty and minimum length; one id is the end of speech. Reads
+// and updates seen_codes.
 template <class M>
 DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* logits, uint32_t tag,
                         int& timed_out, BlockReduction& reduction) {
   Scores<M::vocab_size> scores, noise;
   uint8_t* seen = p.seen_codes + static_cast<size_t>(stream.slot) * M::vocab_size;
-  uint32_t penalised = 0;
-  noise.each(
+  uint32_t penalised = 0;  // one bit per id
+  noise.for_each(
       [&](int id, float&) { penalised = penalised << 1 | (id < M::vocab_size && seen[id]); });
   make_noise(noise, stream, 0);
   const SamplingParams params = stream.talker;
   const ExactDivisor penalty(stream.repetition_penalty), temperature(params.temperature);
   load_logits(p, logits, tag, timed_out, scores);
-  int bit = 4 * Scores<M::vocab_size>::kFours;
-  scores.each([&](int id, float& score) {
-    const float less = score < 0 ? score * stream.repetition_penalty : penalty.divide(score);
-    if (penalised >> --bit & 1) score = less;
+  int bit = 4 * Scores<M::vocab_size>::kNumVectors;
+  scores.for_each([&](int id, float& score) {
+    const float reduced = score < 0 ? score * stream.repetition_penalty : penalty.divide(score);
+    if (penalised >> --bit & 1) score = reduced;
     const bool allowed = id < M::num_codes || (id == p.eos_id && stream.num_frames >= kMinFrames);
     if (!allowed) score = -INFINITY;
   });
@@ -318,7 +345,7 @@ DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* l
   return code;
 }
 
-// Codes 1 to 15.
+// Samples code `codebook`, 1 to 15.
 template <class M>
 DEVICE int sample_group_code(const Params& p, const Stream& stream, int codebook,
                              const uint32_t* logits, uint32_t tag, int& timed_out,
