@@ -21,6 +21,12 @@ static void emulate(const Params& p, int num_blocks, int late, Body body) {
   }
 MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_EMULATE_KERNEL)
 
+// The schedule of later launches: 0 is round robin, other seeds pause thread blocks at random.
+extern "C" void set_schedule_seed(unsigned seed) { schedule_seed = seed; }
+
+// Polls of exchange buffers that found a word of another use than the last or the current one.
+extern "C" long epoch_violations() { return num_epoch_violations; }
+
 // values[i] /= divisor, as sampling divides.
 extern "C" void divide(float* values, int count, float divisor) {
   const ExactDivisor by(divisor);

@@ -1,0 +1,196 @@
+// A grid of thread blocks on one host thread: every CUDA thread is a fiber. Fibers run in turns; a
+// fiber yields where it polls and where it waits at a barrier.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "numbers.h"
+
+namespace megakernel {
+
+// A reusable barrier.
+struct Barrier {
+  int num_arrived = 0;
+  unsigned generation = 0;
+};
+
+struct Fiber {
+  void* stack_pointer;
+  void* stack;
+  bool done;
+  const Barrier* barrier;  // the fiber sleeps until the barrier has another generation than this
+  unsigned generation;
+};
+
+extern "C" void megakernel_switch(void** from, void* to);
+asm(R"(
+.text
+.globl megakernel_switch
+megakernel_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+// A lane's operands of a matrix instruction as floats: rows g and g + 8 of A and column g of B are
+// in the lanes 4 g + t.
+struct MmaOperands {
+  float2 pairs[6];
+  float sums[4];
+};
+
+struct Machine {
+  int num_blocks = 0, num_threads = 0, first_block = 0;
+  int fiber_idx = 0, block = 0, thread = 0;  // the running fiber
+  std::vector<Fiber> fibers;
+  std::vector<Barrier> block_barriers, warp_barriers;
+  std::vector<uint32_t> lane_values[2];  // [fibers, 2]: values shared within a warp, alternately
+  std::vector<MmaOperands> operands;     // [fibers]
+  void* scheduler = nullptr;
+  std::function<void()> body;
+};
+
+inline Machine the_machine;
+inline Machine& machine() { return the_machine; }
+
+// With a seed that is not 0, thread blocks and warps pause at random for random times.
+inline unsigned schedule_seed = 0;
+
+inline void yield() {
+  Machine& m = machine();
+  megakernel_switch(&m.fibers[m.fiber_idx].stack_pointer, m.scheduler);
+}
+
+inline void run_fiber() {
+  machine().body();
+  machine().fibers[machine().fiber_idx].done = true;
+  yield();
+}
+
+inline int thread_idx() { return machine().thread; }
+inline int block_idx() { return machine().first_block + machine().block; }
+inline int num_blocks() { return machine().num_blocks; }
+inline int warp_idx() { return thread_idx() / 32; }
+inline int lane_idx() { return thread_idx() % 32; }
+
+// Waits until `count` fibers have arrived. The last one calls act() before the others continue.
+template <class Act>
+inline void wait_at(Barrier& barrier, int count, Act act) {
+  const unsigned generation = barrier.generation;
+  if (++barrier.num_arrived == count) {
+    act();
+    barrier.num_arrived = 0;
+    ++barrier.generation;
+    return;
+  }
+  Fiber& fiber = machine().fibers[machine().fiber_idx];
+  fiber.barrier = &barrier, fiber.generation = generation;
+  yield();
+}
+inline void wait_at(Barrier& barrier, int count) {
+  wait_at(barrier, count, [] {});
+}
+
+inline Barrier& block_barrier(int which) {
+  return machine().block_barriers[machine().block * 2 + which];
+}
+inline Barrier& own_warp_barrier() { return machine().warp_barriers[machine().fiber_idx / 32]; }
+
+// Pauses of thread blocks and warps, counted in turns of the scheduler.
+class Schedule {
+ public:
+  Schedule(unsigned seed, int num_blocks, int num_warps)
+      : enabled_(seed != 0), random_(seed), block_pauses_(num_blocks), warp_pauses_(num_warps) {}
+
+  void next_turn() {
+    if (!enabled_) return;
+    for (int& pause : block_pauses_) advance(pause, 64, 200);
+    for (int& pause : warp_pauses_) advance(pause, 256, 20);
+  }
+  bool paused(int block, int warp) const {
+    return block_pauses_[block] > 0 || warp_pauses_[warp] > 0;
+  }
+
+ private:
+  // A pause begins at one of `period` turns and lasts for at most `max_turns`.
+  void advance(int& pause, unsigned period, unsigned max_turns) {
+    if (pause > 0) {
+      --pause;
+    } else if (random_() % period == 0) {
+      pause = static_cast<int>(random_() % max_turns);
+    }
+  }
+
+  bool enabled_;
+  std::minstd_rand random_;
+  std::vector<int> block_pauses_, warp_pauses_;
+};
+
+// Runs `body` for every thread of thread blocks that are resident together. Block 0 begins after
+// `late` turns.
+inline void launch(int num_blocks, int num_threads, int late, std::function<void()> body,
+                   int first_block = 0) {
+  Machine& m = machine();
+  m = Machine();
+  m.first_block = first_block;
+  m.num_blocks = num_blocks;
+  m.num_threads = num_threads;
+  m.body = std::move(body);
+  const int num_fibers = num_blocks * num_threads;
+  m.fibers.resize(num_fibers);
+  m.block_barriers.resize(2 * num_blocks);
+  m.warp_barriers.resize(num_fibers / 32);
+  for (auto& values : m.lane_values) values.resize(num_fibers * 2);
+  m.operands.resize(num_fibers);
+  constexpr size_t kStackBytes = 64 << 10;
+  static std::vector<void*> stacks;  // kept from launch to launch
+  while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStackBytes));
+  for (size_t i = 0; i < m.fibers.size(); ++i) {
+    Fiber& fiber = m.fibers[i];
+    fiber.stack = stacks[i];
+    void** top = reinterpret_cast<void**>(static_cast<char*>(fiber.stack) + kStackBytes - 64);
+    *--top = reinterpret_cast<void*>(0);
+    *--top = reinterpret_cast<void*>(&run_fiber);
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    fiber.stack_pointer = top;
+    fiber.done = false;
+    fiber.barrier = nullptr;
+  }
+  Schedule schedule(schedule_seed, num_blocks, num_fibers / 32);
+  for (bool running = true; running;) {
+    running = false;
+    schedule.next_turn();
+    for (int i = 0; i < num_fibers; ++i) {
+      Fiber& fiber = m.fibers[i];
+      if (fiber.done) continue;
+      running = true;
+      if (late > 0 && i < num_threads) continue;
+      if (fiber.barrier && fiber.barrier->generation == fiber.generation) continue;
+      if (schedule.paused(i / num_threads, i / 32)) continue;
+      fiber.barrier = nullptr;
+      m.fiber_idx = i, m.block = i / num_threads, m.thread = i % num_threads;
+      megakernel_switch(&m.scheduler, fiber.stack_pointer);
+    }
+    --late;
+  }
+}
+
+}  // namespace megakernel
