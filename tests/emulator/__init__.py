@@ -27,6 +27,8 @@ class EmulatedModule:
 
     Attributes:
         late: Turns of the other thread blocks after which block 0 begins.
+        schedule_seed: 0 runs the threads round robin; other seeds pause thread blocks and warps at
+            random times.
         launched: Names of the kernels in the order of their launches.
     """
 
@@ -40,7 +42,7 @@ class EmulatedModule:
             variant: The build.
             options: For the compiler, in addition to those of every emulator.
         """
-        self.late = 0
+        self.late = self.schedule_seed = 0
         self.launched: list[str] = []
         program = decode_program(config, variant)
         macros = [f"-D{name}={value}" for name, value in program.definitions]
@@ -63,8 +65,13 @@ class EmulatedModule:
         self.launched.append(kernel)
         if set_bits is not None:
             set_bits.fill_(-1)
+        self._library.set_schedule_seed(self.schedule_seed)
         run = getattr(self._library, kernel)
         run(ctypes.byref(params), config.num_blocks, self.late)
+
+    def epoch_violations(self) -> int:
+        """Polls so far that found a word of another use than the last or the current one."""
+        return self._library.epoch_violations()
 
     def divided(self, numbers: Tensor, divisor: float) -> Tensor:
         """Float32 numbers by a divisor, as sampling divides scores by a temperature."""
