@@ -22,7 +22,7 @@ from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.kernels.decode import DecodeKernels, check_shapes, load_decode_kernels
-from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, Stream
+from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, SamplingParams, Stream
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
 from megakernel_tts.sampling import Sampling
@@ -34,27 +34,32 @@ _POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to
 
 @dataclass(kw_only=True)
 class _Slot(SlotProgress):
-    sampling: Sampling
-    first_frame: int
     codes: list[int]  # of the last frame
+    stream: Stream  # for the kernels; `update` refreshes what changes
 
-    def fill(self, stream: Stream, slot: int, max_positions: int) -> None:
-        """Writes the state into a launch's parameters."""
-        sampling, seed = self.sampling, self.sampling.seed or 0
+    def update(self, slot: int, max_positions: int) -> Stream:
+        """The stream's state for the next launch."""
+        stream = self.stream
         stream.slot, stream.prompt_length = slot, self.num_prompt
         stream.num_frames, stream.max_frames = self.num_frames, max_positions - self.num_prompt
         stream.num_text_vectors, stream.text_complete = self.num_fed, self.text_ended
         stream.starts_from_prompt = self.num_frames == 0
         stream.codes[:] = self.codes
-        stream.noise_frame_offset = self.first_frame & 0xFFFFFFFF
-        stream.seed[:] = seed & 0xFFFFFFFF, seed >> 32
-        stream.repetition_penalty = sampling.repetition_penalty
-        stream.talker = sampling.temperature, sampling.top_k, sampling.top_p
-        stream.predictor = (
-            sampling.predictor_temperature,
-            sampling.predictor_top_k,
-            sampling.predictor_top_p,
-        )
+        return stream
+
+
+def _new_stream(sampling: Sampling, first_frame: int) -> Stream:
+    """A stream's state for the kernels: what stays the same from launch to launch."""
+    seed = sampling.seed or 0
+    return Stream(
+        noise_frame_offset=first_frame & 0xFFFFFFFF,
+        seed=(seed & 0xFFFFFFFF, seed >> 32),
+        repetition_penalty=sampling.repetition_penalty,
+        talker=SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p),
+        predictor=SamplingParams(
+            sampling.predictor_temperature, sampling.predictor_top_k, sampling.predictor_top_p
+        ),
+    )
 
 
 class Megakernel:
@@ -131,9 +136,8 @@ class Megakernel:
         for request in requests:
             self._state[request.slot] = _Slot(
                 num_prompt=len(request.prompt),
-                sampling=request.sampling.in_float32(),
-                first_frame=request.first_frame,
                 codes=[0] * NUM_CODE_GROUPS,
+                stream=_new_stream(request.sampling.in_float32(), request.first_frame),
             )
 
     def _check_prompt(self, request: PrefillRequest) -> None:
@@ -264,8 +268,8 @@ class Megakernel:
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
-        for stream, slot in zip(params.streams, slots, strict=False):
-            self._state[slot].fill(stream, slot, self.max_positions)
+        for i, slot in enumerate(slots):
+            params.streams[i] = self._state[slot].update(slot, self.max_positions)
         self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
         if self._capture.enabled:  # right behind the launch, before other work of the stream
             self._capture.start_copy(len(slots), num_frames)
