@@ -1,7 +1,7 @@
-"""Greedy codes of the precise build, whose activations are nearly float32, beside plain torch's.
+"""Greedy codes of the precise build, whose activations are nearly float32, against plain torch.
 
-The kernel speaks, and plain torch in float32 hears the same: so every frame is compared, and where
-the kernel chooses another code, torch's own logits tell how near a tie that was.
+Plain torch in float32 gets the kernel's codes as its history, so every frame is compared. Where the
+kernel chooses another code, torch's logits show how near a tie that was.
 """
 
 import shutil
@@ -29,13 +29,13 @@ from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from megakernel_tts.model.weights import Model
-from tests.backends.test_teacher_forcing import kernels, torchs
+from tests.backends.test_teacher_forcing import kernel_logits, torch_logits
 from tests.comparison import SIZES, Comparison, MakeComparison, next_frame
 from tests.emulator import EmulatedModule
 
 PRECISE = DecodeVariant(precise=True)
-_GREEDY = Sampling.greedy(seed=0, repetition_penalty=1.0)  # so that logits are what is compared
-_CLEARLY = 50  # times nearer to float32 than bfloat16 is; hundreds were seen
+_GREEDY = Sampling.greedy(seed=0, repetition_penalty=1.0)  # the largest logit decides
+_MIN_GAIN = 50  # the least factor by which the errors are smaller than those of bfloat16
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,20 @@ class Mismatch:
         frame: Its frame.
         group: Its codebook.
         code: The kernel's choice.
-        wanted: Plain torch's.
+        expected: Plain torch's.
         margin: By how much plain torch prefers its own, in deviations of its logits.
     """
 
     frame: int
     group: int
     code: int
-    wanted: int
+    expected: int
     margin: float
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What the kernel said.
+    """The kernel's frames, and their comparison.
 
     Attributes:
         codes: [frames, groups].
@@ -83,7 +83,7 @@ def worst(logits: Tensor, exact: Tensor) -> float:
 def speak(
     kernel: Megakernel, model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, frames: int
 ) -> Speech:
-    """Has the kernel choose the likeliest codes, and plain torch choose after the same history.
+    """Generates greedy codes, and compares each with plain torch's choice after the same history.
 
     Args:
         kernel: Of the precise build.
@@ -91,47 +91,47 @@ def speak(
         config: Their numbers.
         pad: [hidden] in float32.
         prompt: [positions, hidden].
-        frames: How many.
+        frames: Number of frames.
     """
-    asked: list[Tensor] = []  # a frame's logits, codebook by codebook
+    logits: list[Tensor] = []  # of a frame, codebook by codebook
 
-    def note(phase: str, tensor: Tensor) -> None:
+    def trace(phase: str, tensor: Tensor) -> None:
         if phase != "hidden":
-            asked.append(tensor[0])
+            logits.append(tensor[0])
 
     positions = len(prompt) + frames
-    exact = Reference(model, config, pad, num_slots=1, max_positions=positions, trace=note)
+    exact = Reference(model, config, pad, num_slots=1, max_positions=positions, trace=trace)
     for backend, x in ((kernel, prompt), (exact, prompt.float())):
         backend.prefill([PrefillRequest(0, x, _GREEDY)])
         backend.feed(0, x[:0], True)
-    said: list[list[int]] = []
+    generated: list[list[int]] = []
     talkers: list[Tensor] = []
     error = 0.0
     mismatches: list[Mismatch] = []
     for frame in range(frames):
         codes, first, last = next_frame(kernel)
-        asked.clear()
-        wanted = exact._frame([0])[0][0].tolist()
-        group = next((g for g, code in enumerate(codes) if code != wanted[g]), None)
+        logits.clear()
+        expected = exact._frame([0])[0][0].tolist()
+        group = next((g for g, code in enumerate(codes) if code != expected[g]), None)
         if group is not None:
-            row, code, best = asked[group], codes[group], wanted[group]
+            row, code, best = logits[group], codes[group], expected[group]
             margin = float((row[best] - row[code]) / row.std())
             mismatches.append(Mismatch(frame, group, code, best, margin))
-        else:  # the last codes were asked for after the same ones
-            error = max(error, worst(last, asked[-1]))
-        error = max(error, worst(first, asked[0]))
-        exact._state[0].codes = torch.tensor(codes)  # whatever it has chosen
-        said.append(codes)
-        talkers.append(asked[0])
+        else:  # the last logits follow the same codes
+            error = max(error, worst(last, logits[-1]))
+        error = max(error, worst(first, logits[0]))
+        exact._state[0].codes = torch.tensor(codes)  # replaces its own choice
+        generated.append(codes)
+        talkers.append(logits[0])
     kernel.release(0)
-    return Speech(torch.tensor(said), torch.stack(talkers), error, mismatches)
+    return Speech(torch.tensor(generated), torch.stack(talkers), error, mismatches)
 
 
 def check(speech: Speech) -> None:
-    """Tells the first mismatch; none may be more than a near tie.
+    """Prints the first mismatch; every mismatch must be a near tie.
 
-    The errors of two logits can turn a tie, and those that were not seen may be twice as large as
-    those that were: so a margin is at most four times the largest one.
+    The errors of two logits add up, and errors that were not measured may be twice as large as
+    the measured ones. So a margin is at most four times the largest error.
     """
     first = speech.mismatches[0] if speech.mismatches else "none"
     print(f"{len(speech.codes)} frames, {len(speech.mismatches)} with a mismatch; logits within")
@@ -141,23 +141,24 @@ def check(speech: Speech) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 @pytest.mark.parametrize("size", SIZES)
-def test_a_dozen_frames(load: Callable[..., Loaded], comparison: MakeComparison, size: str) -> None:
+def test_emulated_codes_differ_at_near_ties_only(
+    load: Callable[..., Loaded], comparison: MakeComparison, size: str
+) -> None:
     loaded = load("custom_voice", size)
     b = Comparison(loaded, EmulatedModule(loaded.config, PRECISE), 2)
     plain = comparison(size, blocks=2).kernel
     speech = speak(b.kernel, b.exact.model, b.config, b.pad.float(), b.prompt, 12)
     check(speech)
-    rounded = worst(kernels(plain, b.prompt, speech.codes[:2]), speech.exact[:3])
+    rounded = worst(kernel_logits(plain, b.prompt, speech.codes[:2]), speech.exact[:3])
     print(f"the ordinary build's within {rounded:.1e}")
-    assert _CLEARLY * speech.error < rounded
+    assert _MIN_GAIN * speech.error < rounded
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("size", "frames"), [("0b6", 500), ("1b7", 500), ("0.6B", 100), ("1.7B", 100)]
 )
-def test_frames_on_the_gpu(size: str, frames: int) -> None:
-    """In a process of its own, which has no other build."""
+def test_gpu_codes_differ_at_near_ties_only(size: str, frames: int) -> None:
     command = [sys.executable, "-m", "tests.backends.test_greedy_codes", size, str(frames)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
 
@@ -173,7 +174,7 @@ def _tiny(size: Size) -> tuple[Model, ModelConfig, Tensor, Tensor]:
 
 
 def _large(size: str) -> tuple[Model, ModelConfig, Tensor, Tensor]:
-    """The same of a released size."""
+    """The same for a released size."""
     model, config = random_model(size)
     generator = torch.Generator("cuda").manual_seed(1)
     hidden = config.talker.stack.hidden_size
@@ -183,16 +184,16 @@ def _large(size: str) -> tuple[Model, ModelConfig, Tensor, Tensor]:
 
 @torch.inference_mode()
 def main(size: str, frames: int) -> None:
-    """Speaks on the GPU; beside it, the same codes in torch's bfloat16."""
+    """Generates on the GPU; prints the errors of torch's bfloat16 for comparison."""
     half, config, pad, prompt = _tiny(cast(Size, size)) if size in SIZES else _large(size)
     precise = load_decode_kernels(config, pad.device, PRECISE)
     kernel = Megakernel(half, config, pad, num_slots=1, max_positions=1024, kernels=precise)
     exact = map_leaves(half, lambda t: t.float())
     speech = speak(kernel, exact, config, pad.float(), prompt, frames)
     check(speech)
-    rounded = worst(torchs(half, config, pad, prompt, speech.codes[:-1]), speech.exact)
+    rounded = worst(torch_logits(half, config, pad, prompt, speech.codes[:-1]), speech.exact)
     print(f"torch's in bfloat16 within {rounded:.1e}")
-    assert _CLEARLY * speech.error < rounded
+    assert _MIN_GAIN * speech.error < rounded
 
 
 if __name__ == "__main__":

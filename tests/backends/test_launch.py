@@ -101,12 +101,12 @@ def test_the_engine_reports_a_timeout_and_continues(
     engine = Engine(b.kernel, prompt_builder, decoder)
 
     def say() -> tuple[str, str, int]:
-        script = TextQueue(loaded.tokenizer, Splitter())
-        script.push("hello.")
-        script.end()
+        text = TextQueue(loaded.tokenizer, Splitter())
+        text.push("hello.")
+        text.end()
         prefix = prompt_builder.prefix("ryan", "english", None)
         sampling = Sampling(seed=1, max_frames=3)
-        session = engine.open(script, prefix, None, "full", sampling, ChunkPolicy(3, 3))
+        session = engine.open(text, prefix, None, "full", sampling, ChunkPolicy(3, 3))
         _, finish = drain(session)
         return finish.reason, str(finish.error), finish.frames
 
@@ -128,7 +128,7 @@ def test_a_launch_does_not_synchronise_with_the_gpu(
     b = gpu_comparison("0b6")
     for slot in range(3):
         b.begin(slot, slot)
-    whole = [frames.codes for frames in b.kernel.step([0, 1, 2], 30)]
+    expected_codes = [frames.codes for frames in b.kernel.step([0, 1, 2], 30)]
     for slot in range(3):
         b.kernel.release(slot)
         b.begin(slot, slot)
@@ -142,8 +142,8 @@ def test_a_launch_does_not_synchronise_with_the_gpu(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     b.kernel._wait(30)
-    made = b.kernel._collect(3, 30)
-    for ours, expected in zip(made, whole, strict=True):
+    published = b.kernel._collect(3, 30)
+    for ours, expected in zip(published, expected_codes, strict=True):
         assert torch.equal(torch.from_numpy(ours[: len(expected), 1:]), expected)
 
 

@@ -1,6 +1,6 @@
-"""The talker's logits, frame after frame, where the codes that it hears are given.
+"""The talker's logits frame by frame, with given codes as its input.
 
-Draws would lead kernel and plain torch apart after the first near tie; here both hear the same.
+With sampled codes, kernel and plain torch would diverge after the first near tie.
 """
 
 import pytest
@@ -20,20 +20,22 @@ from tests.comparison import MakeComparison, next_frame
 _GREEDY = Sampling.greedy(seed=0)
 
 
-def kernels(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
+def kernel_logits(kernel: Megakernel, prompt: Tensor, codes: Tensor) -> Tensor:
     """Logits [frames + 1, vocab] after a prompt and after each of the frames [n, groups]."""
     kernel.prefill([PrefillRequest(0, prompt, _GREEDY)])
     kernel.feed(0, prompt[:0], True)
     state, logits = kernel._state[0], list[Tensor]()
     for frame in [state.codes, *codes.tolist()]:
-        state.codes = frame  # whatever it has drawn
+        state.codes = frame  # replaces what it sampled
         logits.append(next_frame(kernel)[1])
     kernel.release(0)
     return torch.stack(logits)
 
 
-def torchs(model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, codes: Tensor) -> Tensor:
-    """The same of plain torch in the type of the weights, all positions at once."""
+def torch_logits(
+    model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, codes: Tensor
+) -> Tensor:
+    """The same from plain torch in the type of the weights, all positions at once."""
     length = len(prompt) + len(codes)
     reference = Reference(model, config, pad, num_slots=1, max_positions=length)
     x = torch.cat([prompt.to(pad), model.embeddings.embed_frames(codes.to(pad.device)) + pad])
@@ -51,9 +53,9 @@ def compare(
         config.talker.num_codes, (frames, config.talker.num_groups), generator=generator
     )
     exact_model = map_leaves(half, lambda t: t.float())
-    exact = torchs(exact_model, config, pad.float(), prompt, codes)
-    plain = (torchs(half, config, pad, prompt, codes) - exact).norm(dim=-1)
-    ours = (kernels(kernel, prompt, codes) - exact).norm(dim=-1)
+    exact = torch_logits(exact_model, config, pad.float(), prompt, codes)
+    plain = (torch_logits(half, config, pad, prompt, codes) - exact).norm(dim=-1)
+    ours = (kernel_logits(kernel, prompt, codes) - exact).norm(dim=-1)
     worst = (ours / plain).max()
     print(f"{frames} frames: errors {ours.mean():.4f} against {plain.mean():.4f} of torch's, at")
     print(f"worst {worst:.2f} times; logits {exact.norm(dim=-1).mean():.1f}")
@@ -62,14 +64,16 @@ def compare(
 
 
 @pytest.mark.parametrize("size", ["0b6", "1b7"])
-def test_a_few_frames_that_are_given(comparison: MakeComparison, size: str) -> None:
+def test_logit_errors_stay_below_twice_those_of_bfloat16(
+    comparison: MakeComparison, size: str
+) -> None:
     b = comparison(size, blocks=2)
     compare(b.kernel, b.half.model, b.config, b.pad, b.prompt, 3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", ["0.6B", "1.7B"])
-def test_five_hundred_frames_that_are_given(size: str) -> None:
+def test_logit_errors_of_500_frames_stay_below_twice_those_of_bfloat16(size: str) -> None:
     half, config = random_model(size)
     generator = torch.Generator("cuda").manual_seed(1)
     hidden = config.talker.stack.hidden_size

@@ -1,4 +1,4 @@
-"""The kernels under NVIDIA's tools for races, misused memory and misused barriers."""
+"""The kernels under compute-sanitizer: races, memory accesses and barriers."""
 
 import re
 import shutil
@@ -15,43 +15,43 @@ pytestmark = pytest.mark.gpu
 
 _SOURCES = Path(__file__).parents[1] / "sanitizer"
 _FOUND = re.compile(r"SUMMARY: (\d+) (?:error|hazard)")
-_GATES = 512  # of shared memory, whom racecheck follows; it would stop at fewer than there are
+_NUM_BARRIERS = 512  # mbarriers that racecheck tracks; with fewer than exist, it stops
 
 Check = Callable[[str, str, str], tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
-    """What a tool finds when a program does something: how much, and all that it says."""
+    """Runs a job of a program under a tool; returns the number of findings, and the output."""
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("no compute-sanitizer")
     folder = tmp_path_factory.mktemp("sanitizer")
 
-    def run(tool: str, name: str, what: str) -> tuple[int, str]:
+    def run(tool: str, name: str, job: str) -> tuple[int, str]:
         program = folder / name
         if not program.exists():
             command = build.nvcc(build.architecture_of(torch.device("cuda")))
             subprocess.run([*command, "-o", program, _SOURCES / f"{name}.cu"], check=True)
-        command = ["compute-sanitizer", "--tool", tool, "--num-cuda-barriers", str(_GATES)]
-        ran = subprocess.run([*command, program, what], capture_output=True, text=True)
-        said = ran.stdout + ran.stderr
-        found = _FOUND.search(said)
-        assert found is not None and ran.returncode == 0, said
-        return int(found[1]), said
+        command = ["compute-sanitizer", "--tool", tool, "--num-cuda-barriers", str(_NUM_BARRIERS)]
+        result = subprocess.run([*command, program, job], capture_output=True, text=True)
+        output = result.stdout + result.stderr
+        found = _FOUND.search(output)
+        assert found is not None and result.returncode == 0, output
+        return int(found[1]), output
 
     return run
 
 
 @pytest.mark.parametrize("tool", ["racecheck", "memcheck", "synccheck"])
 @pytest.mark.parametrize("launch", ["one", "several", "prompts"])
-def test_a_kernel_is_clean(check: Check, tool: str, launch: str) -> None:
-    found, said = check(tool, "launches", launch)
-    assert found == 0, said
+def test_kernels_have_no_findings(check: Check, tool: str, launch: str) -> None:
+    found, output = check(tool, "launches", launch)
+    assert found == 0, output
 
 
 @pytest.mark.parametrize(
     ("tool", "fault"), [("racecheck", "race"), ("memcheck", "bounds"), ("synccheck", "barrier")]
 )
-def test_a_tool_finds_a_fault(check: Check, tool: str, fault: str) -> None:
-    found, said = check(tool, "faults", fault)
-    assert found > 0, said
+def test_a_planted_fault_is_found(check: Check, tool: str, fault: str) -> None:
+    found, output = check(tool, "faults", fault)
+    assert found > 0, output
