@@ -2,8 +2,8 @@
 
     python examples/clone_voice.py me.wav "What I say in the recording."
 
-A Base model clones: Qwen/Qwen3-TTS-12Hz-0.6B-Base is downloaded unless --model names another. The
-voice is kept in voice.safetensors; `Voice.load` reads it, and no recording is needed any more.
+Cloning needs a Base model: by default Qwen/Qwen3-TTS-12Hz-0.6B-Base is downloaded. The voice is
+saved in voice.safetensors; `Voice.load` reads it without the recording.
 """
 
 import argparse
@@ -23,7 +23,7 @@ RATE = 24_000
 
 
 class Recorder(FrameProcessor):
-    """Writes the speech to a file, in place of a transport."""
+    """Writes the speech to a file instead of a transport."""
 
     def __init__(self, file: wave.Wave_write) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ async def main(recording: str, transcript: str, text: str, model: str, seconds: 
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         tts = MegakernelTTSService(
             engine=engine,
-            voices={"cloned": Voice.load("voice.safetensors")},  # each name is a setting's value
+            voices={"cloned": Voice.load("voice.safetensors")},  # values of the setting `voice`
             settings=MegakernelTTSService.Settings(
                 voice="cloned", sampling=Sampling(max_frames=round(seconds * 12.5))
             ),
@@ -55,16 +55,16 @@ async def main(recording: str, transcript: str, text: str, model: str, seconds: 
         await runner.add_workers(worker)
         await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
         await runner.run()
-    print("The voice is in voice.safetensors, and what it says in clone_voice.wav.")
+    print("The voice is in voice.safetensors, its speech in clone_voice.wav.")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recording", help="3 to 15 s of one speaker")
-    parser.add_argument("transcript", help="what is said in it")
+    parser.add_argument("transcript", help="the text of the recording")
     parser.add_argument("--text", default="Hello. This is my voice, and I never said this.")
     parser.add_argument("--model", default="Qwen/Qwen3-TTS-12Hz-0.6B-Base")
-    parser.add_argument("--seconds", type=float, default=60, help="of speech at most")
+    parser.add_argument("--seconds", type=float, default=60, help="limit of the duration of speech")
     options = parser.parse_args()
     asyncio.run(
         main(options.recording, options.transcript, options.text, options.model, options.seconds)

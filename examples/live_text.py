@@ -1,4 +1,4 @@
-"""Speaks a text while it is being written, and writes each chunk to live.wav as it comes."""
+"""Speaks a text while it is being written; writes each chunk of speech to live.wav at once."""
 
 import asyncio
 import wave
@@ -9,7 +9,7 @@ WORDS = "It starts with the first word , and does not wait for the last one .".s
 
 
 async def write(session: Session) -> None:
-    """Stands in for a language model: a word every 100 ms."""
+    """Writes a word every 100 ms, as a language model would."""
     for word in WORDS:
         session.push_text(word + " ")
         await asyncio.sleep(0.1)
@@ -24,7 +24,7 @@ async def main() -> None:
         async for event in session:
             if isinstance(event, AudioChunk):
                 file.writeframes(event.pcm.tobytes())
-                print(f"frame {event.frame}, word {'written' if writer.done() else 'to come'}")
+                print(f"frame {event.frame}, text {'complete' if writer.done() else 'incomplete'}")
         await writer
         print(session.finish)
 

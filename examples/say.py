@@ -1,4 +1,4 @@
-"""Says a sentence and writes it to hello.wav; the first argument may name another model."""
+"""Speaks a sentence into hello.wav; the first argument may name another model."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Speaks in a Pipecat pipeline without keys or a microphone: type, and it answers into a wav file.
+"""Speaks typed text in a Pipecat pipeline, into a wav file; needs no keys and no microphone.
 
-    python examples/text_only.py                  # what you type is said back: text_only.wav
-    python examples/text_only.py --speaker        # aloud; needs 'pipecat-ai[local]'
+    python examples/text_only.py                  # repeats what you type, in text_only.wav
+    python examples/text_only.py --speaker        # plays it; needs 'pipecat-ai[local]'
     OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_MODEL=... python examples/text_only.py
 
 A language model answers if OPENAI_API_KEY or OPENAI_BASE_URL (any compatible endpoint) is set.
@@ -31,7 +31,7 @@ from pipecat_service import MegakernelTTSService
 
 
 class Echo(FrameProcessor):
-    """Stands in for a language model: says what was said."""
+    """Replaces a language model: repeats the user's text."""
 
     async def process_frame(self, frame: frames.Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -39,13 +39,13 @@ class Echo(FrameProcessor):
             await self.push_frame(frame, direction)
             return
         await self.push_frame(frames.LLMFullResponseStartFrame())
-        said = frame.context.messages[-1]["content"]  # type: ignore[index]
-        await self.push_frame(frames.LLMTextFrame(str(said)))
+        text = frame.context.messages[-1]["content"]  # type: ignore[index]
+        await self.push_frame(frames.LLMTextFrame(str(text)))
         await self.push_frame(frames.LLMFullResponseEndFrame())
 
 
 class WavOutput(BaseOutputTransport):
-    """Writes what would be played."""
+    """Writes the audio to a file instead of playing it."""
 
     def __init__(self, file: str) -> None:
         super().__init__(TransportParams(audio_out_enabled=True, audio_out_end_silence_secs=0))
@@ -75,7 +75,7 @@ def output(speaker: bool) -> FrameProcessor:
     except ImportError:
         raise SystemExit("--speaker needs PyAudio: pip install 'pipecat-ai[local]'.") from None
     except OSError:
-        raise SystemExit("--speaker finds no loudspeaker; without it a file is written.") from None
+        raise SystemExit("--speaker finds no loudspeaker; omit it to write a file.") from None
     parameters = audio.LocalAudioTransportParams(audio_out_enabled=True)
     return audio.LocalAudioTransport(parameters).output()
 
@@ -99,18 +99,20 @@ async def main(speaker: bool, model: str) -> None:
         runner = WorkerRunner()
         await runner.add_workers(worker)
         running = asyncio.create_task(runner.run())
-        print("Type what to say; end with Ctrl-D.")
+        print("Type a text to speak; end with Ctrl-D.")
         while line := await asyncio.to_thread(sys.stdin.readline):
-            said = line.strip()
-            ask = frames.LLMMessagesAppendFrame([{"role": "user", "content": said}], run_llm=True)
+            text = line.strip()
+            ask = frames.LLMMessagesAppendFrame([{"role": "user", "content": text}], run_llm=True)
             await worker.queue_frame(ask)
-        await worker.queue_frame(frames.EndFrame())  # what is being said is said to its end
+        await worker.queue_frame(frames.EndFrame())  # after the current speech
         await running
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--speaker", action="store_true", help="aloud instead of text_only.wav")
+    parser.add_argument(
+        "--speaker", action="store_true", help="play instead of writing text_only.wav"
+    )
     parser.add_argument("--model", default="demo", help="demo, a folder or a hub id")
     options = parser.parse_args()
     logger.remove()

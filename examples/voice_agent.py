@@ -1,12 +1,12 @@
-"""A voice agent: Deepgram hears, OpenAI answers, this machine speaks.
+"""A voice agent: recognition by Deepgram, answers by OpenAI, speech by this machine.
 
     pip install '.[voice-agent]'
     export DEEPGRAM_API_KEY=... OPENAI_API_KEY=...
     python examples/voice_agent.py              # then open http://localhost:7860/client
 
-It takes calls, too: `-t twilio -x your.host` (or telnyx, plivo, exotel); it serves WebSocket
-clients at /ws-client, and `pipecat eval` at /ws. MEGAKERNEL_TTS_MODEL names another model than the
-demo voice, OPENAI_BASE_URL another endpoint.
+It also accepts phone calls: `-t twilio -x your.host` (or telnyx, plivo, exotel), WebSocket clients
+at /ws-client, and `pipecat eval` at /ws. MEGAKERNEL_TTS_MODEL selects another model than the demo
+voice, OPENAI_BASE_URL another endpoint.
 """
 
 import gc
@@ -34,7 +34,7 @@ from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
 
 INSTRUCTION = "What you write is spoken: use two or three plain sentences, no markdown or emoji."
-PHONES = ("twilio", "telnyx", "plivo", "exotel")  # the runner adds each one's serializer
+PHONES = ("twilio", "telnyx", "plivo", "exotel")  # the runner adds their serializers
 WEBSOCKET = partial(FastAPIWebsocketParams, audio_in_enabled=True, audio_out_enabled=True)
 TRANSPORTS = {
     "webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True),
@@ -46,10 +46,10 @@ TRANSPORTS = {
 
 @cache
 def engine() -> TTS:
-    """One for all calls: loaded and warmed up before the first."""
+    """The engine of all calls, loaded and warmed up before the first."""
     tts = TTS.load(os.getenv("MEGAKERNEL_TTS_MODEL", "demo"), slots=8)
     tts.warmup()
-    gc.freeze()  # or the collector looks through all of it now and then: nobody speaks for 0.1 s
+    gc.freeze()  # a full garbage collection would interrupt all speech for 0.1 s
     return tts
 
 
@@ -63,12 +63,12 @@ def key(name: str, purpose: str) -> str:
 
 
 def speech_to_text() -> FrameProcessor:
-    return DeepgramSTTService(api_key=key("DEEPGRAM_API_KEY", "hear"))
+    return DeepgramSTTService(api_key=key("DEEPGRAM_API_KEY", "recognise speech"))
 
 
 def language_model() -> FrameProcessor:
     return OpenAILLMService(
-        api_key=key("OPENAI_API_KEY", "think"),
+        api_key=key("OPENAI_API_KEY", "answer"),
         base_url=os.getenv("OPENAI_BASE_URL"),
         settings=OpenAILLMService.Settings(
             model=os.getenv("OPENAI_MODEL", "gpt-4.1-mini"), system_instruction=INSTRUCTION
@@ -77,14 +77,14 @@ def language_model() -> FrameProcessor:
 
 
 async def converse(
-    transport: BaseTransport, hear: FrameProcessor, think: FrameProcessor, args: RunnerArguments
+    transport: BaseTransport, stt: FrameProcessor, llm: FrameProcessor, args: RunnerArguments
 ) -> None:
-    """One call, from greeting to goodbye."""
-    speak = MegakernelTTSService(engine=engine())
+    """Handles one call."""
+    tts = MegakernelTTSService(engine=engine())
     context = LLMContext()
-    listening = aggregators.LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
-    user, assistant = aggregators.LLMContextAggregatorPair(context, user_params=listening)
-    steps = [transport.input(), hear, user, think, speak, transport.output(), assistant]
+    user_params = aggregators.LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
+    user, assistant = aggregators.LLMContextAggregatorPair(context, user_params=user_params)
+    steps = [transport.input(), stt, user, llm, tts, transport.output(), assistant]
     worker = PipelineWorker(
         Pipeline(steps),
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
@@ -106,7 +106,7 @@ async def converse(
 
 
 async def bot(args: RunnerArguments) -> None:
-    """What Pipecat's runner calls for every call."""
+    """Entry point of Pipecat's runner for a call."""
     transport = await create_transport(args, TRANSPORTS)
     await converse(transport, speech_to_text(), language_model(), args)
 
@@ -115,5 +115,5 @@ if __name__ == "__main__":
     from pipecat.runner.run import main
 
     for service in (speech_to_text, language_model, engine):
-        service()  # what is missing is told now, not to the first caller
+        service()  # reports missing keys before the first call
     main()

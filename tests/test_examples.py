@@ -1,4 +1,4 @@
-"""The examples as a reader starts them; what needs keys is told in words, and faked below."""
+"""The examples, run as commands, with a local endpoint for the language model."""
 
 import json
 import os
@@ -47,24 +47,24 @@ def test_examples_run_and_leave_a_wav(example: str, tmp_path: Path) -> None:
     assert_speech(wav, 0.5)
 
 
-def test_text_only_says_back_what_is_typed(tmp_path: Path) -> None:
+def test_text_only_repeats_typed_text(tmp_path: Path) -> None:
     result = run("text_only", tmp_path, text="Hello there, how are you?\nThank you.\n")
     assert result.returncode == 0, result.stderr
     assert_speech(tmp_path / "text_only.wav", 1.5)
 
 
 class Completions(BaseHTTPRequestHandler):
-    """An endpoint as OpenAI's, which streams one answer to everything.
+    """An endpoint compatible with OpenAI's that streams one answer to every request.
 
     Attributes:
-        asked: Path and content of every request.
+        requests: Path and content of every request.
     """
 
-    asked: ClassVar[list[tuple[str, dict]]] = []
+    requests: ClassVar[list[tuple[str, dict]]] = []
 
     def do_POST(self) -> None:
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, content))
+        self.requests.append((self.path, content))
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
@@ -76,13 +76,13 @@ class Completions(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """The address of a language model."""
-    Completions.asked.clear()
+    """Address of the endpoint."""
+    Completions.requests.clear()
     with ThreadingHTTPServer(("localhost", 0), Completions) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -91,21 +91,21 @@ def endpoint() -> Iterator[str]:
         thread.join()
 
 
-def test_text_only_speaks_what_an_endpoint_answers(endpoint: str, tmp_path: Path) -> None:
+def test_text_only_speaks_the_endpoints_answer(endpoint: str, tmp_path: Path) -> None:
     result = run(
         "text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=endpoint, OPENAI_MODEL="some-model"
     )
     assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    ((path, asked),) = Completions.asked
+    ((path, content),) = Completions.requests
     assert path == "/v1/chat/completions"
-    assert asked["stream"] and asked["model"] == "some-model"
-    assert asked["messages"] == [{"role": "user", "content": "Hi."}]
+    assert content["stream"] and content["model"] == "some-model"
+    assert content["messages"] == [{"role": "user", "content": "Hi."}]
     assert_speech(tmp_path / "text_only.wav", len(ANSWER.split()) * 0.15)  # far more than "Hi."
 
 
-def test_text_only_says_that_an_endpoint_does_not_answer(tmp_path: Path) -> None:
+def test_text_only_reports_an_endpoint_that_does_not_answer(tmp_path: Path) -> None:
     with socket.socket() as closed:
-        closed.bind(("localhost", 0))  # nobody listens
+        closed.bind(("localhost", 0))  # does not accept connections
         address = f"http://localhost:{closed.getsockname()[1]}/v1"
         result = run("text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=address)
     assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
@@ -122,7 +122,7 @@ def test_text_only_says_that_an_endpoint_does_not_answer(tmp_path: Path) -> None
         ),
     ],
 )
-def test_text_only_says_that_nothing_can_be_heard(
+def test_text_only_reports_a_missing_loudspeaker(
     pyaudio: str, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "pyaudio.py").write_text(pyaudio)
@@ -138,15 +138,13 @@ def test_clone_voice_speaks_with_a_recording(
     rng = np.random.default_rng(0)
     soundfile.write(tmp_path / "me.wav", rng.uniform(-0.3, 0.3, 24_000 * 3), 24_000)
     model = str(checkpoint("base"))
-    result = run(
-        "clone_voice", tmp_path, "me.wav", "What is said.", "--model", model, "--seconds", "1"
-    )
+    result = run("clone_voice", tmp_path, "me.wav", "The text.", "--model", model, "--seconds", "1")
     assert result.returncode == 0, result.stderr
     pcm, rate = soundfile.read(tmp_path / "clone_voice.wav")
     assert 0 < len(pcm) / rate <= 1 and (tmp_path / "voice.safetensors").is_file()
 
 
-def test_voice_agent_says_which_key_is_missing(tmp_path: Path) -> None:
+def test_voice_agent_reports_a_missing_key(tmp_path: Path) -> None:
     result = run("voice_agent", tmp_path)
     assert result.returncode == 1
     assert "DEEPGRAM_API_KEY is not set" in result.stderr
@@ -154,6 +152,6 @@ def test_voice_agent_says_which_key_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", ["text_only", "voice_agent", "clone_voice"])
-def test_pipecats_examples_are_short(example: str) -> None:
+def test_pipecat_examples_are_short(example: str) -> None:
     lines = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 120

@@ -141,6 +141,7 @@ def test_a_browser_receives_a_conversation_over_webrtc(agent: str, tmp_path: Pat
     asyncio.run(call())
 
 
+@pytest.mark.slow
 def test_the_prebuilt_page_shows_and_plays_a_conversation(agent: str, tmp_path: Path) -> None:
     async def call() -> None:
         assert CHROMIUM is not None
