@@ -110,9 +110,7 @@ async def main(speaker: bool, model: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--speaker", action="store_true", help="play instead of writing text_only.wav"
-    )
+    parser.add_argument("--speaker", action="store_true", help="play the speech")
     parser.add_argument("--model", default="demo", help="demo, a folder or a hub id")
     options = parser.parse_args()
     logger.remove()
