@@ -1,4 +1,4 @@
-"""What heads of the talker look at: their scores against the keys, before the softmax."""
+"""Attention capture: scores of chosen heads against the keys, scaled, before the softmax."""
 
 import math
 from collections.abc import Sequence
@@ -10,69 +10,70 @@ from torch import Tensor
 
 
 class AttentionObserver(Protocol):
-    """Is shown every layer while new positions pass through it."""
+    """Receives queries and keys of every layer while new positions pass through a stack."""
 
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """Takes note of a layer.
+    def observe(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
+        """Receives one layer.
 
         Args:
-            layer: Its number.
+            layer: Index of the layer.
             q: Queries [batch, heads, new positions, head_dim].
-            keys: [slots, kv heads, positions, head_dim], those of the new positions too.
-            slots: Of each row of the batch.
+            keys: Key cache [slots, kv heads, positions, head_dim], with the new positions.
+            slots: Slot of each row of the batch.
         """
         ...
 
 
 @dataclass
 class HeadCapture:
-    """A `AttentionObserver` of some heads while each stream's next position passes.
+    """Captures some heads while one new position of each stream passes.
 
     Attributes:
-        heads: Layer and head of each.
-        places: Each stream's position.
-        scores: [batch, heads, positions], where they go.
+        heads: (layer, head) of each captured head.
+        positions: Position of each stream.
+        scores: [batch, heads, positions], filled up to and including each stream's position.
     """
 
     heads: Sequence[tuple[int, int]]
-    places: Sequence[int]
+    positions: Sequence[int]
     scores: Tensor
 
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """See `AttentionObserver.look`."""
-        captured = [(i, head) for i, (where, head) in enumerate(self.heads) if where == layer]
-        shared = q.shape[1] // keys.shape[1]  # query heads of a key's head
+    def observe(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
+        """See `AttentionObserver.observe`."""
+        captured = [(i, head) for i, (at, head) in enumerate(self.heads) if at == layer]
+        num_sharing = q.shape[1] // keys.shape[1]  # query heads per kv head
         for i, head in captured:
-            for row, (slot, place) in enumerate(zip(slots, self.places, strict=True)):
-                known = keys[slot, head // shared, : place + 1].float()
+            for row, (slot, position) in enumerate(zip(slots, self.positions, strict=True)):
+                end = position + 1
                 query = q[row, head, 0].float() / math.sqrt(q.shape[3])
-                self.scores[row, i, : place + 1] = known @ query
+                self.scores[row, i, :end] = keys[slot, head // num_sharing, :end].float() @ query
 
 
 @dataclass
 class AllHeadsCapture:
-    """A `AttentionObserver` of all heads while one whole stream passes at once.
+    """Captures all heads while a whole stream passes at once.
 
     Attributes:
-        prompt: Positions of its prompt; frame f comes from position prompt + f - 1.
-        first: The first position whose key is looked at.
-        count: How many follow.
-        layers: What was seen, each [heads, frames, count]; NaN where there is no key yet, and for
-            the first frame, as in `Frames.scores`.
+        num_prompt: Positions of its prompt; frame f comes from position `num_prompt` + f - 1.
+        first: First key position that is captured.
+        count: Number of key positions.
+        layers: For each layer [heads, frames, count]. NaN where there is no key yet, and for the
+            first frame, as in `Frames.scores`.
     """
 
-    prompt: int
+    num_prompt: int
     first: int
     count: int
     layers: list[Tensor] = field(default_factory=list[Tensor])
 
-    def look(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
-        """See `AttentionObserver.look`."""
-        shared = q.shape[1] // keys.shape[1]
+    def observe(self, layer: int, q: Tensor, keys: Tensor, slots: Sequence[int]) -> None:
+        """See `AttentionObserver.observe`."""
+        num_sharing = q.shape[1] // keys.shape[1]  # query heads per kv head
         window = slice(self.first, self.first + self.count)
-        known = keys[slots[0], :, window].float().repeat_interleave(shared, 0)
-        scores = q[0, :, self.prompt - 1 :].float() @ known.mT / math.sqrt(q.shape[3])
+        captured_keys = keys[slots[0], :, window].float().repeat_interleave(num_sharing, 0)
+        queries = q[0, :, self.num_prompt - 1 :].float()
+        scores = queries @ captured_keys.mT / math.sqrt(q.shape[3])
         frame = torch.arange(scores.shape[1], device=q.device)[:, None]
-        place = torch.arange(self.first, self.first + self.count, device=q.device)
-        there = (place < self.prompt + frame) & (frame > 0)
-        self.layers.append(scores.masked_fill(~there, torch.nan).cpu())
+        position = torch.arange(self.first, self.first + self.count, device=q.device)
+        has_key = (position < self.num_prompt + frame) & (frame > 0)
+        self.layers.append(scores.masked_fill(~has_key, torch.nan).cpu())

@@ -1,6 +1,6 @@
-"""One decoder stack in plain torch: its layers, and what their attention remembers.
+"""One decoder stack in plain torch: layers and key-value cache.
 
-Phase names are those of csrc/phases.
+The phases have the names of those in csrc/decode.
 """
 
 from collections.abc import Sequence
@@ -23,66 +23,91 @@ from megakernel_tts.model.layers import (
 from megakernel_tts.model.weights import Layer, Stack
 
 
-class Cache:
-    """Keys and values of one network: [layers, slots, kv heads, positions, head_dim]."""
+class KVCache:
+    """Key-value cache of one network.
 
-    def __init__(self, c: StackConfig, slots: int, positions: int, like: Tensor) -> None:
-        """Allocates them, of the type and on the device of `like`."""
-        shape = (c.num_layers, slots, c.num_kv_heads, positions, c.head_dim)
+    Attributes:
+        keys: [layers, slots, kv heads, positions, head_dim].
+        values: As `keys`.
+    """
+
+    def __init__(
+        self, config: StackConfig, num_slots: int, max_positions: int, like: Tensor
+    ) -> None:
+        """Allocates the cache with the dtype and on the device of `like`."""
+        shape = (
+            config.num_layers,
+            num_slots,
+            config.num_kv_heads,
+            max_positions,
+            config.head_dim,
+        )
         self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.values = torch.empty_like(self.keys)
 
-    def parts(self, slot: int, end: int) -> list[Tensor]:
-        """What a slot holds of the positions before `end`."""
+    def views(self, slot: int, end: int) -> list[Tensor]:
+        """Returns views of a slot's keys and values at the positions before `end`."""
         return [self.keys[:, slot, :, :end], self.values[:, slot, :, :end]]
 
 
 def run_stack(
     x: Tensor,
     stack: Stack,
-    c: StackConfig,
-    cache: Cache,
+    config: StackConfig,
+    cache: KVCache,
     slots: Sequence[int],
     starts: Sequence[int],
-    watch: AttentionObserver | None = None,
+    observer: AttentionObserver | None = None,
 ) -> Tensor:
-    """All layers and the last norm over new positions.
+    """Runs all layers and the final norm over new positions.
+
+        x = x + W_o attention(rope(norm(W_q n)), rope(norm(W_k n)), W_v n),  n = norm(x)
+        x = x + mlp(norm(x))
 
     Args:
         x: [batch, new positions, hidden].
-        stack: The layers.
-        c: Their numbers.
-        cache: What they remember; the new positions' keys and values are added.
-        slots: Of each stream.
-        starts: Each stream's first new position.
-        watch: Is shown every layer.
+        stack: Weights.
+        config: Shapes of the stack.
+        cache: Receives keys and values of the new positions.
+        slots: Slot of each stream of the batch.
+        starts: First new position of each stream.
+        observer: Receives queries and keys of every layer.
 
     Returns:
         [batch, new positions, hidden].
     """
-    steps = torch.arange(x.shape[1], device=x.device)
-    positions = torch.tensor(starts, device=x.device)[:, None] + steps
-    turn = rope_table(positions, c.head_dim, c.rope_theta, x.dtype)
+    offsets = torch.arange(x.shape[1], device=x.device)
+    positions = torch.tensor(starts, device=x.device)[:, None] + offsets
+    rope = rope_table(positions, config.head_dim, config.rope_theta, x.dtype)
     for i, layer in enumerate(stack.layers):
-        q, k, v = _qkv(x, layer, c, turn)
+        q, k, v = _qkv(x, layer, config, rope)
         keys, values = cache.keys[i], cache.values[i]
-        x = x + linear(_attend(q, k, v, keys, values, slots, starts), layer.o)
-        if watch is not None:
-            watch.look(i, q, keys, slots)
-        n = rms_norm(x, layer.post_norm, c.norm_eps)
+        x = x + linear(_attention(q, k, v, keys, values, slots, starts), layer.o)
+        if observer is not None:
+            observer.observe(i, q, keys, slots)
+        n = rms_norm(x, layer.post_norm, config.norm_eps)
         x = x + gated_mlp(n, layer.gate, layer.up, layer.down)
-    return rms_norm(x, stack.norm, c.norm_eps)
+    return rms_norm(x, stack.norm, config.norm_eps)
 
 
-def _qkv(x: Tensor, layer: Layer, c: StackConfig, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections, per-head norms of query and key, rotary embedding."""
-    n = rms_norm(x, layer.input_norm, c.norm_eps)
-    q = rms_norm(split_heads(linear(n, layer.q), c.head_dim), layer.q_norm, c.norm_eps)
-    k = rms_norm(split_heads(linear(n, layer.k), c.head_dim), layer.k_norm, c.norm_eps)
-    return apply_rope(q, turn), apply_rope(k, turn), split_heads(linear(n, layer.v), c.head_dim)
+def _qkv(
+    x: Tensor, layer: Layer, config: StackConfig, rope: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projections, norms of each query and key head, rotary embedding.
+
+    Returns:
+        q [batch, heads, new positions, head_dim]; k and v [batch, kv heads, new positions,
+        head_dim].
+    """
+    eps, head_dim = config.norm_eps, config.head_dim
+    n = rms_norm(x, layer.input_norm, eps)
+    q = rms_norm(split_heads(linear(n, layer.q), head_dim), layer.q_norm, eps)
+    k = rms_norm(split_heads(linear(n, layer.k), head_dim), layer.k_norm, eps)
+    v = split_heads(linear(n, layer.v), head_dim)
+    return apply_rope(q, rope), apply_rope(k, rope), v
 
 
-def _attend(
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -91,39 +116,39 @@ def _attend(
     slots: Sequence[int],
     starts: Sequence[int],
 ) -> Tensor:
-    """Appends k and v to the slots, then attends causally, each stream within its own slot.
+    """Appends k and v to the slots' cache, then attends causally, each stream in its own slot.
 
     Args:
         q: [batch, heads, new positions, head_dim].
         k: [batch, kv heads, new positions, head_dim].
-        v: As k.
-        keys: The layer's cache [slots, kv heads, positions, head_dim].
-        values: As keys.
-        slots: Of each stream.
-        starts: Each stream's first new position.
+        v: As `k`.
+        keys: The layer's key cache [slots, kv heads, positions, head_dim].
+        values: As `keys`.
+        slots: Slot of each stream.
+        starts: First new position of each stream.
 
     Returns:
         [batch, new positions, heads * head_dim].
     """
     outputs: list[Tensor] = []
-    several = q.shape[2] > 1
+    num_new = q.shape[2]
     for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-        end = start + q.shape[2]
+        end = start + num_new
         keys[slot, :, start:end] = k[row]
         values[slot, :, start:end] = v[row]
         attended = F.scaled_dot_product_attention(
             q[row : row + 1],
             keys[slot : slot + 1, :, :end],
             values[slot : slot + 1, :, :end],
-            attn_mask=_behind(start, q) if several and start else None,
-            is_causal=several and not start,
+            attn_mask=_causal_mask(start, q) if num_new > 1 and start else None,
+            is_causal=num_new > 1 and not start,
             enable_gqa=True,
         )
         outputs.append(attended)
     return merge_heads(torch.cat(outputs))
 
 
-def _behind(start: int, q: Tensor) -> Tensor:
-    """Whom new positions look at, [new, start + new]: all old ones, new ones up to themselves."""
-    new = q.shape[2]
-    return torch.ones(new, start + new, dtype=torch.bool, device=q.device).tril(start)
+def _causal_mask(start: int, q: Tensor) -> Tensor:
+    """Returns [new, start + new]: True for earlier positions and for new ones up to each row's."""
+    num_new = q.shape[2]
+    return torch.ones(num_new, start + num_new, dtype=torch.bool, device=q.device).tril(start)

@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.backends.decode_buffers import MAX_FRAMES, PHASES, DecodeBuffers
-from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
+from megakernel_tts.backends.prefill_batching import (
+    PrefillSegment,
+    num_tiled_positions,
+    pack_batches,
+)
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
 from megakernel_tts.backends.score_capture import ScoreCapture
@@ -160,7 +164,7 @@ class Megakernel:
             The number of positions of each prompt that are in place.
         """
         counts = [
-            whole_tiles(request.num_common, self._max_streams, self._max_columns)
+            num_tiled_positions(request.num_common, self._max_streams, self._max_columns)
             for request in requests
         ]
         keys = [request.prefix_key(count) for request, count in zip(requests, counts, strict=True)]
@@ -188,7 +192,7 @@ class Megakernel:
         """Launches segments of prompts; does not wait."""
         if not segments:
             return
-        rows, batches = pack_passes(segments, self._max_streams, self._max_columns)
+        rows, batches = pack_batches(segments, self._max_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
         uploaded = buffers.upload_prompts(rows, batches)

@@ -1,8 +1,9 @@
-"""Which positions of which prompts go through the talker's kernel together, as columns of a pass.
+"""Prefill batching: which positions of which prompts pass through the talker together.
 
-A prompt's positions go in whole blocks, always the same ones: positions of one pass see each other
-in float32, those of earlier passes in bfloat16, so that another grouping would round otherwise.
-Blocks of other prompts beside them change nothing.
+A prompt is cut into tiles: the first of `first_size` positions, the others of `tile_size`. A tile is
+never split and lies in one batch, so that the result does not depend on the other prompts:
+positions of one batch attend to each other in float32, and to earlier ones in bfloat16. Tiles of
+several prompts share a batch.
 """
 
 import ctypes
@@ -18,13 +19,13 @@ from megakernel_tts.kernels.structs import PrefillBatch
 
 
 class PrefillSegment(NamedTuple):
-    """Positions `begin` to `end` of a prompt; `begin` is that of a block.
+    """Positions of a prompt that are to be run.
 
     Attributes:
-        slot: Where they go.
-        prompt: [positions, hidden], all of it.
-        begin: The first one.
-        end: The one after the last.
+        slot: The stream's slot.
+        prompt: The whole prompt [positions, hidden].
+        begin: First position; the first of a tile.
+        end: The position after the last.
     """
 
     slot: int
@@ -34,67 +35,83 @@ class PrefillSegment(NamedTuple):
 
 
 @dataclass
-class _Pass:
-    rows: list[Tensor] = field(default_factory=list[Tensor])
-    places: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    ends: int = 0
+class _Batch:
+    """A batch being filled.
 
-    def take(self, part: PrefillSegment, block: range) -> None:
-        """Adds a block of a part."""
-        first = len(self.places)
-        self.rows.append(part.prompt[block.start : block.stop])
-        self.places += [(part.slot, position, first) for position in block]
-        if block.stop == len(part.prompt):
-            self.ends |= 1 << len(self.places) - 1
+    Attributes:
+        vectors: Input vectors [positions of a tile, hidden] of each tile.
+        columns: Slot, position, and the tile's first column, of each column.
+        prompt_end_mask: Bit c is set if column c is the last position of its prompt.
+    """
+
+    vectors: list[Tensor] = field(default_factory=list[Tensor])
+    columns: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    prompt_end_mask: int = 0
+
+    def add(self, segment: PrefillSegment, tile: range) -> None:
+        """Adds a tile of a segment."""
+        first_column = len(self.columns)
+        self.vectors.append(segment.prompt[tile.start : tile.stop])
+        self.columns += [(segment.slot, position, first_column) for position in tile]
+        if tile.stop == len(segment.prompt):
+            self.prompt_end_mask |= 1 << len(self.columns) - 1
 
 
-def whole_tiles(positions: int, columns: int, wide: int) -> int:
-    """How many of a prompt's first positions are whole blocks: one of `columns`, then of `wide`."""
-    return columns + (positions - columns) // wide * wide if positions >= columns else 0
+def num_tiled_positions(num_positions: int, first_size: int, tile_size: int) -> int:
+    """Returns how many of the leading positions form whole tiles.
+
+    Args:
+        num_positions: Leading positions of a prompt.
+        first_size: Positions of the first tile.
+        tile_size: Positions of each other tile.
+    """
+    if num_positions < first_size:
+        return 0
+    return first_size + (num_positions - first_size) // tile_size * tile_size
 
 
-def _blocks(part: PrefillSegment, columns: int, wide: int) -> Iterator[range]:
-    begin = part.begin
-    while begin < part.end:
-        end = begin + (wide if begin else columns)
-        yield range(begin, min(end, part.end))
+def _tiles(segment: PrefillSegment, first_size: int, tile_size: int) -> Iterator[range]:
+    begin = segment.begin
+    while begin < segment.end:
+        end = begin + (tile_size if begin else first_size)
+        yield range(begin, min(end, segment.end))
         begin = end
 
 
-def pack_passes(
-    parts: Sequence[PrefillSegment], columns: int, wide: int
+def pack_batches(
+    segments: Sequence[PrefillSegment], first_size: int, tile_size: int
 ) -> tuple[Tensor, "ctypes.Array[PrefillBatch]"]:
-    """Packs parts into passes: each block as early as there is room, behind the one before it.
+    """Packs segments into batches: each tile into the first batch behind its predecessor's.
 
     Args:
-        parts: Of different slots.
-        columns: Positions of a prompt's first block.
-        wide: Of its others, and of a pass at most.
+        segments: Of different slots.
+        first_size: Positions of a prompt's first tile.
+        tile_size: Positions of each other tile, and columns of a batch at most.
 
     Returns:
-        The vectors of all columns in their order, [columns of all passes, hidden], and the
-        passes.
+        The input vectors of all columns in their order, [columns of all batches, hidden], and the
+        batches.
     """
-    passes: list[_Pass] = []
-    earliest = dict.fromkeys((part.slot for part in parts), 0)
-    # Everybody's first blocks come first.
+    batches: list[_Batch] = []
+    earliest = dict.fromkeys((segment.slot for segment in segments), 0)
+    # In rounds: the first tiles of all segments, then the second ones, and so on.
     rounds = zip_longest(
-        *([(part, block) for block in _blocks(part, columns, wide)] for part in parts)
+        *([(s, tile) for tile in _tiles(s, first_size, tile_size)] for s in segments)
     )
-    for part, block in filter(None, chain.from_iterable(rounds)):
-        number = earliest[part.slot]
-        while number < len(passes) and len(passes[number].places) + len(block) > wide:
-            number += 1
-        if number == len(passes):
-            passes.append(_Pass())
-        passes[number].take(part, block)
-        earliest[part.slot] = number + 1
-    batches = (PrefillBatch * len(passes))()
-    row = 0
-    for batch, one in zip(batches, passes, strict=True):
-        batch.num_columns, batch.first_row = len(one.places), row
-        batch.prompt_end_mask = one.ends
-        for column, place in enumerate(one.places):
-            batch.columns[column] = place
-        row += len(one.places)
-    return torch.cat([rows for one in passes for rows in one.rows]), batches
+    for segment, tile in filter(None, chain.from_iterable(rounds)):
+        i = earliest[segment.slot]
+        while i < len(batches) and len(batches[i].columns) + len(tile) > tile_size:
+            i += 1
+        if i == len(batches):
+            batches.append(_Batch())
+        batches[i].add(segment, tile)
+        earliest[segment.slot] = i + 1
+    packed = (PrefillBatch * len(batches))()
+    first_row = 0
+    for target, batch in zip(packed, batches, strict=True):
+        target.num_columns, target.first_row = len(batch.columns), first_row
+        target.prompt_end_mask = batch.prompt_end_mask
+        for c, column in enumerate(batch.columns):
+            target.columns[c] = column
+        first_row += len(batch.columns)
+    return torch.cat([tile for batch in batches for tile in batch.vectors]), packed

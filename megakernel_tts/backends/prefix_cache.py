@@ -1,8 +1,8 @@
-"""What the talker has made of the beginnings that prompts share: keys and values, kept by content.
+"""Prefix cache: keys and values of the leading positions that prompts have in common, by content.
 
-A voice's prompts begin alike, whatever is said. Who begins with a prefix that was run before takes
-its keys and values from here instead of running it. That is exact to the bit as long as a prefix
-and what follows it are passes of their own with the cache and without; the backends see to it.
+All prompts of a voice begin with the same positions. A stream whose prefix was run before copies
+its keys and values instead of running it. The result is bit-identical as long as prefix and rest
+are separate passes with and without the cache; the backends ensure that.
 """
 
 from collections import OrderedDict
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-# Bytes: on a GPU, some forty voices of a released model (1.4 MB each for eight positions), or a
-# dozen with long instructions or transcripts.
+# On a GPU about 40 voices of a released model, at 1.4 MB for eight positions, or about a dozen with
+# long instructions or transcripts.
 MAX_BYTES = 64 << 20
 
 
 class PrefixCache:
-    """Copies of slots' keys and values; the one that was used longest ago leaves first.
+    """Copies of slots' keys and values; the least recently used entry is evicted first.
 
-    It also knows which slots need no copy, if it is told: what a stream adds comes behind its
-    prefix, so that the next one in the same slot may find it in place.
+    The cache also records which slots already hold a prefix. A stream writes behind its prefix, so
+    that the next stream in the slot may find the prefix in place and needs no copy.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -30,57 +30,57 @@ class PrefixCache:
         """
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
-        self._bytes = 0
+        self._num_bytes = 0
         self._in_place: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: bytes) -> tuple[Tensor, ...] | None:
-        """The parts that were put under a key, or None."""
+        """Returns the tensors that were put under a key, or None."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
-    def put(self, key: bytes, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Copies parts, and keeps them unless they alone are beyond the limit.
+    def put(self, key: bytes, views: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Copies tensors into the cache, unless they exceed its limit alone.
 
         Args:
-            key: A new one: the vectors that the parts were made from.
-            parts: Views of a backend's buffers.
+            key: A new key: the content of the prefix.
+            views: Views of a backend's buffers.
 
         Returns:
             The copies.
         """
-        copies = tuple(part.clone() for part in parts)
-        size = _size(copies)
+        copies = tuple(view.clone() for view in views)
+        size = _num_bytes(copies)
         if size > self._max_bytes:
             return copies
         self._entries[key] = copies
-        self._bytes += size
-        while self._bytes > self._max_bytes:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= _size(oldest)
+        self._num_bytes += size
+        while self._num_bytes > self._max_bytes:
+            _, evicted = self._entries.popitem(last=False)
+            self._num_bytes -= _num_bytes(evicted)
         return copies
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes all entries and all records of prefixes in place."""
         self._entries.clear()
-        self._bytes = 0
+        self._num_bytes = 0
         self._in_place.clear()
 
     def is_in_place(self, slot: int, key: bytes) -> bool:
-        """Whether the parts of a key lie in a slot."""
+        """Returns whether a slot holds the prefix of a key."""
         return self._in_place.get(slot) == key
 
     def mark_in_place(self, slot: int, key: bytes) -> None:
-        """Takes note that the parts of a key lie in a slot."""
+        """Records that a slot holds the prefix of a key."""
         self._in_place[slot] = key
 
     def invalidate(self, slot: int) -> None:
-        """Takes the note back, before anything else is written there."""
+        """Drops the record of a slot, before another prefix is written there."""
         self._in_place.pop(slot, None)
 
 
-def _size(parts: Sequence[Tensor]) -> int:
-    return sum(part.nbytes for part in parts)
+def _num_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,4 +1,4 @@
-"""A stream outside its slot: all that lay in the slot's part of a backend's buffers."""
+"""The state of a stream that is swapped out of its slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class SlotSnapshot(Generic[State]):
-    """A stream on the host.
+    """A stream's state in host memory.
 
     Attributes:
-        state: What the backend knows of it beside its buffers.
-        parts: Copies of the slot's parts of the buffers, in the backend's own order.
+        state: The backend's record of the stream.
+        tensors: Copies of the slot's views of the backend's buffers, in the backend's order.
     """
 
     state: State
-    parts: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]
 
 
-def take_snapshot(state: State, parts: Sequence[Tensor]) -> SlotSnapshot[State]:
-    """Copies a slot's parts, views of the backend's buffers, to the host."""
-    return SlotSnapshot(state, tuple(part.to("cpu", copy=True) for part in parts))
+def take_snapshot(state: State, views: Sequence[Tensor]) -> SlotSnapshot[State]:
+    """Copies a slot's views of the backend's buffers to the host."""
+    return SlotSnapshot(state, tuple(view.to("cpu", copy=True) for view in views))
 
 
-def restore_snapshot(suspended: SlotSnapshot[State], parts: Sequence[Tensor]) -> State:
-    """Copies them into the same parts of another slot."""
-    for part, kept in zip(parts, suspended.parts, strict=True):
-        part.copy_(kept)
-    return suspended.state
+def restore_snapshot(snapshot: SlotSnapshot[State], views: Sequence[Tensor]) -> State:
+    """Copies a snapshot into the same views of another slot, and returns its `state`."""
+    for view, saved in zip(views, snapshot.tensors, strict=True):
+        view.copy_(saved)
+    return snapshot.state

@@ -111,7 +111,7 @@ def speak(
     for frame in range(frames):
         codes, first, last = next_frame(kernel)
         logits.clear()
-        expected = exact._frame([0])[0][0].tolist()
+        expected = exact._make_frame([0])[0][0].tolist()
         group = next((g for g, code in enumerate(codes) if code != expected[g]), None)
         if group is not None:
             row, code, best = logits[group], codes[group], expected[group]

@@ -1,4 +1,4 @@
-"""How prompts share the passes of a launch."""
+"""How prompts share the batches of a prefill."""
 
 from collections import defaultdict
 
@@ -6,57 +6,67 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.backends.prefill_batching import PrefillSegment, pack_passes, whole_tiles
-from tests.emulator import MAX_PREFILL_COLUMNS as WIDE
-from tests.emulator import MAX_STREAMS as COLUMNS
+from megakernel_tts.backends.prefill_batching import (
+    PrefillSegment,
+    num_tiled_positions,
+    pack_batches,
+)
+from tests.emulator import MAX_PREFILL_COLUMNS as TILE_SIZE
+from tests.emulator import MAX_STREAMS as FIRST_SIZE
 
-# Lengths of prompts, and how many blocks of each were run before.
+# Lengths of prompts, and how many tiles of each were run before.
 prompts = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), min_size=1, max_size=8)
 
 
-def _begin(block: int) -> int:
-    return COLUMNS + WIDE * (block - 1) if block else 0
+def tile_begin(tile: int) -> int:
+    """The first position of a tile."""
+    return FIRST_SIZE + TILE_SIZE * (tile - 1) if tile else 0
 
 
 @given(prompts)
-def test_blocks_stay_whole_and_in_order_and_nothing_is_lost(given: list[tuple[int, int]]) -> None:
-    parts = [
-        PrefillSegment(slot, 1000.0 * slot + torch.arange(length)[:, None], _begin(blocks), length)
-        for slot, (length, blocks) in enumerate(given)
-        if _begin(blocks) < length
+def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]]) -> None:
+    segments = [
+        PrefillSegment(
+            slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length
+        )
+        for slot, (length, num_run) in enumerate(lengths)
+        if tile_begin(num_run) < length
     ]
-    if not parts:
+    if not segments:
         return
-    rows, passes = pack_passes(parts, COLUMNS, WIDE)
-    row, seen = 0, defaultdict[int, list[int]](list)
-    for batch in passes:
-        columns, ends = batch.num_columns, batch.prompt_end_mask
-        assert 1 <= columns <= WIDE and batch.first_row == row and ends < 1 << columns
-        places = [(c.slot, c.position, c.first_column) for c in batch.columns[:columns]]
-        for c, (slot, position, first) in enumerate(places):
-            assert rows[row + c].tolist() == [1000.0 * slot + position]
-            assert (ends >> c & 1) == (position == given[slot][0] - 1)
-            # The columns of its slot in this pass are those of its block so far, side by side.
-            ours = [i for i, place in enumerate(places) if place[0] == slot]
-            begins = {whole_tiles(places[i][1], COLUMNS, WIDE) for i in ours}
-            assert first == ours[0] and begins == {position - (c - first)}
-            seen[slot].append(position)
-        row += columns
-    assert row == len(rows)
-    assert seen == {part.slot: list(range(part.begin, part.end)) for part in parts}
+    vectors, batches = pack_batches(segments, FIRST_SIZE, TILE_SIZE)
+    row, packed = 0, defaultdict[int, list[int]](list)
+    for batch in batches:
+        num_columns, end_mask = batch.num_columns, batch.prompt_end_mask
+        assert 1 <= num_columns <= TILE_SIZE
+        assert batch.first_row == row and end_mask < 1 << num_columns
+        columns = [(c.slot, c.position, c.first_column) for c in batch.columns[:num_columns]]
+        for c, (slot, position, first_column) in enumerate(columns):
+            assert vectors[row + c].tolist() == [1000.0 * slot + position]
+            assert (end_mask >> c & 1) == (position == lengths[slot][0] - 1)
+            # The columns of a slot in a batch are those of one tile, side by side.
+            own = [i for i, column in enumerate(columns) if column[0] == slot]
+            begins = {num_tiled_positions(columns[i][1], FIRST_SIZE, TILE_SIZE) for i in own}
+            assert first_column == own[0] and begins == {position - (c - first_column)}
+            packed[slot].append(position)
+        row += num_columns
+    assert row == len(vectors)
+    assert packed == {s.slot: list(range(s.begin, s.end)) for s in segments}
 
 
-def test_what_is_left_of_short_prompts_shares_passes() -> None:
-    """Eight prompts of ten positions, of which eight were run before: one pass, not eight."""
+def test_short_segments_share_a_batch() -> None:
+    """Eight prompts of ten positions, eight of which were run before: one batch, not eight."""
     prompt = torch.zeros(10, 1)
-    _, cold = pack_passes([PrefillSegment(slot, prompt, 0, 10) for slot in range(8)], COLUMNS, WIDE)
-    _, warm = pack_passes([PrefillSegment(slot, prompt, 8, 10) for slot in range(8)], COLUMNS, WIDE)
-    assert (len(cold), len(warm)) == (5, 1)
+    num_batches = [
+        len(pack_batches([PrefillSegment(s, prompt, begin, 10) for s in range(8)], 8, 16)[1])
+        for begin in (0, 8)
+    ]
+    assert (FIRST_SIZE, TILE_SIZE) == (8, 16)
+    assert num_batches == [5, 1]
 
 
 @given(st.integers(0, 100))
-def test_whole_blocks_are_as_many_as_fit(positions: int) -> None:
-    assert positions - whole_tiles(positions, COLUMNS, WIDE) < (
-        WIDE if positions >= COLUMNS else COLUMNS
-    )
-    assert whole_tiles(positions, COLUMNS, WIDE) in {_begin(block) for block in range(8)}
+def test_no_further_whole_tile_fits(num_positions: int) -> None:
+    num_tiled = num_tiled_positions(num_positions, FIRST_SIZE, TILE_SIZE)
+    assert num_positions - num_tiled < (TILE_SIZE if num_positions >= FIRST_SIZE else FIRST_SIZE)
+    assert num_tiled in {tile_begin(tile) for tile in range(8)}

@@ -39,7 +39,7 @@ def torch_logits(
     length = len(prompt) + len(codes)
     reference = Reference(model, config, pad, num_slots=1, max_positions=length)
     x = torch.cat([prompt.to(pad), model.embeddings.embed_frames(codes.to(pad.device)) + pad])
-    hidden = reference._talk([0], x[None], [0])[0, len(prompt) - 1 :]
+    hidden = reference._run_talker([0], x[None], [0])[0, len(prompt) - 1 :]
     return (hidden @ model.talker.head.T).float()
 
 
