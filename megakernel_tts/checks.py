@@ -4,14 +4,14 @@ from megakernel_tts.errors import TextError
 
 
 def check_text(text: str, name: str = "The text") -> None:
-    """Refuses what is no Unicode text.
+    """Checks that an argument is Unicode text.
 
     Args:
-        text: What was given.
-        name: What the errors call it.
+        text: The argument.
+        name: Its name in the error message.
 
     Raises:
-        TextError: No string, or one with a lone surrogate.
+        TextError: It is not a string, or has a lone surrogate.
     """
     if not isinstance(text, str):
         raise TextError(f"{name} must be a string, found {type(text).__name__}.")
@@ -25,13 +25,16 @@ def check_text(text: str, name: str = "The text") -> None:
 
 
 def check_type(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
-    """Raises a TypeError with a sentence if an argument is of the wrong type.
+    """Checks the type of an argument.
 
     Args:
-        name: Of the argument.
-        value: What was given.
-        kind: The type or types that are allowed; a bool is never one.
+        name: Name of the argument.
+        value: Its value.
+        kind: The allowed type or types; a bool is never allowed.
         expected: The allowed values in words, for the message.
+
+    Raises:
+        TypeError: The value has another type.
     """
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{name} is {value!r}; it must be {expected}.")

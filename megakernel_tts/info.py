@@ -1,4 +1,4 @@
-"""What a checkpoint can do, from its config alone."""
+"""Description of a checkpoint, from its config alone."""
 
 import os
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from megakernel_tts.text.prompt import spoken_languages
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a checkpoint can do, as its `config.json` says.
+    """Description of a checkpoint.
 
     Attributes:
-        kind: `base` (clones), `custom_voice` (has named voices) or `voice_design`.
-        voices: Named voices and the languages that each speaks, its dialect first.
-        languages: What `language` may be, beside `auto`.
-        takes_instruct: Whether it follows an instruction.
-        note: What a listener should know first, if anything.
+        kind: `base` (clones voices), `custom_voice` (has named voices) or `voice_design`.
+        voices: Named voices and the languages of each, its dialect first.
+        languages: Values of `language` besides `auto`.
+        takes_instruct: Whether the model follows an instruction.
+        note: A remark for listeners, if there is one.
     """
 
     kind: str
@@ -29,7 +29,12 @@ class ModelInfo:
 
 
 def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
-    """What the model with this config can do."""
+    """Describes a model.
+
+    Args:
+        config: The checkpoint's config.
+        model: The name or folder under which it was loaded.
+    """
     languages = spoken_languages(config)
     dialects = config.talker.dialects
     voices = {

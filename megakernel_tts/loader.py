@@ -1,4 +1,4 @@
-"""A checkpoint's folder -> an engine: everything is checked before a weight reaches a device."""
+"""Loads a checkpoint into an engine; all files are checked before a weight reaches the device."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,18 @@ from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-MAX_POSITIONS = 2048  # of a slot: prompt and frames, about 160 s of speech
+MAX_POSITIONS = 2048  # of a slot, for prompt and frames: about 160 s of speech
 
 
 @dataclass(frozen=True)
 class Cloner:
-    """What makes a voice from a recording (Base checkpoints)."""
+    """Networks that make a voice from a recording (Base checkpoints).
+
+    Attributes:
+        encoder: The codec's encoder.
+        speaker: Computes the x-vector.
+        sample_rate: Sampling rate of the recordings that both take, in Hz.
+    """
 
     encoder: Encoder
     speaker: SpeakerEncoder
@@ -42,7 +48,15 @@ class Cloner:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint ready to speak."""
+    """A loaded checkpoint.
+
+    Attributes:
+        config: Contents of `config.json`.
+        sampling: Default sampling parameters.
+        tokenizer: The model's tokenizer.
+        engine: The running engine.
+        cloner: None if the model does not clone voices.
+    """
 
     config: ModelConfig
     sampling: Sampling
@@ -51,22 +65,24 @@ class Loaded:
     cloner: Cloner | None
 
 
-def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slots: int) -> Loaded:
+def load_checkpoint(
+    folder: Path, device: torch.device, dtype: torch.dtype, num_slots: int
+) -> Loaded:
     """Loads a checkpoint and starts its engine.
 
     Args:
-        folder: In the released layout, the codec in `speech_tokenizer/`.
-        device: Where everything runs.
-        dtype: Of talker, predictor and speaker encoder; the codec's weights are float32.
-        slots: Streams at a time.
+        folder: Folder in the released layout, with the codec in `speech_tokenizer/`.
+        device: Device of all networks.
+        dtype: Dtype of talker, predictor and speaker encoder; the codec is float32.
+        num_slots: Number of streams that can speak at once.
 
     Raises:
-        CheckpointError: Anything is missing or does not fit.
-        ValueError: More slots than memory can hold.
+        CheckpointError: A file is missing or does not fit the others.
+        ValueError: Memory cannot hold the slots.
     """
     codec_folder = folder / "speech_tokenizer"
     config = read_model_config(folder / "config.json")
-    _check_slots(config, device, dtype, slots)
+    _check_memory(config, device, dtype, num_slots)
     codec_config = read_codec_config(codec_folder / "config.json")
     _check_match(folder, config, codec_config)
     sampling = _read_sampling(folder / "generation_config.json")
@@ -78,7 +94,7 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
     checkpoint.verify((specs, speaker))
     codec.verify((decoder, encoder) if speaker is not None else decoder)
 
-    # On the host: the backend takes weights to the device in its own layout, piece by piece.
+    # On the host: the backend moves the weights to the device in its own layout, one by one.
     model = checkpoint.load(specs, torch.device("cpu"), dtype)
     model = replace(model, embeddings=model.embeddings.on_device(device))
     prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
@@ -95,34 +111,36 @@ def load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, slot
         model,
         config,
         prompt_builder.pad[0].to(device),
-        num_slots=slots,
+        num_slots=num_slots,
         max_positions=MAX_POSITIONS,
         captured_heads=() if alignment is None else alignment.heads,
     )
     weights = codec.load(decoder, device, torch.float32)
     plain = Decoder(weights, codec_config)
     kernels = backend.name == "megakernel"
-    vocoder = choose_vocoder(plain, weights, codec_config, slots=slots, kernels=kernels)
+    vocoder = choose_vocoder(plain, weights, codec_config, slots=num_slots, kernels=kernels)
     engine = Engine(backend, prompt_builder, plain, vocoder, alignment)
     return Loaded(config, sampling, tokenizer, engine, cloner)
 
 
-def _check_slots(config: ModelConfig, device: torch.device, dtype: torch.dtype, slots: int) -> None:
-    """Refuses slots whose keys and values alone are more than the device can hold."""
-    if slots < 1:
-        raise ValueError(f"slots is {slots}; at least one stream must be able to speak.")
+def _check_memory(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, num_slots: int
+) -> None:
+    """Checks that the device can hold the keys and values of all slots."""
+    if num_slots < 1:
+        raise ValueError(f"slots is {num_slots}; at least one stream must be able to speak.")
     stack = config.talker.stack
-    one = (
+    slot_bytes = (
         2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * MAX_POSITIONS * dtype.itemsize
     )
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = system_memory()
-    if memory is not None and slots * one > memory:
+    if memory is not None and num_slots * slot_bytes > memory:
         raise ValueError(
-            f"slots is {slots}; each takes {one / (1 << 20):.0f} MiB, and {device} has "
-            f"{memory / (1 << 30):.0f} GiB in all: {memory // one} at most."
+            f"slots is {num_slots}; each takes {slot_bytes / (1 << 20):.0f} MiB, and {device} has "
+            f"{memory / (1 << 30):.0f} GiB in all: {memory // slot_bytes} at most."
         )
 
 
@@ -147,7 +165,7 @@ def _check_match(folder: Path, config: ModelConfig, codec: CodecConfig) -> None:
 
 
 def _read_sampling(file: Path) -> Sampling:
-    """The checkpoint's own defaults; the release's where a key is missing."""
+    """Reads the default sampling parameters; missing keys have the release's values."""
     values = read_json(file)
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: must be a JSON object.")
@@ -161,7 +179,9 @@ def _read_sampling(file: Path) -> Sampling:
         "subtalker_top_p": "predictor_top_p",
         "max_new_tokens": "max_frames",
     }
-    chosen = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+    parameters = {
+        ours: values[name] for name, ours in names.items() if values.get(name) is not None
+    }
     for switch, ours in (
         ("do_sample", "temperature"),
         ("subtalker_dosample", "predictor_temperature"),
@@ -169,8 +189,8 @@ def _read_sampling(file: Path) -> Sampling:
         if values.get(switch) not in (None, True, False):
             raise CheckpointError(f"{file}: {switch} is {values[switch]!r}; expected a boolean.")
         if values.get(switch) is False:
-            chosen[ours] = 0.0
+            parameters[ours] = 0.0
     try:
-        return Sampling(**chosen)
+        return Sampling(**parameters)
     except SamplingError as error:
         raise CheckpointError(f"{file}: {error}") from error

@@ -1,4 +1,4 @@
-"""A session read to its end: the whole of it, or chunk by chunk."""
+"""Readers of a session: `Speech` collects all of it, `iterate_chunks` yields its chunks."""
 
 import logging
 import os
@@ -14,20 +14,20 @@ from megakernel_tts.audio import WavWriter
 from megakernel_tts.errors import SynthesisError
 from megakernel_tts.session import AudioChunk, Finish, FinishReason, Session
 
-# Of its own, for programs that tell of the end in other words.
+# A logger of its own, so that programs that report the end themselves can silence it.
 _log = logging.getLogger("megakernel_tts.finish")
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no one truth to compare by
+@dataclass(frozen=True, eq=False)  # arrays do not compare to a bool
 class Speech:
-    """Something said.
+    """The speech of a whole text.
 
     Attributes:
-        pcm: [samples], 16-bit.
-        sample_rate: Samples a second.
-        codes: [frames, groups].
-        words: Those that were said, with their ends.
-        finish: How it ended: `eos` (all was said), `length` or `guard`.
+        pcm: 16-bit samples [samples].
+        sample_rate: Sampling rate of `pcm` in Hz.
+        codes: Codec codes [frames, groups].
+        words: The words spoken, with start and end times.
+        finish: `eos` if the whole text was spoken, else `length` or `guard`; see `Finish.reason`.
     """
 
     pcm: NDArray[np.int16]
@@ -38,43 +38,45 @@ class Speech:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration in seconds."""
         return len(self.pcm) / self.sample_rate
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a wav file."""
+        """Writes a 16-bit mono wav file."""
         with WavWriter(path, self.sample_rate) as file:
             file.write(self.pcm)
 
 
-def collect(session: Session, groups: int, sample_rate: int) -> Speech:
-    """Reads a session whose text is ended.
+def collect(session: Session, num_groups: int, sample_rate: int) -> Speech:
+    """Reads a whole session.
 
     Args:
-        session: Of which nothing was read.
-        groups: Codes of a frame.
-        sample_rate: Samples a second.
+        session: Its text is ended, and no event of it was read.
+        num_groups: Codes of a frame.
+        sample_rate: In Hz.
 
     Raises:
-        SynthesisError: It failed, or the model was closed meanwhile.
+        SynthesisError: Synthesis failed, or the model was closed.
     """
     with session:
         chunks = [event for event in session if isinstance(event, AudioChunk)]
     finish = outcome(session)
-    pcm = np.concatenate([np.zeros(0, np.int16), *(c.pcm for c in chunks)])
-    codes = np.concatenate([np.zeros((0, groups), np.int64), *(c.codes for c in chunks)])
-    words = with_ends([word for c in chunks for word in c.words], pcm, sample_rate)
+    pcm = np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks)])
+    codes = np.concatenate(
+        [np.zeros((0, num_groups), np.int64), *(chunk.codes for chunk in chunks)]
+    )
+    words = with_ends([word for chunk in chunks for word in chunk.words], pcm, sample_rate)
     return Speech(pcm, sample_rate, codes, words, finish.reason)
 
 
 def iterate_chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
-    """Each chunk as soon as it exists; leaving the iteration stops the speech.
+    """Yields each chunk as soon as it exists; leaving the iteration cancels the session.
 
     Returns:
-        How it ended.
+        The session's last event.
 
     Raises:
-        SynthesisError: It failed, or the model was closed meanwhile.
+        SynthesisError: Synthesis failed, or the model was closed.
     """
     with session:
         for event in session:
@@ -86,10 +88,10 @@ def iterate_chunks(session: Session) -> Generator[AudioChunk, None, Finish]:
 
 
 def outcome(session: Session) -> Finish:
-    """How a session ended that was read to its end.
+    """Returns the last event of a session that was read to its end.
 
     Raises:
-        SynthesisError: It failed, or the model was closed meanwhile.
+        SynthesisError: Synthesis failed, or the model was closed.
     """
     finish = session.finish
     assert finish is not None  # the iteration ends after the finish
@@ -102,7 +104,7 @@ def outcome(session: Session) -> Finish:
 
 
 def log_early_end(finish: Finish) -> None:
-    """Tells those who iterate over chunks, and so see no finish, that speech was cut short."""
+    """Logs a warning if speech was cut short: iteration over chunks does not show the finish."""
     if finish.reason != "eos":
         count = f"{finish.frames} frame{'s' * (finish.frames != 1)}"
         _log.warning("The speech was ended after %s: %s.", count, finish.reason)

@@ -1,4 +1,4 @@
-"""The public face: load a model, say something, stream it, clone a voice."""
+"""`TTS`, the main class of the public API: loads a model, speaks, streams, clones voices."""
 
 import asyncio
 import logging
@@ -27,16 +27,16 @@ from megakernel_tts.voice import Voice
 TextLayout = Literal["auto", "full", "streaming"]
 
 _log = logging.getLogger("megakernel_tts")
-_WARM = Sampling(seed=0, max_frames=16, guard=False)
-_MODEL = (str, os.PathLike)
+_WARMUP = Sampling(seed=0, max_frames=16, guard=False)
+_MODEL_TYPES = (str, os.PathLike)
 _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
 
 
 class TTS:
     """A loaded model and its engine. Use `TTS.load`; close it, or use it in a `with` block.
 
-    Any number of threads and tasks may speak through one TTS at once; as many streams as it has
-    slots run together, others wait.
+    Any number of threads and tasks may use one TTS. As many streams as it has slots run together;
+    further ones wait.
     """
 
     def __init__(self, loaded: Loaded, info: ModelInfo) -> None:
@@ -46,12 +46,15 @@ class TTS:
 
     @staticmethod
     def describe(model: str | os.PathLike[str] = "demo") -> ModelInfo:
-        """What a model can do, without loading its weights.
+        """Describes a model without loading its weights.
+
+        Args:
+            model: As in `load`.
 
         Raises:
             CheckpointError: There is no such model, or its config is broken.
         """
-        check_type("model", model, _MODEL, "demo, a folder or a hub id")
+        check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
         return model_info(read_model_config(hub.find_checkpoint(model) / "config.json"), model)
 
     @classmethod
@@ -68,46 +71,46 @@ class TTS:
             model: `demo`, a checkpoint's folder, or a hub id (`owner/name`, `owner/name@revision`).
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
-            slots: How many streams can speak at once.
+            slots: Number of streams that can speak at once.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: No such device or type, or more slots than memory can hold.
-            TypeError: An argument is of another type.
+            ValueError: There is no such device or dtype, or memory cannot hold the slots.
+            TypeError: An argument has another type.
         """
-        check_type("model", model, _MODEL, "demo, a folder or a hub id")
+        check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
-        chosen = pick_device(device)
-        number = pick_dtype(dtype, chosen)
-        loaded = load_checkpoint(hub.find_checkpoint(model), chosen, number, slots)
+        torch_device = pick_device(device)
+        torch_dtype = pick_dtype(dtype, torch_device)
+        loaded = load_checkpoint(hub.find_checkpoint(model), torch_device, torch_dtype, slots)
         info = model_info(loaded.config, model)
-        _log.info("%s on %s through %s", model, chosen, loaded.engine.backend.name)
+        _log.info("%s on %s through %s", model, torch_device, loaded.engine.backend.name)
         if info.note:
             _log.warning(info.note)
         return cls(loaded, info)
 
     @property
     def voices(self) -> Mapping[str, tuple[str, ...]]:
-        """The named voices and the languages that each speaks; empty for Base and VoiceDesign."""
+        """Named voices and the languages of each; empty for Base and VoiceDesign models."""
         return self._info.voices
 
     @property
     def info(self) -> ModelInfo:
-        """What the model can do."""
+        """Description of the model."""
         return self._info
 
     @property
     def aligned(self) -> bool:
-        """Whether words' times come from the model's attention, which `calibrate` prepares.
+        """Whether word times come from the model's attention, which `calibrate` prepares.
 
-        They are estimates otherwise.
+        Otherwise they are estimates.
         """
         return self._loaded.engine.alignment is not None
 
     @property
     def sampling(self) -> Sampling:
-        """The model's own sampling parameters, used where none are given."""
+        """The model's default sampling parameters."""
         return self._loaded.sampling
 
     def say(
@@ -121,27 +124,29 @@ class TTS:
         *,
         retries: int = 0,
     ) -> Speech:
-        """Says a text and gives back the whole of it.
+        """Synthesises a text and returns all of its speech.
 
         Args:
-            text: Of any length.
-            voice: A named voice (None takes the model's first), or a cloned one for a Base model.
-            language: One of the model's, or `auto`.
-            instruct: How to speak (1.7B-CustomVoice), or who (VoiceDesign).
-            layout: Where the text goes: `full` (so does `auto`), or `streaming`.
-            sampling: How codes are drawn.
-            retries: How often a piece of the text that the guard stopped is said again, with the
-                next seed.
+            text: Any length.
+            voice: A named voice (None: the model's first), or a cloned voice for a Base model.
+            language: One of the model's languages, or `auto`.
+            instruct: Manner of speaking (1.7B-CustomVoice), or the voice (VoiceDesign).
+            layout: Where the text goes in the prompt: `full` (also `auto`), or `streaming`.
+            sampling: Sampling parameters; the model's if None.
+            retries: How often a segment of the text that the guard stopped is spoken again, with
+                the next seed.
 
         Raises:
-            TextError: There is nothing to say, or it is no Unicode text.
+            TextError: The text is empty, or not Unicode text.
             VoiceError: The model has no such voice or language, or takes no instruction.
-            EngineBusyError: Too many streams wait already.
+            EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
-            SynthesisError: It failed on the way.
+            SynthesisError: Synthesis failed.
         """
         check_type("retries", retries, int, "a whole number")
-        session = self._speak(text, voice, language, instruct, layout, sampling, None, retries)
+        session = self._open_with_text(
+            text, voice, language, instruct, layout, sampling, None, retries
+        )
         groups = self._loaded.config.talker.num_groups
         return collect(session, groups, self._loaded.engine.decoder.sample_rate)
 
@@ -155,11 +160,23 @@ class TTS:
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
     ) -> Generator[AudioChunk, None, Finish]:
-        """Says a text and gives each chunk of audio as soon as it exists; arguments as `say`.
+        """Synthesises a text and yields each chunk of audio as soon as it exists.
 
-        Leaving the iteration stops the speech. How it ended is what the generator returns.
+        Leaving the iteration stops the speech. The generator returns the `Finish`.
+
+        Args:
+            text: As in `say`.
+            voice: As in `say`.
+            language: As in `say`.
+            instruct: As in `say`.
+            layout: As in `say`.
+            sampling: As in `say`.
+            chunks: Sizes of the chunks.
+
+        Raises:
+            MegakernelTTSError: As `say`; errors of the arguments are raised at the call.
         """
-        session = self._speak(text, voice, language, instruct, layout, sampling, chunks)
+        session = self._open_with_text(text, voice, language, instruct, layout, sampling, chunks)
         return iterate_chunks(session)
 
     async def astream(
@@ -172,9 +189,9 @@ class TTS:
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
     ) -> AsyncIterator[AudioChunk]:
-        """As `stream`, for asyncio: nothing runs on the event loop but the hand-over."""
+        """As `stream`, for asyncio; the event loop only receives the chunks."""
         session = await asyncio.to_thread(
-            self._speak, text, voice, language, instruct, layout, sampling, chunks
+            self._open_with_text, text, voice, language, instruct, layout, sampling, chunks
         )
         with session:
             async for event in session:
@@ -197,32 +214,33 @@ class TTS:
             voice: As in `say`.
             language: As in `say`.
             instruct: As in `say`.
-            layout: `streaming` (so does `auto`) speaks from the first word on, a token a frame;
+            layout: `streaming` (also `auto`) speaks from the first word on, one token per frame;
                 `full` speaks sentence by sentence. With a cloned voice that has a transcript,
-                `streaming` waits until as much text is known as stands beside the recording.
+                `streaming` waits for as many tokens as the recording has frames beyond it.
             sampling: As in `say`.
-            chunks: How many frames leave together.
+            chunks: Sizes of the chunks.
 
         Raises:
             VoiceError: The model has no such voice or language, or takes no instruction.
-            EngineBusyError: Too many streams wait already.
+            EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
         """
         sentences = _SENTENCES if layout == "full" else None
-        live = "streaming" if layout == "auto" else layout
-        script = TextQueue(self._loaded.tokenizer, Splitter(_name(language), sentences))
-        return self._open(script, voice, language, instruct, live, sampling, chunks)
+        live_layout = "streaming" if layout == "auto" else layout
+        splitter = Splitter(_normalized(language), sentences)
+        text_queue = TextQueue(self._loaded.tokenizer, splitter)
+        return self._open(text_queue, voice, language, instruct, live_layout, sampling, chunks)
 
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
         """Makes a voice from a recording, for a Base model.
 
         Args:
             wav: A path or open file that soundfile reads, or (samples, rate); at most 60 s.
-            text: What is said in it; with it the voice is closer to the recording.
+            text: Its transcript; with it the voice is closer to the recording.
 
         Raises:
-            VoiceError: This model clones no voices.
-            TextError: What is said is no Unicode text.
+            VoiceError: The model does not clone voices.
+            TextError: The transcript is not Unicode text.
             ReferenceAudioError: The recording is unreadable, silent, clipped, too long or short.
         """
         cloner = self._loaded.cloner
@@ -240,50 +258,50 @@ class TTS:
         return Voice(x_vector, cloner.encoder.encode(wave).cpu(), text.strip())
 
     def warmup(self) -> None:
-        """Runs every path that a request can take, so that the first one is as fast as any.
+        """Runs every path that a request can take, so that the first request has full speed.
 
-        That is: every kind of voice and instruction, both layouts, drawn and greedy, alone and with
-        every slot taken. What prompts of the named voices begin with (in language `auto`) is kept
-        from then on; of other languages, instructions and cloned voices it is from their first use.
+        The paths are: every kind of voice and instruction, both layouts, sampled and greedy, one
+        stream and all slots. The prefix cache then holds the prefixes of the named voices in
+        language `auto`; those of other languages, instructions and cloned voices are cached at
+        their first use.
         """
         for name in self.voices:
-            self.say("Hello.", name, sampling=replace(_WARM, max_frames=1))
-        for voice, instruct in self._manners():
-            for sampling in (_WARM, replace(_WARM, temperature=0.0, predictor_temperature=0.0)):
+            self.say("Hello.", name, sampling=replace(_WARMUP, max_frames=1))
+        for voice, instruct in self._voice_examples():
+            for sampling in (_WARMUP, replace(_WARMUP, temperature=0.0, predictor_temperature=0.0)):
                 for layout in ("full", "streaming"):
                     self.say("Hello.", voice, "auto", instruct, layout, sampling)
-        voice, instruct = self._manners()[0]
-        slots = self._loaded.engine.backend.num_slots
+        voice, instruct = self._voice_examples()[0]
         sessions = [
-            self._speak("Hello.", voice, "auto", instruct, "full", _WARM, None)
-            for _ in range(slots)
+            self._open_with_text("Hello.", voice, "auto", instruct, "full", _WARMUP, None)
+            for _ in range(self._loaded.engine.backend.num_slots)
         ]
         for session in sessions:
             list(session)
         self._warm = True
 
     async def awarmup(self) -> None:
-        """As `warmup`, for asyncio: the event loop goes on."""
+        """As `warmup`, for asyncio, on another thread."""
         await asyncio.to_thread(self.warmup)
 
     @property
     def warm(self) -> bool:
-        """Whether it was warmed up."""
+        """Whether `warmup` has run."""
         return self._warm
 
-    def _manners(self) -> list[tuple[Voice | None, str | None]]:
-        """A voice and an instruction of each kind that the model takes."""
+    def _voice_examples(self) -> list[tuple[Voice | None, str | None]]:
+        """Returns a voice and an instruction for each kind of prompt that the model takes."""
         talker = self._loaded.config.talker
         if self._info.kind == "base":
             x_vector = torch.zeros(talker.stack.hidden_size)
             codes = torch.zeros(2, talker.num_groups, dtype=torch.long)
             return [(Voice(x_vector), None), (Voice(x_vector, codes, "Hi."), None)]
-        manners: list[tuple[Voice | None, str | None]] = []
+        examples: list[tuple[Voice | None, str | None]] = []
         if self._info.kind == "custom_voice":
-            manners.append((None, None))
+            examples.append((None, None))
         if self._info.takes_instruct:
-            manners.append((None, "A calm voice."))
-        return manners
+            examples.append((None, "A calm voice."))
+        return examples
 
     def close(self) -> None:
         """Stops every stream and the engine; may be called twice."""
@@ -295,7 +313,7 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _speak(
+    def _open_with_text(
         self,
         text: str,
         voice: str | Voice | None,
@@ -306,18 +324,18 @@ class TTS:
         chunks: ChunkPolicy | None,
         retries: int = 0,
     ) -> Session:
-        """A session for a text that is known."""
+        """Opens a session for a complete text."""
         check_text(text)
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
-        known = "full" if layout == "auto" else layout
-        portion, rest = text[:MAX_PUSH_CHARACTERS], text[MAX_PUSH_CHARACTERS:]
+        text_layout = "full" if layout == "auto" else layout
+        first, rest = text[:MAX_PUSH_CHARACTERS], text[MAX_PUSH_CHARACTERS:]
         with self._loaded.engine.pending_open():
-            # With its text from the start: the engine need not be woken for every step of it.
-            script = TextQueue(self._loaded.tokenizer, Splitter(_name(language)))
-            script.push(portion, last=not rest)
-            manner = voice, language, instruct, known
-            session = self._open(script, *manner, sampling, chunks, retries)
+            # The session opens with its text, so that the engine is woken once.
+            text_queue = TextQueue(self._loaded.tokenizer, Splitter(_normalized(language)))
+            text_queue.push(first, last=not rest)
+            prompt = voice, language, instruct, text_layout
+            session = self._open(text_queue, *prompt, sampling, chunks, retries)
         if rest:
             session.push_text(rest)
             session.end()
@@ -325,7 +343,7 @@ class TTS:
 
     def _open(
         self,
-        script: TextQueue,
+        text_queue: TextQueue,
         voice: str | Voice | None,
         language: str,
         instruct: str | None,
@@ -343,7 +361,7 @@ class TTS:
         engine = self._loaded.engine
         prefix = engine.prompt_builder.prefix(voice, language, instruct)
         return engine.open(
-            script,
+            text_queue,
             prefix,
             voice if isinstance(voice, Voice) else None,
             layout,
@@ -353,6 +371,6 @@ class TTS:
         )
 
 
-def _name(language: str) -> str:
-    """As `Splitter` knows it; what is no name at all is refused with the voice."""
+def _normalized(language: str) -> str:
+    """Returns a language's name for `Splitter`; the prompt builder refuses what is not a name."""
     return language.strip().lower() if isinstance(language, str) else "auto"

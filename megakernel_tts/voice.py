@@ -1,4 +1,4 @@
-"""What a cloned voice is: an x-vector, and the recording's codes with its transcript."""
+"""Cloned voices: an x-vector, and optionally the recording's codes with its transcript."""
 
 import os
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _FORMAT = "megakernel-tts-voice-1"
 class Voice:
     """A voice cloned from a recording.
 
-    With a transcript the model continues the recording (in-context reference); without one it has
-    the x-vector alone.
+    With a transcript the model continues the recording (in-context reference). Without one it uses
+    the x-vector only.
 
     Attributes:
-        x_vector: [hidden], float32.
-        codes: [frames, groups], int64: the recording; None without a transcript.
+        x_vector: Speaker embedding [hidden], float32.
+        codes: Codec codes of the recording [frames, groups], int64; None without a transcript.
         text: The transcript; None without one.
     """
 
@@ -51,7 +51,11 @@ class Voice:
             check_text(self.text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the voice to one safetensors file."""
+        """Writes the voice to a safetensors file.
+
+        Raises:
+            VoiceError: The file cannot be written.
+        """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -70,7 +74,7 @@ class Voice:
         """Reads a voice that `save` wrote.
 
         Raises:
-            VoiceError: No such file, or none that `save` wrote.
+            VoiceError: There is no such file, or it is not a voice file.
         """
         from safetensors import SafetensorError, safe_open
 

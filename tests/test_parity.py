@@ -1,4 +1,4 @@
-"""Against what the official package recorded (`goldens/make.py`), stage by stage."""
+"""Compares every stage with recordings of the official package (`goldens/make.py`)."""
 
 from collections.abc import Callable
 from functools import cache
@@ -81,7 +81,9 @@ def build(loaded: Loaded, size: Model, case: Case) -> tuple[Prompt, torch.Tensor
 
 
 @pairs
-def test_prefill_and_trailing_text(size: Model, case: Case, load: Callable[..., Loaded]) -> None:
+def test_prompts_equal_the_official_ones(
+    size: Model, case: Case, load: Callable[..., Loaded]
+) -> None:
     loaded = load(case.kind, size, CODES[size])
     prompt, trailing = build(loaded, size, case)
     np.testing.assert_allclose(prompt.prefill, expected(size, case, "prefill"), rtol=0, atol=1e-5)
@@ -89,7 +91,7 @@ def test_prefill_and_trailing_text(size: Model, case: Case, load: Callable[..., 
 
 
 @pairs
-def test_greedy_codes_hidden_states_and_logits(
+def test_greedy_codes_hidden_states_and_logits_equal_the_official_ones(
     size: Model, case: Case, load: Callable[..., Loaded]
 ) -> None:
     """The codes are identical, so that every later stage is compared on the same history."""
@@ -124,7 +126,9 @@ def test_greedy_codes_hidden_states_and_logits(
 
 
 @pairs
-def test_waveform(size: Model, case: Case, load: Callable[..., Loaded]) -> None:
+def test_waveforms_equal_the_official_ones(
+    size: Model, case: Case, load: Callable[..., Loaded]
+) -> None:
     loaded = load(case.kind, size, CODES[size])
     decoder = loaded.engine.decoder
     codes = torch.from_numpy(expected(size, case, "codes").astype(np.int64))
@@ -141,8 +145,8 @@ def test_waveform(size: Model, case: Case, load: Callable[..., Loaded]) -> None:
 
 
 @sizes
-def test_codec_whole_and_chunked(size: Size, load: Callable[..., Loaded]) -> None:
-    """The official chunked decode is exact for its first 300 frames, and so are we."""
+def test_codec_equals_the_official_one(size: Size, load: Callable[..., Loaded]) -> None:
+    """The official chunked decode is exact for its first 300 frames only."""
     decoder = load("custom_voice", size, CHECKPOINTS[size][1]).engine.decoder
     codes = torch.from_numpy(codec_codes(CHECKPOINTS[size][1]))
     wave = decoder.decode(codes[None], decoder.start())[0][0, :: 3 * WAVE_STEP].numpy()
@@ -154,14 +158,14 @@ def test_codec_whole_and_chunked(size: Size, load: Callable[..., Loaded]) -> Non
 
 
 @sizes
-def test_token_ids(size: Size, load: Callable[..., Loaded]) -> None:
+def test_token_ids_equal_the_official_ones(size: Size, load: Callable[..., Loaded]) -> None:
     tokenizer = load("custom_voice", size, CHECKPOINTS[size][1]).tokenizer
     for i, text in enumerate(long_text_ids()):
         assert tokenizer.encode(text.strip()) == golden(size)[f"ids/{i}"].tolist(), text
 
 
 @sizes
-def test_reference_codes_and_x_vector(size: Size, load: Callable[..., Loaded]) -> None:
+def test_encoders_match_the_official_ones(size: Size, load: Callable[..., Loaded]) -> None:
     cloner = load("base", size, CHECKPOINTS[size][1]).cloner
     assert cloner is not None
     audio = torch.from_numpy(reference_audio())

@@ -26,7 +26,9 @@ def test_speech_is_compared_by_identity(tts: TTS) -> None:
     assert one != two and len({one, two, one}) == 2
 
 
-def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_was_cut_short_logs_a_warning(
+    tts: TTS, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         list(tts.stream(TEXT, sampling=SHORT))
     assert [r.getMessage() for r in caplog.records] == [
@@ -37,7 +39,7 @@ def test_a_stream_that_was_cut_says_so(tts: TTS, caplog: pytest.LogCaptureFixtur
     assert caplog.records[-1].getMessage() == "The speech was ended after 1 frame: length."
 
 
-def test_a_stream_returns_how_it_ended(tts: TTS) -> None:
+def test_a_stream_returns_its_finish(tts: TTS) -> None:
     stream = tts.stream(TEXT, sampling=SHORT)
     while True:
         try:
@@ -47,7 +49,7 @@ def test_a_stream_returns_how_it_ended(tts: TTS) -> None:
             break
 
 
-def test_leaving_a_stream_gives_a_prefix_and_frees_its_slot(tts: TTS) -> None:
+def test_leaving_a_stream_frees_its_slot(tts: TTS) -> None:
     whole = tts.say(TEXT, sampling=SHORT)
     for _ in range(6):  # more than there are slots
         got: list[AudioChunk] = []

@@ -44,7 +44,7 @@ def codes_of(session: Session, portions: Sequence[str]) -> np.ndarray:
     return np.concatenate([e.codes for e in session if isinstance(e, AudioChunk)])
 
 
-def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
+def test_the_seed_determines_the_codes(tts: TTS) -> None:
     one, two = tts.say(TEXT, sampling=SHORT), tts.say(TEXT, sampling=SHORT)
     np.testing.assert_array_equal(one.codes, two.codes)
     np.testing.assert_array_equal(one.pcm, two.pcm)
@@ -55,14 +55,14 @@ def test_the_same_seed_says_the_same_and_another_does_not(tts: TTS) -> None:
     assert (one.pcm.dtype, one.sample_rate, one.seconds) == (np.int16, 24_000, 14 * 0.08)
 
 
-def test_warming_up_lets_the_event_loop_go_on(checkpoint: Callable[..., Path]) -> None:
+def test_warming_up_does_not_block_the_event_loop(checkpoint: Callable[..., Path]) -> None:
     ticks = 0
 
     async def warm(one: TTS) -> None:
         nonlocal ticks
         task = asyncio.create_task(one.awarmup())
-        while not task.done():  # what is counted is the loop's turns
-            await asyncio.sleep(0.001)
+        while not task.done():  # counts iterations of the event loop
+            await asyncio.sleep(0)
             ticks += 1
         await task
 
@@ -72,7 +72,7 @@ def test_warming_up_lets_the_event_loop_go_on(checkpoint: Callable[..., Path]) -
         assert one.warm and ticks > 10
 
 
-def test_streams_say_what_say_says(tts: TTS) -> None:
+def test_streaming_does_not_change_codes(tts: TTS) -> None:
     whole = tts.say(TEXT, "serena", "english", sampling=SHORT)
     policy = ChunkPolicy(first=2, largest=5)
     streamed = list(tts.stream(TEXT, "serena", "english", sampling=SHORT, chunks=policy))
@@ -90,7 +90,7 @@ def test_streams_say_what_say_says(tts: TTS) -> None:
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_characters_pushed_one_by_one_say_what_the_whole_says(tts: TTS, layout: str) -> None:
+def test_pushing_single_characters_does_not_change_codes(tts: TTS, layout: str) -> None:
     text = "你好 to the world. It is e\u0301t\u0323e\u0301, don't you know? 3.14 👩\u200d👧!"
     results: list[np.ndarray] = []
     for portions in ([text], list(text)):
@@ -99,8 +99,8 @@ def test_characters_pushed_one_by_one_say_what_the_whole_says(tts: TTS, layout: 
     np.testing.assert_array_equal(results[0], results[1])
 
 
-def test_streams_side_by_side_say_what_they_say_alone(tts: TTS) -> None:
-    """Seven streams on four slots, from threads; codes bit for bit, samples within a step."""
+def test_concurrent_streams_do_not_change_codes(tts: TTS) -> None:
+    """Seven streams on four slots, from threads: equal codes, samples within one 16-bit step."""
     jobs = [
         (f"Number {i} is speaking to you.", voice, Sampling(seed=i, max_frames=10 + i))
         for i, voice in enumerate(["ryan", "serena", "eric", "dylan", "ryan", "eric", "ryan"])
@@ -123,8 +123,10 @@ def test_streams_side_by_side_say_what_they_say_alone(tts: TTS) -> None:
         assert np.abs(difference).max() <= 1
 
 
-def test_a_long_transcript_is_fed_before_the_text(checkpoint: Callable[..., Path]) -> None:
-    """In-context, streaming: text by characters says what the whole says, whatever the lengths."""
+def test_pushing_single_characters_after_a_transcript_does_not_change_codes(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """With transcripts that are longer and shorter than their recordings."""
     generator = torch.Generator().manual_seed(0)
     x_vector = torch.randn(128, generator=generator)
     with TTS.load(checkpoint("base"), device="cpu", slots=2) as base:
@@ -146,14 +148,14 @@ def test_live_text_in_the_full_layout_is_spoken_sentence_by_sentence(tts: TTS) -
     session.cancel()
 
 
-def test_a_model_that_is_dropped_is_freed(checkpoint: Callable[..., Path]) -> None:
+def test_a_model_without_references_is_freed(checkpoint: Callable[..., Path]) -> None:
     one = TTS.load(checkpoint(), device="cpu", slots=1)
     stream = one.stream(TEXT)
     thread = one._loaded.engine._thread
     talker = weakref.ref(one._loaded.engine.backend)
     del one
     gc.collect()
-    next(stream)  # who still listens keeps it
+    next(stream)  # the stream keeps the engine
     del stream
     gc.collect()
     thread.join(10)
@@ -161,8 +163,8 @@ def test_a_model_that_is_dropped_is_freed(checkpoint: Callable[..., Path]) -> No
     assert not thread.is_alive() and talker() is None
 
 
-def test_retries_take_the_next_seed_and_the_last_result_stands(tts: TTS) -> None:
-    endless = Sampling(seed=1, temperature=1e-6)  # so sure of itself that it never ends
+def test_a_retry_uses_the_next_seed(tts: TTS) -> None:
+    endless = Sampling(seed=1, temperature=1e-6)  # never samples the end of speech
     once = tts.say("Hi.", sampling=endless)
     again = tts.say("Hi.", sampling=endless, retries=1)
     assert once.finish == again.finish == "guard"
@@ -176,7 +178,7 @@ def test_the_guard_can_be_switched_off(tts: TTS) -> None:
     assert len(tts.say("Hi.", sampling=off).codes) == frames
 
 
-def test_a_slot_ends_with_length(
+def test_a_full_slot_ends_the_speech_with_length(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megakernel_tts.loader.MAX_POSITIONS", 40)
@@ -188,7 +190,7 @@ def test_a_slot_ends_with_length(
         assert small.say("Hi.", sampling=SHORT).finish == "length"
 
 
-def test_models_describe_themselves(checkpoint: Callable[..., Path]) -> None:
+def test_describe_needs_no_weights(checkpoint: Callable[..., Path]) -> None:
     info = TTS.describe(checkpoint())
     assert info.kind == "custom_voice" and not info.takes_instruct and info.note is None
     assert info.voices["ryan"] == info.languages
@@ -197,7 +199,9 @@ def test_models_describe_themselves(checkpoint: Callable[..., Path]) -> None:
     assert "small demonstration voice" in str(TTS.describe().note)
 
 
-def test_two_models_in_one_process(tts: TTS, checkpoint: Callable[..., Path]) -> None:
+def test_two_models_in_one_process_do_not_affect_each_other(
+    tts: TTS, checkpoint: Callable[..., Path]
+) -> None:
     expected = tts.say(TEXT, sampling=SHORT).codes
     with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as other:
         assert len(other.say(TEXT, instruct="low", sampling=SHORT).codes) == 14
@@ -206,7 +210,7 @@ def test_two_models_in_one_process(tts: TTS, checkpoint: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize(("kind", "size"), [("base", "0b6"), ("voice_design", "1b7")])
-def test_warmup_runs_on_every_kind_and_closing_twice_is_fine(
+def test_warmup_runs_on_every_kind_of_model(
     checkpoint: Callable[..., Path], kind: str, size: str
 ) -> None:
     with TTS.load(checkpoint(kind, size), device="cpu", slots=1) as one:
@@ -243,7 +247,7 @@ def test_defaults_come_from_the_checkpoint(checkpoint: Callable[..., Path], tmp_
         ({"slots": 10**30}, r"slots is 10{30}; each takes"),
     ],
 )
-def test_wrong_load_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_invalid_load_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TTS.load(**{"device": "cpu"} | arguments)  # type: ignore[arg-type]
 
@@ -260,7 +264,7 @@ def test_wrong_load_arguments_are_refused(arguments: dict[str, object], message:
         ("device", None, "auto, cpu, cuda or cuda:N"),
     ],
 )
-def test_load_arguments_of_another_type_are_named(name: str, value: object, expected: str) -> None:
+def test_load_arguments_of_a_wrong_type_are_named(name: str, value: object, expected: str) -> None:
     with pytest.raises(TypeError, match=f"^{name} is {value!r}; it must be .*{expected}"):
         TTS.load(**{name: value})  # type: ignore[arg-type]
 
@@ -284,7 +288,7 @@ def test_load_arguments_of_another_type_are_named(name: str, value: object, expe
         ("retries", True, "retries is True; it must be a whole number"),
     ],
 )
-def test_arguments_of_another_type_are_named_at_the_call(
+def test_arguments_of_a_wrong_type_are_named_at_the_call(
     tts: TTS, name: str, value: object, expected: str
 ) -> None:
     every = (partial(tts.say, text=TEXT), partial(tts.stream, text=TEXT), tts.open)
@@ -295,14 +299,14 @@ def test_arguments_of_another_type_are_named_at_the_call(
             call(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_transcript_of_another_type_is_named(checkpoint: Callable[..., Path]) -> None:
+def test_a_transcript_of_a_wrong_type_is_named(checkpoint: Callable[..., Path]) -> None:
     with TTS.load(checkpoint("base"), device=torch.device("cpu"), slots=1) as base:  # type: ignore[arg-type]
         with pytest.raises(TextError, match="found int"):
             base.clone("recording.wav", 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("penalty", [5e-324, 1e-300, 2, 1e300, 10**300], ids="{:.0e}".format)
-def test_any_repetition_penalty_above_zero_speaks(tts: TTS, penalty: float) -> None:
+def test_any_positive_repetition_penalty_gives_codes(tts: TTS, penalty: float) -> None:
     for temperature in (0.0, 1e-6, 0.9):
         sampling = Sampling(
             temperature, repetition_penalty=penalty, top_p=0.9, seed=1, max_frames=5, guard=False
@@ -311,14 +315,14 @@ def test_any_repetition_penalty_above_zero_speaks(tts: TTS, penalty: float) -> N
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t\u3000"])
-def test_nothing_to_say_is_an_error(tts: TTS, text: str) -> None:
+def test_an_empty_text_is_an_error(tts: TTS, text: str) -> None:
     with pytest.raises(TextError, match="nothing to say"):
         tts.say(text)
     with pytest.raises(TextError, match="nothing to say"):
         tts.stream(text)
 
 
-def test_wrong_arguments_raise_at_the_call(tts: TTS) -> None:
+def test_invalid_arguments_raise_at_the_call(tts: TTS) -> None:
     with pytest.raises(MegakernelTTSError):
         tts.stream("hello", "nobody")
     with pytest.raises(TextError, match="lone surrogate"):
@@ -346,18 +350,18 @@ def test_any_text_is_spoken_or_refused(tts: TTS, text: str) -> None:
     assert isinstance(list(session)[-1], Finish)
 
 
-def test_a_megabyte_without_a_space_starts_and_stops_quickly(tts: TTS) -> None:
+def test_a_megabyte_without_a_space_can_be_started_and_stopped(tts: TTS) -> None:
     stream = tts.stream("a" * 1_000_000, sampling=Sampling(seed=0, max_frames=2))
     assert len(next(stream).codes) == 1
     stream.close()
     assert tts.say("hello", sampling=SHORT).finish == "length"
 
 
-def test_a_process_may_end_while_speech_is_made(checkpoint: Callable[..., Path]) -> None:
+def test_a_process_can_end_during_synthesis(checkpoint: Callable[..., Path]) -> None:
     program = (
-        "import sys, time; from megakernel_tts import TTS\n"
+        "import sys; from megakernel_tts import TTS\n"
         "tts = TTS.load(sys.argv[1], device='cpu', slots=1)\n"
-        "stream = tts.stream('A long text. ' * 50); next(stream); time.sleep(0.2)"
+        "stream = tts.stream('A long text. ' * 50); next(stream)"
     )
     for _ in range(3):
         run = subprocess.run(
@@ -375,17 +379,17 @@ def test_a_process_may_end_while_speech_is_made(checkpoint: Callable[..., Path])
         ({"first": 9, "largest": 8}, ValueError, "1 <= first <= largest <= ahead"),
     ],
 )
-def test_chunk_policies_that_cannot_be_kept(
+def test_invalid_chunk_policies_are_refused(
     policy: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         ChunkPolicy(**policy)
 
 
-def test_a_text_is_on_its_way_from_its_first_word_until_it_is_there(
+def test_a_session_is_announced_while_its_text_is_tokenised(
     tts: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who begins to speak meanwhile waits for it a moment."""
+    """Streams that begin meanwhile wait for it."""
     loop, encode = tts._loaded.engine._loop, tts._loaded.tokenizer.encode
     seen: list[int] = []
 

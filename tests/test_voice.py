@@ -26,7 +26,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", [None, "the quick brown fox"])
-def test_a_cloned_voice_survives_its_file(
+def test_saving_a_voice_does_not_change_its_samples(
     base: TTS, recording: Path, tmp_path: Path, text: str | None
 ) -> None:
     voice = base.clone(recording, text)
@@ -41,7 +41,7 @@ def test_a_cloned_voice_survives_its_file(
         np.testing.assert_array_equal(one.pcm, two.pcm)
 
 
-def test_the_transcript_and_the_recording_matter(base: TTS, recording: Path) -> None:
+def test_the_transcript_changes_the_codes(base: TTS, recording: Path) -> None:
     said = [
         base.say("hello", base.clone(recording, text), sampling=SAMPLING).codes.tolist()
         for text in (None, "the quick brown fox", "another text")
@@ -49,8 +49,8 @@ def test_the_transcript_and_the_recording_matter(base: TTS, recording: Path) -> 
     assert said[0] != said[1] != said[2] != said[0]
 
 
-def test_a_transcript_longer_than_the_recording_is_spoken(base: TTS, recording: Path) -> None:
-    """Its rest is fed before the text, as the official package does."""
+def test_a_transcript_can_be_longer_than_its_recording(base: TTS, recording: Path) -> None:
+    """Its rest is fed before the text, as in the official package."""
     voice = base.clone(recording, "a very long transcript " * 10)
     assert len(base.say("hello", voice, layout="streaming", sampling=SAMPLING).codes) == 6
 
@@ -73,7 +73,9 @@ def test_a_voice_of_another_model_is_refused(base: TTS) -> None:
         base.say("hello", "ryan")
 
 
-def test_what_is_no_voice_file_is_refused(tmp_path: Path, checkpoint: Callable[..., Path]) -> None:
+def test_invalid_voice_files_and_values_are_refused(
+    tmp_path: Path, checkpoint: Callable[..., Path]
+) -> None:
     with pytest.raises(VoiceError, match="does not exist"):
         Voice.load(tmp_path / "none.safetensors")
     (tmp_path / "a.safetensors").write_bytes(b"no")

@@ -1,9 +1,9 @@
-"""The runaway guard: ends speech that has lost its end, and nothing else.
+"""Runaway guard: ends speech that has missed its end.
 
-Sampled speech models now and then miss their end-of-speech code and go on with silence, room tone
-or a loop (0.3 to 0.7 % of requests are reported for this model). The guard knows how long a text
-takes to say and acts only once the text is used up: far beyond that time, or, from twice that time
-on, if nothing but near silence or repetition has come for seconds, or all words were said.
+A sampled speech model sometimes misses its end-of-speech code and continues with silence, noise or
+a loop; 0.3 to 0.7 % of requests are reported for this model. The guard acts only after the whole
+text was fed. It ends the speech far beyond the text's ordinary length. From twice the ordinary
+length on, it also ends it after seconds of near silence or repetition, or after the last word.
 """
 
 from collections import deque
@@ -11,52 +11,62 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-_WORD = 3.0  # frames of a word's first letter, which may be all of it
-_SLACK = 4.0  # times the ordinary length: slow, emotional speech stays below
-_GRACE = 60  # frames on top: short texts may have long pauses and breaths
-_OVERDUE = 2.0  # times the ordinary length, from when on silence and loops are looked at
+_MAX_LENGTH = 4.0  # times the ordinary length: slow, emotional speech stays below
+_GRACE_FRAMES = 60  # on top: short texts may have long pauses and breaths
+_OVERDUE_LENGTH = 2.0  # times the ordinary length, from which silence and loops end the speech
 _QUIET_FRAMES = 50  # 4 s
-_QUIET = 0.002 * 32767  # peak of a quiet frame (-54 dBFS), in 16-bit steps
+_QUIET_PEAK = 0.002 * 32767  # of a quiet frame (-54 dBFS), in 16-bit steps
 _REPEATED_FRAMES = 40  # 3.2 s
-_LONGEST_LOOP = 12  # frames
+_MAX_LOOP_FRAMES = 12
 _IDLE_FRAMES = 50  # 4 s
 
 
 class Guard:
-    """Watches one piece of speech."""
+    """Follows the frames of one segment."""
 
     def __init__(self) -> None:
-        self._frames = 0
-        self._spent = 0.0  # frames, quiet ones by half: pauses are not what runs away
-        self._quiet = 0
-        self._codes: deque[int] = deque(maxlen=_LONGEST_LOOP)
-        self._repeats = [0] * (_LONGEST_LOOP + 1)  # by length of the loop
+        self._num_frames = 0
+        self._num_spent = 0.0  # frames, quiet ones counted half: a runaway has few pauses
+        self._num_quiet = 0
+        self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)
+        self._num_repeats = [0] * (_MAX_LOOP_FRAMES + 1)  # by length of the loop
 
     def runaway(
-        self, code: int, pcm: NDArray[np.int16], expected: float, *, used_up: bool, idle: int = 0
+        self,
+        code: int,
+        pcm: NDArray[np.int16],
+        expected_frames: float,
+        *,
+        used_up: bool,
+        idle: int = 0,
     ) -> bool:
-        """Takes note of the next frame.
+        """Adds the next frame.
 
         Args:
-            code: The frame's first code.
-            pcm: Its samples.
-            expected: Ordinary length of the text so far, in frames.
-            used_up: Whether the talker had been given all of the text before it.
-            idle: For how many frames the attention has been at the text's end, if that is known.
+            code: Code 0 of the frame.
+            pcm: Samples of the frame.
+            expected_frames: Ordinary length of the text so far.
+            used_up: Whether the talker had been fed the whole text before the frame.
+            idle: Frames since the attention reached the end of the text; 0 if that is unknown.
 
         Returns:
             Whether to end the speech with this frame.
         """
-        self._frames += 1
-        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET
-        self._spent += 0.5 if quiet else 1.0
+        self._num_frames += 1
+        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET_PEAK
+        self._num_spent += 0.5 if quiet else 1.0
         if not used_up:
             return False
-        for loop, earlier in enumerate(reversed(self._codes), start=1):
-            self._repeats[loop] = self._repeats[loop] + 1 if earlier == code else 0
+        for length, earlier in enumerate(reversed(self._codes), start=1):
+            repeats = self._num_repeats[length] + 1 if earlier == code else 0
+            self._num_repeats[length] = repeats
         self._codes.append(code)
-        self._quiet = self._quiet + 1 if quiet else 0
-        overdue = self._frames > _OVERDUE * expected
-        lost = self._quiet >= _QUIET_FRAMES or max(self._repeats) >= _REPEATED_FRAMES
-        lost = lost or idle >= _IDLE_FRAMES
-        return (overdue and lost) or self._spent >= _GRACE + _SLACK * expected
+        self._num_quiet = self._num_quiet + 1 if quiet else 0
+        overdue = self._num_frames > _OVERDUE_LENGTH * expected_frames
+        lost = (
+            self._num_quiet >= _QUIET_FRAMES
+            or max(self._num_repeats) >= _REPEATED_FRAMES
+            or idle >= _IDLE_FRAMES
+        )
+        limit = _GRACE_FRAMES + _MAX_LENGTH * expected_frames
+        return (overdue and lost) or self._num_spent >= limit

@@ -1,4 +1,4 @@
-"""Heads of attention that are captured: their scores are the reference's, and no code changes."""
+"""Attention capture: scores equal the reference's, and codes do not change."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(9e9), b.nan_to_num(9e9))
 
 
-def _heard(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list[Frames]:
+def _run_steps(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list[Frames]:
     """Each slot's frames of several steps, put together."""
     made = [backend.step(slots, count) for count in steps]
     return [
@@ -43,22 +43,22 @@ def _heard(backend: Backend, slots: Sequence[int], steps: Sequence[int]) -> list
     ]
 
 
-def test_watching_changes_no_code_and_scores_do_not_depend_on_the_launches(
+def test_capture_does_not_change_codes_and_launches_do_not_change_scores(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
     watching = b.make_kernel(HEADS)
     _begin(b, b.kernel, 3)
     _begin(b, watching, 3)
-    plain = _heard(b.kernel, [0, 1, 2], [5])
-    together = _heard(watching, [0, 1, 2], [5])
+    plain = _run_steps(b.kernel, [0, 1, 2], [5])
+    together = _run_steps(watching, [0, 1, 2], [5])
     for slot in range(3):
         assert plain[slot].scores is None
         assert torch.equal(together[slot].codes, plain[slot].codes)
         watching.release(slot)
         watching.prefill([PrefillRequest(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
         watching.feed(slot, b.text, True)
-        alone = _heard(watching, [slot], [1, 3, 1])[0]
+        alone = _run_steps(watching, [slot], [1, 3, 1])[0]
         assert torch.equal(alone.codes, plain[slot].codes)
         assert _same(_scores(alone), _scores(together[slot]))
 
@@ -76,7 +76,7 @@ def test_scores_end_where_the_keys_end(any_comparison: MakeComparison) -> None:
 def test_scores_are_as_exact_as_bfloat16_in_torch(
     any_comparison: MakeComparison,
 ) -> None:
-    """All three are told the same codes, so that their frames have the same inputs."""
+    """All three get the same codes, so that their frames have the same inputs."""
     b = any_comparison()
     watching = b.make_kernel(HEADS)
     references = [
@@ -101,7 +101,7 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(
         assert exact[there].norm() > 0
 
 
-def test_watching_changes_no_code_of_the_reference(
+def test_capture_does_not_change_codes_of_the_reference(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
@@ -116,11 +116,11 @@ def test_watching_changes_no_code_of_the_reference(
             prompt = b.prompt[slot:].to(backend._pad.dtype)
             backend.prefill([PrefillRequest(slot, prompt, SAMPLINGS[slot])])
             backend.feed(slot, b.text.to(backend._pad.dtype), True)
-        made.append([frames.codes for frames in _heard(backend, [0, 1], [4, 3])])
+        made.append([frames.codes for frames in _run_steps(backend, [0, 1], [4, 3])])
     assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
 
 
-def test_overhearing_a_speech_gives_what_watching_gave(
+def test_capture_of_given_frames_equals_capture_while_they_are_made(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
@@ -143,13 +143,13 @@ def test_overhearing_a_speech_gives_what_watching_gave(
 
 
 @pytest.mark.gpu
-def test_scores_do_not_wait_for_what_the_device_is_given_behind_the_step(
+def test_scores_do_not_wait_for_later_device_work(
     gpu_comparison: MakeComparison,
 ) -> None:
     b = gpu_comparison()
     watching, over = b.make_kernel(HEADS), torch.cuda.Event()
     _begin(b, watching, 1)
-    (expected,) = _heard(watching, [0], [5])
+    (expected,) = _run_steps(watching, [0], [5])
     watching.release(0)
     _begin(b, watching, 1)
     watching.step([0], 4)

@@ -1,4 +1,4 @@
-"""What was kept of a prompt's beginning changes nothing but the time: the bits are the same."""
+"""The prefix cache does not change codes."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Said = list[list[int] | None]
 # --- the cache itself ---
 
 
-def test_it_forgets_what_was_used_longest_ago() -> None:
+def test_the_least_recently_used_entry_is_evicted() -> None:
     cache = PrefixCache(max_bytes=3 * 16)
     keys = [bytes([i]) for i in range(4)]
     for key in keys[:3]:
@@ -39,7 +39,7 @@ def test_it_forgets_what_was_used_longest_ago() -> None:
     assert parts is not None and parts[0].tolist() == [2.0, 2.0]
 
 
-def test_it_never_holds_more_than_its_limit() -> None:
+def test_the_cache_stays_within_its_limit() -> None:
     rng = random.Random(0)
     cache, sizes = PrefixCache(max_bytes=100), dict[bytes, int]()
     for i in range(200):
@@ -50,12 +50,12 @@ def test_it_never_holds_more_than_its_limit() -> None:
         assert cache.get(key) is not None
     copies = cache.put(b"large", [torch.ones(101, dtype=torch.uint8)])
     assert cache.get(b"large") is None and copies[0].sum() == 101
-    assert len(cache) > 0  # what is too large pushes nobody out
+    assert len(cache) > 0  # a too large entry evicts none
     cache.clear()
     assert len(cache) == 0
 
 
-def test_it_keeps_copies() -> None:
+def test_entries_are_copies() -> None:
     cache, part = PrefixCache(), torch.zeros(3)
     cache.put(b"", [part])
     part += 1
@@ -131,7 +131,7 @@ def _said(backend: Backend, slots: Sequence[int], frames: int) -> list[Said]:
 
 
 def _without(backend: Any, prompts: list[Prompt], text: Tensor, frames: int) -> list[Said]:
-    """What each says alone, nothing kept."""
+    """The codes of each prompt alone, without the cache."""
     said: list[Said] = []
     for number, prompt in enumerate(prompts):
         backend._prefixes = PrefixCache(max_bytes=0)
@@ -145,7 +145,7 @@ def _without(backend: Any, prompts: list[Prompt], text: Tensor, frames: int) -> 
 def _check(
     backend: Any, prompts: list[Prompt], text: Tensor, groups: int, frames: int, limit: int
 ) -> None:
-    """Random groups begin together in random slots while somebody speaks."""
+    """Random groups begin together in random slots while another stream speaks."""
     alone = _without(backend, prompts, text, frames)
     backend._prefixes = PrefixCache(limit)
     rng, others = random.Random(1), backend.num_slots - 1
@@ -177,8 +177,10 @@ def _bytes_of_one(backend: Any, prompt: Prompt, text: Tensor) -> int:
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_the_reference_says_the_same_with_the_cache(load: Callable[..., Loaded], room: int) -> None:
-    """With room for one voice, so that they push each other out, and for both."""
+def test_the_cache_does_not_change_codes_of_the_reference(
+    load: Callable[..., Loaded], room: int
+) -> None:
+    """With a limit of one voice, so that they evict each other, and of two."""
     loaded = load("custom_voice", "1b7")
     backend, prompts = loaded.engine.backend, _prompts(loaded)
     assert isinstance(backend, Reference)
@@ -188,7 +190,7 @@ def test_the_reference_says_the_same_with_the_cache(load: Callable[..., Loaded],
     _check(reference, prompts, pad, groups=15, frames=2, limit=limit)
 
 
-def test_the_kernel_says_the_same_with_the_cache(
+def test_the_cache_does_not_change_codes_of_the_kernel(
     any_comparison: MakeComparison, load: Callable[..., Loaded]
 ) -> None:
     b, prompts = any_comparison("0b6"), _prompts(load("custom_voice", "0b6"))[::5]
@@ -200,7 +202,7 @@ def test_the_kernel_says_the_same_with_the_cache(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", ["0.6B", "1.7B"])
-def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -> None:
+def test_the_cache_does_not_change_codes_of_a_released_size(size: str) -> None:
     """Eight slots, prompts of one pass to five, prefixes of one to three."""
     model, config = random_model(size)
     generator = torch.Generator().manual_seed(0)
@@ -224,7 +226,7 @@ def test_the_kernel_of_a_released_size_says_the_same_with_the_cache(size: str) -
     _check(kernel, prompts, noise[:40], groups=12, frames=3, limit=2 * room)
 
 
-def test_a_prefix_is_run_once_however_many_begin_with_it(
+def test_a_prefix_is_run_once_for_all_prompts(
     comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b, rows = comparison("0b6", blocks=2), list[int]()
@@ -250,10 +252,10 @@ def test_a_prefix_is_run_once_however_many_begin_with_it(
     )
 
 
-def test_what_lies_in_a_slot_already_is_not_copied(
+def test_a_prefix_in_place_is_not_copied(
     any_comparison: MakeComparison,
 ) -> None:
-    """A spoiled copy is seen where it is used: in another slot, or after another stream."""
+    """A changed copy takes effect in another slot, or after another stream."""
     b = any_comparison("0b6")
 
     def begin(slot: int) -> Tensor:
@@ -277,7 +279,7 @@ def test_what_lies_in_a_slot_already_is_not_copied(
         assert torch.equal(begin(slot), expected)
 
 
-def test_a_prefix_that_could_not_be_kept_is_not_taken_for_another(
+def test_a_prefix_that_could_not_be_cached_is_run_again(
     any_comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = any_comparison("0b6")
@@ -297,10 +299,10 @@ def test_a_prefix_that_could_not_be_kept_is_not_taken_for_another(
     assert torch.equal(begin(b.prompt), expected)
 
 
-def test_nobody_begins_with_a_prefix_that_was_lost(
+def test_a_prefix_of_a_failed_launch_is_run_again(
     any_comparison: MakeComparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launch that fails may leave anything: nothing is built on it, nor kept."""
+    """A launch that fails may leave any values, so that its prefixes are not cached."""
     b = any_comparison("0b6")
 
     def begin(slot: int) -> None:
@@ -327,7 +329,7 @@ def test_nobody_begins_with_a_prefix_that_was_lost(
         assert torch.equal(b.kernel._buffers.prompt_hidden[slot], expected)
 
 
-def test_a_prompt_that_is_all_common_is_refused(load: Callable[..., Loaded]) -> None:
+def test_a_prompt_without_positions_of_its_own_is_refused(load: Callable[..., Loaded]) -> None:
     backend = load().engine.backend
     with pytest.raises(ValueError, match="10 positions of a prompt of 10 are said to be common"):
         backend.prefill([PrefillRequest(0, torch.zeros(10, 128), SAMPLINGS[0], 0, 10)])

@@ -59,8 +59,8 @@ SAMPLINGS = [
 ]
 
 
-def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> None:
-    """Streams join and leave at any time, in any slot; each gives just what it gives alone."""
+def test_batching_does_not_change_codes(load: Callable[..., Loaded]) -> None:
+    """Streams join and leave at any time, in any slot."""
     loaded = load(size="1b7")
     count = 12
     solo: list[list[list[int]]] = []
@@ -91,10 +91,10 @@ def test_batch_equals_solo_for_any_mix_of_slots(load: Callable[..., Loaded]) -> 
         assert made == dict(enumerate(solo))
 
 
-def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
+def test_swapping_does_not_change_codes(
     load: Callable[..., Loaded],
 ) -> None:
-    """At random moments, into random slots, while others use the slot that was left."""
+    """At random times, into random slots, while other streams use the former slot."""
     loaded = load(size="1b7")
     count = 10
     solo: list[list[list[int]]] = []
@@ -124,7 +124,7 @@ def test_suspended_streams_go_on_in_any_slot_as_if_nothing_had_been(
         assert made == solo
 
 
-def test_the_seed_alone_decides(load: Callable[..., Loaded]) -> None:
+def test_the_slot_does_not_change_codes(load: Callable[..., Loaded]) -> None:
     loaded = load()
     runs = []
     for slot, seed in ((0, 9), (3, 9), (1, 10)):
@@ -135,7 +135,7 @@ def test_the_seed_alone_decides(load: Callable[..., Loaded]) -> None:
     assert runs[0] != runs[2]
 
 
-def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None:
+def test_feeding_text_late_does_not_change_codes(load: Callable[..., Loaded]) -> None:
     loaded = load()
     prompt_builder = loaded.engine.prompt_builder
     reference = make(loaded)
@@ -159,7 +159,7 @@ def test_text_fed_late_gives_the_same_codes(load: Callable[..., Loaded]) -> None
     assert made == expected
 
 
-def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
+def test_control_ids_and_an_early_end_of_speech_are_not_sampled(
     load: Callable[..., Loaded],
 ) -> None:
     loaded = load()
@@ -167,7 +167,7 @@ def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
     reference = make(loaded)
     head = reference.model.talker.head
     pushed = head.clone()
-    pushed[loaded.config.talker.num_codes :] = 50 * head.abs().max()  # every control id is tempting
+    pushed[loaded.config.talker.num_codes :] = 50 * head.abs().max()  # the largest logits
     backend = reference.model
     reference.model = type(backend)(
         backend.embeddings, type(backend.talker)(backend.talker.stack, pushed), backend.predictor
@@ -183,7 +183,7 @@ def test_no_end_of_speech_in_the_first_two_frames_and_never_a_control_id(
     assert eos >= loaded.config.talker.num_codes
 
 
-def test_a_failed_step_leaves_the_slots_as_they_were(
+def test_a_failed_step_does_not_change_later_codes(
     load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load()
@@ -207,7 +207,7 @@ def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> N
         reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
 
 
-def test_not_finite_logits_are_an_error(load: Callable[..., Loaded]) -> None:
+def test_logits_that_are_not_finite_are_an_error(load: Callable[..., Loaded]) -> None:
     loaded = load()
     reference = make(loaded)
     prompt = torch.full((3, loaded.config.talker.stack.hidden_size), torch.nan)

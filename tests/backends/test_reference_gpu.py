@@ -1,4 +1,4 @@
-"""The plain-torch networks and the codec on a GPU: the same numbers as on the CPU."""
+"""The plain-torch networks and the codec on a GPU give the CPU's results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -96,8 +96,8 @@ def test_codec_and_encoders_equal_the_official_ones(
         (2048, 6144), (3072, 1024), (6144, 2048),
     ],
 )  # fmt: skip
-def test_a_row_is_the_same_in_any_batch(into: int, out: int, dtype: torch.dtype) -> None:
-    """At every released width: alone, at any place, with any neighbours, for any number of rows."""
+def test_other_rows_do_not_change_a_row(into: int, out: int, dtype: torch.dtype) -> None:
+    """At every released width, for any number of other rows before and behind it."""
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(out, into, device="cuda", generator=generator).to(dtype) * 0.03
     x = torch.randn(19, 1, into, device="cuda", generator=generator).to(dtype)
@@ -111,7 +111,7 @@ def test_a_row_is_the_same_in_any_batch(into: int, out: int, dtype: torch.dtype)
 @pytest.mark.parametrize(
     ("size", "hidden", "intermediate"), [("0b6", 1024, 3072), ("1b7", 2048, 6144)]
 )
-def test_frames_of_a_released_size_are_the_same_in_any_batch(
+def test_batching_and_swapping_do_not_change_codes_of_a_released_size(
     checkpoint: Callable[..., Path],
     tmp_path: Path,
     size: str,
@@ -119,7 +119,7 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     intermediate: int,
     dtype: torch.dtype,
 ) -> None:
-    """Whole frames with random weights: alone, with neighbours, and suspended in between."""
+    """Whole frames with random weights: solo, in a batch, and swapped out in between."""
     source = checkpoint("custom_voice", size) / "config.json"
     config = read_model_config(
         write_released_config(source, tmp_path / "config.json", hidden, intermediate)
@@ -166,7 +166,7 @@ def test_frames_of_a_released_size_are_the_same_in_any_batch(
     assert [list(stream) for stream in zip(*together, strict=True)] == alone
 
 
-def test_the_same_random_numbers() -> None:
+def test_random_numbers_equal_the_cpus() -> None:
     arguments = ([1, 2**40 + 3], [0, 99], 16, 300)
     cpu = gumbel_noise(*arguments, torch.device("cpu"))
     gpu = gumbel_noise(*arguments, torch.device("cuda")).cpu()
@@ -174,7 +174,9 @@ def test_the_same_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_speech_with_neighbours_and_alone(checkpoint: Callable[..., Path], dtype: str) -> None:
+def test_concurrent_streams_do_not_change_codes(
+    checkpoint: Callable[..., Path], dtype: str
+) -> None:
     with TTS.load(checkpoint("custom_voice", "1b7"), device="cuda", dtype=dtype, slots=4) as tts:
         tts.warmup()
         samplings = [Sampling(seed=i, max_frames=20) for i in range(4)]

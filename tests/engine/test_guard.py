@@ -11,7 +11,7 @@ from megakernel_tts import TTS
 from megakernel_tts.engine.guard import Guard
 from megakernel_tts.text.pace import ordinary_frames
 
-# Texts and how many seconds careful, slow speakers take for them, by the clock of their kind:
+# Texts, and the seconds that careful, slow speakers take for them:
 # 0.7 s a letter spelled out, 0.8 s a digit, 2.5 syllables a second, a breath at every mark.
 SLOW = {
     "Hello.": 1.5,
@@ -54,8 +54,8 @@ def noise(count: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize(("text", "seconds"), SLOW.items(), ids=str)
 @pytest.mark.parametrize("pause", [0.0, 1.0, 3.0], ids=lambda p: f"pauses of {p} s")
-def test_slow_healthy_speech_is_never_cut(text: str, seconds: float, pause: float) -> None:
-    """Pauses and voiced stretches in turn, then 3 s of room tone before the end."""
+def test_slow_speech_is_not_cut(text: str, seconds: float, pause: float) -> None:
+    """Pauses and voiced stretches alternate, then 3 s of room tone precede the end."""
     rng = random.Random(1)
     loud: list[bool] = []
     while sum(loud) < seconds * 12.5:
@@ -88,13 +88,13 @@ def test_loops_after_the_text_are_cut(period: int) -> None:
     assert cut <= said + period + 40
 
 
-def test_nothing_is_cut_while_text_is_left() -> None:
-    """A live text may pause for any time; loops and silence within it are no runaway."""
+def test_speech_is_not_cut_before_the_text_is_used_up() -> None:
+    """A live text may pause for any time, with loops and silence in it."""
     assert run("Hi.", [5] * 2000, [False] * 2000, used_up_at=10_000) is None
 
 
-def test_a_long_silence_within_the_ordinary_length_is_none() -> None:
-    """With the whole text in the prompt, the talker may pause long before it is through."""
+def test_a_long_silence_within_the_ordinary_length_is_not_cut() -> None:
+    """With the whole text in the prompt, the talker may pause long before its end."""
     text = "A sentence of some words. " * 8
     said = int(ordinary_frames(text))
     loud = [True] * 30 + [False] * 80 + [True] * (said - 110)
@@ -102,12 +102,12 @@ def test_a_long_silence_within_the_ordinary_length_is_none() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_the_parts_of_a_text_add_up(one: str, other: str) -> None:
+def test_ordinary_lengths_of_parts_add_up(one: str, other: str) -> None:
     parts = ordinary_frames(one) + ordinary_frames(other, one[-1:])
     assert parts == pytest.approx(ordinary_frames(one + other))
 
 
-def test_quiet_and_loops_count_from_the_end_of_the_text_on() -> None:
+def test_silence_and_loops_count_from_the_end_of_the_text() -> None:
     text = TEXTS[1]
     said = int(2.1 * ordinary_frames(text))
     for codes, loud in ((noise(900), [False] * 900), ([7] * 900, [True] * 900)):
@@ -130,8 +130,8 @@ SENTENCES = [
 ]
 
 
-def test_what_the_demo_voice_says_is_never_cut() -> None:
-    """Real speech as it is, and three times as slow: each frame heard thrice."""
+def test_speech_of_the_demo_voice_is_not_cut() -> None:
+    """Real speech as it is, and three times as slow: each frame repeated twice."""
     with TTS.load("demo", device="cpu", slots=1) as tts:
         for seed, text in enumerate(SENTENCES):
             on = tts.say(text, sampling=replace(tts.sampling, seed=seed))
@@ -145,8 +145,8 @@ def test_what_the_demo_voice_says_is_never_cut() -> None:
 
 
 @pytest.mark.parametrize(("idle", "cut"), [(True, True), (False, False)])
-def test_speech_that_is_overdue_and_has_said_all_its_words_is_cut(idle: bool, cut: bool) -> None:
-    """It sounds on and repeats nothing: only the attention tells."""
+def test_overdue_speech_behind_its_last_word_is_cut(idle: bool, cut: bool) -> None:
+    """It is loud and repeats nothing; only the attention is at the end of the text."""
     text = "Hello there, how are you today?"
     expected = ordinary_frames(text)
     guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
@@ -160,7 +160,7 @@ def test_speech_that_is_overdue_and_has_said_all_its_words_is_cut(idle: bool, cu
     assert not cut or frames[0] >= max(50, int(2 * expected))
 
 
-def test_idleness_alone_ends_no_speech() -> None:
+def test_speech_behind_its_last_word_is_not_cut_before_it_is_overdue() -> None:
     guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
     expected = 100.0
     codes = noise(int(2 * expected))
