@@ -80,7 +80,7 @@ class DecodeBuffers:
         Args:
             model: bfloat16 tensors; the embeddings are on the device, others may be on the host.
             config: The model's numbers.
-            pad: [hidden], the text vector that stands for "no text".
+            pad: [hidden], the text vector that represents "no text".
             kernels: The kernels.
             num_slots: KV slots.
             max_positions: Positions of a slot.

@@ -85,10 +85,10 @@ class Megakernel:
         """Packs the weights and allocates the slots.
 
         Args:
-            model: bfloat16 tensors, the embeddings on the device. The others may be on the host:
-                each matrix is packed on the device, and the original is not kept.
+            model: bfloat16 tensors, the embeddings on the device. Other tensors may be on the
+                host: each matrix is packed on the device, and the original is not kept.
             config: The model's numbers.
-            pad: [hidden], the text vector that stands for "no text".
+            pad: [hidden], the text vector that represents "no text".
             num_slots: Streams at a time.
             max_positions: Positions of one stream, at most 2,048.
             captured_heads: (layer, head) of up to eight of the talker's heads, whose attention

@@ -30,10 +30,10 @@ def choose_backend(
     """The backend for the device that `pad` is on.
 
     Args:
-        model: Tensors in the type to compute in, the codec's embeddings on the device, the others
-            there or on the host: the backend copies them to the device in its own layout.
+        model: Tensors in the type to compute in, the codec's embeddings on the device. Other
+            tensors may be on the host; the backend copies them to the device in its own layout.
         config: The model's numbers.
-        pad: [hidden], the text vector that stands for "no text", on the device.
+        pad: [hidden], the text vector that represents "no text", on the device.
         num_slots: Streams at a time.
         max_positions: Positions of one stream.
         captured_heads: Layer and head of the talker's heads whose attention scores `step` returns.

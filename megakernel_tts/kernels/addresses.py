@@ -19,7 +19,7 @@ def device_address(
         device: Where the kernels run.
 
     Raises:
-        ValueError: The tensor has another type, has gaps or lies elsewhere.
+        ValueError: The tensor has another type, has gaps or is elsewhere.
     """
     _check(tensor, dtype, name)
     if tensor.device.type != device.type:
@@ -37,7 +37,7 @@ def host_address(tensor: "Tensor", dtype: "torch.dtype", name: str, device: "tor
         device: Where the kernels run.
 
     Raises:
-        ValueError: The tensor has another type, has gaps, lies elsewhere or is not pinned.
+        ValueError: The tensor has another type, has gaps, is elsewhere or is not pinned.
     """
     _check(tensor, dtype, name)
     if tensor.device.type != "cpu" or (device.type == "cuda" and not tensor.is_pinned()):
