@@ -59,7 +59,7 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
 
 def _request(tts: TTS, options: Options) -> Request:
     """What is said, in the model's first voice; a Base model's and a VoiceDesign's is made up."""
-    voice, instruct = tts._manners()[0]
+    voice, instruct = tts._voice_examples()[0]
     sampling = tts.sampling
     if options.random_weights is not None:
         sampling = replace(sampling, max_frames=ENDLESS, guard=False)
