@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
-from megakernel_tts.align.estimate import STEP, spoken_seconds
+from megakernel_tts.align.estimate import STEP_SECONDS, spoken_seconds
 from megakernel_tts.align.words import split_words
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
@@ -28,7 +28,9 @@ from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
 _FRAME = 0.08  # seconds
-_STEPS = round(_FRAME / STEP)  # a frame's codes name the word that is spoken in each step of it
+_STEPS = round(
+    _FRAME / STEP_SECONDS
+)  # a frame's codes name the word that is spoken in each step of it
 _GROUPS = 16
 _SOFTEST, _LOUDER = 2000, 20  # of a word's tone, out of 32767: loudness = softest + number * louder
 _LOUDNESSES = 1000
@@ -145,7 +147,7 @@ class _Speaker:
         if not self.left and (word := self.next_word) is not None:
             self.number += 1
             before, self.exact = self.exact, self.exact + spoken_seconds(word)
-            self.left = round(self.exact / STEP) - round(before / STEP)
+            self.left = round(self.exact / STEP_SECONDS) - round(before / STEP_SECONDS)
         if not self.left:
             return 0
         self.left -= 1
@@ -242,7 +244,7 @@ class SimulatedDecoder(Decoder):
 
     def __init__(self) -> None:
         self.sample_rate = RATE
-        samples = round(STEP * RATE)
+        samples = round(STEP_SECONDS * RATE)
         wave = np.where(np.arange(samples) // _HALF_PERIOD % 2, -1.0, 1.0)
         self._wave = torch.from_numpy(wave)
 

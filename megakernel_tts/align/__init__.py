@@ -10,7 +10,7 @@ __all__ = ["mas", "maximum_path"]
 
 
 def __getattr__(name: str) -> Any:
-    """The search, once it is asked for: its neighbours need no torch."""
+    """Imports the search at its first use; the other modules of this package need no torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from megakernel_tts.align import search

@@ -1,4 +1,4 @@
-"""Which heads of a checkpoint look along the text: `alignment.json`, beside its `config.json`."""
+"""The calibration of word times: `alignment.json`, in the folder of a checkpoint."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,20 +11,20 @@ from megakernel_tts.align.words import Transcript
 from megakernel_tts.model.fields import Fields, read_json
 
 ALIGNMENT_FILE = "alignment.json"
-MAX_HEADS = 8  # that the kernel watches at once
+MAX_HEADS = 8  # that the kernel can capture
 MAX_LOOKAHEAD = 4  # frames
 _FORMAT = "megakernel-tts-alignment-1"
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the words of a checkpoint's speech are found.
+    """Alignment heads of a checkpoint and the parameters of the search.
 
     Attributes:
-        heads: Layer and head of the talker, of each head that is watched.
-        floor: The least attention that counts; see `attention.columns`.
-        lookahead: Frames that must be known after a word's first one to tell when it begins.
-        made: How it was calibrated, for the reader.
+        heads: Layer and head of the talker, for each alignment head.
+        floor: Minimum attention; see `unit_log_attention`.
+        lookahead: Frames that must exist after a frame before its word times are final.
+        made: How the heads were calibrated, for information.
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -39,28 +39,31 @@ class Alignment:
         file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:
-    """Reads the file, if there is one.
+def read_alignment(file: Path, num_layers: int, num_heads: int) -> Alignment | None:
+    """Reads an `alignment.json`.
 
     Args:
         file: The file.
-        layers: Of the talker.
-        heads: Of each of its layers.
+        num_layers: Of the talker.
+        num_heads: Of each layer of the talker.
+
+    Returns:
+        The alignment, or None if the file does not exist.
 
     Raises:
-        CheckpointError: It is broken, or not of this talker.
+        CheckpointError: The file is invalid, or does not fit the talker.
     """
     if not file.exists():
         return None
     fields = Fields(read_json(file), file)
     fields.choice("format", (_FORMAT,))
     pairs = fields.values.get("heads")
-    expected = f"up to {MAX_HEADS} pairs of a layer below {layers} and a head below {heads}"
+    expected = f"up to {MAX_HEADS} pairs of a layer below {num_layers} and a head below {num_heads}"
     if not isinstance(pairs, list) or not 1 <= len(pairs) <= MAX_HEADS:
         raise fields.invalid("heads", expected)
     for pair in pairs:
-        whole = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
-        if not (whole and 0 <= pair[0] < layers and 0 <= pair[1] < heads):
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(type(n) is int for n in pair)
+        if not (is_pair and 0 <= pair[0] < num_layers and 0 <= pair[1] < num_heads):
             raise fields.invalid("heads", expected)
     floor = fields.number("floor")
     if floor >= 1:
@@ -74,16 +77,16 @@ def read_alignment(file: Path, layers: int, heads: int) -> Alignment | None:
 
 
 def make_word_timer(
-    alignment: Alignment | None, transcript: Transcript, rate: int, text_start: int
+    alignment: Alignment | None, transcript: Transcript, sample_rate: int, text_start: int
 ) -> WordTimer:
-    """What follows a piece: by attention where it was calibrated, else by an estimate.
+    """Creates the word timer of a segment.
 
     Args:
-        alignment: Of the checkpoint.
-        transcript: The piece's text.
-        rate: Samples a second.
-        text_start: The position of its first token.
+        alignment: Of the checkpoint; without one, times are estimated.
+        transcript: Of the segment.
+        sample_rate: In Hz.
+        text_start: Position of the text's first token in the talker's sequence.
     """
     if alignment is None:
-        return EstimatedWordTimer(transcript, rate)
-    return AlignedWordTimer(transcript, rate, text_start, alignment.floor)
+        return EstimatedWordTimer(transcript, sample_rate)
+    return AlignedWordTimer(transcript, sample_rate, text_start, alignment.floor)

@@ -1,8 +1,8 @@
-"""When the words of one piece of text are spoken: an estimate, where no heads were calibrated.
+"""Estimated word times of one segment, for models without calibrated alignment heads.
 
-A word's length tells about how long it takes, and the pauses that are heard in the audio tell where
-clauses end: at each of them the estimate is set right. Words between two pauses are off by a
-fraction of the time between them.
+The duration of a word is estimated from its letters. Pauses in the audio mark ends of clauses, at
+which the estimate is corrected. The error of a word between two pauses is a fraction of the time
+between them.
 """
 
 from collections import deque
@@ -14,111 +14,119 @@ from numpy.typing import NDArray
 from megakernel_tts.align.words import Transcript, Word, split_words
 from megakernel_tts.audio import audible
 
-STEP = 0.02  # seconds: audio is looked at in steps, and words begin at one
+STEP_SECONDS = 0.02  # resolution of the audio analysis and of word starts
 
-_WORD = 0.10  # seconds of every word
+# Seconds at an ordinary pace.
+_WORD = 0.10  # every word, in addition to its letters and digits
 _LETTER = 0.045
-_DIGIT = 0.30  # a digit is a word
-_UNSPACED = 0.20  # a character that is a word
+_DIGIT = 0.30  # is spoken as a word
+_UNSPACED = 0.20  # a character of a script without spaces
 
-_PAUSE = 8  # quiet steps after which a clause is taken to have ended
-_NEAR = 0.35  # how far from where it was estimated, as a share of the time since the last one
-_NEAR_LEAST = 0.3  # seconds
+_PAUSE_STEPS = 8  # silent steps that end a clause
+# A pause corrects the estimate to a clause within this distance: a share of the time since the last
+# correction, at least the minimum in seconds.
+_MAX_CORRECTION_SHARE = 0.35
+_MIN_CORRECTION_RANGE = 0.3
 
 
 def spoken_seconds(text: str) -> float:
-    """How long words take at an ordinary pace."""
+    """Estimates the duration of a text at an ordinary pace, without pauses, in seconds."""
     words = [word for word in split_words(text) if word.spoken]
     return sum(_UNSPACED if word.unspaced else _WORD + _letters(word.text) for word in words)
 
 
 def _letters(word: str) -> float:
-    return sum(_DIGIT if c.isdigit() else _LETTER for c in word if c.isalnum())
+    return sum(_DIGIT if char.isdigit() else _LETTER for char in word if char.isalnum())
 
 
 class EstimatedWordTimer:
-    """`WordTimer` by an estimate; it looks at no attention."""
+    """A `WordTimer` that estimates times from text and pauses. It ignores attention scores."""
 
-    def __init__(self, transcript: Transcript, rate: int) -> None:
-        """Starts with nothing heard.
+    def __init__(self, transcript: Transcript, sample_rate: int) -> None:
+        """Starts before the first frame.
 
         Args:
             transcript: The text.
-            rate: Samples a second.
+            sample_rate: In Hz.
         """
         self._transcript = transcript
-        self._step = int(STEP * rate)  # samples
-        self._rest = np.zeros(0, np.int16)  # less than a step
-        self._due: deque[tuple[str, float]] = deque()  # words, when they begin without pauses
-        self._taken = 0  # words of the text
-        self._known = 0.0  # ordinary seconds of the text so far
-        self._clauses: list[float] = []  # where they begin, in ordinary seconds, since the anchor
-        self._spoken = 0.0  # ordinary seconds of the text spoken by now
-        self._anchor = 0.0  # where it was at the last pause
-        self._steps = 0  # heard
-        self._quiet = 0  # steps since the last sound
+        self._step_samples = int(STEP_SECONDS * sample_rate)
+        self._remainder = np.zeros(0, np.int16)  # samples of an incomplete step
+        self._num_steps = 0
+        self._num_silent = 0  # steps since the last audible one
+        self._num_queued = 0  # words of the text that were added to `_pending`
+        self._pending: deque[tuple[str, float]] = deque()  # words and their starts in text time
+        # "Text time" is the time in seconds at the ordinary pace, without pauses.
+        self._text_end = 0.0  # of the text so far
+        self._clause_starts: list[float] = []  # after the last correction
+        self._text_time = 0.0  # of the speech so far
+        self._corrected_at = 0.0  # `_text_time` at the last correction
 
     def update_text(self, ids: Sequence[int], num_whole: int) -> None:
         """See `WordTimer.update_text`."""
         self._transcript.update(ids, num_whole)
-        for i in range(self._taken, self._transcript.num_complete):
+        for i in range(self._num_queued, self._transcript.num_complete):
             text = self._transcript[i]
-            self._due.append((text, self._known))
-            self._known += spoken_seconds(text)
+            self._pending.append((text, self._text_end))
+            self._text_end += spoken_seconds(text)
             if split_words(text)[-1].ends_clause:
-                self._clauses.append(self._known)
-        self._taken = self._transcript.num_complete
+                self._clause_starts.append(self._text_end)
+        self._num_queued = self._transcript.num_complete
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
-        """See `WordTimer.add_scores`."""
+        """Ignores the scores; see `WordTimer.add_scores`."""
 
     def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimer.add_audio`."""
-        samples = np.concatenate([self._rest, samples.ravel()])
-        steps = len(samples) // self._step
-        self._rest = samples[steps * self._step :]
-        parts = samples[: steps * self._step].reshape(steps, self._step)
+        samples = np.concatenate([self._remainder, samples.ravel()])
+        num_steps = len(samples) // self._step_samples
+        self._remainder = samples[num_steps * self._step_samples :]
+        steps = samples[: num_steps * self._step_samples].reshape(num_steps, self._step_samples)
         words: list[Word] = []
-        for sounds in np.any(audible(parts), axis=1).tolist():
-            self._listen(sounds)
-            words += self._reached() if sounds else []
-            self._steps += 1
-            self._spoken += STEP if sounds else 0.0
+        for sounds in np.any(audible(steps), axis=1).tolist():
+            self._track_pauses(sounds)
+            words += self._reached_words() if sounds else []
+            self._num_steps += 1
+            self._text_time += STEP_SECONDS if sounds else 0.0
         if last:
-            words += [self._at_now(text) for text, _ in self._due]
-            self._due.clear()
+            words += [self._word_now(text) for text, _ in self._pending]
+            self._pending.clear()
         return words
 
     @property
     def num_pending(self) -> int:
         """See `WordTimer.num_pending`."""
-        return len(self._transcript) - self._taken + len(self._due)
+        return len(self._transcript) - self._num_queued + len(self._pending)
 
     def frames_since_end(self, frame: int) -> int:
-        """An estimate cannot tell: none."""
+        """Returns 0: the estimate is not reliable enough to detect the end of the text."""
         return 0
 
-    def _listen(self, sounds: bool) -> None:
-        """After a pause, goes on at the clause that is nearest to the estimate."""
+    def _track_pauses(self, sounds: bool) -> None:
+        """At the first sound after a pause, corrects the estimate."""
         if not sounds:
-            self._quiet += self._spoken > 0  # the silence before speech is no pause
+            self._num_silent += self._text_time > 0  # silence before the speech is not a pause
             return
-        if self._quiet >= _PAUSE:
-            self._set_right()
-        self._quiet = 0
-        # Speech that has overtaken its text goes on with whatever comes next.
-        self._spoken = min(self._spoken, self._known)
+        if self._num_silent >= _PAUSE_STEPS:
+            self._correct()
+        self._num_silent = 0
+        # Speech that is ahead of the text continues with the next text that arrives.
+        self._text_time = min(self._text_time, self._text_end)
 
-    def _set_right(self) -> None:
-        near = max(_NEAR_LEAST, _NEAR * (self._spoken - self._anchor))
-        nearest = min(self._clauses, key=lambda start: abs(start - self._spoken), default=None)
-        if nearest is not None and abs(nearest - self._spoken) <= near:
-            self._spoken = self._anchor = nearest
-            self._clauses = [start for start in self._clauses if start > nearest]
+    def _correct(self) -> None:
+        """Sets the text time to the nearest clause start within the allowed distance."""
+        elapsed = self._text_time - self._corrected_at
+        max_distance = max(_MIN_CORRECTION_RANGE, _MAX_CORRECTION_SHARE * elapsed)
+        nearest = min(
+            self._clause_starts, key=lambda start: abs(start - self._text_time), default=None
+        )
+        if nearest is not None and abs(nearest - self._text_time) <= max_distance:
+            self._text_time = self._corrected_at = nearest
+            self._clause_starts = [start for start in self._clause_starts if start > nearest]
 
-    def _reached(self) -> Iterator[Word]:
-        while self._due and self._due[0][1] <= self._spoken + STEP / 2:
-            yield self._at_now(self._due.popleft()[0])
+    def _reached_words(self) -> Iterator[Word]:
+        while self._pending and self._pending[0][1] <= self._text_time + STEP_SECONDS / 2:
+            yield self._word_now(self._pending.popleft()[0])
 
-    def _at_now(self, text: str) -> Word:
-        return Word(text, round(self._steps * STEP, 3), None, True)
+    def _word_now(self, text: str) -> Word:
+        return Word(text, round(self._num_steps * STEP_SECONDS, 3), None, True)

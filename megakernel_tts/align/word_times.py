@@ -1,4 +1,4 @@
-"""When the words of one piece of text are spoken: by the talker's attention."""
+"""Word times of one segment of text, from the talker's attention."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,64 +14,73 @@ from megakernel_tts.audio import audible
 
 
 class WordTimer(Protocol):
-    """Follows one piece: text and scores as they become known, samples as they leave.
+    """Times the words of one segment while text, attention scores and audio arrive.
 
-    Times are seconds from the piece's first sample.
+    Times are in seconds from the first sample of the segment.
     """
 
     def update_text(self, ids: Sequence[int], num_whole: int) -> None:
-        """Takes the text as far as it is written, as `Transcript.write` does."""
+        """Adds the new tokens of the segment's text; see `Transcript.update`."""
         ...
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
-        """Takes the attention of the next frames that were made [frames, heads, positions]."""
+        """Adds the attention scores of the next frames.
+
+        Args:
+            scores: [frames, heads, positions], before the softmax; see `Frames.scores`.
+        """
         ...
 
     def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
-        """Takes the next frames that leave.
+        """Adds the audio of the next frames.
 
         Args:
-            samples: [frames, samples a frame].
-            last: Whether they end the speech, and all of the text was said.
+            samples: [frames, samples per frame].
+            last: Whether the segment ends after these frames, with all of its text spoken.
 
         Returns:
-            The words that begin in them; with `last` all that are left, too.
+            The words that begin in these frames; with `last` also all remaining words.
         """
         ...
 
     @property
     def num_pending(self) -> int:
-        """How many words of the text have not begun."""
+        """The number of words that have not been returned."""
         ...
 
     def frames_since_end(self, frame: int) -> int:
-        """For how many frames before this one the end of the text has been reached."""
+        """The number of frames between the text's last unit and a frame of the segment.
+
+        0 if the speech has not reached the end of the text.
+        """
         ...
 
 
 class AlignedWordTimer:
-    """`WordTimer` by a search for the path through the text that the heads looked along."""
+    """A `WordTimer` that searches the path through the text that the alignment heads attended."""
 
-    def __init__(self, transcript: Transcript, rate: int, text_start: int, floor: float) -> None:
-        """Starts with nothing made.
+    def __init__(
+        self, transcript: Transcript, sample_rate: int, text_start: int, floor: float
+    ) -> None:
+        """Starts before the first frame.
 
         Args:
             transcript: The text.
-            rate: Samples a second.
-            text_start: The position of the text's first token.
-            floor: The least attention that counts; see `columns`.
+            sample_rate: In Hz.
+            text_start: Position of the text's first token in the talker's sequence.
+            floor: Minimum attention; see `unit_log_attention`.
         """
         self._transcript = transcript
-        self._rate = rate
-        self._text_at = text_start
+        self._sample_rate = sample_rate
+        self._text_start = text_start
         self._floor = floor
         self._search = OnlineSearch()
-        self._firsts = np.zeros(0, np.int64)  # each unit's first token
-        self._made = 0
-        self._arrived: int | None = None  # frames made when the text's end was reached
-        self._now = 0.0  # seconds that have left
+        self._unit_starts = np.zeros(0, np.int64)  # the first token of each unit
+        self._num_scored = 0  # frames with scores
+        self._end_reached_at: int | None = None  # `_num_scored` at the end of the text
+        self._seconds = 0.0  # of audio
         self._starts: list[float] = []  # of the words that have begun
-        self._told = 0  # words
+        self._num_returned = 0  # words
 
     def update_text(self, ids: Sequence[int], num_whole: int) -> None:
         """See `WordTimer.update_text`."""
@@ -79,70 +88,71 @@ class AlignedWordTimer:
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimer.add_scores`."""
-        text, search = self._transcript, self._search
-        if new := text.unit_silent[search.num_units :]:
-            search.append_units(new)
-            self._firsts = np.array(text.unit_starts)
-        shown = scores[:, :, self._text_at : self._text_at + text.num_tokens]
-        if (
-            missing := text.num_tokens - shown.shape[2]
-        ) > 0:  # more text than the slot has room for
-            shown = np.pad(shown, ((0, 0), (0, 0), (0, missing)), constant_values=np.nan)
-        search.push_frames(unit_log_attention(shown, self._firsts, self._floor))
-        self._made += len(scores)
+        transcript, search = self._transcript, self._search
+        if new_units := transcript.unit_silent[search.num_units :]:
+            search.append_units(new_units)
+            self._unit_starts = np.array(transcript.unit_starts)
+        text_end = self._text_start + transcript.num_tokens
+        text_scores = scores[:, :, self._text_start : text_end]
+        # A text may have more tokens than the slot has positions.
+        if (num_missing := transcript.num_tokens - text_scores.shape[2]) > 0:
+            padding = (0, 0), (0, 0), (0, num_missing)
+            text_scores = np.pad(text_scores, padding, constant_values=np.nan)
+        search.push_frames(unit_log_attention(text_scores, self._unit_starts, self._floor))
+        self._num_scored += len(scores)
         if not search.at_end:
-            self._arrived = None
-        elif self._arrived is None:
-            self._arrived = self._made
+            self._end_reached_at = None
+        elif self._end_reached_at is None:
+            self._end_reached_at = self._num_scored
 
     def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimer.add_audio`."""
-        text, path = self._transcript, self._search.path(ended=last)[: len(samples)]
+        transcript, path = self._transcript, self._search.path(ended=last)[: len(samples)]
         self._search.drop_frames(len(samples))
-        heard = np.any(audible(samples), axis=1).tolist()
-        for unit, sounds in zip(path, heard, strict=True):
-            word, silent = text.unit_words[max(unit, 0)], text.unit_silent[max(unit, 0)]
-            # A word whose sound has not been heard yet is still to begin. None begins twice.
-            if (words := word + (silent or sounds)) > len(self._starts):
-                self._begin(words)
-            self._now += samples.shape[1] / self._rate
+        has_sound = np.any(audible(samples), axis=1).tolist()
+        for unit, sounds in zip(path, has_sound, strict=True):
+            word, silent = transcript.unit_words[max(unit, 0)], transcript.unit_silent[max(unit, 0)]
+            # A word whose unit has no audible frame yet has not begun. No word begins twice.
+            if (num_begun := word + (silent or sounds)) > len(self._starts):
+                self._begin_words(num_begun)
+            self._seconds += samples.shape[1] / self._sample_rate
         if last:
-            self._begin(len(text))
-        return self._tell()
+            self._begin_words(len(transcript))
+        return self._complete_words()
 
-    def _begin(self, words: int) -> None:
-        """Lets words begin now, until so many have."""
-        self._starts += [round(self._now, 3)] * (words - len(self._starts))
+    def _begin_words(self, num_begun: int) -> None:
+        """Sets the start of all words below `num_begun` that have none to the current time."""
+        self._starts += [round(self._seconds, 3)] * (num_begun - len(self._starts))
 
-    def _tell(self) -> list[Word]:
-        """Words that have begun, as soon as their texts are known."""
-        text, first = self._transcript, self._told
-        self._told = min(len(self._starts), text.num_complete)
-        starts = enumerate(self._starts[first : self._told], first)
-        return [Word(text[i], start, None, False) for i, start in starts]
+    def _complete_words(self) -> list[Word]:
+        """The words that have begun, whose text is complete, and that were not returned."""
+        transcript, first = self._transcript, self._num_returned
+        self._num_returned = min(len(self._starts), transcript.num_complete)
+        starts = enumerate(self._starts[first : self._num_returned], first)
+        return [Word(transcript[i], start, None, False) for i, start in starts]
 
     @property
     def num_pending(self) -> int:
         """See `WordTimer.num_pending`."""
-        return len(self._transcript) - self._told
+        return len(self._transcript) - self._num_returned
 
     def frames_since_end(self, frame: int) -> int:
-        """See `WordTimer.idle`."""
-        return 0 if self._arrived is None else max(0, frame - self._arrived)
+        """See `WordTimer.frames_since_end`."""
+        return 0 if self._end_reached_at is None else max(0, frame - self._end_reached_at)
 
 
-def with_ends(words: Sequence[Word], pcm: NDArray[np.int16], rate: int) -> tuple[Word, ...]:
-    """Words of a speech that is over, each with its end: the last sound before the next begins.
+def with_ends(words: Sequence[Word], pcm: NDArray[np.int16], sample_rate: int) -> tuple[Word, ...]:
+    """Adds ends to the words of a complete speech: the last sound before the next word begins.
 
     Args:
         words: In order.
-        pcm: [samples], all of the speech.
-        rate: Samples a second.
+        pcm: [samples], the complete speech.
+        sample_rate: In Hz.
     """
-    found: list[Word] = []
-    borders = [round(word.start * rate) for word in words] + [len(pcm)]
-    for word, start, stop in zip(words, borders, borders[1:], strict=False):
+    with_end: list[Word] = []
+    boundaries = [round(word.start * sample_rate) for word in words] + [len(pcm)]
+    for word, start, stop in zip(words, boundaries, boundaries[1:], strict=False):
         sounds = np.flatnonzero(audible(pcm[start:stop]))
         end = start + int(sounds[-1]) + 1 if len(sounds) else stop
-        found.append(replace(word, end=round(end / rate, 3)))
-    return tuple(found)
+        with_end.append(replace(word, end=round(end / sample_rate, 3)))
+    return tuple(with_end)

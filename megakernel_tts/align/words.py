@@ -1,29 +1,30 @@
-"""A text's words, and which of its tokens are which word's."""
+"""Words of a text, and the assignment of tokens to words."""
 
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# Scripts without spaces between words: kana and Han, in which each character counts as a word.
+# Scripts without spaces between words (kana and Han): each character counts as a word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _TOKEN = re.compile(rf"[{_UNSPACED}][^\s\w]*|[^\s{_UNSPACED}]+")
 _CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
-_OPEN = re.compile(r"\s\S*$")  # behind a word, what may yet become another
-_TAG = {"<": True, "[": True, ">": False, "]": False}  # until a space: "[laugh]", "<break>"
+_INCOMPLETE_WORD = re.compile(r"\s\S*$")  # characters after a word that may belong to the next one
+_OPENS_TAG = {"<": True, "[": True, ">": False, "]": False}  # "[laugh]", "<break>"; ends at a space
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word and when it is spoken, in seconds from the start of its stream.
+    """A word and its times, in seconds from the start of the stream.
 
     Attributes:
-        text: With the punctuation that touches it. Where no spaces are between words (Chinese,
-            Japanese), the characters of one of the model's tokens.
-        start: When it begins.
-        end: When it has been said; None in a stream, where that lies in audio still to come.
-        estimated: Whether the times are guessed from the words' lengths and the pauses, because
-            the model's attention was not calibrated.
+        text: The word with adjacent punctuation. In scripts without spaces (Chinese, Japanese), the
+            characters of one of the model's tokens.
+        start: Start of the word.
+        end: End of the word; None in a stream, where it is in audio that does not exist yet.
+        estimated: Whether the times are estimated from word lengths and pauses, because the model's
+            attention was not calibrated.
     """
 
     text: str
@@ -34,14 +35,14 @@ class Word:
 
 @dataclass(frozen=True)
 class WrittenWord:
-    """A word of a text, or punctuation that stands alone.
+    """A word of a text, or punctuation between spaces.
 
     Attributes:
-        text: With the punctuation that touches it.
-        start: Its first character's place in the text.
-        spoken: Whether there is anything in it to say.
-        unspaced: Whether its script puts no spaces between words.
-        ends_clause: Whether a speaker might pause after it.
+        text: The word with adjacent punctuation.
+        start: Index of its first character in the text.
+        spoken: Whether it contains a letter or digit.
+        unspaced: Whether its script has no spaces between words.
+        ends_clause: Whether it ends with punctuation at which a speaker may pause.
     """
 
     text: str
@@ -52,16 +53,16 @@ class WrittenWord:
 
     @property
     def stop(self) -> int:
-        """The place after its last character."""
+        """Index of the character after the last one."""
         return self.start + len(self.text)
 
 
 def split_words(text: str) -> list[WrittenWord]:
-    """The words of a text, and what stands alone between them, in order."""
-    return [_word(match) for match in _TOKEN.finditer(text)]
+    """Splits a text into words and punctuation between spaces, in order."""
+    return [_written_word(match) for match in _TOKEN.finditer(text)]
 
 
-def _word(match: re.Match[str]) -> WrittenWord:
+def _written_word(match: re.Match[str]) -> WrittenWord:
     text = match[0]
     return WrittenWord(
         text,
@@ -72,108 +73,126 @@ def _word(match: re.Match[str]) -> WrittenWord:
     )
 
 
-class Transcript:
-    """A growing text, cut into units for the search and into words for the listener.
-
-    A unit is a token that sounds, together with the tokens that only finish its last character; or
-    a run of tokens that make no sound, such as punctuation and tags. A word begins with a unit, so
-    that characters which share a token are one word. Units and words only ever get more; the last
-    ones may grow.
+class _Token(NamedTuple):
+    """A token of the text.
 
     Attributes:
-        text: So far.
-        firsts: Each unit's first token.
-        silent: Whether a unit makes no sound.
-        word: Each unit's word; a silent one's is that of the sound before it, -1 if there is none.
-        tokens: How many the text has.
+        index: In the text's tokens.
+        letter: Index in the text of its first letter or digit; None if it has none.
+        silent: Whether it makes no sound.
+        continues_character: Whether its first byte is not the first of a character.
     """
 
-    def __init__(self, spell: Callable[[Sequence[int]], list[bytes]]) -> None:
-        """Starts with no text.
+    index: int
+    letter: int | None
+    silent: bool
+    continues_character: bool
+
+
+class Transcript:
+    """A text that grows, divided into units for the alignment and into words.
+
+    A unit is one token with letters or digits, together with the following tokens that complete its
+    last character, or a run of silent tokens (punctuation, tags). A word begins with a unit, so
+    characters that share a token are one word. Units and words are only appended; the last ones may
+    grow.
+
+    Attributes:
+        text: The text so far.
+        num_tokens: Tokens of the text.
+        unit_starts: The first token of each unit.
+        unit_silent: Whether each unit makes no sound.
+        unit_words: The word of each unit. A silent unit has the word before it, or -1.
+    """
+
+    def __init__(self, token_bytes: Callable[[Sequence[int]], list[bytes]]) -> None:
+        """Starts with an empty text.
 
         Args:
-            spell: Gives each token's UTF-8 bytes.
+            token_bytes: Returns the UTF-8 bytes of tokens.
         """
         self.text = ""
+        self.num_tokens = 0
         self.unit_starts: list[int] = []
         self.unit_silent: list[bool] = []
         self.unit_words: list[int] = []
-        self._spell = spell
-        self.num_tokens = 0
-        self._starts: list[int] = []  # the words' places in the text
+        self._token_bytes = token_bytes
+        self._word_starts: list[int] = []  # indices in the text
         self._in_tag = False
-        self._complete = 0
-        self._ended = False  # whether no later text can join what is there
+        self._num_complete = 0
+        self._ends_whole = False  # whether later text cannot extend the last word
 
     def __len__(self) -> int:
-        """How many words there are."""
-        return len(self._starts)
+        """The number of words."""
+        return len(self._word_starts)
 
     @property
     def num_complete(self) -> int:
-        """How many words no later text can change."""
-        return self._complete
+        """The number of words that later text cannot change."""
+        return self._num_complete
 
     def __getitem__(self, word: int) -> str:
-        """A word's text, with what stands alone behind it, once that certainly does."""
+        """The text of a word with the punctuation after it.
+
+        Punctuation at the end of the text is included once it cannot begin another word.
+        """
         if word + 1 < len(self):
-            return self.text[self._starts[word] : self._starts[word + 1]].rstrip()
-        last = self.text[self._starts[word] :]
-        return (last if self._ended else _OPEN.sub("", last)).rstrip()
+            return self.text[self._word_starts[word] : self._word_starts[word + 1]].rstrip()
+        last = self.text[self._word_starts[word] :]
+        return (last if self._ends_whole else _INCOMPLETE_WORD.sub("", last)).rstrip()
 
     def update(self, ids: Sequence[int], num_whole: int) -> None:
-        """Takes the text as far as it is known.
+        """Adds the new tokens of a text.
 
         Args:
-            ids: All tokens so far, those of earlier calls first; the last one ends a character.
-            num_whole: How many of them end with a complete word.
+            ids: All tokens so far. Tokens of earlier calls must be the same, and the last token
+                must complete a character. Another thread may append to them.
+            num_whole: Number of tokens up to the last word boundary that later text cannot move.
         """
-        new = ids[self.num_tokens :]  # once: the writer may add to them meanwhile
+        new = ids[self.num_tokens :]  # read once, as the sequence may grow
         if new:
-            self._cut(self._read(self._spell(new)))
+            self._append(self._parse(self._token_bytes(new)))
             self.num_tokens += len(new)
-        self._ended = num_whole >= self.num_tokens or self.text[-1:].isspace()
-        last = not self._ended and bool(self._starts)
-        self._complete = max(self._complete, len(self) - last)
+        self._ends_whole = num_whole >= self.num_tokens or self.text[-1:].isspace()
+        num_open = int(not self._ends_whole and bool(self._word_starts))
+        self._num_complete = max(self._num_complete, len(self) - num_open)
 
-    def _cut(self, tokens: list[tuple[int, int | None, bool, bool]]) -> None:
-        """Cuts new text into units and words; see `_read`."""
-        tail = self._starts[-1] if self._starts else 0
+    def _append(self, tokens: list[_Token]) -> None:
+        """Extends units and words by tokens whose characters were added to the text."""
+        tail = self._word_starts[-1] if self._word_starts else 0
         starts = [tail + word.start for word in split_words(self.text[tail:])]
-        for token, letter, silent, inside in tokens:
-            if letter is not None:
-                start = starts[bisect_right(starts, letter) - 1]
-                if not self._starts or start > self._starts[-1]:
-                    self._starts.append(start)
-            if not self.unit_starts or not (inside or (silent and self.unit_silent[-1])):
-                self.unit_starts.append(token)
-                self.unit_silent.append(silent)
+        for token in tokens:
+            if token.letter is not None:
+                start = starts[bisect_right(starts, token.letter) - 1]
+                if not self._word_starts or start > self._word_starts[-1]:
+                    self._word_starts.append(start)
+            extends_silence = token.silent and bool(self.unit_silent) and self.unit_silent[-1]
+            if not self.unit_starts or not (token.continues_character or extends_silence):
+                self.unit_starts.append(token.index)
+                self.unit_silent.append(token.silent)
                 self.unit_words.append(len(self) - 1)
 
-    def _read(self, tokens: list[bytes]) -> list[tuple[int, int | None, bool, bool]]:
-        """Takes more text.
-
-        Returns:
-            For each token its number, the place of its first letter or digit in the text, if it has
-            any, whether it makes no sound, and whether it begins inside a character.
-        """
-        new = b"".join(tokens).decode(errors="replace")
-        char_at: dict[int, int] = {}  # by the byte where it begins
-        sounding: dict[int, bool] = {}  # letters and digits
-        size = 0
-        for place, char in enumerate(new, len(self.text)):
-            char_at[size] = place
-            self._in_tag = _TAG.get(char, self._in_tag and not char.isspace())
+    def _parse(self, tokens: list[bytes]) -> list[_Token]:
+        """Adds the characters of tokens to the text and classifies the tokens."""
+        new_text = b"".join(tokens).decode(errors="replace")
+        char_at: dict[int, int] = {}  # first byte of a character -> its index in the text
+        sounds: dict[
+            int, bool
+        ] = {}  # first byte of a letter or digit -> whether it is outside tags
+        num_bytes = 0
+        for i, char in enumerate(new_text, len(self.text)):
+            char_at[num_bytes] = i
+            self._in_tag = _OPENS_TAG.get(char, self._in_tag and not char.isspace())
             if char.isalnum():
-                sounding[size] = not self._in_tag
-            size += len(char.encode())
-        self.text += new
-        found: list[tuple[int, int | None, bool, bool]] = []
+                sounds[num_bytes] = not self._in_tag
+            num_bytes += len(char.encode())
+        self.text += new_text
+        parsed: list[_Token] = []
         start = 0
-        for number, token in enumerate(tokens, self.num_tokens):
-            letters = [byte for byte in range(start, start + len(token)) if byte in sounding]
+        for index, token in enumerate(tokens, self.num_tokens):
+            letters = [byte for byte in range(start, start + len(token)) if byte in sounds]
             letter = char_at[letters[0]] if letters else None
-            silent = not any(sounding[byte] for byte in letters)
-            found.append((number, letter, silent, start not in char_at))
+            silent = not any(sounds[byte] for byte in letters)
+            parsed.append(_Token(index, letter, silent, start not in char_at))
             start += len(token)
-        return found
+        return parsed

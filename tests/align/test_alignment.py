@@ -16,15 +16,15 @@ SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "star
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     ALIGNMENT.save(tmp_path / ALIGNMENT_FILE)
-    assert read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2) == ALIGNMENT
+    assert read_alignment(tmp_path / ALIGNMENT_FILE, num_layers=4, num_heads=2) == ALIGNMENT
 
 
 def test_a_checkpoint_without_one_has_none(tmp_path: Path) -> None:
-    assert read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2) is None
+    assert read_alignment(tmp_path / ALIGNMENT_FILE, num_layers=4, num_heads=2) is None
 
 
 def test_the_demo_voice_has_one() -> None:
-    found = read_alignment(find_checkpoint("demo") / ALIGNMENT_FILE, layers=6, heads=4)
+    found = read_alignment(find_checkpoint("demo") / ALIGNMENT_FILE, num_layers=6, num_heads=4)
     assert found is not None and found.made["truth"] is not None
 
 
@@ -52,7 +52,7 @@ def test_a_broken_file_is_refused_by_name_and_field(
     values = json.loads((tmp_path / ALIGNMENT_FILE).read_text())
     (tmp_path / ALIGNMENT_FILE).write_text(json.dumps(values | change))
     with pytest.raises(CheckpointError, match=message) as error:
-        read_alignment(tmp_path / ALIGNMENT_FILE, layers=4, heads=2)
+        read_alignment(tmp_path / ALIGNMENT_FILE, num_layers=4, num_heads=2)
     assert ALIGNMENT_FILE in str(error.value)
 
 

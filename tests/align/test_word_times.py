@@ -119,12 +119,12 @@ def test_more_text_than_a_slot_has_positions_is_no_error() -> None:
 
 def test_a_word_waits_for_its_text_to_be_complete() -> None:
     text = transcript("One", ",", " two")
-    text._complete = 0
+    text._num_complete = 0
     times = AlignedWordTimer(text, RATE, 0, 1e-4)
     times.add_scores(looking([0, 0, 2, 2], 3))
     assert times.add_audio(sound([True] * 4), last=False) == []
     assert times.num_pending == 2
-    text._complete = 2
+    text._num_complete = 2
     found = times.add_audio(sound([]), last=False)
     assert [(word.text, word.start) for word in found] == [("One,", 0.0), ("two", 0.16)]
 
