@@ -15,7 +15,7 @@ _BATCH_FRAMES = 32  # frames per allocation; creating the views costs more than 
 
 # Views of one frame: scores before it, scores after it; then, for each unit, the score of staying,
 # of the step from the previous unit and from the one before that, and the output.
-_FrameViews = tuple[NDArray[np.float32], ...]
+FrameViews = tuple[NDArray[np.float32], ...]
 
 
 class OnlineSearch:
@@ -35,7 +35,7 @@ class OnlineSearch:
         self._scores = np.array([_NEG_INF, 0.0], np.float32)
         self._history: deque[NDArray[np.float32]] = deque()  # the scores before each frame
         self._skip_scores = np.zeros(0, np.float32)  # scratch memory of one frame
-        self._views: Iterator[_FrameViews] = iter(())  # of the next frames
+        self._views: Iterator[FrameViews] = iter(())  # of the next frames
 
     @property
     def num_units(self) -> int:
@@ -81,7 +81,7 @@ class OnlineSearch:
             self._history.append(before)
             self._scores = after
 
-    def _allocate_frames(self) -> Iterator[_FrameViews]:
+    def _allocate_frames(self) -> Iterator[FrameViews]:
         """Allocates the scores of `_BATCH_FRAMES` frames and creates their views."""
         scores = np.full((_BATCH_FRAMES + 1, self.num_units + 2), _NEG_INF)
         scores[0] = self._scores
