@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.engine.engine import Engine
+from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.decode import DecodeKernels, GpuProperties
 from megakernel_tts.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.structs import (
@@ -197,11 +198,11 @@ class TimedKernel(Megakernel):
             self.module.wait()
 
 
-class _CodecOps:
-    """The operators of `CudaDecoder`; each does nothing."""
+class _CodecKernels:
+    """Replaces `CodecKernels`; its launches do nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
+        return lambda *_, **__: None
 
 
 class TimedCodec(CudaDecoder):
@@ -253,7 +254,9 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
         kernels=DecodeKernels(module, GpuProperties(1, 0)),
     )
     kernel.module = module
-    codec = TimedCodec(weights, codec_config, slots=slots, ops=_CodecOps())
+    codec = TimedCodec(
+        weights, codec_config, slots=slots, kernels=cast(CodecKernels, _CodecKernels())
+    )
     codec.device = device
     engine = Engine(kernel, prompt_builder, Decoder(weights, codec_config), codec)
     speakers = {name: ("english",) for name in config.talker.speakers}

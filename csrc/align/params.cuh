@@ -1,9 +1,7 @@
-// Parameters of the alignment kernels, the partition of the work and the layout of the workspace.
+// Parameters of the alignment kernels. kernels/align.py partitions the work and fills them.
 //
 // Rows are text tokens, columns are frames. An item is one [rows, columns] lattice of a batch.
 #pragma once
-
-#include <algorithm>
 
 #include "../types.cuh"
 
@@ -76,38 +74,5 @@ struct PathParams {
   int element_bytes;
   uint64_t one_bits;  // the bits of an element that is 1
 };
-
-// Whether an item has one block and its directions fit in the block's shared memory.
-inline bool has_shared_directions(const SearchParams& p) {
-  return p.blocks_per_item == 1 && kWordsPerTile * p.num_tiles <= kWindowWords - kPaddingWords;
-}
-
-// One strip per summing warp; the blocks of an item have consecutive strips.
-inline void partition_work(SearchParams& p, int max_strips_per_block) {
-  p.num_strips = (p.num_rows + kStripRows - 1) / kStripRows;
-  p.num_tiles = (p.num_columns + kTileColumns - 1) / kTileColumns;
-  p.strips_per_block = std::min(p.num_strips, max_strips_per_block);
-  p.blocks_per_item = (p.num_strips + p.strips_per_block - 1) / p.strips_per_block;
-}
-
-struct WorkspaceSize {
-  int64_t num_words;
-  int64_t num_initialised;  // words that are set to kNotReady, from the first on
-};
-
-// Assigns the workspace's buffers from `begin` on, which may be null to compute the size.
-inline WorkspaceSize lay_out_workspace(SearchParams& p, uint32_t* begin) {
-  const int64_t counters = (1 + p.num_items + 3) / 4 * 4;
-  const int64_t edges =
-      static_cast<int64_t>(p.num_items) * (p.blocks_per_item - 1) * p.num_tiles * kTileColumns;
-  const int64_t strips =
-      has_shared_directions(p) ? 0 : static_cast<int64_t>(p.num_items) * p.num_strips;
-  const int64_t directions = strips * kWordsPerTile * p.num_tiles * kStripRows;
-  p.block_counter = begin;
-  p.done_counters = begin + 1;
-  p.edges = begin + counters;
-  p.directions = begin + counters + edges;
-  return {counters + edges + directions, counters + edges};
-}
 
 }  // namespace megakernel::align

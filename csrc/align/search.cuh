@@ -279,7 +279,8 @@ DEVICE bool is_last_block(const SearchParams& p, int item, SearchShared& shared)
 
 // Reads scores [items, rows, columns]; writes durations [items, rows]. The first half of a block's
 // warps sum up a strip each, the second half copy its scores. The last block of an item to finish
-// runs the traceback. `kSharedDirections`: see has_shared_directions.
+// runs the traceback. `kSharedDirections`: the item has one
+// block, and its directions stay in the block's shared memory.
 template <class Score, bool kAligned, bool kSharedDirections>
 DEVICE void search(const SearchParams& p, SearchShared& static_shared,
                    unsigned char* dynamic_shared) {

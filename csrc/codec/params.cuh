@@ -27,8 +27,8 @@ constexpr int kFrameInts = sizeof(Frame) / sizeof(int);
 // rounding error of plane 0.
 struct Activations {
   f16* data;
-  f16* history;              // [slots][.. history_rows rows ..]: the rows before those of the call
-  long long history_stride;  // from slot to slot, in elements
+  f16* history;            // [slots][.. history_rows rows ..]: the rows before those of the call
+  int64_t history_stride;  // from slot to slot, in elements
   int num_planes, num_channels;
   int history_rows;
   int rows_per_frame;
@@ -54,7 +54,6 @@ struct alignas(16) ColumnParams {
 // stride s has two, and its columns are the channels of s output rows.
 struct ProjectionParams {
   const Frame* frames;
-  bool overlaps_previous;  // may start before the previous kernel ends: `frames` is complete
   int num_rows;
   Activations input;
   int num_taps, dilation;
@@ -68,10 +67,10 @@ struct ProjectionParams {
   Epilogue epilogue;
   Activations output;  // num_columns / num_channels rows for each row of the input
   // kRopeQkv
-  const float2* rope;        // [frames, head_dim / 2]: cosine and sine
-  float* queries;            // [frames, num_columns / 3]
-  float* kv_cache;           // one layer: [slots][2][kv_ring_size][num_columns / 3]
-  long long kv_slot_stride;  // in elements
+  const float2* rope;      // [frames, head_dim / 2]: cosine and sine
+  float* queries;          // [frames, num_columns / 3]
+  float* kv_cache;         // one layer: [slots][2][kv_ring_size][num_columns / 3]
+  int64_t kv_slot_stride;  // in elements
   int kv_ring_size, head_dim;
   // kSamples
   short* pcm;       // [num_rows], on the host
@@ -99,7 +98,7 @@ struct AttentionParams {
   int num_frames, num_heads, head_dim;
   const float* queries;   // [num_frames, num_heads * head_dim]
   const float* kv_cache;  // one layer: [slots][2][kv_ring_size][num_heads * head_dim]
-  long long kv_slot_stride;
+  int64_t kv_slot_stride;
   int kv_ring_size;
   Activations output;
 };

@@ -5,6 +5,7 @@ one frame to the next stays at its token or moves to the next token. `mas` finds
 largest sum of scores. It runs csrc/align on a GPU and NumPy elsewhere, with identical results.
 """
 
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,14 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.kernels.align import AlignKernels, load_align_kernels
+from megakernel_tts.kernels.loader import obstacle
+
 Layout = Literal["BTS", "BST"]
 Out = Literal["durations", "path", "index"]
 
 _FRAMES_PER_COPY = 64  # on the CPU
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_USE_CPU = "Run the search on the CPU instead: mas(scores.cpu(), ...)."
 
-# Schemas, with the GPU implementation in csrc/align/mas_ops.cpp: the Python layers of a
-# torch.library.custom_op would take longer than the rest of the host's work for a call.
+# Schemas instead of torch.library.custom_op, whose Python layers would take longer than the rest of
+# the host's work for a call.
 _LIBRARY = torch.library.Library("megakernel_tts", "FRAGMENT")
 _LIBRARY.define(
     "mas(Tensor scores, Tensor? text_lengths=None, Tensor? frame_lengths=None, "
@@ -54,7 +59,7 @@ def mas(
     frames gets the same.
 
     On a GPU the fastest layout is BTS with adjacent frames; other layouts are copied first. The
-    first call on a GPU builds the kernels.
+    first call on a GPU compiles the kernels.
 
     Args:
         scores: float32, bfloat16 or float16 [B, T, S]: items, tokens, frames; for example
@@ -77,7 +82,7 @@ def mas(
     Raises:
         ValueError: Shapes, dtypes, devices or names do not match, or an item has no path by lengths
             on the CPU.
-        RuntimeError: The kernels cannot be built on this machine or do not support the device.
+        RuntimeError: The kernels cannot be compiled on this machine or do not support the device.
     """
     if out not in ("durations", "path", "index"):
         raise ValueError(f"out must be 'durations', 'path' or 'index', found {out!r}.")
@@ -223,6 +228,17 @@ def _(
     return scores.new_empty(scores.shape[:2], dtype=torch.int32)
 
 
+@torch.library.impl(_LIBRARY, "mas", "CUDA")
+def _search_on_gpu(
+    scores: Tensor,
+    text_lengths: Tensor | None = None,
+    frame_lengths: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The operator `mas` on a GPU: scores [B, T, S] to durations int32 [B, T]."""
+    return _kernels(scores.device).search(scores, text_lengths, frame_lengths, mask)
+
+
 @torch.library.impl(_LIBRARY, "mas", "CompositeExplicitAutograd")
 def _(
     scores: Tensor,
@@ -230,8 +246,7 @@ def _(
     frame_lengths: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    _load_kernels(scores.device)
-    return torch.ops.megakernel_tts.mas.default(scores, text_lengths, frame_lengths, mask)
+    raise _unsupported(scores.device)
 
 
 def _directions(scores: Tensor) -> NDArray[np.bool_]:
@@ -293,23 +308,26 @@ def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
     return durations.new_empty((*durations.shape, frames), dtype=dtype)
 
 
+@torch.library.impl(_LIBRARY, "mas_path", "CUDA")
+def _path_on_gpu(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
+    """The operator `mas_path` on a GPU: durations int32 [B, T] to zeros and ones [B, T, S]."""
+    return _kernels(durations.device).path(durations.contiguous(), frames, dtype)
+
+
 @torch.library.impl(_LIBRARY, "mas_path", "CompositeExplicitAutograd")
 def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    _load_kernels(durations.device)
-    return torch.ops.megakernel_tts.mas_path.default(durations, frames, dtype)
+    raise _unsupported(durations.device)
 
 
-def _load_kernels(device: torch.device) -> None:
-    """Builds the kernels; afterwards the operators dispatch to them instead of here."""
-    from megakernel_tts.kernels import build
+@cache
+def _kernels(device: torch.device) -> AlignKernels:
+    """The kernels of a GPU, compiled at the first call."""
+    if reason := obstacle(device):
+        raise RuntimeError(f"{reason} {_USE_CPU}")
+    return load_align_kernels(device)
 
-    if device.type != "cuda":
-        reason = f"The kernels support NVIDIA GPUs only; the scores are on {device}."
-    else:
-        reason = build.obstacle()
-        reason = reason and f"The alignment's kernels cannot be built: {reason}."
-    if reason:
-        raise RuntimeError(f"{reason} Run the search on the CPU instead: mas(scores.cpu(), ...).")
-    build.load_codec_and_alignment(device)
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("megakernel_tts::mas", "CUDA"):
-        raise RuntimeError("The kernels of another version are loaded in this process; restart it.")
+
+def _unsupported(device: torch.device) -> RuntimeError:
+    return RuntimeError(
+        f"The kernels support NVIDIA GPUs only; the scores are on {device}. {_USE_CPU}"
+    )

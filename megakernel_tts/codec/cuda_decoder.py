@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,9 @@ from torch import Tensor
 
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
-from megakernel_tts.codec.decoder_kernels import MAX_FRAMES, DecoderKernels
+from megakernel_tts.codec.decoder_kernels import DecoderKernels
+from megakernel_tts.codec.kernel_layers import MAX_FRAMES
+from megakernel_tts.kernels.codec import CodecKernels, load_codec_kernels
 from megakernel_tts.model.config import CodecConfig
 
 _CAPACITY = 64  # frames of a call, over all streams
@@ -58,7 +59,12 @@ class CudaDecoder:
     """
 
     def __init__(
-        self, weights: w.Decoder, config: CodecConfig, *, slots: int, ops: Any = None
+        self,
+        weights: w.Decoder,
+        config: CodecConfig,
+        *,
+        slots: int,
+        kernels: CodecKernels | None = None,
     ) -> None:
         """Packs the weights and allocates the slots.
 
@@ -66,10 +72,10 @@ class CudaDecoder:
             weights: float32 tensors on their device; not needed afterwards.
             config: The codec's configuration.
             slots: Number of streams at a time.
-            ops: The kernels' operators; by default those of csrc/codec, built if necessary.
+            kernels: The kernels; by default those of csrc/codec, compiled if necessary.
 
         Raises:
-            RuntimeError: The kernels cannot be built on this machine.
+            RuntimeError: The kernels cannot be compiled on this machine.
             ValueError: The kernels are not compiled for these shapes.
         """
         self._device = weights.input.device
@@ -84,7 +90,7 @@ class CudaDecoder:
                 config,
                 slots=slots,
                 capacity=self.capacity,
-                ops=_built_ops(self._device) if ops is None else ops,
+                kernels=load_codec_kernels(self._device) if kernels is None else kernels,
             )
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the codec launches on its own stream
@@ -366,11 +372,3 @@ def _joined(parts: Samples) -> NDArray[np.int16] | None:
     if len(finite) < len(parts):
         return None
     return np.concatenate([np.empty(0, np.int16), *finite])
-
-
-def _built_ops(device: torch.device) -> Any:
-    from megakernel_tts.kernels.build import load_codec_and_alignment
-
-    if not hasattr(torch.ops.megakernel_tts, "codec_project"):
-        load_codec_and_alignment(device)
-    return torch.ops.megakernel_tts

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FLAGS = ("-O3", *COMMON_FLAGS, "-Werror", "all-warnings")
 _LAUNCHER = "launcher.cpp"
-_LEGACY = ("codec/decode.cu", "align/mas.cu", "codec/codec_ops.cpp", "align/mas_ops.cpp")
+_HOST_FLAGS = ("-O2", "-std=c++20")
 _USED = re.compile(r"Used (\d+) registers")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 
@@ -118,28 +118,11 @@ def load_launcher() -> None:
     import torch
 
     if not hasattr(torch.ops.megakernel_tts, "launch"):
-        _load_extension("megakernel_tts_launcher", [_LAUNCHER], ["-O2", "-std=c++20"], [])
+        _load_extension(_LAUNCHER)
 
 
-def load_codec_and_alignment(device: "torch.device") -> None:
-    """Registers the operators of the codec and of the alignment; builds them unless cached.
-
-    Args:
-        device: The GPU to build for.
-
-    Raises:
-        RuntimeError: The compiler failed.
-    """
-    architecture = architecture_of(device)
-    flags = [*FLAGS, *nvcc(architecture)[1 + len(FLAGS) :]]
-    host_flags = ["-O2", "-std=c++20", *architecture_flags(architecture)]
-    _load_extension("megakernel_tts", [*_LEGACY], host_flags, flags)
-
-
-def _load_extension(
-    name: str, sources: list[str], host_flags: list[str], device_flags: list[str]
-) -> None:
-    """Loads sources of csrc through torch's cpp_extension; the name gets a digest."""
+def _load_extension(source: str) -> None:
+    """Loads a C++ source of csrc through torch's cpp_extension; the name gets a digest."""
     import torch
     from torch.utils import cpp_extension
 
@@ -147,21 +130,16 @@ def _load_extension(
         import ninja
 
         os.environ["PATH"] = f"{ninja.BIN_DIR}{os.pathsep}{os.environ.get('PATH', '')}"
-    digest = hashlib.sha256(" ".join((torch.__version__, *host_flags, *device_flags)).encode())
-    for source in sources:
-        for file in sorted((CSRC / source).parent.glob("*.c*")):
-            digest.update(file.read_bytes())
-    for file in sorted(CSRC.glob("*.cuh")):
-        digest.update(file.read_bytes())
-    name = f"{name}_{digest.hexdigest()[:12]}"
+    digest = hashlib.sha256(" ".join((torch.__version__, *_HOST_FLAGS)).encode())
+    digest.update((CSRC / source).read_bytes())
+    name = f"megakernel_tts_{Path(source).stem}_{digest.hexdigest()[:12]}"
     folder = Path(cpp_extension._get_build_directory(name, verbose=False))
     if not (folder / f"{name}.so").exists():
-        print(f"Building {', '.join(sources)} for torch, once: about a minute.", file=sys.stderr)
+        print(f"Building {source} for torch, once: under a minute.", file=sys.stderr)
     cpp_extension.load(
         name,
-        [str(CSRC / source) for source in sources],
-        extra_cflags=host_flags,
-        extra_cuda_cflags=device_flags,
+        [str(CSRC / source)],
+        extra_cflags=[*_HOST_FLAGS],
         is_python_module=False,
         with_cuda=True,
     )

@@ -1,5 +1,7 @@
 """Shapes of known models, to build and check their kernels without a checkpoint."""
 
+from megakernel_tts.kernels.align import align_program
+from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
 from megakernel_tts.kernels.program import Program
 
@@ -13,10 +15,6 @@ _SMALL = (  # the demo voice, and the random checkpoints of the tests
     (StackShape(128, 4, 2, 384), StackShape(128, 4, 2, 384), 256),
     (StackShape(192, 4, 2, 576), StackShape(128, 4, 2, 384), 256),
 )
-_OTHER = (
-    Program("codec", "codec/decode.cu", (), ()),
-    Program("alignment", "align/mas.cu", (), ()),
-)
 
 
 def released_programs() -> list[Program]:
@@ -26,4 +24,5 @@ def released_programs() -> list[Program]:
 
 def all_programs() -> list[Program]:
     """All kernels, of every known model."""
-    return [*(program_of_shapes(*shapes) for shapes in (*_RELEASED, *_SMALL)), *_OTHER]
+    decode = [program_of_shapes(*shapes) for shapes in (*_RELEASED, *_SMALL)]
+    return [*decode, codec_program(), align_program()]

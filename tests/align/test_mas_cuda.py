@@ -202,7 +202,7 @@ def masks(dtype: torch.dtype) -> Iterator[Tensor]:
 def test_emulated_mask_lengths_match_the_cpu(emulated: EmulatedAlign, dtype: torch.dtype) -> None:
     for mask in masks(dtype):
         counts = (mask[:, :, 0].count_nonzero(1), mask[:, 0].count_nonzero(1))
-        assert emulated.lengths(mask).tolist() == [count.tolist() for count in counts]
+        assert emulated.count_lengths(mask).tolist() == [count.tolist() for count in counts]
 
 
 def on_gpu(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

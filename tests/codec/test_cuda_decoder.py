@@ -22,7 +22,7 @@ from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
 from megakernel_tts.model.random_released import random_codec_weights
-from tests.emulator.codec import EmulatedCodec
+from tests.emulator.codec import emulated_codec_kernels
 
 CODES = 64
 Codec = tuple[w.Decoder, CodecConfig]
@@ -50,7 +50,9 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 def make() -> Make:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    return lambda codec, num_sms=4: CudaDecoder(*codec, slots=3, ops=EmulatedCodec(num_sms))
+    return lambda codec, num_sms=4: CudaDecoder(
+        *codec, slots=3, kernels=emulated_codec_kernels(num_sms)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder, Vocoder
 from megakernel_tts.engine.scheduler import SchedulingPolicy
+from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.loader import Loaded
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
@@ -23,7 +24,7 @@ from megakernel_tts.model.random_checkpoint import random_tensor
 from megakernel_tts.text.prompt import PromptBuilder
 from tests.codec.test_cuda_decoder import low_rate_config, signal_to_noise
 from tests.comparison import MakeComparison
-from tests.emulator.codec import EmulatedCodec
+from tests.emulator.codec import emulated_codec_kernels
 from tests.fakes import ExpectingVocoder, ScriptedBackend, codes_of
 from tests.rig import Rig, codes, drain, scripted
 
@@ -32,7 +33,7 @@ SLOTS = 2
 
 class CodecParts(NamedTuple):
     codec: tuple[w.Decoder, CodecConfig]
-    ops: EmulatedCodec
+    kernels: CodecKernels
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
         pytest.skip("the emulator needs g++")
     config = low_rate_config(tmp_path_factory.mktemp("codec"), codes=256)
     weights = map_leaves(w.decoder_specs(config.decoder), random_tensor)
-    return CodecParts((weights, config), EmulatedCodec())
+    return CodecParts((weights, config), emulated_codec_kernels())
 
 
 @pytest.fixture(params=["torch", "torch-without-pending", "kernels"])
@@ -53,7 +54,7 @@ def codec_rig(
     decoder = Decoder(*codec_parts.codec)
     vocoder: Vocoder = TorchVocoder(decoder)
     if request.param == "kernels":
-        vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, ops=codec_parts.ops)
+        vocoder = CudaDecoder(*codec_parts.codec, slots=SLOTS, kernels=codec_parts.kernels)
     if request.param != "torch":  # emulated kernels read the codes at the launch
         vocoder.max_pending_frames = 0
     rig = Rig(load(), ScriptedBackend(num_slots=SLOTS), decoder=decoder, vocoder=vocoder)
@@ -194,7 +195,7 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
 ) -> None:
     """The codec reads the codes from the memory that the decode kernel writes."""
     parts, pair = codec_parts, comparison("0b6", blocks=2)
-    vocoder = CudaDecoder(*parts.codec, slots=4, ops=parts.ops)
+    vocoder = CudaDecoder(*parts.codec, slots=4, kernels=parts.kernels)
     prompt_builder = PromptBuilder(pair.half.model.embeddings, pair.config, load().tokenizer)
     decoder = Decoder(*parts.codec)
     rig = Rig(
@@ -215,7 +216,7 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
     rig.engine.close()
     assert finish.frames == 7 and num_pending == [2, 4, 1]
-    alone = CudaDecoder(*parts.codec, slots=1, ops=parts.ops)
+    alone = CudaDecoder(*parts.codec, slots=1, kernels=parts.kernels)
     alone.load_slot(0)
     (samples,) = alone.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()
     np.testing.assert_array_equal(pcm(chunks), samples)

@@ -1,46 +1,42 @@
-"""The codec's kernels on a host without a GPU: csrc/codec compiled with emulated instructions."""
+"""The codec's kernels on a CPU: csrc/codec compiled with emulated instructions."""
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_double, c_int, c_int64, c_void_p
 
 from torch import Tensor
 
+from megakernel_tts.kernels.codec import CodecKernels, codec_program
+from megakernel_tts.kernels.codec_structs import CODEC_STRUCTS
+from megakernel_tts.kernels.module import LaunchConfig, Struct
+from megakernel_tts.kernels.structs import layout_checks
 from tests.emulator.build import load_library
 
 
-class EmulatedCodec:
-    """What `torch.ops.megakernel_tts` has for the codec on a GPU."""
+class EmulatedCodecModule:
+    """A `KernelModule` of the codec's emulated kernels, which run before a launch returns."""
 
-    def __init__(self, num_sms: int = 4) -> None:
-        """Compiles the kernels.
+    def __init__(self) -> None:
+        """Compiles the kernels."""
+        macros = [f"-D{name}={value}" for name, value in codec_program().definitions]
+        checks = layout_checks(CODEC_STRUCTS)
+        self._library = load_library("emulate_codec.cc", *macros, checks=checks)
 
-        Args:
-            num_sms: Multinum_sms that the tiles are chosen for.
-        """
-        self._library = load_library("emulate_codec.cc")
-        self._num_sms = num_sms
+    def read(self, symbol: str, struct: type[Struct]) -> Struct:
+        return struct.in_dll(self._library, symbol)
 
-    def codec_embed(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self._library.codec_embed(*_arrays(tensors, numbers))
-
-    def codec_project(self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float) -> None:
-        self._library.codec_project(*_arrays(tensors, numbers), c_double(eps), c_int(self._num_sms))
-
-    def codec_attend(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self._library.codec_attend(*_arrays(tensors, numbers))
-
-    def codec_depthwise(
-        self, tensors: Sequence[Tensor], numbers: Sequence[int], eps: float
+    def launch(
+        self,
+        kernel: str,
+        params: ctypes.Structure,
+        config: LaunchConfig,
+        *,
+        writes: Sequence[Tensor],
+        set_bits: Tensor | None = None,
     ) -> None:
-        self._library.codec_depthwise(*_arrays(tensors, numbers), c_double(eps))
-
-    def codec_update_state(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        self._library.codec_update_state(*_arrays(tensors, numbers), c_int((len(tensors) - 2) // 2))
+        assert writes and set_bits is None
+        getattr(self._library, kernel)(ctypes.byref(params), config.num_blocks)
 
 
-def _arrays(
-    tensors: Sequence[Tensor], numbers: Sequence[int]
-) -> tuple[ctypes.Array[c_void_p], ctypes.Array[c_int64]]:
-    addresses = [t.data_ptr() if t.numel() else None for t in tensors]
-    return (c_void_p * len(tensors))(*addresses), (c_int64 * len(numbers))(*numbers)
+def emulated_codec_kernels(num_sms: int = 4) -> CodecKernels:
+    """The codec's emulated kernels, with the tiles for a GPU of `num_sms` multiprocessors."""
+    return CodecKernels(EmulatedCodecModule(), num_sms, overlap=True)

@@ -1,54 +1,42 @@
 // The codec's kernels as a host library for the tests; blocks run one after another.
 #define MEGAKERNEL_EMULATOR
-#include "../../csrc/codec/arguments.cuh"
-#include "../../csrc/codec/attention.cuh"
-#include "../../csrc/codec/depthwise.cuh"
-#include "../../csrc/codec/embed.cuh"
-#include "../../csrc/codec/state_update.cuh"
-#include "../../csrc/codec/tiles.cuh"
+#include "../../csrc/codec/kernels.cuh"
 
 using namespace megakernel;
 using namespace megakernel::codec;
 
-template <class Act>
-static void run(int num_blocks, int num_threads, Act act) {
-  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, act, b);
+template <class Body>
+static void run(int num_blocks, int num_threads, Body body) {
+  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, body, b);
 }
 
-extern "C" void codec_embed(Addresses tensors, Numbers numbers) {
-  const EmbedParams p = embed_params(tensors, numbers);
+#define MEGAKERNEL_EMULATE_PROJECTION(row_groups, column_groups, k_splits, planes, blocks_per_sm, \
+                                      shared_bytes)                                               \
+  extern "C" void codec_project_##row_groups##_##column_groups##_##k_splits##_##planes(           \
+      const ProjectionParams* p, int num_blocks) {                                                \
+    using T = Tile<row_groups, column_groups, k_splits, planes>;                                  \
+    static ProjectionShared<T> shared;                                                            \
+    run(num_blocks, kBlockThreads, [&] { project<T>(*p, shared); });                              \
+  }
+MEGAKERNEL_CODEC_TILES(MEGAKERNEL_EMULATE_PROJECTION)
+
+#define MEGAKERNEL_EMULATE_ATTENTION(head_dim)                                           \
+  extern "C" void codec_attention_##head_dim(const AttentionParams* p, int num_blocks) { \
+    static AttentionShared<head_dim> shared;                                             \
+    run(num_blocks, 32 * kAttentionWarps, [&] { attend<head_dim>(*p, shared); });        \
+  }
+MEGAKERNEL_CODEC_HEAD_DIMS(MEGAKERNEL_EMULATE_ATTENTION)
+
+extern "C" void codec_embed(const EmbedParams* p, int num_blocks) {
   static Frame shared;
-  run(p.num_frames, kBlockThreads, [&] { embed(p, shared); });
+  run(num_blocks, kBlockThreads, [&] { embed(*p, shared); });
 }
 
-extern "C" void codec_project(Addresses tensors, Numbers numbers, double eps, int num_sms) {
-  const ProjectionParams p = projection_params(tensors, numbers, eps);
-  with_tile(p, num_sms, [&]<class T>(T, int num_blocks) {
-    static ProjectionShared<T> shared;
-    run(num_blocks, kBlockThreads, [&] { project<T>(p, shared); });
-  });
-}
-
-template <int kHeadDim>
-static void run_attention(const AttentionParams& p) {
-  static AttentionShared<kHeadDim> shared;
-  run(p.num_frames * p.num_heads, 32 * kAttentionWarps, [&] { attend<kHeadDim>(p, shared); });
-}
-
-extern "C" void codec_attend(Addresses tensors, Numbers numbers) {
-  const AttentionParams p = attention_params(tensors, numbers);
-  p.head_dim == 16   ? run_attention<16>(p)
-  : p.head_dim == 32 ? run_attention<32>(p)
-                     : run_attention<64>(p);
-}
-
-extern "C" void codec_depthwise(Addresses tensors, Numbers numbers, double eps) {
-  const DepthwiseParams p = depthwise_params(tensors, numbers, eps);
+extern "C" void codec_depthwise(const DepthwiseParams* p, int num_blocks) {
   static DepthwiseShared shared;
-  run(p.num_rows, kBlockThreads, [&] { depthwise(p, shared); });
+  run(num_blocks, kBlockThreads, [&] { depthwise(*p, shared); });
 }
 
-extern "C" void codec_update_state(Addresses tensors, Numbers numbers, int layers) {
-  const StateUpdateParams p = state_update_params(tensors, numbers, layers);
-  run(p.num_frames * p.num_layers, kBlockThreads, [&] { update_state(p); });
+extern "C" void codec_update_state(const StateUpdateParams* p, int num_blocks) {
+  run(num_blocks, kBlockThreads, [&] { update_state(*p); });
 }

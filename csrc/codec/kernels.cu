@@ -1,0 +1,45 @@
+// The codec's kernels, under the names that the host launches. A kernel starts while the previous
+// one ends if the host launches it so.
+#include "kernels.cuh"
+
+namespace megakernel::codec {
+
+#define MEGAKERNEL_DEFINE_PROJECTION(row_groups, column_groups, k_splits, planes, blocks_per_sm, \
+                                     shared_bytes_)                                              \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, blocks_per_sm)                     \
+      codec_project_##row_groups##_##column_groups##_##k_splits##_##planes(                      \
+          const __grid_constant__ ProjectionParams p) {                                          \
+    using T = Tile<row_groups, column_groups, k_splits, planes>;                                 \
+    extern __shared__ __align__(16) unsigned char shared_bytes[];                                \
+    project<T>(p, *reinterpret_cast<ProjectionShared<T>*>(shared_bytes));                        \
+  }
+MEGAKERNEL_CODEC_TILES(MEGAKERNEL_DEFINE_PROJECTION)
+#undef MEGAKERNEL_DEFINE_PROJECTION
+
+#define MEGAKERNEL_DEFINE_ATTENTION(head_dim)                                 \
+  extern "C" __global__ void __launch_bounds__(32 * kAttentionWarps)          \
+      codec_attention_##head_dim(const __grid_constant__ AttentionParams p) { \
+    __shared__ AttentionShared<head_dim> shared;                              \
+    attend<head_dim>(p, shared);                                              \
+  }
+MEGAKERNEL_CODEC_HEAD_DIMS(MEGAKERNEL_DEFINE_ATTENTION)
+#undef MEGAKERNEL_DEFINE_ATTENTION
+
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    codec_embed(const __grid_constant__ EmbedParams p) {
+  __shared__ Frame shared;
+  embed(p, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    codec_depthwise(const __grid_constant__ DepthwiseParams p) {
+  __shared__ DepthwiseShared shared;
+  depthwise(p, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlockThreads)
+    codec_update_state(const __grid_constant__ StateUpdateParams p) {
+  update_state(p);
+}
+
+}  // namespace megakernel::codec

@@ -1,0 +1,236 @@
+"""The codec's kernels: their program, the tiles of the projection kernel, launches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from megakernel_tts.kernels.codec_structs import (
+    CODEC_STRUCTS,
+    MAX_HISTORIES,
+    AttentionParams,
+    DepthwiseParams,
+    EmbedParams,
+    ProjectionParams,
+    StateUpdateParams,
+)
+from megakernel_tts.kernels.module import KernelModule, LaunchConfig
+from megakernel_tts.kernels.program import Program
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+HEAD_DIMS = (16, 32, 64)  # of the attention kernels
+MAX_DEPTHWISE_CHANNELS = 1024
+_NUM_THREADS = 256
+_NUM_WARPS = _NUM_THREADS // 32
+_ATTENTION_THREADS = 128
+_STEP_CHANNELS = 32  # of a step of K
+_OVERLAP_CAPABILITY = 9  # compute capability with programmatic dependent launch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of the projection kernel; `Tile` in csrc/codec/projection.cuh.
+
+    Attributes:
+        row_groups: Groups of 8 rows of a warp.
+        column_groups: Groups of 8 columns of a warp.
+        k_splits: Warps that split K.
+        planes: Planes of the input.
+    """
+
+    row_groups: int
+    column_groups: int
+    k_splits: int
+    planes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a thread block."""
+        return 8 * self.row_groups * (_NUM_WARPS // self.k_splits)
+
+    @property
+    def columns(self) -> int:
+        """Columns of a thread block."""
+        return 8 * self.column_groups
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Thread blocks of a multiprocessor."""
+        small = self.row_groups <= 2 and self.column_groups <= 2
+        return 2 if small and self.planes == 1 else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: padded sums, and the sums of squares of the RMS norm."""
+        return 4 * self.k_splits * self.rows * (self.columns + 8 + 1)
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return f"codec_project_{self.row_groups}_{self.column_groups}_{self.k_splits}_{self.planes}"
+
+    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+        """Thread blocks of a launch."""
+        return -(-num_rows // self.rows) * (num_columns // self.columns)
+
+
+def _tiles(k_splits: int, planes: int) -> Iterator[Tile]:
+    """The tiles for a layer; of equal estimates the first one is chosen."""
+    sizes = [(2, 1), (2, 2), (2, 4), (4, 4)]
+    if planes == 1:
+        sizes.append((8, 4))
+    if k_splits == _NUM_WARPS and planes == 2:
+        sizes += [(1, 1), (1, 2), (1, 4)]
+    for row_groups, column_groups in sizes:
+        yield Tile(row_groups, column_groups, k_splits, planes)
+
+
+TILES = tuple(
+    tile for k_splits in (2, 4, 8) for planes in (1, 2) for tile in _tiles(k_splits, planes)
+)
+
+
+def num_k_splits(params: ProjectionParams) -> int:
+    """Warps that split K: as many as have work for a single frame.
+
+    A property of the layer, so that the number of rows does not change the order of the sums.
+    """
+    num_steps = params.num_taps * params.input.num_channels // _STEP_CHANNELS
+    num_tiles = params.input.rows_per_frame * params.num_columns // 512
+    wanted = 8 if num_tiles < 200 else 4 if num_tiles < 300 else 2
+    if num_steps >= 2 * wanted:
+        return wanted
+    return 4 if num_steps >= 8 else 2
+
+
+def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
+    """Estimated time of a launch, fitted to an H200.
+
+    The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
+    its first-level cache.
+    """
+    num_steps = params.num_taps * params.input.num_channels // _STEP_CHANNELS
+    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+    num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
+    blocks_per_sm = -(-num_blocks // num_sms)
+    groups = tile.row_groups * tile.planes + tile.column_groups
+    return (
+        num_waves * (1.2 + 0.7e-3 * tile.rows * tile.columns)
+        + blocks_per_sm * 0.04 * num_steps / tile.k_splits * groups
+    )
+
+
+def choose_tile(params: ProjectionParams, num_sms: int) -> Tile:
+    """The tile with the least estimated time.
+
+    Args:
+        params: The launch.
+        num_sms: Multiprocessors of the GPU.
+    """
+    tiles = _tiles(num_k_splits(params), params.input.num_planes)
+    fitting = [tile for tile in tiles if params.num_columns % tile.columns == 0]
+    return min(fitting, key=lambda tile: _estimate_us(tile, params, num_sms))
+
+
+def codec_program() -> Program:
+    """The program of the codec's kernels."""
+    tiles = " ".join(
+        f"X({tile.row_groups}, {tile.column_groups}, {tile.k_splits}, {tile.planes}, "
+        f"{tile.blocks_per_sm}, {tile.shared_bytes})"
+        for tile in TILES
+    )
+    kernels = (
+        *(tile.kernel for tile in TILES),
+        *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
+        "codec_embed",
+        "codec_depthwise",
+        "codec_update_state",
+    )
+    definitions = (("MEGAKERNEL_CODEC_TILES(X)", tiles),)
+    return Program("codec", "codec/kernels.cu", kernels, CODEC_STRUCTS, definitions)
+
+
+def load_codec_kernels(device: "torch.device") -> "CodecKernels":
+    """Compiles the codec's kernels unless they are cached, and loads them.
+
+    Args:
+        device: The GPU.
+
+    Raises:
+        RuntimeError: The kernels cannot be compiled on this machine.
+    """
+    import torch
+
+    from megakernel_tts.kernels.loader import load_module
+
+    properties = torch.cuda.get_device_properties(device)
+    return CodecKernels(
+        load_module(codec_program(), device),
+        properties.multi_processor_count,
+        overlap=properties.major >= _OVERLAP_CAPABILITY,
+    )
+
+
+class CodecKernels:
+    """Launches the codec's kernels on one GPU, on torch's current stream; does not wait.
+
+    `writes` are the tensors that a kernel writes.
+    """
+
+    def __init__(self, module: KernelModule, num_sms: int, *, overlap: bool) -> None:
+        """Stores the module.
+
+        Args:
+            module: The compiled kernels.
+            num_sms: Multiprocessors of the GPU.
+            overlap: Whether the GPU can start a kernel while the previous one ends.
+        """
+        self._module, self._num_sms, self._overlap = module, num_sms, overlap
+
+    def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
+        """Launches the embedding: one block per frame."""
+        config = LaunchConfig(params.num_frames, _NUM_THREADS)
+        self._module.launch("codec_embed", params, config, writes=writes)
+
+    def project(
+        self, params: ProjectionParams, writes: "Sequence[Tensor]", *, overlap_previous: bool = True
+    ) -> None:
+        """Launches a projection with the tile of the least estimated time.
+
+        Args:
+            params: The argument.
+            writes: Tensors that the kernel writes.
+            overlap_previous: Whether the kernel may start before the previous one ends: `frames`
+                must be complete then.
+        """
+        tile = choose_tile(params, self._num_sms)
+        config = LaunchConfig(
+            tile.num_blocks(params.num_rows, params.num_columns),
+            _NUM_THREADS,
+            tile.shared_bytes,
+            overlap_previous=overlap_previous and self._overlap,
+        )
+        self._module.launch(tile.kernel, params, config, writes=writes)
+
+    def attend(self, params: AttentionParams, writes: "Sequence[Tensor]") -> None:
+        """Launches attention: one block per frame and head."""
+        config = LaunchConfig(
+            params.num_frames * params.num_heads,
+            _ATTENTION_THREADS,
+            overlap_previous=self._overlap,
+        )
+        kernel = f"codec_attention_{params.head_dim}"
+        self._module.launch(kernel, params, config, writes=writes)
+
+    def depthwise(self, params: DepthwiseParams, writes: "Sequence[Tensor]") -> None:
+        """Launches the depthwise convolution: one block per row."""
+        config = LaunchConfig(params.num_rows, _NUM_THREADS, overlap_previous=self._overlap)
+        self._module.launch("codec_depthwise", params, config, writes=writes)
+
+    def update_state(self, params: StateUpdateParams, writes: "Sequence[Tensor]") -> None:
+        """Launches the update of the histories: one block per frame and layer."""
+        assert params.num_layers <= MAX_HISTORIES
+        config = LaunchConfig(params.num_frames * params.num_layers, _NUM_THREADS)
+        self._module.launch("codec_update_state", params, config, writes=writes)

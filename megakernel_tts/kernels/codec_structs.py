@@ -1,0 +1,159 @@
+"""Structs that cross from Python to the codec's kernels; csrc/codec/params.cuh explains them."""
+
+from ctypes import c_float, c_int, c_int64
+from enum import IntEnum
+
+from megakernel_tts.kernels.structs import DeviceStruct, enum, pointer
+
+NUM_CODEBOOKS = 16  # codes of a frame
+MAX_HISTORIES = 32
+
+
+class Epilogue(IntEnum):
+    """The function that a projection applies to its sums; `Epilogue` in C++."""
+
+    LINEAR = 0
+    SNAKE = 1
+    GELU = 2
+    SILU_GATE = 3
+    ROPE_QKV = 4
+    SAMPLES = 5
+
+
+class Frame(DeviceStruct):
+    """One frame of a call; written by the host."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::Frame"
+    _fields_ = (
+        ("pending_address", pointer("const int")),
+        ("slot", c_int),
+        ("first_frame", c_int),
+        ("position", c_int),
+        ("codes", c_int * NUM_CODEBOOKS),
+    )
+
+
+class Activations(DeviceStruct):
+    """Activations and their history."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::Activations"
+    _fields_ = (
+        ("data", pointer("megakernel::f16")),
+        ("history", pointer("megakernel::f16")),
+        ("history_stride", c_int64),
+        ("num_planes", c_int),
+        ("num_channels", c_int),
+        ("history_rows", c_int),
+        ("rows_per_frame", c_int),
+    )
+
+
+class ProjectionParams(DeviceStruct):
+    """The argument of the projection kernels: a convolution or linear layer."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::ProjectionParams"
+    _fields_ = (
+        ("frames", pointer("const megakernel::codec::Frame")),
+        ("num_rows", c_int),
+        ("input", Activations),
+        ("num_taps", c_int),
+        ("dilation", c_int),
+        ("weights", pointer("const uint4")),
+        ("column_params", pointer("const megakernel::codec::ColumnParams")),
+        ("num_columns", c_int),
+        ("norm_channels", c_int),
+        ("eps", c_float),
+        ("residual", pointer("const float")),
+        ("residual_out", pointer("float")),
+        ("epilogue", enum("megakernel::codec::Epilogue")),
+        ("output", Activations),
+        ("rope", pointer("const float2")),
+        ("queries", pointer("float")),
+        ("kv_cache", pointer("float")),
+        ("kv_slot_stride", c_int64),
+        ("kv_ring_size", c_int),
+        ("head_dim", c_int),
+        ("pcm", pointer("short")),
+        ("non_finite", pointer("int")),
+    )
+
+
+class EmbedParams(DeviceStruct):
+    """The argument of the embedding kernel."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::EmbedParams"
+    _fields_ = (
+        ("requests", pointer("const megakernel::codec::Frame")),
+        ("frames", pointer("megakernel::codec::Frame")),
+        ("num_frames", c_int),
+        ("codebook_size", c_int),
+        ("codebooks", pointer("const float")),
+        ("inverse_frequencies", pointer("const float")),
+        ("rope", pointer("float2")),
+        ("half_head_dim", c_int),
+        ("output", Activations),
+    )
+
+
+class AttentionParams(DeviceStruct):
+    """The argument of the attention kernels."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::AttentionParams"
+    _fields_ = (
+        ("frames", pointer("const megakernel::codec::Frame")),
+        ("num_frames", c_int),
+        ("num_heads", c_int),
+        ("head_dim", c_int),
+        ("queries", pointer("const float")),
+        ("kv_cache", pointer("const float")),
+        ("kv_slot_stride", c_int64),
+        ("kv_ring_size", c_int),
+        ("output", Activations),
+    )
+
+
+class DepthwiseParams(DeviceStruct):
+    """The argument of the depthwise convolution kernel."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::DepthwiseParams"
+    _fields_ = (
+        ("frames", pointer("const megakernel::codec::Frame")),
+        ("num_rows", c_int),
+        ("input", Activations),
+        ("output", Activations),
+        ("weights", pointer("const float")),
+        ("bias", pointer("const float")),
+        ("norm", pointer("const float")),
+        ("eps", c_float),
+    )
+
+
+class StateUpdateParams(DeviceStruct):
+    """The argument of the state update kernel."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::codec::StateUpdateParams"
+    _fields_ = (
+        ("frames", pointer("const megakernel::codec::Frame")),
+        ("num_kept_frames", pointer("const int")),
+        ("num_frames", c_int),
+        ("num_layers", c_int),
+        ("activations", Activations * MAX_HISTORIES),
+    )
+
+
+CODEC_STRUCTS = (
+    Frame,
+    Activations,
+    ProjectionParams,
+    EmbedParams,
+    AttentionParams,
+    DepthwiseParams,
+    StateUpdateParams,
+)
