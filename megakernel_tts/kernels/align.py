@@ -14,7 +14,7 @@ from megakernel_tts.kernels.align_structs import (
     PathParams,
     SearchParams,
 )
-from megakernel_tts.kernels.loader import load_module
+from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 
@@ -143,11 +143,12 @@ def align_program() -> Program:
     return Program("align", "align/kernels.cu", kernels, ALIGN_STRUCTS)
 
 
-def load_align_kernels(device: torch.device) -> "AlignKernels":
+def load_align_kernels(device: torch.device, path: LaunchPath | None = None) -> "AlignKernels":
     """Compiles the alignment kernels unless they are cached, and loads them.
 
     Args:
-        device: The GPU, with its index.
+        device: The GPU.
+        path: How to compile and launch; by default what `support` finds. For tests.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -159,7 +160,7 @@ def load_align_kernels(device: torch.device) -> "AlignKernels":
         properties.shared_memory_per_multiprocessor,
         overlap=properties.major >= _OVERLAP_CAPABILITY,
     )
-    return AlignKernels(load_module(align_program(), device), gpu)
+    return AlignKernels(load_module(align_program(), device, path), gpu)
 
 
 class AlignKernels:

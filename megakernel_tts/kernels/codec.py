@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from megakernel_tts.kernels.loader import LaunchPath
+
 HEAD_DIMS = (16, 32, 64)  # of the attention kernels
 MAX_DEPTHWISE_CHANNELS = 1024
 _NUM_THREADS = 256
@@ -152,11 +154,12 @@ def codec_program() -> Program:
     return Program("codec", "codec/kernels.cu", kernels, CODEC_STRUCTS, definitions)
 
 
-def load_codec_kernels(device: "torch.device") -> "CodecKernels":
+def load_codec_kernels(device: "torch.device", path: "LaunchPath | None" = None) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
     Args:
         device: The GPU.
+        path: How to compile and launch; by default what `support` finds. For tests.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -167,7 +170,7 @@ def load_codec_kernels(device: "torch.device") -> "CodecKernels":
 
     properties = torch.cuda.get_device_properties(device)
     return CodecKernels(
-        load_module(codec_program(), device),
+        load_module(codec_program(), device, path),
         properties.multi_processor_count,
         overlap=properties.major >= _OVERLAP_CAPABILITY,
     )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from megakernel_tts.align import mas, maximum_path
 from megakernel_tts.align.search import Out
+from megakernel_tts.kernels import build, nvrtc
+from megakernel_tts.kernels.align import load_align_kernels
 from tests.align.lattices import Batch, plain_batch_durations, random_batch
 from tests.emulator.align import EmulatedAlign
 from tests.emulator.guarded import guarded
@@ -385,3 +387,19 @@ def test_strided_views_match_the_cpu(dtype: torch.dtype) -> None:
     views += [whole[0].unfold(1, 200, 1)[:, :100], whole.transpose(0, 1)[:4]]
     for view in views:
         assert torch.equal(mas(view).cpu(), mas(view.cpu()))
+
+
+@pytest.mark.gpu
+def test_both_launch_paths_give_the_same_results() -> None:
+    for reason in (build.obstacle(), nvrtc.obstacle()):
+        if reason:
+            pytest.skip(reason)
+    batch = random_batch(3, 200, 500)
+    scores, text, frames = on_gpu(batch)
+    expected = mas(scores, text, frames)
+    for path in ("extension", "nvrtc"):
+        kernels = load_align_kernels(torch.device("cuda", 0), path)
+        durations = kernels.search(scores, text, frames, None)
+        assert torch.equal(durations, expected)
+        made = kernels.path(durations, scores.shape[2], torch.bool)
+        assert torch.equal(made, mas(scores, text, frames, out="path"))

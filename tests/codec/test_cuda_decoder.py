@@ -17,6 +17,8 @@ from torch import Tensor
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
+from megakernel_tts.kernels import build, nvrtc
+from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.model.checkpoint import Checkpoint, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -297,6 +299,20 @@ def test_released_size_matches_plain_torch(large: tuple[Codec, CudaDecoder]) -> 
     samples = decode_chunks(decoder, 0, codes, [100])
     assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 60
     np.testing.assert_array_equal(decode_chunks(decoder, 1, codes, [1] * 100), samples)
+
+
+@pytest.mark.gpu
+def test_both_launch_paths_give_the_same_samples(large: tuple[Codec, CudaDecoder]) -> None:
+    codec, decoder = large
+    for reason in (build.obstacle(), nvrtc.obstacle()):
+        if reason:
+            pytest.skip(reason)
+    codes = some_codes(12, 4, 2048)
+    expected = decode_chunks(decoder, 0, codes, [1, 8, 3])
+    for path in ("extension", "nvrtc"):
+        kernels = load_codec_kernels(torch.device("cuda", 0), path)
+        other = CudaDecoder(*codec, slots=1, kernels=kernels)
+        np.testing.assert_array_equal(decode_chunks(other, 0, codes, [1, 8, 3]), expected)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from megakernel_tts.kernels import models, nvrtc
-from megakernel_tts.kernels.program import CSRC
+from megakernel_tts.kernels.align import align_program
+from megakernel_tts.kernels.codec import codec_program
+from megakernel_tts.kernels.program import CSRC, Program
 from megakernel_tts.kernels.structs import Stream
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))
@@ -14,9 +16,14 @@ PROGRAM = models.all_programs()[3]  # of the smallest checkpoint of the tests
 
 
 @needs_nvrtc
-def test_every_kernel_of_a_model_is_compiled() -> None:
-    cubin = nvrtc.compile_program(PROGRAM, "90a")
-    for name in (*PROGRAM.kernels, "decode_info"):
+@pytest.mark.parametrize(
+    ("program", "symbols"),
+    [(PROGRAM, ["decode_info"]), (codec_program(), []), (align_program(), ["align_info"])],
+    ids=["decode", "codec", "align"],
+)
+def test_every_kernel_of_a_program_is_compiled(program: Program, symbols: list[str]) -> None:
+    cubin = nvrtc.compile_program(program, "90a")
+    for name in (*program.kernels, *symbols):
         assert f"\0{name}\0".encode() in cubin, name
 
 
