@@ -1,7 +1,7 @@
-"""A model of fixed speed behind the real engine, to measure and test Pipecat's service with.
+"""A simulated model behind the real engine: a fixed time per frame, and audio that encodes words.
 
-Its speech is one tone a word, of a loudness that tells the word's number, at the pace that the
-service's estimate of word times assumes: what was heard can be read from the audio.
+Each word is a tone whose loudness encodes the word's index, so that the words can be read back from
+the audio. Words last as long as the estimate of word times assumes.
 """
 
 import time
@@ -27,51 +27,50 @@ from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
-_FRAME = 0.08  # seconds
-_STEPS = round(
-    _FRAME / STEP_SECONDS
-)  # a frame's codes name the word that is spoken in each step of it
+_FRAME_S = 0.08
+# Steps of a frame; code i of a frame is 1 + the index of the word in its step i.
+_STEPS = round(_FRAME_S / STEP_SECONDS)
 _GROUPS = 16
-_SOFTEST, _LOUDER = 2000, 20  # of a word's tone, out of 32767: loudness = softest + number * louder
-_LOUDNESSES = 1000
+_MIN_LOUDNESS, _LOUDNESS_STEP = 2000, 20  # of 32767; loudness = minimum + index * step
+_NUM_LOUDNESSES = 1000
 _HALF_PERIOD = 24  # samples: 500 Hz
 
 
-def heard_words(pcm: NDArray[np.int16]) -> list[int]:
-    """The numbers of the words that sound in audio of 24 kHz, in order; 0 is a session's first."""
+def words_in_audio(pcm: NDArray[np.int16]) -> list[int]:
+    """Returns the indices of the words in 24 kHz audio, in order; 0 is a session's first word."""
     steps = np.abs(pcm[: len(pcm) // _HALF_PERIOD * _HALF_PERIOD].astype(int))
     loudness = np.median(steps.reshape(-1, _HALF_PERIOD), axis=1)
-    audible = loudness[loudness > _SOFTEST / 2]
-    numbers = np.rint((audible - _SOFTEST) / _LOUDER).astype(int)
+    audible = loudness[loudness > _MIN_LOUDNESS / 2]
+    numbers = np.rint((audible - _MIN_LOUDNESS) / _LOUDNESS_STEP).astype(int)
     changes = np.flatnonzero(np.diff(numbers, prepend=-1))
     return [int(n) for n in numbers[changes]]
 
 
 class CharacterTokenizer(TextTokenizer):
-    """One token a character, so that text can be read back from what is fed."""
+    """One token per character, so that the backend can read the text."""
 
     def __init__(self) -> None:
         pass
 
     def encode(self, text: str) -> list[int]:
-        """The code points."""
+        """Returns the code points."""
         return [ord(char) for char in text]
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """The characters."""
+        """Returns the UTF-8 bytes of each character."""
         return [chr(i).encode() for i in ids]
 
     def normalize(self, text: str) -> str:
-        """The text itself."""
+        """Returns the text."""
         return text
 
     def stable_length(self, text: str) -> int:
-        """All of it: no character changes another."""
+        """Returns the length of the text: no character changes the token of another."""
         return len(text)
 
 
 class SimulatedPromptBuilder(PromptBuilder):
-    """Passes tokens on as they are.
+    """A prompt builder whose vectors are the token ids.
 
     Attributes:
         opened: Voice, language and instruction of every session.
@@ -83,85 +82,87 @@ class SimulatedPromptBuilder(PromptBuilder):
         self._voices = voices
 
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
-        """Takes note of a session."""
+        """Records a session and returns an empty prefix."""
         if isinstance(voice, str) and voice not in self._voices:
             raise VoiceError(f"There is no voice {voice!r}.")
         self.opened.append((voice, language, instruct))
         return Prefix(torch.zeros(0, 1))
 
     def embed_text(self, ids: list[int]) -> Tensor:
-        """[n, 1]."""
+        """Returns the token ids as vectors [n, 1]."""
         return torch.tensor(ids, dtype=torch.float64)[:, None]
 
     def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
-        """All the text that is there."""
+        """Returns a prompt of all the text so far."""
         text, lead = self.embed_text(ids), torch.zeros(0, 1)
         return Prompt(text, 0, lead, num_tokens=len(ids), text_start=0, text_complete=False)
 
 
 @dataclass
-class _Speaker:
-    """One stream.
+class _SimulatedStream:
+    """State of one stream.
 
     Attributes:
-        text: That was fed.
-        closed: Whether it is all.
-        number: Of the word that is being spoken.
-        left: Steps of it.
-        exact: When it ends, in seconds of speech: words are not made longer by rounding.
-        breath: Steps of silence to come before the first word.
-        words: Of the text, those that are complete.
+        text: Text fed.
+        closed: Whether the text is complete.
+        word_idx: Index of the word being spoken.
+        num_steps_left: Steps left of it.
+        word_end_s: Its exact end in seconds of speech, so that rounding does not accumulate.
+        num_silent_steps: Steps of silence left before the first word.
+        words: Complete words of the text.
     """
 
     text: str
     closed: bool = False
-    number: int = -1
-    left: int = 0
-    exact: float = 0.0
-    breath: int = 0
+    word_idx: int = -1
+    num_steps_left: int = 0
+    word_end_s: float = 0.0
+    num_silent_steps: int = 0
     words: list[str] = field(default_factory=list[str])
 
     def feed(self, text: str, last: bool) -> None:
         self.text += text
         self.closed = last
         words = [word.text for word in split_words(self.text) if word.spoken]
-        # The last word may go on unless something follows it.
+        # The last word may be incomplete unless something follows it.
         self.words = words if last or not self.text[-1:].isalnum() else words[:-1]
 
     @property
     def next_word(self) -> str | None:
-        more = self.number + 1 < len(self.words)
-        return self.words[self.number + 1] if more else None
+        more = self.word_idx + 1 < len(self.words)
+        return self.words[self.word_idx + 1] if more else None
 
     @property
     def done(self) -> bool:
-        return self.closed and not self.left and self.next_word is None
+        return self.closed and not self.num_steps_left and self.next_word is None
 
     def step(self) -> int:
-        """The number of the word in the next step, from 1; 0 is silence: no word is known."""
-        if self.breath:
-            self.breath -= 1
+        """Returns 1 + the index of the word in the next step; 0 for silence."""
+        if self.num_silent_steps:
+            self.num_silent_steps -= 1
             return 0
-        if not self.left and (word := self.next_word) is not None:
-            self.number += 1
-            before, self.exact = self.exact, self.exact + spoken_seconds(word)
-            self.left = round(self.exact / STEP_SECONDS) - round(before / STEP_SECONDS)
-        if not self.left:
+        if not self.num_steps_left and (word := self.next_word) is not None:
+            self.word_idx += 1
+            before, self.word_end_s = self.word_end_s, self.word_end_s + spoken_seconds(word)
+            self.num_steps_left = round(self.word_end_s / STEP_SECONDS) - round(
+                before / STEP_SECONDS
+            )
+        if not self.num_steps_left:
             return 0
-        self.left -= 1
-        return self.number + 1
+        self.num_steps_left -= 1
+        return self.word_idx + 1
 
 
 class SimulatedBackend:
-    """Takes a fixed time for a frame of any number of streams.
+    """A backend that takes a fixed time for a frame of any number of streams.
 
     Attributes:
-        frame_seconds: That time.
-        poison: A stream fails at the first word that holds this, if it is not empty.
-        breath: Steps of silence before every stream.
-        made: Frames, of all streams.
+        frame_seconds: Time of a frame.
+        failing_word: A stream fails at the first word that contains it; empty for none.
+        num_silent_steps: Steps of silence before every stream.
+        num_made: Frames made, of all streams.
     """
 
     name = "simulated"
@@ -170,29 +171,31 @@ class SimulatedBackend:
         self.num_slots = num_slots
         self.max_positions = 1 << 20
         self.frame_seconds = frame_seconds
-        self.poison = ""
-        self.breath = 0
-        self.made = 0
-        self._speakers: dict[int, _Speaker] = {}
+        self.failing_word = ""
+        self.num_silent_steps = 0
+        self.num_made = 0
+        self._streams: dict[int, _SimulatedStream] = {}
 
     @property
     def busy(self) -> int:
-        """How many streams have a slot."""
-        return len(self._speakers)
+        """Number of streams."""
+        return len(self._streams)
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        """Starts streams."""
+        """See `Backend.prefill`."""
         for request in requests:
-            self._speakers[request.slot] = _Speaker("", breath=self.breath)
+            self._streams[request.slot] = _SimulatedStream(
+                "", num_silent_steps=self.num_silent_steps
+            )
             self.feed(request.slot, request.prompt, last=False)
 
     def clear_prefix_cache(self) -> None:
-        """Nothing: it keeps nothing."""
+        """See `Backend.clear_prefix_cache`; there is no cache."""
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
-        """Takes characters; the 0 at the end is none."""
+        """See `Backend.feed`; the end of the text is a 0."""
         characters = "".join(chr(int(c)) for c in text[:, 0] if c)
-        self._speakers[slot].feed(characters, last)
+        self._streams[slot].feed(characters, last)
 
     def step(
         self,
@@ -201,46 +204,46 @@ class SimulatedBackend:
         overlap: Callable[[], object] = lambda: None,
         on_last_frame: Callable[[PendingCodes], object] = lambda pending_codes: None,
     ) -> list[Frames]:
-        """A frame each, whatever was asked for."""
+        """See `Backend.step`; makes one frame of each stream."""
         overlap()
-        speakers = [self._speakers[slot] for slot in slots]
-        if self.poison and any(self.poison in (s.next_word or "") for s in speakers):
-            raise ArithmeticError(f"no {self.poison} can be said")
+        streams = [self._streams[slot] for slot in slots]
+        if self.failing_word and any(self.failing_word in (s.next_word or "") for s in streams):
+            raise ArithmeticError(f"{self.failing_word} cannot be spoken")
         time.sleep(self.frame_seconds)
-        self.made += len(slots)
-        return [self._frames(s) for s in speakers]
+        self.num_made += len(slots)
+        return [self._frames(s) for s in streams]
 
     def interrupt(self) -> None:
-        """Nothing: every step is a frame."""
+        """See `Backend.interrupt`; every step is one frame."""
 
     def clear_interrupt(self) -> None:
-        """Nothing."""
+        """See `Backend.clear_interrupt`."""
 
-    def _frames(self, speaker: _Speaker) -> Frames:
-        if speaker.done:
+    def _frames(self, stream: _SimulatedStream) -> Frames:
+        if stream.done:
             return Frames(torch.zeros(0, _GROUPS, dtype=torch.long), ended=True)
-        return Frames(self._frame(speaker)[None], ended=False)
+        return Frames(self._frame(stream)[None], ended=False)
 
-    def _frame(self, speaker: _Speaker) -> Tensor:
+    def _frame(self, stream: _SimulatedStream) -> Tensor:
         codes = torch.zeros(_GROUPS, dtype=torch.long)
-        codes[:_STEPS] = torch.tensor([speaker.step() for _ in range(_STEPS)])
+        codes[:_STEPS] = torch.tensor([stream.step() for _ in range(_STEPS)])
         return codes
 
     def release(self, slot: int) -> None:
-        """Frees a slot."""
-        self._speakers.pop(slot, None)
+        """See `Backend.release`."""
+        self._streams.pop(slot, None)
 
-    def swap_out(self, slot: int) -> SlotSnapshot[_Speaker]:
-        """Frees a slot and gives its stream."""
-        return SlotSnapshot(self._speakers.pop(slot), ())
+    def swap_out(self, slot: int) -> SlotSnapshot[_SimulatedStream]:
+        """See `Backend.swap_out`."""
+        return SlotSnapshot(self._streams.pop(slot), ())
 
-    def swap_in(self, slot: int, snapshot: SlotSnapshot[_Speaker]) -> None:
-        """Goes on with it."""
-        self._speakers[slot] = snapshot.state
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[_SimulatedStream]) -> None:
+        """See `Backend.swap_in`."""
+        self._streams[slot] = snapshot.state
 
 
 class SimulatedDecoder(Decoder):
-    """One tone a word."""
+    """A decoder that makes one tone per word."""
 
     def __init__(self) -> None:
         self.sample_rate = RATE
@@ -249,24 +252,24 @@ class SimulatedDecoder(Decoder):
         self._wave = torch.from_numpy(wave)
 
     def start(self, batch: int = 1) -> State:
-        """An empty state."""
+        """Returns an empty state."""
         nothing = torch.zeros(0, batch, 0)
         return State((), nothing, nothing, torch.zeros(batch, dtype=torch.long))
 
     def decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        """A waveform [batch, samples]."""
+        """Returns a waveform [batch, samples] and the state."""
         words = codes[:, :, :_STEPS].reshape(len(codes), -1)
-        loudness = (_SOFTEST + (words - 1) % _LOUDNESSES * _LOUDER) * (words > 0)
+        loudness = (_MIN_LOUDNESS + (words - 1) % _NUM_LOUDNESSES * _LOUDNESS_STEP) * (words > 0)
         waves = loudness[:, :, None] / 32767 * self._wave
         return waves.reshape(len(codes), -1), state
 
 
 def simulated_tts(num_slots: int = 8, frame_seconds: float = 0.005) -> TTS:
-    """A model with two voices.
+    """Returns a simulated model with two voices.
 
     Args:
-        num_slots: Streams at a time.
-        frame_seconds: That 80 ms of speech take, however many streams speak.
+        num_slots: Number of streams that can speak at once.
+        frame_seconds: Time of a frame (80 ms of speech), for any number of streams.
     """
     languages = ("english", "german", "chinese")
     voices = {"ryan": languages, "serena": languages}

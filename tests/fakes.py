@@ -13,7 +13,7 @@ from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder
 
-TIMEOUT_S = 20.0  # after which a test fails instead of waiting longer
+TIMEOUT_S = 60.0  # after which a test fails instead of waiting longer
 
 
 class ScriptedBackend:

@@ -62,7 +62,7 @@ def test_more_streams_than_slots_all_finish(rig: Rig) -> None:
 def test_segments_of_long_and_short_texts_alternate(make_rig: MakeRig) -> None:
     """With one slot a short text waits for a segment of the long one, not for its end."""
     rig = make_rig(1)
-    long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(60)), seed=1)
+    long = rig.open(" ".join(f"Sentence number {i} is to be said." for i in range(18)), seed=1)
     short = rig.open("Hello there.", seed=2)
     order: list[str] = []
     readers = [

@@ -10,7 +10,7 @@ from pipecat.frames.frames import (
     TTSSpeakFrame,
 )
 
-from bench.simulation import heard_words
+from bench.simulation import words_in_audio
 from megakernel_tts import TTS, split_words
 from megakernel_tts.align.estimate import spoken_seconds
 from tests.pipecat_service.bot import Bot, run_conversations
@@ -41,7 +41,7 @@ def assert_words_match_audio(bot: Bot, words: list[str], starts: list[float]) ->
 def assert_reply_cut(bot: Bot) -> None:
     """The conversation ends where the audio does, and no word was skipped or repeated."""
     assert_words_match_audio(bot, WORDS, STARTS)
-    numbers = heard_words(bot.output.pcm)
+    numbers = words_in_audio(bot.output.pcm)
     assert numbers == list(range(len(numbers)))
 
 
@@ -129,13 +129,13 @@ def test_barge_in_stops_the_engine_and_wastes_at_most_its_lead(engine: TTS) -> N
         await bot.request_reply()
         await bot.wait_until(lambda: bot.played_speech_s >= 2)
         assert sessions.num_sessions == 1
-        num_frames = sessions.backend.made - num_frames_before  # type: ignore[attr-defined]
+        num_frames = sessions.backend.num_made - num_frames_before  # type: ignore[attr-defined]
         assert num_frames * 0.08 <= bot.played_speech_s + 3.2, "the engine runs too far ahead"
         await bot.interrupt(settle_s=0.001)
         assert sessions.num_sessions == 0
         assert sessions.num_free_slots == sessions.backend.num_slots
 
-    num_frames_before = sessions.backend.made  # type: ignore[attr-defined]
+    num_frames_before = sessions.backend.num_made  # type: ignore[attr-defined]
     run_conversations([bot], drive)
 
 
@@ -153,7 +153,7 @@ def test_speech_that_may_not_be_interrupted_plays_to_its_end(engine: TTS) -> Non
 
     run_conversations([bot], drive)
     assert " ".join(bot.said) == f"{notice} {REPLY}"  # Pipecat begins a message at the barge-in
-    assert heard_words(bot.output.pcm) == [*range(5), *range(len(WORDS))]
+    assert words_in_audio(bot.output.pcm) == [*range(5), *range(len(WORDS))]
 
 
 def test_scripts_without_spaces_are_committed_one_character_at_a_time(engine: TTS) -> None:

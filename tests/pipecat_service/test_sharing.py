@@ -12,7 +12,7 @@ from pipecat.frames.frames import InterruptionFrame, LLMFullResponseEndFrame, TT
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
-from bench.simulation import heard_words, simulated_tts
+from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, Session, Voice
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
@@ -43,9 +43,9 @@ def test_an_interruption_leaves_no_gap_in_another_conversation(engine: TTS) -> N
             await bot.interrupt(settle_s=0)
 
     run_conversations([cut, whole], drive)
-    assert heard_words(whole.output.pcm) == list(range(20))
+    assert words_in_audio(whole.output.pcm) == list(range(20))
     assert " ".join(whole.said) == LONG.strip()
-    assert len(heard_words(cut.output.pcm)) < 5
+    assert len(words_in_audio(cut.output.pcm)) < 5
     # Speech is chunks of 40 ms without gaps; a gap would delay all later chunks.
     starts = np.array([start for start, _ in whole.output.chunks])
     delays = starts - starts[0] - 0.04 * np.arange(len(starts))
@@ -53,7 +53,7 @@ def test_an_interruption_leaves_no_gap_in_another_conversation(engine: TTS) -> N
 
 
 def test_a_failure_within_a_turn_keeps_the_words_spoken_before(own_engine: TTS) -> None:
-    own_engine._loaded.engine.backend.poison = "poison"  # type: ignore[attr-defined]
+    own_engine._loaded.engine.backend.failing_word = "poison"  # type: ignore[attr-defined]
     failing = Bot(own_engine, "One two three poison four five.", "Six seven.")
     other = Bot(own_engine, "One two three four five six.")
 
@@ -63,21 +63,21 @@ def test_a_failure_within_a_turn_keeps_the_words_spoken_before(own_engine: TTS) 
             await bot.reply()
 
     run_conversations([failing, other], drive)
-    assert "no poison can be said" in failing.errors[0].error
+    assert "poison cannot be spoken" in failing.errors[0].error
     assert failing.errors[0].category is ErrorCategory.SERVER
     assert failing.tts.is_usable
     assert " ".join(failing.said) == "One two three Six seven."
-    assert heard_words(failing.output.pcm) == [0, 1, 2, 0, 1]
+    assert words_in_audio(failing.output.pcm) == [0, 1, 2, 0, 1]
     assert other.said == ["One two three four five six."] and not other.errors
 
 
 def test_silence_before_speech_is_not_sent(own_engine: TTS) -> None:
-    own_engine._loaded.engine.backend.breath = 12  # type: ignore[attr-defined]
+    own_engine._loaded.engine.backend.num_silent_steps = 12  # type: ignore[attr-defined]
     bot = Bot(own_engine, "One two three.")
     run_conversations([bot], Bot.reply)
     (onset,) = bot.metrics(TTFAMetricsData)
     assert onset.leading_silence < 0.01
-    assert heard_words(bot.output.pcm) == [0, 1, 2] and bot.said == ["One two three."]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 2] and bot.said == ["One two three."]
 
 
 def test_silent_speech_is_not_an_error(own_engine: TTS) -> None:
@@ -122,10 +122,10 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
         await asyncio.sleep(0.2)
         assert own_engine._loaded.engine.num_sessions == 0
 
-    num_frames_before = own_engine._loaded.engine.backend.made  # type: ignore[attr-defined]
+    num_frames_before = own_engine._loaded.engine.backend.num_made  # type: ignore[attr-defined]
     run_conversations([bot], drive)
     assert bot.said == [] and len(bot.output.pcm) == 0
-    num_frames = own_engine._loaded.engine.backend.made  # type: ignore[attr-defined]
+    num_frames = own_engine._loaded.engine.backend.num_made  # type: ignore[attr-defined]
     assert num_frames == num_frames_before
 
 

@@ -31,7 +31,7 @@ from pipecat.metrics.metrics import (
 )
 from pipecat.transcriptions.language import Language
 
-from bench.simulation import heard_words, simulated_tts
+from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from pipecat_service import ColdEngineError, MegakernelTTSService
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
@@ -71,7 +71,7 @@ def test_frames_of_a_turn_are_in_order(engine: TTS) -> None:
     words = [frame.text for frame in bot.frames_of(TTSTextFrame)]
     assert words == ["One", "two", "three.", "Four", "five."]
     assert bot.said == ["One two three. Four five."]
-    assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 2, 3, 4]
     assert not bot.errors
 
 
@@ -81,7 +81,7 @@ def test_speech_begins_before_the_text_is_complete(engine: TTS) -> None:
     order = [type(frame) for frame in bot.sent]
     texts = [i for i, kind in enumerate(order) if kind is AggregatedTextFrame]
     assert order.index(TTSAudioRawFrame) < texts[2]
-    assert heard_words(bot.output.pcm) == list(range(10))
+    assert words_in_audio(bot.output.pcm) == list(range(10))
 
 
 def test_each_turn_is_one_session(engine: TTS) -> None:
@@ -126,7 +126,7 @@ def test_three_turns_without_words_do_not_end_the_service(engine: TTS) -> None:
     run_conversations([bot], drive)
     assert not bot.errors and bot.tts.is_usable
     assert len(opened_sessions(engine)) == sessions + 1, "punctuation opened a session"
-    assert heard_words(bot.output.pcm) == [0, 1]
+    assert words_in_audio(bot.output.pcm) == [0, 1]
     assert bot.said[-1].endswith("Still here.")
     silent = bot.frames_of(TTSAudioRawFrame)[:3]
     assert all(0 < f.num_frames <= 1200 and not any(f.audio) for f in silent)  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ def test_settings_may_change_within_a_turn(engine: TTS) -> None:
     first, second = opened_sessions(engine)[before:]
     assert first == ("ryan", "auto", None) and second == ("serena", "german", "Calmly.")
     assert bot.said == ["One two three. Vier fünf sechs."]
-    assert heard_words(bot.output.pcm) == [0, 1, 2, 0, 1, 2]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 2, 0, 1, 2]
     assert kinds(bot.sent).count(TTSStoppedFrame) == 2
     words = {f.text: f.pts or 0 for f in bot.frames_of(TTSTextFrame)}
     # The words of the second context are timed from the start of its audio.
@@ -211,7 +211,7 @@ def test_text_outside_a_turn_is_spoken_and_its_session_ends(engine: TTS) -> None
         assert sessions.num_sessions == 0
 
     run_conversations([bot], drive)
-    assert heard_words(bot.output.pcm) == [0, 1, 0]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 0]
 
 
 def test_text_transforms_apply_to_speech_and_not_to_the_conversation(engine: TTS) -> None:
@@ -220,7 +220,7 @@ def test_text_transforms_apply_to_speech_and_not_to_the_conversation(engine: TTS
 
     bot = Bot(engine, "That is €5 please.", text_transforms=[("*", spell)])
     run_conversations([bot], Bot.reply)
-    assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 2, 3, 4]
     assert bot.said == ["That is €5 please."]
 
 
@@ -232,7 +232,7 @@ def test_an_end_frame_waits_for_the_end_of_speech(engine: TTS) -> None:
         await bot.wait_until(lambda: bool(bot.frames_of(TTSAudioRawFrame)))
 
     run_conversations([bot], drive)
-    assert heard_words(bot.output.pcm) == [0, 1, 2, 3, 4]
+    assert words_in_audio(bot.output.pcm) == [0, 1, 2, 3, 4]
     assert bot.played_of(EndFrame)
 
 
@@ -249,7 +249,7 @@ def test_a_cancel_frame_stops_the_engine(engine: TTS) -> None:
         assert sessions.num_sessions == 0
 
     run_in_virtual_time(bot.run(drive, end=False), TIMEOUT_S)
-    assert len(heard_words(bot.output.pcm)) < 5
+    assert len(words_in_audio(bot.output.pcm)) < 5
     assert sessions.num_free_slots == sessions.backend.num_slots
 
 
