@@ -1,4 +1,4 @@
-"""Attention that a test plants: each frame looks at one token."""
+"""Synthetic attention scores: each frame attends to one token."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,37 +12,40 @@ from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillReques
 from megakernel_tts.codec.decoder import Decoder, State
 from tests.fakes import ScriptedBackend
 
-RATE = 24_000
-FRAME = 1920
-PACE = 3
+SAMPLE_RATE = 24_000
+SAMPLES_PER_FRAME = 1920
+FRAMES_PER_TOKEN = 3
 
 
-def looking(
-    places: Sequence[int], tokens: int, *, first: bool = True, heads: int = 1
+def attending(
+    attended: Sequence[int], num_tokens: int, *, first: bool = True, num_heads: int = 1
 ) -> NDArray[np.float32]:
-    """Scores [frames, heads, tokens] of heads that look at a token a frame.
+    """Scores of heads that attend to one token per frame.
 
     Args:
-        places: The token that each frame looks at.
-        tokens: How many have keys.
-        first: Whether the first frame comes from the prompt, so that nothing is known of it.
-        heads: How many look alike.
+        attended: The token that each frame attends to.
+        num_tokens: Tokens with keys.
+        first: Whether the first frame is that of the prompt, which has no scores.
+        num_heads: Heads with equal scores.
+
+    Returns:
+        [frames, heads, tokens].
     """
-    scores = np.full((len(places), heads, tokens), -6.0, np.float32)
-    for frame, place in enumerate(places):
-        scores[frame, :, place] = 6.0
+    scores = np.full((len(attended), num_heads, num_tokens), -6.0, np.float32)
+    for frame, token in enumerate(attended):
+        scores[frame, :, token] = 6.0
     if first:
         scores[0] = np.nan
     return scores
 
 
-def sound(audible: Sequence[bool]) -> NDArray[np.int16]:
-    """[frames, samples a frame]."""
-    return np.repeat(np.array(audible, np.int16)[:, None] * 3000, FRAME, axis=1)
+def loud_frames(audible: Sequence[bool]) -> NDArray[np.int16]:
+    """Samples [frames, samples per frame] that are loud where `audible` is true."""
+    return np.repeat(np.array(audible, np.int16)[:, None] * 3000, SAMPLES_PER_FRAME, axis=1)
 
 
 class PlantedBackend(ScriptedBackend):
-    """A `ScriptedBackend` in the streaming layout, that spends `PACE` frames on every token."""
+    """A streaming-layout backend that spends `FRAMES_PER_TOKEN` frames on every token."""
 
     def __init__(self, num_slots: int = 2) -> None:
         super().__init__(num_slots)
@@ -72,23 +75,23 @@ class PlantedBackend(ScriptedBackend):
         scores = np.full((count, 1, self.max_positions), np.nan, np.float32)
         for frame in range(max(first, 1), first + count):
             scores[frame - first, :, : start + 1 + frame] = -6.0
-            token = min(frame // PACE, self._streams[slot]["fed"] - 1)
+            token = min(frame // FRAMES_PER_TOKEN, self._streams[slot]["fed"] - 1)
             scores[frame - first, :, start + token] = 6.0
         return torch.from_numpy(scores)
 
     def _ends(self, stream: dict[str, int]) -> bool:
-        return stream["frames"] >= PACE * stream["fed"]
+        return stream["frames"] >= FRAMES_PER_TOKEN * stream["fed"]
 
 
 class LoudDecoder(Decoder):
-    """Every sample is loud."""
+    """A decoder whose samples are all loud."""
 
     def __init__(self) -> None:
-        self.sample_rate = RATE
+        self.sample_rate = SAMPLE_RATE
 
     def start(self, batch: int = 1) -> State:
         nothing = torch.zeros(0, batch, 0)
         return State((), nothing, nothing, torch.zeros(batch, dtype=torch.long))
 
     def decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        return torch.full((len(codes), codes.shape[1] * FRAME), 0.5), replace(state)
+        return torch.full((len(codes), codes.shape[1] * SAMPLES_PER_FRAME), 0.5), replace(state)

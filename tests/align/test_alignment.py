@@ -14,16 +14,16 @@ ALIGNMENT = Alignment(((3, 0), (2, 1)), 1e-4, 3, {"speeches": 12})
 SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "starts": [0.0, 0.1]}
 
 
-def test_what_is_saved_is_read(tmp_path: Path) -> None:
+def test_saved_alignment_is_read_back(tmp_path: Path) -> None:
     ALIGNMENT.save(tmp_path / ALIGNMENT_FILE)
     assert read_alignment(tmp_path / ALIGNMENT_FILE, num_layers=4, num_heads=2) == ALIGNMENT
 
 
-def test_a_checkpoint_without_one_has_none(tmp_path: Path) -> None:
+def test_missing_file_gives_none(tmp_path: Path) -> None:
     assert read_alignment(tmp_path / ALIGNMENT_FILE, num_layers=4, num_heads=2) is None
 
 
-def test_the_demo_voice_has_one() -> None:
+def test_demo_voice_has_an_alignment() -> None:
     found = read_alignment(find_checkpoint("demo") / ALIGNMENT_FILE, num_layers=6, num_heads=4)
     assert found is not None and found.made["truth"] is not None
 
@@ -45,7 +45,7 @@ def test_the_demo_voice_has_one() -> None:
         ({"made": 3}, "must be a JSON object, found 3"),
     ],
 )
-def test_a_broken_file_is_refused_by_name_and_field(
+def test_invalid_file_is_refused_with_name_and_field(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     ALIGNMENT.save(tmp_path / ALIGNMENT_FILE)
@@ -56,13 +56,13 @@ def test_a_broken_file_is_refused_by_name_and_field(
     assert ALIGNMENT_FILE in str(error.value)
 
 
-def _truth(file: Path, **change: Any) -> Path:
+def _ground_truth(file: Path, **change: Any) -> Path:
     file.write_text(json.dumps({"format": FORMAT, "speeches": [SPEECH, SPEECH | change]}))
     return file
 
 
-def test_a_truth_is_read(tmp_path: Path) -> None:
-    first, second = read_truth(_truth(tmp_path / "t.json", voice=None), groups=2, codes=5)
+def test_ground_truth_is_read(tmp_path: Path) -> None:
+    first, second = read_truth(_ground_truth(tmp_path / "t.json", voice=None), groups=2, codes=5)
     assert (first.text, first.voice, first.starts) == ("One two.", "clara", [0.0, 0.1])
     assert second.voice is None and np.array_equal(first.codes, [[1, 2], [3, 4]])
 
@@ -81,9 +81,9 @@ def test_a_truth_is_read(tmp_path: Path) -> None:
         ({"starts": "soon"}, "rising seconds"),
     ],
 )
-def test_a_broken_truth_names_the_speech(
+def test_invalid_ground_truth_is_refused_with_the_speech(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as error:
-        read_truth(_truth(tmp_path / "t.json", **change), groups=2, codes=5)
+        read_truth(_ground_truth(tmp_path / "t.json", **change), groups=2, codes=5)
     assert "speeches[1]." in str(error.value)

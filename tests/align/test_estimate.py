@@ -6,133 +6,133 @@ from numpy.typing import NDArray
 
 from megakernel_tts.align.estimate import EstimatedWordTimer, spoken_seconds
 from megakernel_tts.align.words import Transcript, Word
-from tests.align.texts import Spelling
+from tests.align.texts import GrowingVocabulary
 
-RATE = 24_000
+SAMPLE_RATE = 24_000
 
 
-class Follower:
-    """An estimate whose text and audio come by turns."""
+class Speaker:
+    """An estimated word timer to which a test adds text and audio."""
 
     def __init__(self) -> None:
-        self._spelling = Spelling()
+        self._vocabulary = GrowingVocabulary()
         self._ids: list[int] = []
-        self._times = EstimatedWordTimer(Transcript(self._spelling.spell), RATE)
+        self._times = EstimatedWordTimer(Transcript(self._vocabulary.token_bytes), SAMPLE_RATE)
 
     def write(self, text: str) -> None:
-        self._ids += self._spelling.ids(*text)
+        self._ids += self._vocabulary.ids(*text)
         self._times.update_text(self._ids, len(self._ids))
 
-    def hear(self, pcm: NDArray[np.int16]) -> list[Word]:
+    def speak(self, pcm: NDArray[np.int16]) -> list[Word]:
         return self._times.add_audio(pcm[None], last=False)
 
     def end(self) -> list[Word]:
         return self._times.add_audio(np.zeros((0, 1), np.int16), last=True)
 
     @property
-    def left(self) -> int:
+    def num_pending(self) -> int:
         return self._times.num_pending
 
 
 def sound(seconds: float) -> NDArray[np.int16]:
-    return np.full(round(seconds * RATE), 3000, np.int16)
+    return np.full(round(seconds * SAMPLE_RATE), 3000, np.int16)
 
 
 def pause(seconds: float) -> NDArray[np.int16]:
-    return np.zeros(round(seconds * RATE), np.int16)
+    return np.zeros(round(seconds * SAMPLE_RATE), np.int16)
 
 
 def times(words: list[Word]) -> list[float]:
     return [word.start for word in words]
 
 
-def test_words_at_the_ordinary_pace_are_timed_exactly() -> None:
+def test_words_at_the_ordinary_pace_are_exact() -> None:
     text = "One two three four five six seven."
-    follower = Follower()
-    follower.write(text)
+    speaker = Speaker()
+    speaker.write(text)
     lengths = [spoken_seconds(word) for word in text.split()]
-    found = follower.hear(sound(sum(lengths)))
+    found = speaker.speak(sound(sum(lengths)))
     assert [w.text for w in found] == text.split()
     assert times(found) == pytest.approx([0, *accumulate(lengths)][:-1], abs=0.021)
-    assert all(w.estimated for w in found) and follower.end() == []
+    assert all(w.estimated for w in found) and speaker.end() == []
 
 
 @pytest.mark.parametrize("size", [100, 480, 1920, 7000])
-def test_chunks_of_any_size_give_the_same(size: int) -> None:
+def test_chunk_size_does_not_change_words(size: int) -> None:
     pcm = np.concatenate([sound(0.9), pause(0.4), sound(2.3), pause(0.1), sound(1.0)])
-    whole, parts = Follower(), Follower()
+    whole, parts = Speaker(), Speaker()
     found: list[Word] = []
-    for follower in (whole, parts):
-        follower.write("One two three. Four five six, seven eight nine ten.")
+    for speaker in (whole, parts):
+        speaker.write("One two three. Four five six, seven eight nine ten.")
     for start in range(0, len(pcm), size):
-        found += parts.hear(pcm[start : start + size])
-    assert found == whole.hear(pcm)
+        found += parts.speak(pcm[start : start + size])
+    assert found == whole.speak(pcm)
 
 
 @pytest.mark.parametrize("pace", [0.75, 1.3])
-def test_a_pause_sets_the_estimate_right(pace: float) -> None:
-    """A speaker who is faster or slower than ordinary: at each clause the error starts anew.
+def test_pause_corrects_the_estimate(pace: float) -> None:
+    """The error of faster or slower speech starts from zero at each clause.
 
-    A slow speaker's words come too early by what the clause is too long, which cannot be undone.
+    Words of slow speech are early by the excess length of the clause, which cannot be corrected.
     """
     clauses = ["One two three four five.", "Six seven eight nine ten.", "Eleven twelve thirteen."]
-    follower = Follower()
-    follower.write(" ".join(clauses))
+    speaker = Speaker()
+    speaker.write(" ".join(clauses))
     found: list[Word] = []
-    begins: list[float] = []
+    starts: list[float] = []
     lengths: list[float] = []
     now = 0.0
     for clause in clauses:
         length = pace * sum(spoken_seconds(word) for word in clause.split())
-        begins.append(now)
+        starts.append(now)
         lengths.append(length)
-        found += follower.hear(np.concatenate([sound(length), pause(0.3)]))
+        found += speaker.speak(np.concatenate([sound(length), pause(0.3)]))
         now += length + 0.3
-    found += follower.end()
+    found += speaker.end()
     by_word = {word.text: word.start for word in found}
     assert [w.text for w in found] == " ".join(clauses).split()
-    for clause, begin, length in zip(clauses[1:], begins[1:], lengths, strict=False):
+    for clause, start, length in zip(clauses[1:], starts[1:], lengths, strict=False):
         early = max(0.0, length - length / pace) + 0.3 * (pace > 1)
-        assert begin - early - 0.021 <= by_word[clause.split()[0]] <= begin + 0.021
+        assert start - early - 0.021 <= by_word[clause.split()[0]] <= start + 0.021
 
 
-def test_no_words_begin_in_silence() -> None:
-    follower = Follower()
-    follower.write("One two three")
-    assert follower.hear(pause(3.0)) == []
-    assert times(follower.hear(sound(0.1))) == [3.0]
+def test_no_word_begins_in_silence() -> None:
+    speaker = Speaker()
+    speaker.write("One two three")
+    assert speaker.speak(pause(3.0)) == []
+    assert times(speaker.speak(sound(0.1))) == [3.0]
 
 
-def test_text_that_comes_late_is_timed_when_it_comes() -> None:
-    follower = Follower()
-    follower.write("One ")
-    assert times(follower.hear(sound(1.0))) == [0.0]
-    follower.write("two ")
-    assert times(follower.hear(sound(0.5))) == [1.0]
+def test_late_text_is_timed_from_its_arrival() -> None:
+    speaker = Speaker()
+    speaker.write("One ")
+    assert times(speaker.speak(sound(1.0))) == [0.0]
+    speaker.write("two ")
+    assert times(speaker.speak(sound(0.5))) == [1.0]
 
 
-def test_words_that_the_estimate_did_not_reach_come_at_the_end() -> None:
-    follower = Follower()
-    follower.write("One two three four")
-    heard = follower.hear(sound(0.4))
-    assert [w.text for w in heard] == ["One", "two"]
-    assert [(w.text, w.start) for w in follower.end()] == [("three", 0.4), ("four", 0.4)]
+def test_remaining_words_begin_at_the_end() -> None:
+    speaker = Speaker()
+    speaker.write("One two three four")
+    spoken = speaker.speak(sound(0.4))
+    assert [w.text for w in spoken] == ["One", "two"]
+    assert [(w.text, w.start) for w in speaker.end()] == [("three", 0.4), ("four", 0.4)]
 
 
-def test_the_silence_before_speech_is_no_pause() -> None:
-    """A short first clause is still to be said after it."""
-    follower = Follower()
-    follower.write("Hi, there.")
-    found = follower.hear(np.concatenate([pause(1.0), sound(1.0)]))
+def test_silence_before_speech_is_not_a_pause() -> None:
+    """The short first clause begins after the silence, so the next clause must begin later."""
+    speaker = Speaker()
+    speaker.write("Hi, there.")
+    found = speaker.speak(np.concatenate([pause(1.0), sound(1.0)]))
     assert (found[0].text, found[0].start) == ("Hi,", 1.0)
     assert found[1].start > 1.1
 
 
-def test_what_is_left_is_counted() -> None:
-    follower = Follower()
-    follower.write("One two three four")
-    assert follower.left == 4
-    heard = follower.hear(sound(0.4))
-    assert follower.left == 4 - len(heard) > 0
-    follower.end()
-    assert follower.left == 0
+def test_num_pending_counts_words_that_were_not_returned() -> None:
+    speaker = Speaker()
+    speaker.write("One two three four")
+    assert speaker.num_pending == 4
+    spoken = speaker.speak(sound(0.4))
+    assert speaker.num_pending == 4 - len(spoken) > 0
+    speaker.end()
+    assert speaker.num_pending == 0

@@ -7,72 +7,73 @@ from hypothesis import strategies as st
 
 from megakernel_tts.align.word_times import AlignedWordTimer, with_ends
 from megakernel_tts.align.words import Word
-from tests.align.planted import FRAME, RATE, looking, sound
+from tests.align.planted import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 
 TOKENS = ["One", ",", " two", " thr", "ee", "."]
-LOOKED = [0, 0, 0, 1, 2, 2, 3, 4, 4, 4, 5, 5]
+ATTENDED = [0, 0, 0, 1, 2, 2, 3, 4, 4, 4, 5, 5]
 STARTS = [("One,", 0.0), ("two", 0.32), ("three.", 0.48)]
 
 
 def follow(
     tokens: Sequence[str],
-    looked: Sequence[int],
-    cuts: Sequence[int],
+    attended: Sequence[int],
+    ends: Sequence[int],
     audible: Sequence[bool] | None = None,
     lookahead: int = 0,
 ) -> list[tuple[str, float]]:
-    """The words of a piece whose frames leave in chunks that end at `cuts`."""
+    """The words and starts of a segment whose chunks end at `ends`."""
     text = transcript(*tokens)
-    times = AlignedWordTimer(text, RATE, 3, 1e-4)
-    scores = looking(looked, len(tokens))
-    shown = np.pad(scores, ((0, 0), (0, 0), (3, 2)), constant_values=9.0)  # other positions
-    samples = sound(audible or [True] * len(looked))
+    timer = AlignedWordTimer(text, SAMPLE_RATE, 3, 1e-4)
+    scores = attending(attended, len(tokens))
+    shown = np.pad(
+        scores, ((0, 0), (0, 0), (3, 2)), constant_values=9.0
+    )  # positions of the prompt and after the text
+    samples = loud_frames(audible or [True] * len(attended))
     words: list[Word] = []
     made = start = 0
-    for stop in [*cuts, len(looked)]:
-        known = min(stop + lookahead, len(looked))
-        if known > made:
-            times.add_scores(shown[made:known])
-        words += times.add_audio(samples[start:stop], last=stop == len(looked))
-        assert times.num_pending == len(text) - len(words)
-        start, made = stop, max(made, known)
+    for stop in [*ends, len(attended)]:
+        num_scored = min(stop + lookahead, len(attended))
+        if num_scored > made:
+            timer.add_scores(shown[made:num_scored])
+        words += timer.add_audio(samples[start:stop], last=stop == len(attended))
+        assert timer.num_pending == len(text) - len(words)
+        start, made = stop, max(made, num_scored)
     assert all(word.end is None and not word.estimated for word in words)
     return [(word.text, word.start) for word in words]
 
 
-def test_words_begin_where_the_heads_look_at_their_first_sound() -> None:
-    assert follow(TOKENS, LOOKED, []) == STARTS
+def test_word_begins_when_its_first_unit_is_attended() -> None:
+    assert follow(TOKENS, ATTENDED, []) == STARTS
 
 
-@given(st.sets(st.integers(1, len(LOOKED) - 1)))
-def test_chunks_change_nothing_if_the_heads_are_sure(cuts: set[int]) -> None:
-    assert follow(TOKENS, LOOKED, sorted(cuts)) == STARTS
-    assert follow(TOKENS, LOOKED, sorted(cuts), lookahead=3) == STARTS
+@given(st.sets(st.integers(1, len(ATTENDED) - 1)))
+def test_chunks_do_not_change_words_if_attention_is_unambiguous(ends: set[int]) -> None:
+    assert follow(TOKENS, ATTENDED, sorted(ends)) == STARTS
+    assert follow(TOKENS, ATTENDED, sorted(ends), lookahead=3) == STARTS
 
 
 def test_no_word_begins_in_silence() -> None:
     audible = [False, False, True, True, False, True] + [True] * 6
-    found = follow(TOKENS, LOOKED, [2, 6], audible)
+    found = follow(TOKENS, ATTENDED, [2, 6], audible)
     assert found == [("One,", 0.16), ("two", 0.4), ("three.", 0.48)]
 
 
-def test_a_word_that_was_never_heard_has_begun_when_the_next_one_does() -> None:
+def test_word_without_sound_begins_when_the_next_one_does() -> None:
     audible = [True] * 4 + [False, False] + [True] * 6
-    assert follow(TOKENS, LOOKED, [5], audible)[1] == ("two", 0.48)
+    assert follow(TOKENS, ATTENDED, [5], audible)[1] == ("two", 0.48)
 
 
-def test_a_quotation_mark_belongs_to_the_word_after_it() -> None:
+def test_opening_quotation_mark_belongs_to_the_next_word() -> None:
     found = follow(['"', "Well", '",', " so"], [0, 0, 1, 1, 2, 3, 3], [])
     assert found == [('"Well",', 0.16), ("so", 0.4)]
 
 
-def test_a_longer_view_corrects_a_glance() -> None:
-    """One frame looks astray; only what comes later tells."""
-    looked = [0, 0, 2, 0, 0, 0, 2, 2, 2]
+def test_lookahead_corrects_a_single_misleading_frame() -> None:
+    attended = [0, 0, 2, 0, 0, 0, 2, 2, 2]
     tokens = ["a", ",", " b"]
-    assert follow(tokens, looked, [1, 2, 3]) == [("a,", 0.0), ("b", 0.16)]
-    assert follow(tokens, looked, [1, 2, 3], lookahead=2) == [("a,", 0.0), ("b", 0.48)]
+    assert follow(tokens, attended, [1, 2, 3]) == [("a,", 0.0), ("b", 0.16)]
+    assert follow(tokens, attended, [1, 2, 3], lookahead=2) == [("a,", 0.0), ("b", 0.48)]
 
 
 @given(
@@ -81,68 +82,72 @@ def test_a_longer_view_corrects_a_glance() -> None:
     st.lists(st.booleans(), min_size=20, max_size=20),
     st.integers(0, 3),
 )
-def test_every_word_comes_once_in_order_and_no_later_than_its_audio(
-    looked: list[int], cuts: set[int], audible: list[bool], lookahead: int
+def test_words_are_returned_once_in_order_and_with_their_audio(
+    attended: list[int], ends: set[int], audible: list[bool], lookahead: int
 ) -> None:
-    ends = sorted(cut for cut in cuts if cut < len(looked))
-    times = AlignedWordTimer(transcript(*TOKENS), RATE, 0, 1e-4)
-    scores, samples = looking(looked, len(TOKENS)), sound(audible[: len(looked)])
-    told: list[Word] = []
+    chunk_ends = sorted(cut for cut in ends if cut < len(attended))
+    timer = AlignedWordTimer(transcript(*TOKENS), SAMPLE_RATE, 0, 1e-4)
+    scores, samples = attending(attended, len(TOKENS)), loud_frames(audible[: len(attended)])
+    returned: list[Word] = []
     made = start = 0
-    for stop in [*ends, len(looked)]:
-        known = min(stop + lookahead, len(looked))
-        if known > made:
-            times.add_scores(scores[made:known])
-        new = times.add_audio(samples[start:stop], last=stop == len(looked))
-        first, last = start * FRAME / RATE, stop * FRAME / RATE
+    for stop in [*chunk_ends, len(attended)]:
+        num_scored = min(stop + lookahead, len(attended))
+        if num_scored > made:
+            timer.add_scores(scores[made:num_scored])
+        new = timer.add_audio(samples[start:stop], last=stop == len(attended))
+        first, last = (
+            start * SAMPLES_PER_FRAME / SAMPLE_RATE,
+            stop * SAMPLES_PER_FRAME / SAMPLE_RATE,
+        )
         assert all(first - 1e-3 <= word.start <= last + 1e-3 for word in new)
-        told, start, made = told + new, stop, max(made, known)
-    assert [word.text for word in told] == ["One,", "two", "three."]
-    assert [word.start for word in told] == sorted(word.start for word in told)
+        returned, start, made = returned + new, stop, max(made, num_scored)
+    assert [word.text for word in returned] == ["One,", "two", "three."]
+    assert [word.start for word in returned] == sorted(word.start for word in returned)
 
 
-def test_text_whose_keys_are_not_there_yet_is_not_spoken_yet() -> None:
-    times = AlignedWordTimer(transcript("a", " b", " c"), RATE, 0, 1e-4)
-    scores = looking([0, 0, 1, 1], 3)
-    scores[:, :, 1:] = np.nan  # the second token's key comes with the fourth frame
+def test_word_does_not_begin_before_its_key_exists() -> None:
+    timer = AlignedWordTimer(transcript("a", " b", " c"), SAMPLE_RATE, 0, 1e-4)
+    scores = attending([0, 0, 1, 1], 3)
+    scores[:, :, 1:] = np.nan  # the second token's key exists from the fourth frame on
     scores[3, :, 1] = 6.0
-    times.add_scores(scores)
-    found = times.add_audio(sound([True] * 4), last=False)
+    timer.add_scores(scores)
+    found = timer.add_audio(loud_frames([True] * 4), last=False)
     assert [(word.text, word.start) for word in found] == [("a", 0.0), ("b", 0.24)]
 
 
-def test_more_text_than_a_slot_has_positions_is_no_error() -> None:
-    times = AlignedWordTimer(transcript("a", " b", " c"), RATE, 0, 1e-4)
-    times.add_scores(looking([0, 1, 1], 2))
-    assert len(times.add_audio(sound([True] * 3), last=False)) == 2
+def test_text_may_have_more_tokens_than_the_slot_has_positions() -> None:
+    timer = AlignedWordTimer(transcript("a", " b", " c"), SAMPLE_RATE, 0, 1e-4)
+    timer.add_scores(attending([0, 1, 1], 2))
+    assert len(timer.add_audio(loud_frames([True] * 3), last=False)) == 2
 
 
-def test_a_word_waits_for_its_text_to_be_complete() -> None:
+def test_word_is_returned_when_its_text_is_complete() -> None:
     text = transcript("One", ",", " two")
     text._num_complete = 0
-    times = AlignedWordTimer(text, RATE, 0, 1e-4)
-    times.add_scores(looking([0, 0, 2, 2], 3))
-    assert times.add_audio(sound([True] * 4), last=False) == []
-    assert times.num_pending == 2
+    timer = AlignedWordTimer(text, SAMPLE_RATE, 0, 1e-4)
+    timer.add_scores(attending([0, 0, 2, 2], 3))
+    assert timer.add_audio(loud_frames([True] * 4), last=False) == []
+    assert timer.num_pending == 2
     text._num_complete = 2
-    found = times.add_audio(sound([]), last=False)
+    found = timer.add_audio(loud_frames([]), last=False)
     assert [(word.text, word.start) for word in found] == [("One,", 0.0), ("two", 0.16)]
 
 
 @pytest.mark.parametrize("tokens", [("a", " b"), ("a", " b", ".")])
-def test_idle_counts_from_when_the_end_of_the_text_was_reached(tokens: tuple[str, ...]) -> None:
-    """That is its last sound: nobody need look at a full stop."""
-    times, count = AlignedWordTimer(transcript(*tokens), RATE, 0, 1e-4), len(tokens)
-    times.add_scores(looking([0, 0], count))
-    assert times.frames_since_end(50) == 0
-    times.add_scores(looking([1, 1], count, first=False))
-    times.add_scores(looking([1] * 10, count, first=False))
-    assert [times.frames_since_end(frame) for frame in (3, 4, 14)] == [0, 0, 10]
+def test_frames_since_end_count_from_the_last_audible_unit(tokens: tuple[str, ...]) -> None:
+    timer, count = AlignedWordTimer(transcript(*tokens), SAMPLE_RATE, 0, 1e-4), len(tokens)
+    timer.add_scores(attending([0, 0], count))
+    assert timer.frames_since_end(50) == 0
+    timer.add_scores(attending([1, 1], count, first=False))
+    timer.add_scores(attending([1] * 10, count, first=False))
+    assert [timer.frames_since_end(frame) for frame in (3, 4, 14)] == [0, 0, 10]
 
 
-def test_ends_are_where_the_last_sound_before_the_next_word_is() -> None:
-    pcm = sound([True, True, False, True, False, False]).ravel()
+def test_word_ends_at_the_last_sound_before_the_next_word() -> None:
+    pcm = loud_frames([True, True, False, True, False, False]).ravel()
     words = [Word("a", 0.0, None, False), Word("b", 0.24, None, False)]
-    assert [word.end for word in with_ends(words, pcm, RATE)] == pytest.approx([0.16, 0.32])
-    quiet = with_ends([Word("a", 0.0, None, True)], np.zeros(2 * FRAME, np.int16), RATE)
+    assert [word.end for word in with_ends(words, pcm, SAMPLE_RATE)] == pytest.approx([0.16, 0.32])
+    quiet = with_ends(
+        [Word("a", 0.0, None, True)], np.zeros(2 * SAMPLES_PER_FRAME, np.int16), SAMPLE_RATE
+    )
     assert [(word.end, word.estimated) for word in quiet] == [(0.16, True)]

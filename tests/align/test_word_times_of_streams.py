@@ -1,4 +1,4 @@
-"""Words on their way through the engine, from attention that a test plants."""
+"""Word times of streams through the engine, from synthetic attention scores."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,13 +12,19 @@ from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.splitter import SplitLimits
-from tests.align.planted import FRAME, PACE, RATE, LoudDecoder, PlantedBackend
+from tests.align.planted import (
+    FRAMES_PER_TOKEN,
+    SAMPLE_RATE,
+    SAMPLES_PER_FRAME,
+    LoudDecoder,
+    PlantedBackend,
+)
 from tests.align.texts import words_of
 from tests.fakes import ScriptedBackend
 from tests.rig import TEXT, Rig, codes, drain
 
 Make = Callable[..., Rig]
-SECONDS = FRAME / RATE
+SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def make(load: Callable[..., Loaded]) -> Iterator[Make]:
     rigs: list[Rig] = []
 
     def one(lookahead: int | None = 0, backend: ScriptedBackend | None = None) -> Rig:
-        """A rig whose words are aligned, or estimated without a look-ahead."""
+        """A rig whose words are aligned; with `lookahead=None` they are estimated."""
         alignment = None if lookahead is None else Alignment(((0, 0),), 1e-4, lookahead, {})
         backend = backend or PlantedBackend()
         rigs.append(Rig(load(), backend, decoder=LoudDecoder(), alignment=alignment))
@@ -38,20 +44,25 @@ def make(load: Callable[..., Loaded]) -> Iterator[Make]:
         rig.engine.close()
 
 
-def told(chunks: list[AudioChunk]) -> list[Word]:
+def words_of_chunks(chunks: list[AudioChunk]) -> list[Word]:
     return [word for chunk in chunks for word in chunk.words]
 
 
-def planted(rig: Rig, text: str, before: float = 0.0) -> list[tuple[str, float]]:
-    """The words of a piece, and when its frames look at their first tokens."""
+def planted(rig: Rig, text: str, segment_start: float = 0.0) -> list[tuple[str, float]]:
+    """The words of a segment, and when its frames first attend to their first tokens."""
     tokenizer = rig.loaded.tokenizer
-    script = Transcript(tokenizer.token_bytes)
+    transcript = Transcript(tokenizer.token_bytes)
     ids = tokenizer.encode(text)
-    script.update(ids, len(ids))
-    sounding = [u for u, silent in enumerate(script.unit_silent) if not silent]
-    first = [next(u for u in sounding if script.unit_words[u] == w) for w in range(len(script))]
-    starts = [round(before + PACE * script.unit_starts[unit] * SECONDS, 3) for unit in first]
-    return list(zip(words_of(script), starts, strict=True))
+    transcript.update(ids, len(ids))
+    first_tokens: dict[int, int] = {}  # word -> the first token of its first audible unit
+    for unit, word in enumerate(transcript.unit_words):
+        if not transcript.unit_silent[unit]:
+            first_tokens.setdefault(word, transcript.unit_starts[unit])
+    starts = [
+        round(segment_start + FRAMES_PER_TOKEN * first_tokens[word] * SECONDS, 3)
+        for word in range(len(transcript))
+    ]
+    return list(zip(words_of(transcript), starts, strict=True))
 
 
 def timed(words: list[Word]) -> list[tuple[str, float]]:
@@ -60,13 +71,13 @@ def timed(words: list[Word]) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("lookahead", [0, 2, 4])
 @pytest.mark.parametrize("policy", [(1, 8), (1, 1), (4, 4), (8, 8)])
-def test_words_come_with_the_audio_in_which_they_begin(
+def test_words_are_delivered_with_the_audio_in_which_they_begin(
     make: Make, lookahead: int, policy: tuple[int, int]
 ) -> None:
     rig = make(lookahead)
     chunks, finish = drain(rig.open(first=policy[0], largest=policy[1]))
     assert finish.reason == "eos"
-    assert planted(rig, TEXT) == timed(told(chunks))
+    assert planted(rig, TEXT) == timed(words_of_chunks(chunks))
     for chunk in chunks:
         begin, end = chunk.frame * SECONDS, (chunk.frame + len(chunk.codes)) * SECONDS
         assert all(begin <= word.start + 1e-3 < end + 1e-3 for word in chunk.words)
@@ -74,19 +85,17 @@ def test_words_come_with_the_audio_in_which_they_begin(
     assert np.array_equal(codes(chunks)[: len(codes(plain))], codes(plain))
 
 
-def test_the_first_chunk_waits_for_nothing(make: Make) -> None:
+def test_first_chunk_does_not_wait_for_lookahead(make: Make) -> None:
     rig = make(4)
     session = rig.open(first=1, largest=4, ahead=9)
     chunks, _ = drain(session)
-    assert rig.backend.step_lengths[:2] == [1, 2 + 4], (
-        "the second one waits for what comes after it"
-    )
+    assert rig.backend.step_lengths[:2] == [1, 2 + 4], "the second chunk waits for its look-ahead"
     assert [len(chunk.codes) for chunk in chunks[:4]] == [1, 2, 4, 4]
     assert chunks[-1].frame + len(chunks[-1].codes) == sum(len(c.codes) for c in chunks)
 
 
-class Glancing(PlantedBackend):
-    """For one frame it looks at the next word, long before it says it."""
+class GlancingBackend(PlantedBackend):
+    """One frame attends to the next word long before that word is spoken."""
 
     def _scores(self, slot: int, first: int, count: int) -> Tensor:
         scores = super()._scores(slot, first, count)
@@ -97,50 +106,49 @@ class Glancing(PlantedBackend):
 
 
 @pytest.mark.parametrize(("lookahead", "right"), [(0, False), (2, True)])
-def test_frames_that_come_after_a_word_tell_whether_it_has_begun(
+def test_lookahead_decides_whether_a_word_has_begun(
     make: Make, lookahead: int, right: bool
 ) -> None:
-    rig = make(lookahead, Glancing())
+    rig = make(lookahead, GlancingBackend())
     chunks, _ = drain(rig.open("a b c", first=1, largest=1))
-    assert (planted(rig, "a b c") == timed(told(chunks))) == right
+    assert (planted(rig, "a b c") == timed(words_of_chunks(chunks))) == right
 
 
-def test_a_stream_that_may_run_no_further_ahead_goes_on(make: Make) -> None:
-    """Look-ahead and chunk together are more than may be made before it is read."""
+def test_stream_continues_when_lookahead_exceeds_what_may_be_unread(make: Make) -> None:
     chunks, finish = drain(make(4).open(first=1, largest=8, ahead=8))
-    assert finish.reason == "eos" and told(chunks)
+    assert finish.reason == "eos" and words_of_chunks(chunks)
 
 
-def test_live_text_is_aligned_as_text_that_is_known(make: Make) -> None:
+def test_live_text_is_aligned_like_complete_text(make: Make) -> None:
     rig = make(2)
     session = rig.open(None)
     for char in TEXT:
         session.push_text(char)
     session.end()
-    assert planted(rig, TEXT) == timed(told(drain(session)[0]))
+    assert planted(rig, TEXT) == timed(words_of_chunks(drain(session)[0]))
 
 
-def test_pieces_follow_each_other_on_one_clock(make: Make) -> None:
+def test_word_times_of_segments_share_one_clock(make: Make) -> None:
     rig = make(2)
     first, second = "This is the first sentence. ", "And this is the other one."
     chunks, _ = drain(rig.open(first + second, limits=SplitLimits(sentence=1)))
-    length = PACE * len(rig.loaded.tokenizer.encode(first.strip())) * SECONDS
-    expected = planted(rig, first.strip()) + planted(rig, second, before=length)
-    assert expected == timed(told(chunks))
+    length = FRAMES_PER_TOKEN * len(rig.loaded.tokenizer.encode(first.strip())) * SECONDS
+    expected = planted(rig, first.strip()) + planted(rig, second, segment_start=length)
+    assert expected == timed(words_of_chunks(chunks))
 
 
-def test_words_of_a_try_that_ran_away_are_not_told(make: Make) -> None:
+def test_words_of_a_discarded_attempt_are_not_delivered(make: Make) -> None:
     rig = make(2)
     rig.backend.runaway = {1}
     chunks, finish = drain(rig.open("hello", seed=1, max_retries=1))
     assert finish.reason == "eos"
-    assert planted(rig, "hello") == timed(told(chunks))
+    assert planted(rig, "hello") == timed(words_of_chunks(chunks))
 
 
-def test_words_that_were_not_reached_are_not_told(make: Make) -> None:
+def test_words_that_were_not_reached_are_not_delivered(make: Make) -> None:
     chunks, finish = drain(make(2).open(max_frames=12))
     assert finish.reason == "length" and finish.frames == 12
-    words = told(chunks)
+    words = words_of_chunks(chunks)
     assert 0 < len(words) < len(TEXT.split())
     assert all(word.start < 12 * SECONDS for word in words)
 
@@ -155,15 +163,15 @@ def _read_until_starved(session: Session, frames: int) -> list[AudioChunk]:
     raise AssertionError
 
 
-class EndsAtOnce(PlantedBackend):
-    """Its speech is over when its text is."""
+class EndsWithText(PlantedBackend):
+    """The speech ends when the text ends."""
 
     def _ends(self, stream: dict[str, int]) -> bool:
         return True
 
 
-def test_words_that_are_left_when_no_frame_follows_still_come(make: Make) -> None:
-    rig = make(2, EndsAtOnce())
+def test_remaining_words_are_delivered_when_no_frame_follows(make: Make) -> None:
+    rig = make(2, EndsWithText())
     session = rig.open(None)
     session.push_text("hello to the world ")
     tokens = len(rig.loaded.tokenizer.encode("hello to the world"))
@@ -172,17 +180,17 @@ def test_words_that_are_left_when_no_frame_follows_still_come(make: Make) -> Non
     *rest, finish = list(session)
     assert isinstance(finish, Finish) and finish.reason == "eos"
     chunks += [event for event in rest if isinstance(event, AudioChunk)]
-    assert [word.text for word in told(chunks)] == ["hello", "to", "the", "world"]
+    assert [word.text for word in words_of_chunks(chunks)] == ["hello", "to", "the", "world"]
     assert codes(chunks).shape == (tokens, 16)
 
 
-def test_without_a_calibration_words_are_estimates(make: Make) -> None:
+def test_words_without_calibration_are_estimated(make: Make) -> None:
     chunks, _ = drain(make(None, ScriptedBackend(tail=60)).open())
-    words = told(chunks)
+    words = words_of_chunks(chunks)
     assert [word.text for word in words] == TEXT.split()
     assert all(word.estimated and word.end is None for word in words)
 
 
-def test_aligned_words_are_no_estimates(make: Make) -> None:
-    words = told(drain(make().open())[0])
+def test_aligned_words_are_not_marked_as_estimated(make: Make) -> None:
+    words = words_of_chunks(drain(make().open())[0])
     assert words and not any(word.estimated for word in words)

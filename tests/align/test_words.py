@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakernel_tts.align.words import Transcript, split_words
-from tests.align.texts import Spelling, transcript, words_of
+from tests.align.texts import GrowingVocabulary, transcript, words_of
 
 
-def test_words_know_their_clause_and_their_script() -> None:
+def test_words_are_classified_by_clause_end_and_script() -> None:
     text = "Well, I – said “no.” 你好。"
     written = split_words(text)
     assert [text[w.start : w.stop] for w in written] == [w.text for w in written]
@@ -20,76 +20,80 @@ def test_words_know_their_clause_and_their_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words", "firsts", "silent", "word"),
+    ("tokens", "words", "unit_starts", "unit_silent", "unit_words"),
     [
         (["Hel", "lo", ",", " you"], ["Hello,", "you"], [0, 1, 2, 3], "..s.", [0, 0, 0, 1]),
         (['"', "Well", '"', "."], ['"Well".'], [0, 1, 2], "s.s", [-1, 0, 0]),
         (["so", " ", "–", " it"], ["so –", "it"], [0, 1, 3], ".s.", [0, 0, 1]),
-        # Characters that share a token are one word; those that do not are words of their own.
+        # Characters that share a token are one word; characters of different tokens are not.
         (["你好", "，", "世", "界"], ["你好，", "世", "界"], [0, 1, 2, 3], ".s..", [0, 0, 1, 2]),
-        # Tokens that end a character belong to the one that begins it.
+        # Tokens that complete a character belong to the token that begins it.
         ([b"\xe4\xbd", b"\xa0", "!"], ["你!"], [0, 2], ".s", [0, 0]),
-        # A tag may be passed over; it is a word nevertheless.
+        # A tag is silent; it is still a word.
         (["a", " [", "laugh", "]", " b"], ["a", "[laugh]", "b"], [0, 1, 4], ".s.", [0, 0, 2]),
         (["a", " <", "3"], ["a", "<3"], [0, 1], ".s", [0, 0]),
         (["1", " < ", "2"], ["1 <", "2"], [0, 1, 2], ".s.", [0, 0, 1]),
     ],
 )
 def test_tokens_become_units_and_words(
-    tokens: list[str | bytes], words: list[str], firsts: list[int], silent: str, word: list[int]
+    tokens: list[str | bytes],
+    words: list[str],
+    unit_starts: list[int],
+    unit_silent: str,
+    unit_words: list[int],
 ) -> None:
     text = transcript(*tokens)
-    assert text.unit_starts == firsts
-    assert text.unit_silent == [c == "s" for c in silent]
+    assert text.unit_starts == unit_starts
+    assert text.unit_silent == [char == "s" for char in unit_silent]
     assert words_of(text) == words
-    assert text.unit_words == word
+    assert text.unit_words == unit_words
 
 
-def test_what_stands_alone_belongs_to_a_word_once_nothing_can_join_it() -> None:
-    spelling = Spelling()
-    text = Transcript(spelling.spell)
-    ids = spelling.ids("so", " ", "–")
+def test_punctuation_joins_a_word_when_it_cannot_begin_another() -> None:
+    vocabulary = GrowingVocabulary()
+    text = Transcript(vocabulary.token_bytes)
+    ids = vocabulary.ids("so", " ", "–")
     text.update(ids, 0)
     assert words_of(text) == ["so"], "the dash may begin a word"
     for more, words in ((" ", ["so –"]), ("4", ["so", "–4"])):
-        other = Transcript(spelling.spell)
-        other.update([*ids, *spelling.ids(more)], 0)
+        other = Transcript(vocabulary.token_bytes)
+        other.update([*ids, *vocabulary.ids(more)], 0)
         assert words_of(other) == words
 
 
-def test_a_word_is_complete_once_something_follows_it() -> None:
-    spelling = Spelling()
-    text = Transcript(spelling.spell)
-    ids = spelling.ids("Hel", "lo")
+def test_word_is_complete_when_another_follows() -> None:
+    vocabulary = GrowingVocabulary()
+    text = Transcript(vocabulary.token_bytes)
+    ids = vocabulary.ids("Hel", "lo")
     text.update(ids, 0)
-    assert (words_of(text), text.num_complete) == (["Hello"], 0), "a comma may come"
-    ids += spelling.ids(",")
+    assert (words_of(text), text.num_complete) == (["Hello"], 0), "a comma may follow"
+    ids += vocabulary.ids(",")
     text.update(ids, 0)
     assert (words_of(text), text.num_complete) == (["Hello,"], 0)
-    ids += spelling.ids(" you")
+    ids += vocabulary.ids(" you")
     text.update(ids, 0)
     assert (words_of(text), text.num_complete) == (["Hello,", "you"], 1)
     text.update(ids, len(ids))
-    assert text.num_complete == 2, "whitespace is known to follow"
+    assert text.num_complete == 2, "the tokens end at a word boundary"
 
 
 TOKENS = st.sampled_from(["a", " b", "c", " ", ",", " (", ")", "你", "好吗", "。", "7", " [x", "]"])
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=30), st.data())
-def test_text_in_portions_gives_what_the_whole_gives(
+def test_portions_give_the_same_words_as_the_complete_text(
     tokens: list[str], data: st.DataObject
 ) -> None:
-    whole, spelling = transcript(*tokens), Spelling()
-    text, ids = Transcript(spelling.spell), spelling.ids(*tokens)
-    known = 0
-    done: list[str] = []
-    while known < len(ids):
-        known += data.draw(st.integers(1, len(ids) - known))
-        text.update(ids[:known], 0)
-        for then, now in zip(done, words_of(text), strict=False):  # but for what follows alone
+    whole, vocabulary = transcript(*tokens), GrowingVocabulary()
+    text, ids = Transcript(vocabulary.token_bytes), vocabulary.ids(*tokens)
+    num_known = 0
+    complete: list[str] = []
+    while num_known < len(ids):
+        num_known += data.draw(st.integers(1, len(ids) - num_known))
+        text.update(ids[:num_known], 0)
+        for then, now in zip(complete, words_of(text), strict=False):  # punctuation may follow
             assert now.startswith(then) and split_words(now)[0].text == split_words(then)[0].text
-        done = words_of(text)[: text.num_complete]
+        complete = words_of(text)[: text.num_complete]
     text.update(ids, len(ids))
     assert (text.unit_starts, text.unit_silent, text.unit_words) == (
         whole.unit_starts,
@@ -103,24 +107,24 @@ def test_text_in_portions_gives_what_the_whole_gives(
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=30))
-def test_words_are_all_that_is_written_from_the_first_sound_on(tokens: list[str]) -> None:
+def test_words_contain_all_text_from_the_first_letter(tokens: list[str]) -> None:
     text = transcript(*tokens)
     joined = "".join("".join(words_of(text)).split())
     assert "".join("".join(tokens).split()).endswith(joined)
 
 
-def test_text_that_is_written_meanwhile_is_not_lost() -> None:
-    """The writer's thread adds tokens while those before are being read."""
-    spelling = Spelling()
-    ids = spelling.ids("a", " b")
+def test_tokens_that_are_appended_during_an_update_are_not_lost() -> None:
+    """The session's thread may append tokens while the engine thread reads them."""
+    vocabulary = GrowingVocabulary()
+    ids = vocabulary.ids("a", " b")
 
-    def spell(some: Sequence[int]) -> list[bytes]:
-        found = spelling.spell(some)
+    def token_bytes(new_ids: Sequence[int]) -> list[bytes]:
+        result = vocabulary.token_bytes(new_ids)
         if len(ids) == 2:
-            ids.extend(spelling.ids(" c"))
-        return found
+            ids.extend(vocabulary.ids(" c"))
+        return result
 
-    text = Transcript(spell)
+    text = Transcript(token_bytes)
     text.update(ids, 0)
     text.update(ids, 3)
     assert words_of(text) == ["a", "b", "c"]

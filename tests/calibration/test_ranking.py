@@ -9,12 +9,12 @@ from megakernel_tts.calibration.ranking import (
     monotonicity,
     rank,
 )
-from tests.align.planted import FRAME, RATE, looking, sound
+from tests.align.planted import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 
 TOKENS = ["One", ",", " two", " three", " four", " five", "."]
 TRUE = [0] * 5 + [1] * 2 + [2] * 4 + [3] * 6 + [4] * 3 + [5] * 5 + [6] * 2
-STARTS = [TRUE.index(token) * FRAME / RATE for token in (0, 2, 3, 4, 5)]
+STARTS = [TRUE.index(token) * SAMPLES_PER_FRAME / SAMPLE_RATE for token in (0, 2, 3, 4, 5)]
 GOOD, NOISY, STUCK, WANDERING, LATE = ((0, head) for head in range(5))
 HEADS = [STUCK, LATE, WANDERING, NOISY, GOOD]
 
@@ -26,10 +26,10 @@ def overheard(seed: int, *, told: bool) -> CapturedSpeech:
     late = [0] * 6 + TRUE[:-6]
     wandering = rng.integers(0, n, len(TRUE))
     ways = [TRUE, noisy.tolist(), [0] * len(TRUE), wandering.tolist(), late]
-    scores = np.concatenate([looking(way, n) for way in ways], axis=1)[:, None]
-    samples = sound([True] * len(TRUE))
+    scores = np.concatenate([attending(way, n) for way in ways], axis=1)[:, None]
+    samples = loud_frames([True] * len(TRUE))
     return CapturedSpeech(
-        scores, samples, RATE, lambda: transcript(*TOKENS), STARTS if told else None
+        scores, samples, SAMPLE_RATE, lambda: transcript(*TOKENS), STARTS if told else None
     )
 
 
@@ -74,8 +74,8 @@ def test_heads_that_are_each_unsure_are_taken_together() -> None:
             np.where(rng.random(len(TRUE)) < 0.45, rng.integers(0, n, len(TRUE)), TRUE).tolist()
             for _ in range(3)
         ]
-        scores = np.concatenate([looking(way, n) for way in ways], axis=1)[:, None]
-        pairs.append(CapturedSpeech(scores, speech.samples, RATE, speech.transcript, STARTS))
+        scores = np.concatenate([attending(way, n) for way in ways], axis=1)[:, None]
+        pairs.append(CapturedSpeech(scores, speech.samples, SAMPLE_RATE, speech.transcript, STARTS))
     ranked = rank([pairs], [(0, 0), (0, 1), (0, 2)])
     chosen = choose([pairs], ranked)
     assert len(chosen) > 1
