@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts import Sampling
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import Backend, Frames, PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from tests.comparison import SAMPLINGS, MakeComparison
@@ -114,6 +115,8 @@ def check(backend: Any, streams: list[ScriptedStream], num_runs: int, max_step: 
     talker = backend._config.talker
     control = replace(talker.control, eos=eos)
     backend._config = replace(backend._config, talker=replace(talker, control=control))
+    if isinstance(backend, Megakernel):
+        backend._buffers.params.eos_id = eos
     expected = frame_by_frame(backend, [replace(s) for s in streams])
     assert any(
         len(made) < stream.max_frames for made, stream in zip(expected, streams, strict=True)
