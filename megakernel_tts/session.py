@@ -67,7 +67,7 @@ class ChunkPolicy:
     """Sizes of a stream's chunks: `first` frames, doubled for each chunk, up to `largest`.
 
     Attributes:
-        first: Frames of the first chunk; 1 gives the lowest latency.
+        first: Frames of the first chunk; 1 has the lowest latency.
         largest: Frames of a chunk at most; larger chunks cost less to decode.
         ahead: Unread frames at which the stream pauses until some are read.
     """

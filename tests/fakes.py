@@ -29,7 +29,7 @@ class ScriptedBackend:
         failing_prompts: Seeds whose prefill fails.
         gate: Frames wait until it is set.
         held: Set while a frame waits for the gate.
-        step_lengths: Frames asked for, of every step.
+        step_lengths: Frames requested of every step.
         batch_sizes: Streams of every frame.
         prompt_lengths: Positions of every prompt.
         prompts: Seed and first frame number of every prompt.
@@ -131,11 +131,11 @@ class ScriptedBackend:
         self.step_lengths.append(num_frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}
         made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
-        coming = {slot: np.full((num_frames, 16), 9999, np.int32) for slot in slots}
+        upcoming = {slot: np.full((num_frames, 16), 9999, np.int32) for slot in slots}
         moving = list(slots)
         for i in range(num_frames):
             if i + 1 == num_frames:
-                on_last_frame([*coming.values()])
+                on_last_frame([*upcoming.values()])
             self._pass_gate()
             self.batch_sizes.append(len(moving))
             self._record("frame")
@@ -147,7 +147,7 @@ class ScriptedBackend:
                 codes = self._frame(stream)
                 made[slot].append(codes)
                 if codes is not None:
-                    coming[slot][i] = codes
+                    upcoming[slot][i] = codes
             moving = [slot for slot in moving if made[slot][-1] is not None and self._fed(slot)]
             if self._interrupted or not moving:
                 break

@@ -105,7 +105,7 @@ def test_concurrent_streams_do_not_change_codes(tts: TTS) -> None:
         (f"Number {i} is speaking to you.", voice, Sampling(seed=i, max_frames=10 + i))
         for i, voice in enumerate(["ryan", "serena", "eric", "dylan", "ryan", "eric", "ryan"])
     ]
-    alone = [tts.say(text, voice, sampling=sampling) for text, voice, sampling in jobs]
+    solo = [tts.say(text, voice, sampling=sampling) for text, voice, sampling in jobs]
     together: dict[int, object] = {}
 
     def run(i: int) -> None:
@@ -117,7 +117,7 @@ def test_concurrent_streams_do_not_change_codes(tts: TTS) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for i, expected in enumerate(alone):
+    for i, expected in enumerate(solo):
         np.testing.assert_array_equal(together[i].codes, expected.codes)  # type: ignore[attr-defined]
         difference = together[i].pcm.astype(int) - expected.pcm  # type: ignore[attr-defined]
         assert np.abs(difference).max() <= 1

@@ -135,7 +135,7 @@ class SlotProgress:
 class Backend(Protocol):
     """Talker, code predictor and sampling for a fixed number of slots, one stream a slot.
 
-    A stream is started by `prefill`. Then `feed` gives it text vectors and `step` makes frames,
+    A stream is started by `prefill`. Then `feed` adds text vectors and `step` makes frames,
     until `release`. Between steps it can be swapped out of its slot and into another. Frame t + 1
     needs text vector t and frame 0 needs none. The caller steps a slot only if that vector was fed
     or the text was ended; after its end, padding takes the place of text.
@@ -154,7 +154,7 @@ class Backend(Protocol):
     max_positions: int
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        """Starts streams. The codes of each do not depend on the others or on earlier prompts.
+        """Starts streams. The codes of a stream do not depend on other streams or earlier prompts.
 
         Raises:
             ValueError: A prompt does not fit a slot.
@@ -214,7 +214,7 @@ class Backend(Protocol):
         ...
 
     def clear_interrupt(self) -> None:
-        """Lets steps make as many frames as are asked for again."""
+        """Lets steps make as many frames as requested again."""
         ...
 
     def release(self, slot: int) -> None:

@@ -47,16 +47,16 @@ class Chunking:
         """Returns the codes [groups] of each frame of the chunk that is due."""
         return segment.pending[: self.size] if segment.ready else segment.pending
 
-    def num_expected(self, segment: Segment, num_coming: int, *, first: bool) -> int:
+    def num_expected(self, segment: Segment, num_upcoming: int, *, first: bool) -> int:
         """Returns the frames of the chunk that will be due after a step under way; 0 for none.
 
         Args:
             segment: The stream's segment, before the step.
-            num_coming: Frames that the step makes if nothing ends it early.
+            num_upcoming: Frames that the step makes if nothing ends it early.
             first: Whether it is the stream's first chunk.
         """
-        num_pending = len(segment.pending) + num_coming
-        runs_dry = num_coming >= segment.num_possible
+        num_pending = len(segment.pending) + num_upcoming
+        runs_dry = num_upcoming >= segment.num_possible
         if segment.outcome is not None:
             return 0
         if runs_dry:

@@ -1,7 +1,7 @@
 """The decode pipeline: batches codes of all streams through the codec.
 
 At most one batch is in flight. It begins once its chunks are due, or while their last frames are
-being made, if the backend tells where the codes will be. It is delivered at one point of the loop
+being made, if the backend reports where the codes will be. It is delivered at one point of the loop
 or beside the device's next work; see `Loop`.
 """
 
@@ -75,8 +75,8 @@ class DecodePipeline:
         try:
             chunks = [
                 (stream, request)
-                for stream, coming in zip(moving, pending_codes, strict=True)
-                if (request := self._early_request(stream, coming)) is not None
+                for stream, upcoming in zip(moving, pending_codes, strict=True)
+                if (request := self._early_request(stream, upcoming)) is not None
             ]
             if chunks:
                 requests = [request for _, request in chunks]
@@ -89,25 +89,25 @@ class DecodePipeline:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
 
     def _early_request(
-        self, stream: Stream, coming: NDArray[np.int32]
+        self, stream: Stream, upcoming: NDArray[np.int32]
     ) -> PendingDecodeRequest | None:
         """Returns the request for the chunk that will be due, if the vocoder takes it early.
 
         Args:
             stream: A stream that is stepped.
-            coming: Where the codes of its frames will be, [frames, groups].
+            upcoming: Where the codes of its frames will be, [frames, groups].
         """
-        num_frames = stream.num_expected(len(coming))
+        num_frames = stream.num_expected(len(upcoming))
         if not 0 < num_frames <= self._vocoder.max_pending_frames:
             return None
         pending = stream.active_segment.pending[:num_frames]
-        known = (
-            torch.stack(pending).numpy() if pending else np.empty((0, coming.shape[1]), np.int64)
-        )
-        return PendingDecodeRequest(stream.active_slot, known, coming[: num_frames - len(known)])
+        known = np.empty((0, upcoming.shape[1]), np.int64)
+        if pending:
+            known = torch.stack(pending).numpy()
+        return PendingDecodeRequest(stream.active_slot, known, upcoming[: num_frames - len(known)])
 
     def confirm_early(self, *, step_failed: bool = False) -> None:
-        """Confirms, after the step, the early chunks that are due; cancels the others.
+        """Confirms, after the step, the early chunks that are due; cancels the rest.
 
         Args:
             step_failed: Whether the step failed, so that no chunk is due.

@@ -60,7 +60,7 @@ class Engine:
             alignment: Calibrated heads, which `backend` captures; word times are estimated if None.
             max_waiting: Sessions that may be open in addition to those that have a slot.
             policy: Scheduling limits; the defaults if None.
-            clock: Gives the time in seconds.
+            clock: Returns the time in seconds.
         """
         self.backend = backend
         self.prompt_builder = prompt_builder

@@ -1,7 +1,7 @@
 """The engine's main loop: text in, frames out, for all streams together.
 
 One thread owns the backend, the vocoder and the state of every stream. An iteration ends what is
-over, feeds text, gives slots to waiting streams, steps the streams that can move until the first
+over, feeds text, assigns slots to waiting streams, steps the streams that can move until the first
 chunk is due, and begins to decode what is due. Streams join and leave between steps. A new session,
 a cancellation, or text for a stream that lacks it ends the step with the frame under way.
 
@@ -60,7 +60,7 @@ class Loop:
             prompt_builder: Builds prompts.
             vocoder: Decodes frames.
             policy: Scheduling limits; the defaults if None.
-            clock: Gives the time in seconds.
+            clock: Returns the time in seconds.
         """
         self.wakeup = Wakeup()
         self.pending_opens = PendingOpens()
@@ -157,7 +157,7 @@ class Loop:
                 self._isolate(stream, self._feeder.feed)
 
     def _admit(self) -> bool:
-        """Gives free slots to waiting streams: one that was swapped out, or as many new ones.
+        """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
 
         New streams begin together: their prompts share prefills, and their first frames share
         steps. That includes streams opened while the first prompts run. A small first prefill keeps

@@ -1,7 +1,7 @@
 """Which streams have a slot, which are stepped, and for how many frames.
 
 Streams get slots in the order in which they are queued. A stream that has ended a segment queues
-for the next one behind the others, so that long texts and short ones alternate. A stalled stream,
+for the next one at the end, so that long texts and short ones alternate. A stalled stream,
 whose text or reader is late, keeps its slot until another stream needs it. Then its state is
 swapped out to host memory, and later swapped in where it stopped.
 """
@@ -41,7 +41,7 @@ class Scheduler:
 
     Attributes:
         policy: Limits.
-        clock: Gives the time in seconds.
+        clock: Returns the time in seconds.
         lock: Guards the list of streams.
     """
 
@@ -133,7 +133,7 @@ class Scheduler:
     # --- slots ---
 
     def acquire(self, stream: Stream) -> None:
-        """Gives a free slot to a stream."""
+        """Assigns a free slot to a stream."""
         assert stream.slot is None, "the stream has a slot"
         stream.slot = self._free_slots.pop(0)
 
@@ -150,7 +150,7 @@ class Scheduler:
         self._vacate(stream)
 
     def swap_in(self, stream: Stream) -> None:
-        """Gives a free slot to a stream that was swapped out, and copies its state there."""
+        """Assigns a free slot to a stream that was swapped out, and copies its state there."""
         self.acquire(stream)
         segment, slot = stream.active_segment, stream.active_slot
         assert segment.swapped is not None, "the stream was not swapped out"

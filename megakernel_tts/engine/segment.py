@@ -39,7 +39,7 @@ class Segment:
         num_frames: Frames made so far, without those that the guard cut off.
         pending: Codes [groups] of the pending frames, in order.
         num_decoding: Number of frames in the decode pipeline's batch.
-        outcome: How the segment ended; None while it goes on.
+        outcome: How the segment ended; None before its end.
         error: The failure if `outcome` is `error`.
         last_step_s: Clock time of the last step, in seconds.
         swapped: The stream's state if it has no slot at present.

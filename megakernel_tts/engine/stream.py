@@ -20,7 +20,7 @@ _SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
 
 @dataclass(frozen=True, kw_only=True)
 class StreamRequest:
-    """What a session asks for.
+    """Parameters of a session.
 
     Attributes:
         prefix: The part of its prompts that does not depend on the text.
@@ -59,7 +59,7 @@ class Stream:
     """One session in the engine. Its attributes are written by the engine thread only.
 
     Attributes:
-        request: What the session asked for.
+        request: Parameters of the session.
         text_queue: Written by the session.
         events: Read by the session.
         delivery: Turns decoded frames into events.
@@ -76,7 +76,7 @@ class Stream:
         """Starts without a slot.
 
         Args:
-            request: What the session asks for.
+            request: Parameters of the session.
             text_queue: Its text, empty or not.
             events: Its event queue.
             sample_rate: In Hz.
@@ -231,9 +231,11 @@ class Stream:
             self.active_segment, self._num_unread, first=self._first_chunk
         )
 
-    def num_expected(self, num_coming: int) -> int:
-        """Frames of the chunk due after a step under way; see `Chunking.num_expected`."""
-        return self.chunking.num_expected(self.active_segment, num_coming, first=self._first_chunk)
+    def num_expected(self, num_upcoming: int) -> int:
+        """Returns the frames of the chunk due after a step; see `Chunking.num_expected`."""
+        return self.chunking.num_expected(
+            self.active_segment, num_upcoming, first=self._first_chunk
+        )
 
     @property
     def due(self) -> bool:

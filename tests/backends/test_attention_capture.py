@@ -47,27 +47,27 @@ def test_capture_does_not_change_codes_and_launches_do_not_change_scores(
     any_comparison: MakeComparison,
 ) -> None:
     b = any_comparison()
-    watching = b.make_kernel(HEADS)
+    capturing = b.make_kernel(HEADS)
     _begin(b, b.kernel, 3)
-    _begin(b, watching, 3)
+    _begin(b, capturing, 3)
     plain = _run_steps(b.kernel, [0, 1, 2], [5])
-    together = _run_steps(watching, [0, 1, 2], [5])
+    together = _run_steps(capturing, [0, 1, 2], [5])
     for slot in range(3):
         assert plain[slot].scores is None
         assert torch.equal(together[slot].codes, plain[slot].codes)
-        watching.release(slot)
-        watching.prefill([PrefillRequest(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
-        watching.feed(slot, b.text, True)
-        alone = _run_steps(watching, [slot], [1, 3, 1])[0]
-        assert torch.equal(alone.codes, plain[slot].codes)
-        assert _same(_scores(alone), _scores(together[slot]))
+        capturing.release(slot)
+        capturing.prefill([PrefillRequest(slot, b.prompt[slot:].contiguous(), SAMPLINGS[slot])])
+        capturing.feed(slot, b.text, True)
+        solo = _run_steps(capturing, [slot], [1, 3, 1])[0]
+        assert torch.equal(solo.codes, plain[slot].codes)
+        assert _same(_scores(solo), _scores(together[slot]))
 
 
 def test_scores_end_where_the_keys_end(any_comparison: MakeComparison) -> None:
     b = any_comparison()
-    watching = b.make_kernel(HEADS)
-    _begin(b, watching, 1)
-    (frames,) = watching.step([0], 4)
+    capturing = b.make_kernel(HEADS)
+    _begin(b, capturing, 1)
+    (frames,) = capturing.step([0], 4)
     there = ~_scores(frames).isnan()
     assert there.shape == (4, 3, 64)
     assert there.sum(-1).tolist() == [[0] * 3] + [[len(b.prompt) + f] * 3 for f in (1, 2, 3)]
@@ -78,22 +78,22 @@ def test_scores_are_as_exact_as_bfloat16_in_torch(
 ) -> None:
     """All three get the same codes, so that their frames have the same inputs."""
     b = any_comparison()
-    watching = b.make_kernel(HEADS)
+    capturing = b.make_kernel(HEADS)
     references = [
         Reference(r.model, b.config, r._pad, num_slots=1, max_positions=64, captured_heads=HEADS)
         for r in (b.half, b.exact)
     ]
-    _begin(b, watching, 1)
+    _begin(b, capturing, 1)
     for r in references:
         r.prefill([PrefillRequest(0, b.prompt.to(r._pad.dtype), SAMPLINGS[0])])
         r.feed(0, b.text.to(r._pad.dtype), True)
         r.step([0], 1)
-    (first,) = watching.step([0], 1)
+    (first,) = capturing.step([0], 1)
     for _ in range(4):
         for r in references:
             r._state[0] = replace(r._state[0], codes=first.codes[-1])
-        ours, half, exact = (_scores(k.step([0], 1)[0])[0] for k in (watching, *references))
-        first = Frames(torch.tensor([watching._state[0].codes]), False)
+        ours, half, exact = (_scores(k.step([0], 1)[0])[0] for k in (capturing, *references))
+        first = Frames(torch.tensor([capturing._state[0].codes]), False)
         there = ~exact.isnan()
         assert torch.equal(~ours.isnan(), there)
         error = (ours - exact)[there].norm()
@@ -106,12 +106,12 @@ def test_capture_does_not_change_codes_of_the_reference(
 ) -> None:
     b = any_comparison()
     models = [b.exact.model, b.config, b.exact._pad]
-    plain, watching = (
+    plain, capturing = (
         Reference(*models, num_slots=2, max_positions=64, captured_heads=heads)
         for heads in ((), HEADS)
     )
     made: list[list[Tensor]] = []
-    for backend in (plain, watching):
+    for backend in (plain, capturing):
         for slot in range(2):
             prompt = b.prompt[slot:].to(backend._pad.dtype)
             backend.prefill([PrefillRequest(slot, prompt, SAMPLINGS[slot])])
@@ -135,11 +135,11 @@ def test_capture_of_given_frames_equals_capture_while_they_are_made(
     backend.feed(0, text, True)
     (frames,) = backend.step([0], 6)
     first, count = len(b.prompt) - 1, 4
-    heard = b.exact.capture_attention(prompt, text, frames.codes, first, count)
-    told = torch.stack(heard).flatten(0, 1).transpose(0, 1)
+    layers = b.exact.capture_attention(prompt, text, frames.codes, first, count)
+    captured = torch.stack(layers).flatten(0, 1).transpose(0, 1)
     expected = _scores(frames)[:, :, first : first + count]
-    assert torch.equal(told.isnan(), expected.isnan()) and not expected[1:, :, 0].isnan().any()
-    assert torch.allclose(told.nan_to_num(), expected.nan_to_num(), atol=1e-4)
+    assert torch.equal(captured.isnan(), expected.isnan()) and not expected[1:, :, 0].isnan().any()
+    assert torch.allclose(captured.nan_to_num(), expected.nan_to_num(), atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -147,18 +147,18 @@ def test_scores_do_not_wait_for_later_device_work(
     gpu_comparison: MakeComparison,
 ) -> None:
     b = gpu_comparison()
-    watching, over = b.make_kernel(HEADS), torch.cuda.Event()
-    _begin(b, watching, 1)
-    (expected,) = _run_steps(watching, [0], [5])
-    watching.release(0)
-    _begin(b, watching, 1)
-    watching.step([0], 4)
+    capturing, over = b.make_kernel(HEADS), torch.cuda.Event()
+    _begin(b, capturing, 1)
+    (expected,) = _run_steps(capturing, [0], [5])
+    capturing.release(0)
+    _begin(b, capturing, 1)
+    capturing.step([0], 4)
 
     def give(_: PendingCodes) -> None:
         torch.cuda._sleep(2_000_000_000)  # a second
         over.record()
 
     torch.cuda._sleep(100_000_000)  # or the frame would be over before the host looks
-    (frames,) = watching.step([0], 1, on_last_frame=give)
+    (frames,) = capturing.step([0], 1, on_last_frame=give)
     assert not over.query()
     assert _same(_scores(frames), _scores(expected)[4:])

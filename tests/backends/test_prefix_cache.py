@@ -131,7 +131,7 @@ def _said(backend: Backend, slots: Sequence[int], frames: int) -> list[Said]:
 
 
 def _without(backend: Any, prompts: list[Prompt], text: Tensor, frames: int) -> list[Said]:
-    """The codes of each prompt alone, without the cache."""
+    """The codes of each prompt solo, without the cache."""
     said: list[Said] = []
     for number, prompt in enumerate(prompts):
         backend._prefixes = PrefixCache(max_bytes=0)
@@ -146,7 +146,7 @@ def _check(
     backend: Any, prompts: list[Prompt], text: Tensor, groups: int, frames: int, limit: int
 ) -> None:
     """Random groups begin together in random slots while another stream speaks."""
-    alone = _without(backend, prompts, text, frames)
+    solo = _without(backend, prompts, text, frames)
     backend._prefixes = PrefixCache(limit)
     rng, others = random.Random(1), backend.num_slots - 1
     _begin(backend, {others: (0, prompts[0])}, text)
@@ -157,7 +157,7 @@ def _check(
         chosen = {slot: (n, prompts[n]) for slot, n in zip(slots, numbers, strict=True)}
         _begin(backend, chosen, text)
         *said, beside = _said(backend, [*slots, others], frames)
-        assert said == [alone[n] for n in numbers]
+        assert said == [solo[n] for n in numbers]
         speaker += beside
         for slot in slots:
             backend.release(slot)
@@ -176,9 +176,9 @@ def _bytes_of_one(backend: Any, prompt: Prompt, text: Tensor) -> int:
     return sum(part.nbytes for part in parts)
 
 
-@pytest.mark.parametrize("room", [1, 2])
+@pytest.mark.parametrize("limit_bytes", [1, 2])
 def test_the_cache_does_not_change_codes_of_the_reference(
-    load: Callable[..., Loaded], room: int
+    load: Callable[..., Loaded], limit_bytes: int
 ) -> None:
     """With a limit of one voice, so that they evict each other, and of two."""
     loaded = load("custom_voice", "1b7")
@@ -186,7 +186,7 @@ def test_the_cache_does_not_change_codes_of_the_reference(
     assert isinstance(backend, Reference)
     pad = loaded.engine.prompt_builder.pad
     reference = Reference(backend.model, loaded.config, pad[0], num_slots=4, max_positions=128)
-    limit = room * _bytes_of_one(reference, prompts[0], pad)
+    limit = limit_bytes * _bytes_of_one(reference, prompts[0], pad)
     _check(reference, prompts, pad, groups=15, frames=2, limit=limit)
 
 
@@ -195,9 +195,9 @@ def test_the_cache_does_not_change_codes_of_the_kernel(
 ) -> None:
     b, prompts = any_comparison("0b6"), _prompts(load("custom_voice", "0b6"))[::5]
     assert {len(p.prefill) for p in prompts} >= {10, 22}  # of two passes, and of three
-    room = _bytes_of_one(b.kernel, prompts[0], b.text)
+    limit_bytes = _bytes_of_one(b.kernel, prompts[0], b.text)
     groups, frames = (12, 3) if b.module is None else (2, 1)  # the emulator is slow
-    _check(b.kernel, prompts, b.text, groups, frames, limit=room)
+    _check(b.kernel, prompts, b.text, groups, frames, limit=limit_bytes)
 
 
 @pytest.mark.gpu
@@ -222,8 +222,8 @@ def test_the_cache_does_not_change_codes_of_a_released_size(size: str) -> None:
         for own in (1, 2, 11)
     ]
     kernel = Megakernel(model, config, noise[99].cuda(), num_slots=8, max_positions=256)
-    room = _bytes_of_one(kernel, prompts[0], noise[:40])
-    _check(kernel, prompts, noise[:40], groups=12, frames=3, limit=2 * room)
+    limit_bytes = _bytes_of_one(kernel, prompts[0], noise[:40])
+    _check(kernel, prompts, noise[:40], groups=12, frames=3, limit=2 * limit_bytes)
 
 
 def test_a_prefix_is_run_once_for_all_prompts(

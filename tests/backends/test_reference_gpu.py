@@ -101,10 +101,10 @@ def test_other_rows_do_not_change_a_row(into: int, out: int, dtype: torch.dtype)
     generator = torch.Generator("cuda").manual_seed(0)
     weight = torch.randn(out, into, device="cuda", generator=generator).to(dtype) * 0.03
     x = torch.randn(19, 1, into, device="cuda", generator=generator).to(dtype)
-    alone = torch.cat([linear(row[None], weight) for row in x])
+    solo = torch.cat([linear(row[None], weight) for row in x])
     for count in range(1, 20):
-        assert torch.equal(linear(x[:count], weight), alone[:count]), count
-        assert torch.equal(linear(x[-count:].transpose(0, 1), weight)[0], alone[-count:, 0]), count
+        assert torch.equal(linear(x[:count], weight), solo[:count]), count
+        assert torch.equal(linear(x[-count:].transpose(0, 1), weight)[0], solo[-count:, 0]), count
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -151,10 +151,10 @@ def test_batching_and_swapping_do_not_change_codes_of_a_released_size(
     def codes(rows: list[torch.Tensor | None]) -> list[list[int] | None]:
         return [None if row is None else row.tolist() for row in rows]
 
-    alone: list[list[list[int] | None]] = []
+    solo: list[list[list[int] | None]] = []
     for stream in range(4):
         begin(stream, stream)
-        alone.append([codes(one_frame(reference, [stream]))[0] for _ in range(6)])
+        solo.append([codes(one_frame(reference, [stream]))[0] for _ in range(6)])
         reference.release(stream)
     for stream in range(4):
         begin(stream, stream)
@@ -163,7 +163,7 @@ def test_batching_and_swapping_do_not_change_codes_of_a_released_size(
     for slot, suspended in enumerate(reversed(away)):
         reference.swap_in(slot, suspended)
     together += [codes(one_frame(reference, [3, 2, 1, 0])) for _ in range(3)]
-    assert [list(stream) for stream in zip(*together, strict=True)] == alone
+    assert [list(stream) for stream in zip(*together, strict=True)] == solo
 
 
 def test_random_numbers_equal_the_cpus() -> None:
@@ -180,13 +180,13 @@ def test_concurrent_streams_do_not_change_codes(
     with TTS.load(checkpoint("custom_voice", "1b7"), device="cuda", dtype=dtype, slots=4) as tts:
         tts.warmup()
         samplings = [Sampling(seed=i, max_frames=20) for i in range(4)]
-        alone = [tts.say(TEXT, sampling=s).codes for s in samplings]
+        solo = [tts.say(TEXT, sampling=s).codes for s in samplings]
         sessions = [tts.open("serena", sampling=s, layout="full") for s in samplings]
         for session in sessions:
             session.push_text(TEXT)
         for session in sessions:
             session.end()
-        for session, codes in zip(sessions, alone, strict=True):
+        for session, codes in zip(sessions, solo, strict=True):
             *chunks, _ = list(session)
             together = np.concatenate([c.codes for c in chunks])  # type: ignore[union-attr]
             np.testing.assert_array_equal(together, codes)

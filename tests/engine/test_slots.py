@@ -147,7 +147,7 @@ def test_a_stalled_stream_keeps_its_slot_while_none_waits(rig: Rig) -> None:
 
 
 def test_pauses_below_the_stall_timeout_cost_no_slot(make_rig: MakeRig) -> None:
-    """A stream that gets a word now and then keeps its slot, however long it goes on."""
+    """A stream that gets a word now and then keeps its slot for any length of speech."""
     rig = make_rig(1)
     live = start_live(rig, seed=1)
     waiting = rig.open(seed=2)

@@ -1,4 +1,4 @@
-"""How many frames the loop asks for, and that neither chunks nor interruptions change the codes."""
+"""The lengths of the loop's steps; chunks and interruptions do not change codes."""
 
 import random
 import threading
