@@ -28,14 +28,15 @@ def pytest_configure() -> None:
         torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Tests run in one worker where there is a GPU, since persistent kernels cannot share it."""
+    return 1 if torch.cuda.is_available() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the GPU share one worker, or are skipped."""
-    for item in items:
-        if "gpu" in item.keywords:
-            if torch.cuda.is_available():
-                item.add_marker(pytest.mark.xdist_group("gpu"))
-            else:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 

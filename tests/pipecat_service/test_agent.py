@@ -6,7 +6,6 @@ import json
 
 import aiohttp
 import numpy as np
-import pytest
 from pipecat.serializers.protobuf import ProtobufFrameSerializer
 
 from examples import voice_agent
@@ -14,8 +13,6 @@ from tests.pipecat_service.bot import TIMEOUT_S
 
 SPEECH_S = 0.25  # of the greeting
 LOUD = 1000  # of 32767
-
-pytestmark = pytest.mark.xdist_group("agent")
 
 
 def loud_seconds(pcm: np.ndarray, rate: int) -> float:

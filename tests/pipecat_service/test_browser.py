@@ -13,10 +13,7 @@ from tests.pipecat_service.scripted_agent import ANSWER, GREETING, QUESTION
 
 CHROMIUM = shutil.which("chromium")
 
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium"),
-    pytest.mark.xdist_group("agent"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
 # Keeps every connection of the page in `window.peers`.
 RECORD_PEERS = """

@@ -15,8 +15,6 @@ from pipecat.evals.session import EvalSession, EvalSessionParams
 
 from tests.pipecat_service.bot import TIMEOUT_S
 
-pytestmark = pytest.mark.xdist_group("agent")
-
 SCENARIOS = [*EvalScenarioFile.load(Path(__file__).with_name("eval.yaml"))]
 LOUD = 0.03  # of full scale
 MIN_SPEECH_S = {"conversation": 2.0, "barge_in": 0.3}
