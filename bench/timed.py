@@ -25,7 +25,7 @@ from torch import Tensor
 from bench.report import write
 from megakernel_tts import TTS, ModelInfo
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.bench.timing import Request, streaming
+from megakernel_tts.bench.timing import Request, time_streams
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
@@ -297,7 +297,7 @@ def measure(tts: TTS, device: Device, streams: int, chunk: int, rounds: int) -> 
     """
     request = Request(_TEXT, tts.sampling, next(iter(tts.voices)))
     busy_before = device.busy
-    result = streaming(tts, request, chunk, streams, rounds)
+    result = time_streams(tts, request, chunk, streams, rounds)
     device_ms = 1e3 * (device.busy - busy_before) / (result.rounds * _FRAMES)
     return Figures(streams, chunk, result.first_chunk_ms, result.ms_per_frame, round(device_ms, 3))
 

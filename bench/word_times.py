@@ -95,7 +95,7 @@ def recordings(loaded: Loaded, alignment: Alignment) -> Errors:
             TimedSpeech(speech["text"], speech["voice"], codes, starts)
         ):
             attention = captured.word_starts(alignment.heads, alignment.lookahead)
-            estimate = estimated(loaded, speech["text"], captured.samples, captured.rate)
+            estimate = estimated(loaded, speech["text"], captured.samples, captured.sample_rate)
             errors["attention"] += np.subtract(attention, starts).tolist()
             errors["estimate"] += np.subtract(estimate, starts).tolist()
     return errors

@@ -37,10 +37,10 @@ RULES: dict[str, set[str]] = {
     | {"text"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "sampling"}
     | {"session", "speech", "text", "voice"},
-    "calibration": {"", "align", "audio", "backends", "cli", "errors", "info", "loader", "model"}
+    "calibration": {"", "align", "audio", "backends", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
-    "bench": {"", "backends", "errors", "model", "sampling", "session", "tts", "voice"},
-    "cli": {"", "audio", "bench", "calibration", "errors", "kernels", "machine"},
+    "bench": {"", "backends", "model"},
+    "cli": {"", "audio", "bench", "calibration", "kernels", "machine"},
     "__main__": {"cli"},
 }
 # Checkpoints with random weights hold the codec's tensors as well.

@@ -77,13 +77,13 @@ class _Token(NamedTuple):
     """A token of the text.
 
     Attributes:
-        index: In the text's tokens.
+        token_idx: Index in the text's tokens.
         letter: Index in the text of its first letter or digit; None if it has none.
         silent: Whether it makes no sound.
         continues_character: Whether its first byte is not the first of a character.
     """
 
-    index: int
+    token_idx: int
     letter: int | None
     silent: bool
     continues_character: bool
@@ -168,7 +168,7 @@ class Transcript:
                     self._word_starts.append(start)
             extends_silence = token.silent and bool(self.unit_silent) and self.unit_silent[-1]
             if not self.unit_starts or not (token.continues_character or extends_silence):
-                self.unit_starts.append(token.index)
+                self.unit_starts.append(token.token_idx)
                 self.unit_silent.append(token.silent)
                 self.unit_words.append(len(self) - 1)
 

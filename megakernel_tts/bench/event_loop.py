@@ -1,4 +1,4 @@
-"""How late an asyncio event loop comes to its other work while streams speak on it."""
+"""Delays of an asyncio event loop while it serves streams."""
 
 import asyncio
 import gc
@@ -9,25 +9,24 @@ from time import perf_counter
 
 import numpy as np
 
+from megakernel_tts import TTS, ChunkPolicy
 from megakernel_tts.bench.timing import Request
-from megakernel_tts.session import ChunkPolicy
-from megakernel_tts.tts import TTS
 
-_TICK = 0.001  # seconds: how often the event loop is asked whether it still turns
-_REST = 0.2  # seconds of silence before each round
+_TIMER_INTERVAL_S = 0.001
+_IDLE_S = 0.2  # before each round
 
 
 @dataclass(frozen=True)
 class EventLoop:
-    """Milliseconds that the event loop comes late to a timer.
+    """Delays of timers on the event loop, in milliseconds.
 
     Attributes:
-        streams: That speak at a time.
-        rounds: How often.
-        p50: While they do.
-        p99: The same.
-        most: The same.
-        most_at_rest: Before they do: what the machine itself is late.
+        streams: Number of simultaneous streams.
+        rounds: Number of rounds.
+        p50: Median while the streams are synthesised.
+        p99: 99th percentile while the streams are synthesised.
+        most: Maximum while the streams are synthesised.
+        most_at_rest: Maximum while the event loop is idle: the delay of the machine itself.
     """
 
     streams: int
@@ -38,25 +37,25 @@ class EventLoop:
     most_at_rest: float
 
 
-def event_loop(tts: TTS, request: Request, streams: int, rounds: int) -> EventLoop:
-    """Has streams speak by `TTS.astream` that begin together, all to their end.
+def measure_event_loop(tts: TTS, request: Request, streams: int, rounds: int) -> EventLoop:
+    """Measures timer delays while `TTS.astream` runs several streams on the event loop.
 
     Args:
-        tts: Warm, with as many slots.
-        request: What each says, every stream with a seed of its own.
-        streams: How many.
-        rounds: How often.
+        tts: Warm, with at least as many slots as streams.
+        request: Of each stream; every stream has a different seed.
+        streams: Streams that begin at the same time.
+        rounds: Number of rounds; each ends when all streams end.
     """
-    with _without_collections():
-        resting, speaking = asyncio.run(_watched(tts, request, streams, rounds))
-    p50, p99 = np.percentile(speaking, (50, 99)).tolist()
-    figures = (round(1e3 * late, 3) for late in (p50, p99, max(speaking), max(resting)))
+    with _frozen_heap():
+        idle, busy = asyncio.run(_timer_delays(tts, request, streams, rounds))
+    p50, p99 = np.percentile(busy, (50, 99)).tolist()
+    figures = (round(1e3 * delay, 3) for delay in (p50, p99, max(busy), max(idle)))
     return EventLoop(streams, rounds, *figures)
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """What is there stays out of garbage collections, as in a server once it is warm."""
+def _frozen_heap() -> Iterator[None]:
+    """Excludes existing objects from garbage collection, as a server does after its warm-up."""
     gc.collect()
     gc.freeze()
     try:
@@ -65,23 +64,23 @@ def _without_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _watched(
+async def _timer_delays(
     tts: TTS, request: Request, streams: int, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of lateness at every tick, at rest and while streams speak."""
-    resting: list[float] = []
-    speaking: list[float] = []
+    """Delays of all timers in seconds: while the loop is idle, and while it serves streams."""
+    idle: list[float] = []
+    busy: list[float] = []
     for number in range(rounds):
-        async with _watch(resting):
-            await asyncio.sleep(_REST)
+        async with _recorded_delays(idle):
+            await asyncio.sleep(_IDLE_S)
         seeds = range(number * streams, (number + 1) * streams)
-        async with _watch(speaking):
-            await asyncio.gather(*(_speak(tts, request, seed) for seed in seeds))
-    return resting, speaking
+        async with _recorded_delays(busy):
+            await asyncio.gather(*(_consume_stream(tts, request, seed) for seed in seeds))
+    return idle, busy
 
 
-async def _speak(tts: TTS, request: Request, seed: int) -> None:
-    """One stream in chunks of one frame: whoever gets more of them keeps the loop busiest."""
+async def _consume_stream(tts: TTS, request: Request, seed: int) -> None:
+    """Runs one stream in chunks of one frame, which cause the most work on the event loop."""
     async for _ in tts.astream(
         request.text,
         request.voice,
@@ -94,20 +93,20 @@ async def _speak(tts: TTS, request: Request, seed: int) -> None:
 
 
 @asynccontextmanager
-async def _watch(late: list[float]) -> AsyncIterator[None]:
-    """Takes note meanwhile of how late the event loop comes to every tick, in seconds."""
+async def _recorded_delays(delays: list[float]) -> AsyncIterator[None]:
+    """Context that appends the delay of each timer to a list, in seconds."""
     done = False
 
-    async def tick() -> None:
+    async def run_timers() -> None:
         while not done:
-            due = perf_counter() + _TICK
-            await asyncio.sleep(_TICK)
-            late.append(perf_counter() - due)
+            due = perf_counter() + _TIMER_INTERVAL_S
+            await asyncio.sleep(_TIMER_INTERVAL_S)
+            delays.append(perf_counter() - due)
 
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0)  # it begins
+    timers = asyncio.create_task(run_timers())
+    await asyncio.sleep(0)  # starts the task
     try:
         yield
     finally:
         done = True
-        await ticking
+        await timers

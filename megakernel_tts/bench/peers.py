@@ -1,6 +1,6 @@
-"""Other programs for the same checkpoints, each in a process of its own.
+"""Measures other programs with the same checkpoint, each in a separate process.
 
-python -m megakernel_tts.bench.peers TASK.json ANSWER.json  # what such a process runs
+The process runs `python -m megakernel_tts.bench.peers TASK.json FIGURES.json`.
 """
 
 import json
@@ -16,27 +16,27 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from megakernel_tts.sampling import Sampling
+from megakernel_tts import Sampling
 
 PEERS = {"faster-qwen3-tts": "faster_qwen3_tts", "qwen-tts": "qwen_tts"}  # name -> module
 
-_FRAMES_A_SECOND = 12.5
-_WARM = 3  # requests before those that count
+_FRAMES_PER_SECOND = 12.5
+_NUM_WARMUP_REQUESTS = 3
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a peer is asked for: the same as we were.
+    """The request that a peer repeats; the same as our own.
 
     Attributes:
-        folder: The checkpoint.
-        text: To be said.
-        voice: A named one.
-        sampling: How codes are drawn; the peers cannot all be given the predictor's part.
-        device: Where it runs.
-        dtype: Of the networks, as torch calls it.
-        chunks: Frames of a chunk, one after the other.
-        runs: Of each.
+        folder: Of the checkpoint.
+        text: The text.
+        voice: A named voice.
+        sampling: Sampling parameters; not all peers support those of the code predictor.
+        device: Of the model.
+        dtype: Of the networks, the name in torch.
+        chunk_sizes: Frames per chunk; every value is measured.
+        num_runs: Requests per chunk size.
     """
 
     folder: str
@@ -45,19 +45,19 @@ class Task:
     sampling: Sampling
     device: str
     dtype: str
-    chunks: tuple[int, ...]
-    runs: int
+    chunk_sizes: tuple[int, ...]
+    num_runs: int
 
 
 @dataclass(frozen=True)
 class PeerFigures:
-    """What a peer took, the medians.
+    """Median times of a peer.
 
     Attributes:
-        chunk_frames: None if it gives the whole speech at once.
-        first_chunk_ms: Until the first samples are in host memory.
-        ms_per_frame: Until the last ones are, for a frame.
-        real_time_factor: The same for a second of audio.
+        chunk_frames: Frames per chunk; None if the peer returns the whole speech at once.
+        first_chunk_ms: Time until the first samples are in host memory.
+        ms_per_frame: Time until the last samples are in host memory, divided by the frames.
+        real_time_factor: The same time divided by the duration of the audio.
     """
 
     chunk_frames: int | None
@@ -68,7 +68,7 @@ class PeerFigures:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's figures, or why there are none."""
+    """Figures of a peer, or a note why there are none."""
 
     name: str
     version: str | None
@@ -77,15 +77,15 @@ class Peer:
 
 
 def run_peer(name: str, task: Task) -> Peer:
-    """Runs a peer in a process of its own, if it is installed."""
+    """Measures a peer in a separate process, if it is installed."""
     module = PEERS[name]
     if find_spec(module) is None:
-        return Peer(name, None, (), f"{name} is not installed: nothing to compare with.")
+        return Peer(name, None, (), f"{name} is not installed, so it was not measured.")
     with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder, "task.json"), Path(folder, "answer.json")
-        question.write_text(json.dumps({"module": module} | asdict(task)), encoding="utf-8")
+        task_file, figures_file = Path(folder, "task.json"), Path(folder, "figures.json")
+        task_file.write_text(json.dumps({"module": module} | asdict(task)), encoding="utf-8")
         run = subprocess.run(
-            [sys.executable, "-m", __name__, str(question), str(answer)],
+            [sys.executable, "-m", __name__, str(task_file), str(figures_file)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -93,21 +93,21 @@ def run_peer(name: str, task: Task) -> Peer:
         if run.returncode != 0:
             lines = run.stderr.strip().splitlines() or [f"exit status {run.returncode}"]
             return Peer(name, _version(module), (), f"{name} failed: {lines[-1]}")
-        found = json.loads(answer.read_text(encoding="utf-8"))
-    return Peer(name, _version(module), tuple(PeerFigures(**one) for one in found))
+        content = json.loads(figures_file.read_text(encoding="utf-8"))
+    return Peer(name, _version(module), tuple(PeerFigures(**figures) for figures in content))
 
 
 def _version(module: str) -> str | None:
-    """Of the packages that a module comes from; forks go by other names."""
+    """Names and versions of the packages that contain a module; forks have other names."""
     names = sorted(set(metadata.packages_distributions().get(module, ())))
     return ", ".join(f"{name} {metadata.version(name)}" for name in names) or None
 
 
-# A request of so many frames a chunk (None: all at once) -> its samples and their rate.
-Speak = Callable[[int | None], Iterator[tuple[Any, int]]]
+# Frames per chunk (None: the whole speech at once) -> samples of each chunk and their rate.
+Synthesise = Callable[[int | None], Iterator[tuple[Any, int]]]
 
 
-def _faster(task: Task, rules: dict[str, Any]) -> tuple[Speak, Sequence[int | None]]:
+def _faster(task: Task, sampling: dict[str, Any]) -> tuple[Synthesise, Sequence[int | None]]:
     import torch
 
     package: Any = import_module("faster_qwen3_tts")
@@ -115,79 +115,82 @@ def _faster(task: Task, rules: dict[str, Any]) -> tuple[Speak, Sequence[int | No
         task.folder, device=task.device, dtype=getattr(torch, task.dtype)
     )
 
-    def speak(chunk: int | None) -> Iterator[tuple[Any, int]]:
+    def synthesise(chunk_frames: int | None) -> Iterator[tuple[Any, int]]:
         for samples, rate, _ in model.generate_custom_voice_streaming(
-            text=task.text, speaker=task.voice, language="Auto", chunk_size=chunk, **rules
+            text=task.text,
+            speaker=task.voice,
+            language="Auto",
+            chunk_size=chunk_frames,
+            **sampling,
         ):
             yield samples, rate
 
-    return speak, task.chunks
+    return synthesise, task.chunk_sizes
 
 
-def _official(task: Task, rules: dict[str, Any]) -> tuple[Speak, Sequence[int | None]]:
+def _official(task: Task, sampling: dict[str, Any]) -> tuple[Synthesise, Sequence[int | None]]:
     import torch
 
     package: Any = import_module("qwen_tts")
     model = package.Qwen3TTSModel.from_pretrained(
         task.folder, device_map=task.device, dtype=getattr(torch, task.dtype)
     )
-    sampling = task.sampling
-    rules = rules | {
-        "subtalker_dosample": sampling.predictor_temperature > 0,
-        "subtalker_temperature": sampling.predictor_temperature,
-        "subtalker_top_k": sampling.predictor_top_k,
-        "subtalker_top_p": sampling.predictor_top_p,
+    sampling = sampling | {
+        "subtalker_dosample": task.sampling.predictor_temperature > 0,
+        "subtalker_temperature": task.sampling.predictor_temperature,
+        "subtalker_top_k": task.sampling.predictor_top_k,
+        "subtalker_top_p": task.sampling.predictor_top_p,
     }
 
-    def speak(_: int | None) -> Iterator[tuple[Any, int]]:
+    def synthesise(_: int | None) -> Iterator[tuple[Any, int]]:
         waves, rate = model.generate_custom_voice(
-            text=task.text, speaker=task.voice, language="Auto", **rules
+            text=task.text, speaker=task.voice, language="Auto", **sampling
         )
         yield waves[0], rate
 
-    return speak, (None,)
+    return synthesise, (None,)
 
 
-_RUNNERS = {"faster_qwen3_tts": _faster, "qwen_tts": _official}
+_LOADERS = {"faster_qwen3_tts": _faster, "qwen_tts": _official}
 
 
-def _measure(speak: Speak, chunk: int | None, runs: int) -> PeerFigures:
+def _measure(synthesise: Synthesise, chunk_frames: int | None, num_runs: int) -> PeerFigures:
     import torch
 
-    firsts: list[float] = []
-    wholes: list[float] = []
-    audios: list[float] = []
-    for seed in range(-_WARM, runs):
+    first_chunk_s: list[float] = []
+    total_s: list[float] = []
+    audio_s: list[float] = []
+    for seed in range(-_NUM_WARMUP_REQUESTS, num_runs):
         torch.manual_seed(seed)
         first, audio, end = None, 0.0, 0.0
         start = perf_counter()
-        for samples, rate in speak(chunk):
+        for samples, rate in synthesise(chunk_frames):
             end = perf_counter()
             first = end if first is None else first
             audio += len(samples) / rate
         if first is None:
-            raise RuntimeError("it made no audio")
+            raise RuntimeError("the peer returned no audio")
         if seed >= 0:
-            firsts.append(first - start)
-            wholes.append(end - start)
-            audios.append(audio)
-    factor = median(whole / audio for whole, audio in zip(wholes, audios, strict=True))
+            first_chunk_s.append(first - start)
+            total_s.append(end - start)
+            audio_s.append(audio)
+    real_time_factor = median(total / audio for total, audio in zip(total_s, audio_s, strict=True))
     return PeerFigures(
-        chunk,
-        round(1e3 * median(firsts), 3),
-        round(1e3 * factor / _FRAMES_A_SECOND, 3),
-        round(factor, 4),
+        chunk_frames,
+        round(1e3 * median(first_chunk_s), 3),
+        round(1e3 * real_time_factor / _FRAMES_PER_SECOND, 3),
+        round(real_time_factor, 4),
     )
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Reads a task, runs the peer, writes its figures."""
-    question, answer = map(Path, arguments)
-    content = json.loads(question.read_text(encoding="utf-8"))
-    runner = _RUNNERS[content.pop("module")]
+    """Reads a task, measures the peer and writes its figures."""
+    task_file, figures_file = map(Path, arguments)
+    content = json.loads(task_file.read_text(encoding="utf-8"))
+    load = _LOADERS[content.pop("module")]
     sampling = Sampling(**content.pop("sampling"))
     task = Task(**content, sampling=sampling)
-    rules = {
+    common = {
         "do_sample": sampling.temperature > 0,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -195,9 +198,9 @@ def main(arguments: Sequence[str]) -> None:
         "repetition_penalty": sampling.repetition_penalty,
         "max_new_tokens": sampling.max_frames,
     }
-    speak, chunks = runner(task, rules)
-    figures = [asdict(_measure(speak, chunk, task.runs)) for chunk in chunks]
-    answer.write_text(json.dumps(figures), encoding="utf-8")
+    synthesise, chunk_sizes = load(task, common)
+    figures = [asdict(_measure(synthesise, size, task.num_runs)) for size in chunk_sizes]
+    figures_file.write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures as a table, a file and a picture, with what a reader must know of how they were taken."""
+"""The benchmark's report: as a table, a JSON file and a plot, with its conditions."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from megakernel_tts import Sampling
 from megakernel_tts.bench.event_loop import EventLoop
 from megakernel_tts.bench.peers import Peer
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
-from megakernel_tts.sampling import Sampling
 
 _PACKAGE = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the GPU, by torch's count, in GB (1e9 bytes)."""
+    """GPU memory that torch has allocated, in GB (1e9 bytes): after loading, and the maximum."""
 
     loaded: float
     peak: float
@@ -32,20 +32,20 @@ class Report:
     """All figures of a model.
 
     Attributes:
-        model: As it was named, or the size of random weights.
-        backend: What made the frames.
-        device: Its name.
-        dtype: Of the talker and the predictor.
-        text: What was said.
-        layout: Where the text went in the prompt.
-        sampling: How it was drawn, every time with another seed.
-        first_chunk: Its time.
-        first_chunk_cold: Its time if nothing is kept of the prompts before.
-        stages: What that consists of.
-        streaming: For every number of streams and every size of chunk.
-        event_loop: With the most streams.
+        model: Name of the model, or size of the random weights.
+        backend: Name of the backend.
+        device: Name of the device.
+        dtype: Of talker and code predictor.
+        text: The synthesised text.
+        layout: Where the text is in the prompt.
+        sampling: Sampling parameters; the seed differs between requests.
+        first_chunk: Time to the first chunk with a warm prefix cache.
+        first_chunk_cold: Time to the first chunk with an empty prefix cache.
+        stages: Stages of the time to the first chunk.
+        streaming: Figures for each number of streams and each chunk size.
+        event_loop: Delays of an event loop with the maximum number of streams.
         memory: None without a GPU.
-        peers: Those that were asked for.
+        peers: Figures of other programs, if requested.
     """
 
     model: str
@@ -65,25 +65,25 @@ class Report:
 
 
 def provenance(packages: Sequence[str] = ("torch",)) -> dict[str, str]:
-    """Machine, versions, commit (of a checkout) and date."""
-    found = {
+    """Machine, versions, commit (in a checkout) and date of a measurement."""
+    conditions = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
     if commit := _commit():
-        found["commit"] = commit
-    return found | {"date": date.today().isoformat()}
+        conditions["commit"] = commit
+    return conditions | {"date": date.today().isoformat()}
 
 
 def _commit() -> str | None:
-    """Of the checkout that this package is in; None if it was installed elsewhere."""
+    """The commit of the checkout that contains this package; None if there is none."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(_PACKAGE), *arguments]
         try:
             run = subprocess.run(command, capture_output=True, text=True)
-        except OSError:  # there is no git
+        except OSError:  # git is not installed
             return None
         return run.stdout.strip() if run.returncode == 0 else None
 
@@ -92,13 +92,13 @@ def _commit() -> str | None:
 
 
 def write_json(report: Report, file: Path) -> None:
-    """Writes all figures."""
+    """Writes all figures and their conditions as JSON."""
     content = asdict(report) | provenance()
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def table(report: Report) -> Iterator[str]:
-    """The figures for a reader, line by line."""
+    """Formats the figures as lines of text."""
     yield f"{report.model}: {report.backend}, {report.dtype}, on {report.device}"
     if report.memory is not None:
         yield f"GPU memory: {report.memory.loaded:.2f} GB, {report.memory.peak:.2f} at most"
@@ -115,17 +115,17 @@ def table(report: Report) -> Iterator[str]:
         yield f"  {name:12} {milliseconds:9.3f} ms"
     yield ""
     yield "chunk  streams  ms/frame  real-time factor  first chunk, first to last stream (ms)"
-    for one in report.streaming:
-        places = " ".join(f"{milliseconds:.1f}" for milliseconds in one.first_chunk_ms)
+    for cell in report.streaming:
+        first_chunks = " ".join(f"{milliseconds:.1f}" for milliseconds in cell.first_chunk_ms)
         yield (
-            f"{one.chunk_frames:5}  {one.streams:7}  {one.ms_per_frame:8.2f}  "
-            f"{one.real_time_factor:16.4f}  {places}"
+            f"{cell.chunk_frames:5}  {cell.streams:7}  {cell.ms_per_frame:8.2f}  "
+            f"{cell.real_time_factor:16.4f}  {first_chunks}"
         )
-    late = report.event_loop
+    delay = report.event_loop
     yield ""
     yield (
-        f"Event loop late, {late.streams} streams: p50 {late.p50:.2f} ms, p99 {late.p99:.2f} ms, "
-        f"at most {late.most:.2f} ms ({late.most_at_rest:.2f} at rest)"
+        f"Event loop delay, {delay.streams} streams: p50 {delay.p50:.2f} ms, "
+        f"p99 {delay.p99:.2f} ms, maximum {delay.most:.2f} ms ({delay.most_at_rest:.2f} when idle)"
     )
     for peer in report.peers:
         yield ""
@@ -136,22 +136,22 @@ def _peer_table(peer: Peer, report: Report) -> Iterator[str]:
     if peer.note is not None:
         yield peer.note
         return
-    alone = {one.chunk_frames: one for one in report.streaming if one.streams == 1}
-    yield f"{peer.name} ({peer.version or 'version unknown'}), and how many times as long it takes"
-    for theirs in peer.figures:
-        whole = theirs.chunk_frames is None
-        ours = alone[max(alone) if theirs.chunk_frames is None else theirs.chunk_frames]
+    single = {cell.chunk_frames: cell for cell in report.streaming if cell.streams == 1}
+    yield f"{peer.name} ({peer.version or 'version unknown'}), with its time relative to ours"
+    for figures in peer.figures:
+        whole = figures.chunk_frames is None
+        ours = single[max(single) if figures.chunk_frames is None else figures.chunk_frames]
         yield (
-            f"  {'whole speech' if whole else f'chunk {theirs.chunk_frames}'}: "
-            f"first chunk {theirs.first_chunk_ms:.2f} ms "
-            f"({theirs.first_chunk_ms / ours.first_chunk_ms[0]:.2f} x), "
-            f"{theirs.ms_per_frame:.2f} ms/frame "
-            f"({theirs.ms_per_frame / ours.ms_per_frame:.2f} x that of chunk {ours.chunk_frames})"
+            f"  {'whole speech' if whole else f'chunk {figures.chunk_frames}'}: "
+            f"first chunk {figures.first_chunk_ms:.2f} ms "
+            f"({figures.first_chunk_ms / ours.first_chunk_ms[0]:.2f} x), "
+            f"{figures.ms_per_frame:.2f} ms/frame "
+            f"({figures.ms_per_frame / ours.ms_per_frame:.2f} x that of chunk {ours.chunk_frames})"
         )
 
 
 def plot(report: Report, file: Path) -> None:
-    """Draws the waterfall of the first chunk as a PNG; needs matplotlib."""
+    """Plots the stages of the first chunk as a PNG; needs matplotlib."""
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -165,6 +165,6 @@ def plot(report: Report, file: Path) -> None:
     axes.set_yticks(range(len(stages)), [name.replace("_", " ") for name in stages])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * start)
-    axes.set_xlabel("milliseconds since the text was handed over")
+    axes.set_xlabel("milliseconds since the request")
     axes.set_title(f"First chunk: {report.model}, {report.backend}, {report.device}", fontsize=10)
     figure.savefig(file, format="png", dpi=150)

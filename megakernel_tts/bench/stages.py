@@ -1,9 +1,8 @@
-"""What the time to the first chunk consists of: a stopwatch around the engine's own calls.
+"""Stages of the time to the first chunk, measured by timers around the engine's calls.
 
-The calls are wrapped while the stopwatch is on, and are their own again afterwards: it costs
-nothing when off. On a GPU what a stage has begun is awaited before the next one begins, and nothing
-is decoded before its frames are known, so that each stage has its own work; that makes these
-requests a little slower than those of `timing.first_chunk`.
+The calls are wrapped only during the measurement. On a GPU the device is synchronised after each
+stage, and pending codes are not decoded, so that work is attributed to the right stage. This makes
+the requests slightly slower than those of `timing.time_first_chunk`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,24 +15,24 @@ from typing import Any
 
 import torch
 
-from megakernel_tts.bench.timing import Request, Timing, speak
-from megakernel_tts.tts import TTS
+from megakernel_tts import TTS
+from megakernel_tts.bench.timing import Request, Timing, time_request
 
-_ON_HOST = ("tokenise", "prompt")
+_HOST_STAGES = ("tokenise", "prompt")
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Milliseconds of each stage until the first chunk; they add up to its time.
+    """Milliseconds of each stage until the first chunk; their sum is the time to the first chunk.
 
     Attributes:
-        tokenise: The text to tokens.
-        prompt: The voice's prefix and the tokens to input vectors.
-        prefill: The prompt through the talker.
-        first_frame: The first frame's codes.
-        codec: The codes to 16-bit samples in host memory; the copy is part of it.
-        delivery: The samples to the thread that reads them, which wakes up.
-        hand_over: The rest: from thread to thread, and the loop's own work.
+        tokenise: From text to tokens.
+        prompt: From voice and tokens to input vectors.
+        prefill: The talker on the prompt.
+        first_frame: The codes of the first frame.
+        codec: From codes to 16-bit samples in host memory, with the copy.
+        delivery: From the samples to the reading thread, with its wake-up.
+        hand_over: Everything else: communication between threads, and the engine loop.
     """
 
     tokenise: float
@@ -45,52 +44,52 @@ class Stages:
     hand_over: float
 
 
-class _Stopwatch:
-    """Adds up what the calls of each stage take, until the first chunk is decoded."""
+class StageTimer:
+    """Accumulates the durations of the calls of each stage until the first chunk is decoded."""
 
-    def __init__(self, settle: Callable[[], object]) -> None:
-        self._settle = settle
-        self._inside = local()  # whether this thread is in a stage: calls within it belong to it
+    def __init__(self, synchronise: Callable[[], object]) -> None:
+        self._synchronise = synchronise
+        self._in_stage = local()  # `active`: nested calls belong to the outer stage
         self.restart()
 
     def restart(self) -> None:
-        """Forgets what it has measured."""
+        """Clears the measurement."""
         self._seconds: dict[str, float] = {}
-        self._decoded = 0.0  # when the first chunk was
+        self._decoded_at = 0.0  # when the first chunk was decoded
 
     def wrap(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, timed."""
+        """Wraps a call so that its duration is added to a stage."""
 
         @wraps(call)
-        def timed(*arguments: Any, **named: Any) -> Any:
-            if self._decoded or getattr(self._inside, "now", False):
-                return call(*arguments, **named)
-            self._inside.now = True
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            if self._decoded_at or getattr(self._in_stage, "active", False):
+                return call(*arguments, **keywords)
+            self._in_stage.active = True
             start = perf_counter()
             try:
-                result = call(*arguments, **named)
-                if stage not in _ON_HOST:
-                    self._settle()
+                result = call(*arguments, **keywords)
+                if stage not in _HOST_STAGES:
+                    self._synchronise()
             finally:
-                self._inside.now = False
+                self._in_stage.active = False
             end = perf_counter()
             self._seconds[stage] = self._seconds.get(stage, 0.0) + end - start
             if stage == "codec":
-                self._decoded = end
+                self._decoded_at = end
             return result
 
         return timed
 
     def read(self, timing: Timing) -> Stages:
-        """The stages of the request that it has seen."""
-        seconds = self._seconds | {"delivery": timing.first - self._decoded}
+        """The stages of the request since the last restart."""
+        seconds = self._seconds | {"delivery": timing.first - self._decoded_at}
         rest = timing.first - timing.start - sum(seconds.values())
         return Stages(**{stage: 1e3 * s for stage, s in seconds.items()}, hand_over=1e3 * rest)
 
 
 @contextmanager
-def _watch(tts: TTS) -> Iterator[_Stopwatch]:
-    """A stopwatch around the calls of this model's engine."""
+def stage_timer(tts: TTS) -> Iterator[StageTimer]:
+    """Context that times the stages of a model's engine; the engine is restored afterwards."""
     loaded = tts._loaded
     engine = loaded.engine
     calls = (
@@ -102,37 +101,38 @@ def _watch(tts: TTS) -> Iterator[_Stopwatch]:
     )
     device = engine.prompt_builder.device
     on_gpu = device.type == "cuda"
-    watch = _Stopwatch(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
-    places = [(owner, name, stage) for owner, names, stage in calls for name in names]
-    for owner, name, stage in places:
-        setattr(owner, name, watch.wrap(stage, getattr(owner, name)))
-    engine.vocoder.max_pending_frames, expected = 0, engine.vocoder.max_pending_frames
+    timer = StageTimer(partial(torch.cuda.synchronize, device) if on_gpu else lambda: None)
+    methods = [(owner, name, stage) for owner, names, stage in calls for name in names]
+    for owner, name, stage in methods:
+        setattr(owner, name, timer.wrap(stage, getattr(owner, name)))
+    max_pending_frames = engine.vocoder.max_pending_frames
+    engine.vocoder.max_pending_frames = 0
     try:
-        yield watch
+        yield timer
     finally:
-        for owner, name, _ in places:
+        for owner, name, _ in methods:
             delattr(owner, name)
-        engine.vocoder.max_pending_frames = expected
+        engine.vocoder.max_pending_frames = max_pending_frames
 
 
-def first_chunk_stages(
+def measure_stages(
     tts: TTS, request: Request, runs: int, done: Callable[[], object] = lambda: None
 ) -> Stages:
-    """The stages of the time to the first chunk: the mean of the middle half of the runs.
+    """Measures the stages of the time to the first chunk; the mean of the middle half of the runs.
 
     Args:
-        tts: Warm, and used by nobody else meanwhile.
-        request: What is said.
-        runs: How often.
-        done: Called after every one.
+        tts: Warm, without other streams.
+        request: The request.
+        runs: Number of requests.
+        done: Called after each request.
     """
-    found: list[Stages] = []
-    with _watch(tts) as watch:
+    results: list[Stages] = []
+    with stage_timer(tts) as timer:
         for seed in range(runs):
-            watch.restart()
-            found.append(watch.read(speak(tts, request, 1, seed)))
+            timer.restart()
+            results.append(timer.read(time_request(tts, request, 1, seed)))
             done()
-    found.sort(key=lambda stages: sum(vars(stages).values()))
-    middle = found[len(found) // 4 : len(found) - len(found) // 4]
+    results.sort(key=lambda stages: sum(vars(stages).values()))
+    middle = results[len(results) // 4 : len(results) - len(results) // 4]
     means = {name: sum(vars(s)[name] for s in middle) / len(middle) for name in vars(middle[0])}
     return Stages(**{name: round(mean, 3) for name, mean in means.items()})

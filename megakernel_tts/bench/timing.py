@@ -1,4 +1,4 @@
-"""Times of whole requests, text in and PCM out, by way of the public face."""
+"""Times whole requests, from text to PCM, through the public API."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,18 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from megakernel_tts.errors import SynthesisError
-from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import ChunkPolicy
-from megakernel_tts.tts import TTS
-from megakernel_tts.voice import Voice
+from megakernel_tts import TTS, ChunkPolicy, Sampling, SynthesisError, Voice
 
-_PATIENCE = 2.0  # seconds after which a round is the last one
+_MAX_SECONDS = 2.0  # of rounds; the round in progress is completed
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is said, and how; every time with another seed."""
+    """A request of the benchmark. It is repeated with different seeds."""
 
     text: str
     sampling: Sampling
@@ -32,14 +28,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Timing:
-    """One request.
+    """Times of one request, from `time.perf_counter`.
 
     Attributes:
-        start: When its text was handed over, in seconds of `time.perf_counter`.
-        first: When its first chunk was in host memory.
-        end: When its last chunk was.
-        frames: Of its speech.
-        audio: How long that is, in seconds.
+        start: When the text was passed to the engine.
+        first: When the first chunk was in host memory.
+        end: When the last chunk was in host memory.
+        frames: Frames of the speech.
+        audio: Duration of the speech in seconds.
     """
 
     start: float
@@ -51,7 +47,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class FirstChunk:
-    """Milliseconds to the first chunk of one frame, one stream alone."""
+    """Milliseconds to the first chunk, of one frame, of a single stream."""
 
     runs: int
     p50: float
@@ -61,15 +57,16 @@ class FirstChunk:
 
 @dataclass(frozen=True)
 class Streaming:
-    """Streams that begin together, all to their end.
+    """Figures of streams that begin at the same time and run to their ends.
 
     Attributes:
-        chunk_frames: Frames of every chunk.
-        streams: How many.
-        rounds: How often.
-        ms_per_frame: Of one of the streams, the median.
-        real_time_factor: Seconds until a stream's end for a second of its audio, the median.
-        first_chunk_ms: Of the stream that is served first, second, and so on, the medians.
+        chunk_frames: Frames per chunk.
+        streams: Number of streams.
+        rounds: Number of rounds.
+        ms_per_frame: Time of a stream divided by its frames, median.
+        real_time_factor: Time of a stream divided by the duration of its audio, median.
+        first_chunk_ms: Time to the first chunk of the stream that is served first, second, and so
+            on, medians.
     """
 
     chunk_frames: int
@@ -80,16 +77,22 @@ class Streaming:
     first_chunk_ms: tuple[float, ...]
 
 
-def speak(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
-    """Says it once in chunks of so many frames, to the end.
+def time_request(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
+    """Times one request.
+
+    Args:
+        tts: Warm.
+        request: The request.
+        chunk: Frames per chunk.
+        seed: Of the sampling.
 
     Raises:
-        SynthesisError: There was no speech.
+        SynthesisError: The speech has no frames.
     """
     sampling, chunks = replace(request.sampling, seed=seed), ChunkPolicy(chunk, chunk)
     frames, audio, first = 0, 0.0, None
     start = perf_counter()
-    for part in tts.stream(
+    for audio_chunk in tts.stream(
         request.text,
         request.voice,
         instruct=request.instruct,
@@ -99,14 +102,14 @@ def speak(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
     ):
         end = perf_counter()
         first = end if first is None else first
-        frames += len(part.codes)
-        audio += len(part.pcm) / part.sample_rate
+        frames += len(audio_chunk.codes)
+        audio += len(audio_chunk.pcm) / audio_chunk.sample_rate
     if first is None:
-        raise SynthesisError("The model ended its speech before the first frame: nothing to time.")
+        raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
     return Timing(start, first, perf_counter(), frames, audio)
 
 
-def first_chunk(
+def time_first_chunk(
     tts: TTS,
     request: Request,
     runs: int,
@@ -114,45 +117,45 @@ def first_chunk(
     *,
     cold: bool = False,
 ) -> FirstChunk:
-    """The time to the first chunk.
+    """Measures the time to the first chunk.
 
     Args:
-        tts: Warm; used by nobody else meanwhile.
-        request: What is said.
-        runs: How often.
-        done: Called after every one.
-        cold: Whether the backend keeps nothing of the prompts before each one.
+        tts: Warm, without other streams.
+        request: The request.
+        runs: Number of requests.
+        done: Called after each request.
+        cold: Whether the prefix cache is cleared before each request.
     """
     times: list[float] = []
     for seed in range(runs):
         if cold:
             tts._loaded.engine.backend.clear_prefix_cache()
-        timing = speak(tts, request, 1, seed)
+        timing = time_request(tts, request, 1, seed)
         times.append(1e3 * (timing.first - timing.start))
         done()
     p50, p95, p99 = np.percentile(times, (50, 95, 99)).tolist()
     return FirstChunk(runs, _ms(p50), _ms(p95), _ms(p99))
 
 
-def streaming(tts: TTS, request: Request, chunk: int, streams: int, rounds: int) -> Streaming:
-    """What streams take that begin together.
+def time_streams(tts: TTS, request: Request, chunk: int, streams: int, rounds: int) -> Streaming:
+    """Measures streams that begin at the same time.
 
     Args:
-        tts: Warm, with as many slots.
-        request: What each says, every stream with a seed of its own.
-        chunk: Frames of every chunk.
-        streams: How many.
-        rounds: How often at most; slow ones fewer times.
+        tts: Warm, with at least as many slots as streams.
+        request: Of each stream; every stream has a different seed.
+        chunk: Frames per chunk.
+        streams: Number of streams.
+        rounds: Maximum number of rounds; no round begins after `_MAX_SECONDS`.
     """
-    deadline = perf_counter() + _PATIENCE
+    deadline = perf_counter() + _MAX_SECONDS
     timings: list[Timing] = []
     arrivals: list[list[float]] = []
     with ThreadPoolExecutor(streams) as pool:
         for number in range(rounds):
             seeds = range(number * streams, (number + 1) * streams)
-            together = _together(pool, tts, request, chunk, seeds)
-            timings += together
-            arrivals.append(sorted(1e3 * (t.first - t.start) for t in together))
+            round_timings = _time_round(pool, tts, request, chunk, seeds)
+            timings += round_timings
+            arrivals.append(sorted(1e3 * (t.first - t.start) for t in round_timings))
             if perf_counter() > deadline:
                 break
     return Streaming(
@@ -165,17 +168,17 @@ def streaming(tts: TTS, request: Request, chunk: int, streams: int, rounds: int)
     )
 
 
-def _together(
+def _time_round(
     pool: ThreadPoolExecutor, tts: TTS, request: Request, chunk: int, seeds: Sequence[int]
 ) -> list[Timing]:
-    """A round: each stream on a thread of its own, all let go at once."""
+    """Runs one stream per thread; all begin at a barrier."""
     barrier = Barrier(len(seeds))
 
-    def one(seed: int) -> Timing:
+    def time_stream(seed: int) -> Timing:
         barrier.wait()
-        return speak(tts, request, chunk, seed)
+        return time_request(tts, request, chunk, seed)
 
-    return list(pool.map(one, seeds))
+    return list(pool.map(time_stream, seeds))
 
 
 def _ms(milliseconds: float) -> float:

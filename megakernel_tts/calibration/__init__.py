@@ -1,1 +1,1 @@
-"""Finds the attention heads that follow the text, for word times (`megakernel-tts calibrate`)."""
+"""Selects the alignment heads of a checkpoint, for word times (`megakernel-tts calibrate`)."""

@@ -1,4 +1,4 @@
-"""Lets a checkpoint speak, and makes it say the same again while all of its heads are watched."""
+"""Captures the attention scores of all heads while a model repeats given speech."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,15 +24,15 @@ LAYOUTS: tuple[Layout, ...] = ("full", "streaming")
 
 
 class SpeechCapture:
-    """Plain torch over a checkpoint's weights, whatever the engine runs on."""
+    """Runs the reference backend on speech whose codes are given (teacher forcing)."""
 
     def __init__(self, loaded: Loaded, voice: str | Voice | None, instruct: str | None) -> None:
         """Allocates one slot.
 
         Args:
             loaded: In float32, so that its backend is the reference.
-            voice: Where a speech names none: a named voice, or a cloned one for a Base model.
-            instruct: How to speak, or for VoiceDesign who.
+            voice: Of speeches without a voice: a named one, or a cloned one for a Base model.
+            instruct: How to speak; for VoiceDesign a description of the voice.
         """
         backend = loaded.engine.backend
         assert isinstance(backend, Reference)
@@ -48,10 +48,10 @@ class SpeechCapture:
         )
 
     def capture_attention(self, speech: TimedSpeech) -> list[CapturedSpeech]:
-        """What all heads look at while a speech is made, for each of the `LAYOUTS`.
+        """Captures a speech in each of the `LAYOUTS`.
 
         Raises:
-            TextError: The speech's times are not those of its words.
+            TextError: The number of word starts is not that of the text's words.
         """
         tokenizer = self._loaded.tokenizer
         ids = tokenizer.encode(tokenizer.normalize(speech.text.strip()))
@@ -60,9 +60,9 @@ class SpeechCapture:
         codes = torch.from_numpy(speech.codes)
         samples = self._samples(codes)
         transcript = partial(self._transcript, ids)
-        rate = self._loaded.engine.decoder.sample_rate
+        sample_rate = self._loaded.engine.decoder.sample_rate
         return [
-            CapturedSpeech(scores.numpy(), samples, rate, transcript, speech.starts)
+            CapturedSpeech(scores.numpy(), samples, sample_rate, transcript, speech.starts)
             for scores in (self._scores(prefix, ids, codes, layout) for layout in LAYOUTS)
         ]
 
@@ -72,11 +72,11 @@ class SpeechCapture:
         return transcript
 
     def _check_words(self, transcript: Transcript, speech: TimedSpeech) -> None:
-        found = [transcript[i] for i in range(len(transcript))]
-        if speech.starts is not None and len(speech.starts) != len(found):
+        words = [transcript[i] for i in range(len(transcript))]
+        if speech.starts is not None and len(speech.starts) != len(words):
             raise TextError(
-                f"{speech.text!r} has {len(found)} words ({', '.join(found)}) and "
-                f"{len(speech.starts)} starts; give one for each."
+                f"{speech.text!r} has {len(words)} words ({', '.join(words)}) and "
+                f"{len(speech.starts)} starts; give one start for each word."
             )
 
     @torch.inference_mode()
@@ -88,26 +88,24 @@ class SpeechCapture:
 
     @torch.inference_mode()
     def _scores(self, prefix: Prefix, ids: list[int], codes: Tensor, layout: Layout) -> Tensor:
-        """[frames, layers, heads, tokens]."""
+        """The scores [frames, layers, heads, tokens] of the text's positions."""
         prompt_builder = self._prompt_builder
         prompt = prompt_builder.build(prefix, ids, layout, ended=True)
         assert prompt is not None
-        rest = (
-            []
-            if prompt.text_complete
-            else [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
+        text = [prompt.leading_text]
+        if not prompt.text_complete:
+            text += [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
+        layers = self._reference.capture_attention(
+            prompt.prefill, torch.cat(text), codes, prompt.text_start, len(ids)
         )
-        text = torch.cat([prompt.leading_text, *rest])
-        place = prompt.text_start, len(ids)
-        layers = self._reference.capture_attention(prompt.prefill, text, codes, *place)
         return torch.stack(layers).permute(2, 0, 1, 3)
 
 
-def speak(
+def synthesise(
     tts: TTS, sentences: Sequence[str], voice: str | Voice | None, instruct: str | None
 ) -> Iterator[TimedSpeech]:
-    """Says sentences, each with a seed of its own; nobody knows when their words begin."""
+    """Synthesises sentences with different seeds. The word times are unknown."""
     for seed, sentence in enumerate(sentences):
         sampling = replace(tts.sampling, seed=seed)
-        said = tts.say(sentence, voice, instruct=instruct, sampling=sampling)
-        yield TimedSpeech(sentence, None, said.codes, None)
+        speech = tts.say(sentence, voice, instruct=instruct, sampling=sampling)
+        yield TimedSpeech(sentence, None, speech.codes, None)

@@ -1,4 +1,4 @@
-"""Which heads follow the text best, and how far ahead one must look."""
+"""Ranks attention heads by how well they follow the text, and chooses heads and look-ahead."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,152 +12,171 @@ from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.word_times import AlignedWordTimer
 from megakernel_tts.align.words import Transcript
 
-FLOOR = 1e-4
-_NEAR = 0.08  # seconds: heads that differ by more on average do not follow the same thing
-_SHARE = 0.8  # of the best head's monotonicity that another one needs
-_LATE = 0.005  # seconds that a short look-ahead may cost on average
-_GAIN = 0.001  # seconds of the mean error that a head must be worth
+FLOOR = 1e-4  # minimum attention; see `unit_log_attention`
+_MAX_DISAGREEMENT_S = 0.08  # mean distance of word starts between two heads that are used together
+_MIN_MONOTONICITY_SHARE = 0.8  # of the best head's monotonicity, for an additional head
+_MAX_LOOKAHEAD_ERROR_S = 0.005  # mean error that a short look-ahead may add
+_MIN_GAIN_S = 0.001  # by which an additional head must reduce the mean error
 
 Head = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class CapturedSpeech:
-    """One speech in one layout, with what every head looked at.
+    """One speech in one layout, with the attention scores of all heads.
 
     Attributes:
         scores: [frames, layers, heads, tokens]; see `Frames.scores`.
-        samples: [frames, samples a frame].
-        rate: Samples a second.
-        transcript: Makes the text's transcript anew.
-        starts: When each word begins, in seconds, if it is known.
+        samples: [frames, samples per frame].
+        sample_rate: In Hz.
+        transcript: Creates the transcript of the text.
+        starts: The start of each word in seconds; None without ground truth.
     """
 
     scores: NDArray[np.float32]
     samples: NDArray[np.int16]
-    rate: int
+    sample_rate: int
     transcript: Callable[[], Transcript]
     starts: list[float] | None
 
-    def of(self, heads: Sequence[Head]) -> NDArray[np.float32]:
-        """[frames, heads, tokens]."""
+    def scores_of(self, heads: Sequence[Head]) -> NDArray[np.float32]:
+        """The scores of some heads, [frames, heads, tokens]."""
         return np.stack([self.scores[:, layer, head] for layer, head in heads], axis=1)
 
     def word_starts(self, heads: Sequence[Head], lookahead: int | None = None) -> list[float]:
-        """When each word begins by these heads.
+        """The start of each word in seconds according to some heads.
 
         Args:
             heads: Layer and head.
-            lookahead: Frames beyond each one that are known when it leaves; None: all.
+            lookahead: Frames with scores after each frame when its words are decided; None: all.
         """
-        times, scores = AlignedWordTimer(self.transcript(), self.rate, 0, FLOOR), self.of(heads)
-        frames = len(scores)
+        timer = AlignedWordTimer(self.transcript(), self.sample_rate, 0, FLOOR)
+        scores, num_frames = self.scores_of(heads), len(self.scores)
         if lookahead is None:
-            times.add_scores(scores)
-            return [word.start for word in times.add_audio(self.samples, last=True)]
-        found: list[float] = []
-        times.add_scores(scores[:lookahead])
-        for frame in range(frames):
-            times.add_scores(scores[frame + lookahead :][:1])
-            words = times.add_audio(self.samples[frame : frame + 1], last=frame == frames - 1)
-            found += [word.start for word in words]
-        return found
+            timer.add_scores(scores)
+            return [word.start for word in timer.add_audio(self.samples, last=True)]
+        starts: list[float] = []
+        timer.add_scores(scores[:lookahead])
+        for frame in range(num_frames):
+            timer.add_scores(scores[frame + lookahead :][:1])
+            samples = self.samples[frame : frame + 1]
+            words = timer.add_audio(samples, last=frame == num_frames - 1)
+            starts += [word.start for word in words]
+        return starts
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedHead:
     """How well a head follows the text.
 
     Attributes:
         head: Layer and head.
-        monotonicity: By how much the attention along its best path through the text is above
-            chance, in nats a frame, in the layout where it is less.
-        error: The mean distance of its words' starts from the truth in seconds, if that is known.
+        monotonicity: See `monotonicity`; the lower value of the two layouts.
+        error_s: Mean error of word starts in seconds; None without ground truth.
     """
 
     head: Head
     monotonicity: float
-    error: float | None
+    error_s: float | None
 
 
-def monotonicity(overheard: CapturedSpeech, head: Head) -> float:
-    """How far the attention along a head's best path is above chance, in nats a frame."""
-    transcript, search = overheard.transcript(), OnlineSearch()
-    found = unit_log_attention(overheard.of([head]), np.array(transcript.unit_starts), FLOOR)
+def monotonicity(speech: CapturedSpeech, head: Head) -> float:
+    """The log attention along a head's best path minus that of uniform attention.
+
+    In nats per frame, averaged over the frames.
+    """
+    transcript, search = speech.transcript(), OnlineSearch()
+    columns = unit_log_attention(speech.scores_of([head]), np.array(transcript.unit_starts), FLOOR)
     search.append_units(transcript.unit_silent)
-    search.push_frames(found)
+    search.push_frames(columns)
     path = np.array(search.path(ended=True))
-    chosen = found[np.arange(len(found)), path]
-    known = np.isfinite(found).sum(1)
-    return float((chosen + np.log(known))[1:].mean())
+    log_attention = columns[np.arange(len(columns)), path]
+    num_keys = np.isfinite(columns).sum(1)
+    return float((log_attention + np.log(num_keys))[1:].mean())
 
 
-def error(speeches: Sequence[CapturedSpeech], heads: Sequence[Head]) -> float:
-    """The mean distance of the words' starts from the truth, in seconds."""
+def mean_error(speeches: Sequence[CapturedSpeech], heads: Sequence[Head]) -> float:
+    """Mean absolute error of word starts in seconds, over the speeches with ground truth."""
     pairs = [(s.word_starts(heads), s.starts) for s in speeches if s.starts is not None]
-    return _distance(pairs)
+    return _mean_distance(pairs)
 
 
-def rank(layouts: Sequence[Sequence[CapturedSpeech]], heads: Iterable[Head]) -> list[Ranked]:
-    """Ranks heads, the best first: by the truth where it is known, else by monotonicity.
+def rank(layouts: Sequence[Sequence[CapturedSpeech]], heads: Iterable[Head]) -> list[RankedHead]:
+    """Ranks heads, the best first: by error with ground truth, else by monotonicity.
 
     Args:
-        layouts: For each layout the same speeches.
+        layouts: The same speeches in each layout.
         heads: To rank.
     """
-    everything = [speech for speeches in layouts for speech in speeches]
-    told = any(speech.starts is not None for speech in everything)
+    all_speeches = [speech for speeches in layouts for speech in speeches]
+    has_truth = any(speech.starts is not None for speech in all_speeches)
     ranked = [
-        Ranked(
+        RankedHead(
             head,
-            min(float(np.mean([monotonicity(s, head) for s in ones])) for ones in layouts),
-            error(everything, [head]) if told else None,
+            min(
+                float(np.mean([monotonicity(speech, head) for speech in speeches]))
+                for speeches in layouts
+            ),
+            mean_error(all_speeches, [head]) if has_truth else None,
         )
         for head in heads
     ]
-    return sorted(ranked, key=lambda r: -r.monotonicity if r.error is None else r.error)
+    return sorted(ranked, key=lambda r: -r.monotonicity if r.error_s is None else r.error_s)
 
 
-def choose(layouts: Sequence[Sequence[CapturedSpeech]], ranked: Sequence[Ranked]) -> list[Head]:
-    """The heads to watch: the best one, and those that make it better or agree with it.
+def choose_heads(
+    layouts: Sequence[Sequence[CapturedSpeech]], ranked: Sequence[RankedHead]
+) -> list[Head]:
+    """Chooses the alignment heads: the best one and up to `MAX_HEADS - 1` others.
 
-    With a truth a head is taken if the mean error falls by it; without, if it is nearly as
-    monotone as the best and finds the words at the same times.
+    With ground truth a head is added if the mean error falls. Without, a head is added if it is
+    nearly as monotone as the best one and gives the same word starts.
+
+    Args:
+        layouts: The same speeches in each layout.
+        ranked: From `rank`.
     """
-    everything = [speech for speeches in layouts for speech in speeches]
+    all_speeches = [speech for speeches in layouts for speech in speeches]
     best = ranked[0]
-    chosen = [best.head]
-    least = best.error
-    for other in ranked[1:]:
+    chosen, error_s = [best.head], best.error_s
+    for candidate in ranked[1:]:
         if len(chosen) == MAX_HEADS:
             break
-        if least is not None:
-            if (found := error(everything, [*chosen, other.head])) < least - _GAIN:
-                chosen, least = [*chosen, other.head], found
-        elif other.monotonicity >= _SHARE * best.monotonicity:
-            pairs = [(s.word_starts([best.head]), s.word_starts([other.head])) for s in everything]
-            chosen += [other.head] * (_distance(pairs) <= _NEAR)
+        if error_s is not None:
+            with_candidate = mean_error(all_speeches, [*chosen, candidate.head])
+            if with_candidate < error_s - _MIN_GAIN_S:
+                chosen, error_s = [*chosen, candidate.head], with_candidate
+        elif candidate.monotonicity >= _MIN_MONOTONICITY_SHARE * best.monotonicity:
+            pairs = [
+                (speech.word_starts([best.head]), speech.word_starts([candidate.head]))
+                for speech in all_speeches
+            ]
+            if _mean_distance(pairs) <= _MAX_DISAGREEMENT_S:
+                chosen.append(candidate.head)
     return chosen
 
 
-def lateness(speeches: Sequence[CapturedSpeech], heads: Sequence[Head]) -> list[float]:
-    """What a short look-ahead costs.
+def lookahead_errors(speeches: Sequence[CapturedSpeech], heads: Sequence[Head]) -> list[float]:
+    """Errors that a short look-ahead adds.
 
     Returns:
-        For 0, 1, .. `MAX_LOOKAHEAD` frames the mean distance of the words' starts from where they
-        are when all of the speech is known, in seconds.
+        For 0 to `MAX_LOOKAHEAD` frames of look-ahead, the mean distance in seconds of word starts
+        from those with the scores of all frames.
     """
-    whole = [speech.word_starts(heads) for speech in speeches]
+    final = [speech.word_starts(heads) for speech in speeches]
     return [
-        _distance(zip([s.word_starts(heads, frames) for s in speeches], whole, strict=True))
+        _mean_distance(zip([s.word_starts(heads, frames) for s in speeches], final, strict=True))
         for frames in range(MAX_LOOKAHEAD + 1)
     ]
 
 
-def choose_lookahead(late: Sequence[float]) -> int:
-    """The least look-ahead that costs next to nothing; the longest if none does."""
-    return next((frames for frames, s in enumerate(late) if s <= _LATE), len(late) - 1)
+def choose_lookahead(errors_s: Sequence[float]) -> int:
+    """The shortest look-ahead with a negligible error; the longest if none has."""
+    negligible = (
+        frames for frames, seconds in enumerate(errors_s) if seconds <= _MAX_LOOKAHEAD_ERROR_S
+    )
+    return next(negligible, len(errors_s) - 1)
 
 
-def _distance(pairs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
+def _mean_distance(pairs: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
     return float(np.mean(np.concatenate([np.abs(np.subtract(a, b)) for a, b in pairs])))

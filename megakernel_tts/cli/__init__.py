@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: options, progress, results and errors of the commands."""

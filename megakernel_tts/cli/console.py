@@ -1,4 +1,4 @@
-"""The standard streams as a program finds them: closed, broken, or still being written."""
+"""Standard input and output, which may be closed, broken or still being written."""
 
 import codecs
 import os
@@ -8,31 +8,31 @@ from contextlib import suppress
 
 
 class UsageError(Exception):
-    """What was given to the command cannot be meant."""
+    """The options or the input of a command are invalid."""
 
 
-def fill_closed_streams() -> None:
-    """Gives closed standard streams the null device: no other file may take their numbers.
+def open_closed_streams() -> None:
+    """Opens the null device for closed standard streams, so that no other file gets their numbers.
 
-    `sys.stdin` and `sys.stdout` stay None, which tells that they were closed.
+    `sys.stdin` and `sys.stdout` remain None if they were closed.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-    if sys.stderr is None:  # what is printed to None goes to standard output
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    if sys.stderr is None:  # print(file=None) would write to standard output
         sys.stderr = open(os.devnull, "w")
 
 
-def tell(message: str) -> None:
-    """Says something on standard error, if anybody listens."""
+def print_status(message: str) -> None:
+    """Prints a message to standard error; a closed or broken stream is ignored."""
     with suppress(OSError):
         print(message, file=sys.stderr, flush=True)
 
 
-def drop_unwritten() -> None:
-    """Drops what the standard streams no longer take, or the interpreter fails at exit over it."""
+def discard_unwritten_output() -> None:
+    """Discards buffered output of broken streams; its flush at exit would raise an exception."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue
@@ -43,25 +43,24 @@ def drop_unwritten() -> None:
 
 
 def arriving_text() -> Iterator[str]:
-    """Standard input as it arrives.
+    """Yields the text of standard input as it arrives.
 
     Raises:
-        UsageError: It is no UTF-8.
+        UsageError: The input is not UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0
+    num_read = 0  # bytes
     while True:
-        # Not by way of Python's buffer: a thread that waits in it at exit would hold its lock.
+        # Python's buffered reader has a lock that a thread blocked in it would hold at exit.
         data = os.read(sys.stdin.fileno(), 1 << 16)
-        before = read - len(decoder.getstate()[0])
+        start = num_read - len(decoder.getstate()[0])
         try:
             text = decoder.decode(data, final=not data)
         except UnicodeDecodeError as error:
-            place = before + error.start
             raise UsageError(
-                f"standard input is not UTF-8 text: {error.reason} at byte {place}"
+                f"standard input is not UTF-8 text: {error.reason} at byte {start + error.start}"
             ) from None
-        read += len(data)
+        num_read += len(data)
         yield text
         if not data:
             return

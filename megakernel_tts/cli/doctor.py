@@ -1,4 +1,4 @@
-"""What this machine can run, and what it lacks, in plain words."""
+"""`megakernel-tts doctor`: reports what this machine can run and what is missing."""
 
 import importlib.metadata
 import os
@@ -14,10 +14,10 @@ from megakernel_tts.machine import system_memory
 Status = Literal["ok", "note", "missing"]
 
 _GIB = 1 << 30
-_DOWNLOAD = 5.0  # GiB: a 1.7B model
-_OLDEST_TORCH = (2, 11)
-# Weights, eight slots of keys and values, codec: GiB in bfloat16 and in float32.
-_MODELS = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
+_DOWNLOAD_GIB = 5.0  # a 1.7B model
+_MIN_TORCH = (2, 11)
+# GiB of weights, keys and values of eight slots, and codec: in bfloat16 and in float32.
+_MODEL_GIB = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
 
 
 _COMPILERS = {"extension": "nvcc, and launched by a torch extension", "nvrtc": "NVRTC"}
@@ -32,7 +32,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Looks at this machine, one finding after the other."""
+    """Examines this machine and yields the findings."""
     yield Finding(
         "ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     )
@@ -43,7 +43,7 @@ def examine() -> Iterator[Finding]:
         yield Finding("missing", f"torch cannot be imported ({error}); pip install 'torch>=2.11'")
         return
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < _OLDEST_TORCH:
+    if version < _MIN_TORCH:
         yield Finding(
             "missing", f"torch {torch.__version__} is not supported; pip install 'torch>=2.11'"
         )
@@ -58,7 +58,7 @@ def examine() -> Iterator[Finding]:
             yield Finding(
                 "ok", f"cuda:{i}: {gpu.name}, sm_{gpu.major}{gpu.minor}, {memory:.0f} GiB"
             )
-            yield from _fits(f"cuda:{i}", memory, in_bfloat16=True)
+            yield from _memory(f"cuda:{i}", memory, in_bfloat16=True)
             kernels = support(torch.device("cuda", i))
             if kernels.path is None:
                 yield Finding("note", f"{kernels.obstacle} cuda:{i} runs plain torch in float32.")
@@ -77,11 +77,13 @@ def examine() -> Iterator[Finding]:
         )
     else:
         yield Finding(
-            "note", "No GPU: speech is made on the CPU, the released models far below real time"
+            "note",
+            "No GPU: speech is synthesised on the CPU, where the released models are far slower "
+            "than real time",
         )
     memory = system_memory()
     if memory:
-        yield from _fits("cpu", memory / _GIB, in_bfloat16=False)
+        yield from _memory("cpu", memory / _GIB, in_bfloat16=False)
     yield from _storage()
 
 
@@ -99,29 +101,29 @@ def _packages() -> Iterator[Finding]:
         )
 
 
-def _fits(device: str, memory: float, *, in_bfloat16: bool) -> Iterator[Finding]:
-    for model, (small, large) in _MODELS.items():
-        need = small if in_bfloat16 else large
-        if need <= memory:
+def _memory(device: str, memory_gib: float, *, in_bfloat16: bool) -> Iterator[Finding]:
+    for model, (bfloat16_gib, float32_gib) in _MODEL_GIB.items():
+        need = bfloat16_gib if in_bfloat16 else float32_gib
+        if need <= memory_gib:
             yield Finding("ok", f"{device}: the {model} models fit (about {need} GiB, 8 streams)")
         else:
             yield Finding(
                 "note",
-                f"{device}: the {model} models need about {need} GiB of {memory:.0f}; "
+                f"{device}: the {model} models need about {need} GiB of {memory_gib:.0f}; "
                 "use fewer slots",
             )
 
 
 def _storage() -> Iterator[Finding]:
-    """The folder that downloaded models are kept in; a model's own folder does without it."""
+    """The cache folder of downloaded models. Models in other folders do not need it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    place = next((p for p in (folder, *folder.parents) if p.exists()), None)
-    if place is None or not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        text = f"{folder} cannot be written to, and downloaded models go there"
-        yield Finding("note", f"{text}; point HF_HUB_CACHE to a folder that can")
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing is None or not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        text = f"{folder}, the folder of downloaded models, cannot be written"
+        yield Finding("note", f"{text}; set HF_HUB_CACHE to a writable folder")
     else:
-        free = shutil.disk_usage(place).free / _GIB
-        text = f"{free:.0f} GiB free for downloaded models in {folder}"
-        yield Finding("ok" if free >= _DOWNLOAD else "note", text)
+        free_gib = shutil.disk_usage(existing).free / _GIB
+        text = f"{free_gib:.0f} GiB free for downloaded models in {folder}"
+        yield Finding("ok" if free_gib >= _DOWNLOAD_GIB else "note", text)

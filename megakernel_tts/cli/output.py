@@ -1,4 +1,4 @@
-"""Where a command's results go: files that can be written to, and speech as it is made."""
+"""Output of commands: checks of output files, and speech that is written while it is produced."""
 
 import os
 import sys
@@ -19,68 +19,68 @@ if TYPE_CHECKING:
 
 
 def check_wav(path: Path) -> None:
-    """Refuses what is no place for a wav file before a model is loaded for it.
+    """Checks that a wav file can be written, before a model is loaded.
 
     Raises:
-        UsageError: With what to name instead.
+        UsageError: It cannot be written, or has the suffix of another format.
     """
     if path.suffix.lower() not in ("", ".wav"):
         raise UsageError(
-            f"{path}: only wav files are written; name it {path.with_suffix('.wav').name}, or pipe "
-            "the PCM to a program that makes others"
+            f"{path}: only wav files are supported; name it {path.with_suffix('.wav').name}, or "
+            "pipe the PCM to a converter"
         )
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no regular file; leave -o out and pipe the PCM instead")
+        raise UsageError(f"{path} is not a regular file; leave -o out and pipe the PCM instead")
     check_writable(path)
 
 
 def check_writable(path: Path) -> None:
-    """Refuses a file that cannot be written to before anything is computed for it.
+    """Checks that a file can be written, before it is computed.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: It cannot be written.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder that {path.name} could be written to")
+        raise UsageError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written to")
+        raise UsageError(f"{path} cannot be written; choose another file")
 
 
 @dataclass(frozen=True)
-class Written:
-    """Speech that was written.
+class WrittenSpeech:
+    """A speech that was written.
 
     Attributes:
-        seconds: Of audio.
-        first: Seconds until the first chunk.
-        finish: How it ended.
+        seconds: Duration of the audio.
+        first_chunk_s: Time until the first chunk in seconds.
+        finish: How the speech ended.
     """
 
     seconds: float
-    first: float
+    first_chunk_s: float
     finish: "Finish"
 
 
-def write(chunks: "Chunks", path: str | None, start: float) -> Written:
-    """Writes chunks as they come.
+def write_speech(chunks: "Chunks", path: str | None, start: float) -> WrittenSpeech:
+    """Writes chunks as they are produced.
 
     Args:
         chunks: Of one speech; closed at the end.
         path: A wav file; None writes raw PCM to standard output.
-        start: When the speech was asked for, by `time.perf_counter`.
+        start: `time.perf_counter()` at the request.
 
     Raises:
-        ValueError: They are more than a wav file holds.
-        OSError: They cannot be written.
+        ValueError: The speech exceeds the size of a wav file.
+        OSError: The output cannot be written.
     """
     from tqdm import tqdm
 
     from megakernel_tts.audio import WavWriter
 
-    samples, rate, first = 0, 24_000, 0.0
-    writer = WavWriter(path, rate) if path is not None else None
+    num_samples, sample_rate, first_chunk_s = 0, 24_000, 0.0
+    writer = WavWriter(path, sample_rate) if path is not None else None
     progress = tqdm(
         unit="s", desc="speaking", disable=None, bar_format="{desc} {n:.1f} s [{elapsed}]"
     )
@@ -90,15 +90,15 @@ def write(chunks: "Chunks", path: str | None, start: float) -> Written:
                 try:
                     chunk = next(chunks)
                 except StopIteration as end:
-                    return Written(samples / rate, first, end.value)
-                first = first or time.perf_counter() - start
+                    return WrittenSpeech(num_samples / sample_rate, first_chunk_s, end.value)
+                first_chunk_s = first_chunk_s or time.perf_counter() - start
                 if writer is not None:
                     writer.write(chunk.pcm)
                 else:
                     sys.stdout.buffer.write(chunk.pcm.astype("<i2").tobytes())
                     sys.stdout.buffer.flush()
-                samples, rate = samples + len(chunk.pcm), chunk.sample_rate
-                progress.update(len(chunk.pcm) / rate)
+                num_samples, sample_rate = num_samples + len(chunk.pcm), chunk.sample_rate
+                progress.update(len(chunk.pcm) / sample_rate)
     finally:
         if writer is not None:
             writer.close()

@@ -1,4 +1,4 @@
-"""`megakernel-tts say`: speaks a text, or what arrives on standard input, into a file or a pipe."""
+"""`megakernel-tts say`: synthesises a text, or standard input as it arrives, to a file or pipe."""
 
 import argparse
 import sys
@@ -10,98 +10,108 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megakernel_tts.cli.console import UsageError, arriving_text, tell
-from megakernel_tts.cli.output import check_wav, write
-from megakernel_tts.errors import TextError
+from megakernel_tts import TextError
+from megakernel_tts.cli.console import UsageError, arriving_text, print_status
+from megakernel_tts.cli.output import check_wav, write_speech
 
 if TYPE_CHECKING:
     from megakernel_tts import TTS, ModelInfo, Session, Voice
     from megakernel_tts.cli.output import Chunks
 
-_VOICE_FILE = ".safetensors"
-_CUT_SHORT = {
-    "guard": "The speech ran away from its text and was stopped; another --seed may say it all.",
-    "length": "The speech came to no end of its own and was cut at the greatest length; another "
-    "--seed may say it all.",
+VOICE_FILE_SUFFIX = ".safetensors"
+
+# Why a speech is incomplete, by the reason of its finish.
+_INCOMPLETE = {
+    "guard": "The speech continued after its text and was stopped; try another --seed.",
+    "length": "The speech reached the maximum length and was cut; try another --seed.",
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options to its parser, but `--model`, which is not its alone."""
-    parser.add_argument("text", nargs="?", help="what to say; - speaks standard input as it comes")
+    """Adds the options of the command to its parser, except for `--model`."""
+    parser.add_argument(
+        "text", nargs="?", help="the text; - synthesises standard input as it arrives"
+    )
     parser.add_argument("-f", "--file", type=Path, help="read the text from a file (UTF-8)")
     parser.add_argument(
         "-o",
         "--output",
-        help="a wav file; without it, or with -, raw 16-bit PCM to standard output",
+        help="a wav file; without it, or with -, raw 16-bit PCM is written to standard output",
     )
-    parser.add_argument("--voice", help="a named voice, or a voice file made with --save-voice")
-    parser.add_argument("--language", default="auto", help="default: auto")
-    parser.add_argument("--instruct", help="how to speak, or for VoiceDesign who")
-    parser.add_argument("--clone", metavar="WAV", help="speak with the voice of this recording")
-    parser.add_argument("--ref-text", help="what is said in the recording (the voice comes closer)")
-    parser.add_argument("--save-voice", metavar="FILE", help="keep the cloned voice for --voice")
+    parser.add_argument("--voice", help="a named voice, or a voice file from --save-voice")
+    parser.add_argument(
+        "--language", default="auto", help="a language of the model (default: auto)"
+    )
+    parser.add_argument(
+        "--instruct", help="how to speak; for VoiceDesign a description of the voice"
+    )
+    parser.add_argument("--clone", metavar="WAV", help="clone the voice of this recording")
+    parser.add_argument(
+        "--ref-text", help="transcript of the recording (improves the similarity of the voice)"
+    )
+    parser.add_argument("--save-voice", metavar="FILE", help="save the cloned voice for --voice")
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech")
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
 
 
-def say(options: argparse.Namespace) -> int:
-    """Speaks, and ends with a line on standard error.
+def run(options: argparse.Namespace) -> int:
+    """Synthesises the text and prints a summary to standard error.
 
     Returns:
-        0: what fails is raised.
+        0; errors are raised.
 
     Raises:
-        UsageError: Options that do not fit together or to the model, or bytes that are no text.
-        MegakernelTTSError: The model cannot be loaded, or cannot say this.
-        ValueError: No such device or seed.
+        UsageError: The options contradict each other or the model, or the input is not UTF-8.
+        MegakernelTTSError: The model cannot be loaded, or cannot synthesise the text.
+        ValueError: The device or the seed is invalid.
         OSError: A file cannot be read or written.
     """
     text = _text(options)
     to_stdout = options.output in (None, "-")
     if to_stdout and (sys.stdout is None or sys.stdout.isatty()):
-        found = "closed" if sys.stdout is None else "a terminal"
-        raise UsageError(f"standard output is {found}; name a file with -o hello.wav, or pipe it")
+        state = "closed" if sys.stdout is None else "a terminal"
+        raise UsageError(f"standard output is {state}; name a file with -o hello.wav, or pipe it")
     if not to_stdout:
         check_wav(Path(options.output))
-    _check_voice(options)
+    _check_voice_options(options)
     from megakernel_tts import TTS
 
     with TTS.load(options.model, options.device, slots=1) as tts:
-        _check_model(tts.info, options)
-        voice = _voice(tts, options)
+        _check_model_options(tts.info, options)
+        voice = _load_voice(tts, options)
         sampling = tts.sampling
         if options.seed is not None:
             sampling = replace(sampling, seed=options.seed)
         sampling = sampling.seeded()
-        manner = (voice, options.language, options.instruct)
+        style = (voice, options.language, options.instruct)
         if text is None:
-            session = tts.open(*manner, sampling=sampling)
-            portions = _first_words()
+            session = tts.open(*style, sampling=sampling)
+            portions = _nonempty_input()
             start = time.perf_counter()
-            chunks = _speak_live(session, portions)
+            chunks = _stream_live(session, portions)
         else:
             start = time.perf_counter()
-            chunks = tts.stream(text, *manner, sampling=sampling)
-        said = write(chunks, None if to_stdout else options.output, start)
-        elapsed = time.perf_counter() - start
-    if said.finish.reason in _CUT_SHORT:
-        tell(_CUT_SHORT[said.finish.reason])
+            chunks = tts.stream(text, *style, sampling=sampling)
+        speech = write_speech(chunks, None if to_stdout else options.output, start)
+        elapsed_s = time.perf_counter() - start
+    if speech.finish.reason in _INCOMPLETE:
+        print_status(_INCOMPLETE[speech.finish.reason])
     where = "" if to_stdout else f" in {options.output}"
-    factor = elapsed / said.seconds if said.seconds else 0.0
-    tell(
-        f"{said.seconds:.2f} s of audio{where}, first chunk after {1000 * said.first:.0f} ms, "
-        f"real-time factor {factor:.2f}, seed {sampling.seed}"
+    real_time_factor = elapsed_s / speech.seconds if speech.seconds else 0.0
+    print_status(
+        f"{speech.seconds:.2f} s of audio{where}, first chunk after "
+        f"{1000 * speech.first_chunk_s:.0f} ms, real-time factor {real_time_factor:.2f}, "
+        f"seed {sampling.seed}"
     )
     return 0
 
 
 def _text(options: argparse.Namespace) -> str | None:
-    """The text; None if it comes from standard input."""
+    """The text; None for standard input."""
     if (options.text is None) == (options.file is None):
-        raise UsageError("give a text, - for standard input, or --file (one of them)")
+        raise UsageError("give a text, - for standard input, or --file (exactly one of them)")
     try:
         if options.file is not None:
             return options.file.read_text(encoding="utf-8")
@@ -114,33 +124,29 @@ def _text(options: argparse.Namespace) -> str | None:
     return None if options.text == "-" else options.text
 
 
-def _check_voice(options: argparse.Namespace) -> None:
-    """Refuses options that do not fit together."""
+def _check_voice_options(options: argparse.Namespace) -> None:
+    """Refuses voice options that contradict each other."""
     for name in ("voice", "clone", "ref_text", "save_voice"):
         if getattr(options, name) == "":
-            raise UsageError(f"--{name.replace('_', '-')} is empty")
+            raise UsageError(f"--{name.replace('_', '-')} is empty; give a value or leave it out")
     if options.voice and options.clone:
-        raise UsageError("--voice and --clone name two voices; give one of them")
+        raise UsageError("--voice and --clone select two voices; give one of them")
     for name in ("ref_text", "save_voice"):
         if getattr(options, name) and not options.clone:
-            raise UsageError(
-                f"--{name.replace('_', '-')} belongs to a recording; name it with --clone"
-            )
-    if (options.voice or "").endswith(_VOICE_FILE) and not Path(options.voice).is_file():
-        raise UsageError(
-            f"{options.voice} does not exist; --clone makes a voice, and --save-voice keeps it"
-        )
+            raise UsageError(f"--{name.replace('_', '-')} needs a recording; name it with --clone")
+    if (options.voice or "").endswith(VOICE_FILE_SUFFIX) and not Path(options.voice).is_file():
+        raise UsageError(f"{options.voice} does not exist; create it with --clone and --save-voice")
 
 
-def _check_model(info: "ModelInfo", options: argparse.Namespace) -> None:
-    """Refuses options that do not fit the model, and asks for those that it needs."""
+def _check_model_options(info: "ModelInfo", options: argparse.Namespace) -> None:
+    """Refuses options that the model does not support, and missing ones that it needs."""
     if info.kind == "base":
-        if not (options.clone or _is_file(options.voice, info)):
+        if not (options.clone or _is_voice_file(options.voice, info)):
             raise UsageError(
-                "a Base model speaks with a cloned voice: give --clone with a recording (and "
-                "--ref-text with what is said in it), or --voice with a file of --save-voice"
+                "a Base model needs a cloned voice: give --clone with a recording (and --ref-text "
+                "with its transcript), or --voice with a file from --save-voice"
             )
-    elif options.clone or _is_file(options.voice, info):
+    elif options.clone or _is_voice_file(options.voice, info):
         raise UsageError(
             f"a cloned voice (--clone, or --voice with a file) needs a Base model, and this one is "
             f"{info.kind}; name one, such as --model Qwen/Qwen3-TTS-12Hz-0.6B-Base"
@@ -153,19 +159,18 @@ def _check_model(info: "ModelInfo", options: argparse.Namespace) -> None:
         )
     if instruct and not info.takes_instruct:
         raise UsageError(
-            "this model follows no --instruct; those that do are 1.7B-CustomVoice and "
-            "1.7B-VoiceDesign"
+            "this model does not support --instruct; 1.7B-CustomVoice and 1.7B-VoiceDesign do"
         )
 
 
-def _is_file(voice: str | None, info: "ModelInfo") -> bool:
-    """Whether a voice is a file's name, and not a voice's."""
+def _is_voice_file(voice: str | None, info: "ModelInfo") -> bool:
+    """Whether `--voice` is the name of a file, not of a voice."""
     if voice is None:
         return False
-    return voice.endswith(_VOICE_FILE) or (info.kind == "base" and Path(voice).is_file())
+    return voice.endswith(VOICE_FILE_SUFFIX) or (info.kind == "base" and Path(voice).is_file())
 
 
-def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
+def _load_voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
     from megakernel_tts import Voice
 
     if options.clone:
@@ -173,13 +178,13 @@ def _voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
         if options.save_voice:
             voice.save(options.save_voice)
         return voice
-    if _is_file(options.voice, tts.info):
+    if _is_voice_file(options.voice, tts.info):
         return Voice.load(options.voice)
     return options.voice
 
 
-def _first_words() -> Iterator[str]:
-    """Standard input as it arrives, once there is something in it to say."""
+def _nonempty_input() -> Iterator[str]:
+    """Standard input as it arrives; waits for the first text that is not whitespace."""
     portions = arriving_text()
     for text in portions:
         if text.strip():
@@ -187,34 +192,34 @@ def _first_words() -> Iterator[str]:
     raise TextError("There is nothing to say: standard input is empty or only whitespace.")
 
 
-def _speak_live(session: "Session", portions: Iterator[str]) -> "Chunks":
-    """Speaks a text while it is being written."""
+def _stream_live(session: "Session", portions: Iterator[str]) -> "Chunks":
+    """Synthesises a text while it is being written."""
     from megakernel_tts import AudioChunk
 
     failures: list[Exception] = []
-    pushing = threading.Lock()
+    push_lock = threading.Lock()
 
     def push() -> None:
         try:
             for text in portions:
-                with pushing:
+                with push_lock:
                     session.push_text(text)
-            with pushing:
+            with push_lock:
                 session.end()
         except Exception as error:
             failures.append(error)
             session.cancel()
 
-    threading.Thread(target=push, daemon=True).start()  # a daemon: more may never come
+    threading.Thread(target=push, daemon=True).start()  # may block on the input for ever
     try:
         for event in session:
             if isinstance(event, AudioChunk):
                 yield event
     finally:
         session.cancel()
-        pushing.acquire()  # for good: at exit no thread may be inside the tokenizer
+        push_lock.acquire()  # never released: no thread may be inside the tokenizer at exit
     finish = session.finish
-    assert finish is not None  # the iteration ends after the finish
+    assert finish is not None  # set before the iteration ends
     if failure := next(iter(failures), finish.error):
         raise failure
     return finish

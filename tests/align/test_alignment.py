@@ -62,7 +62,9 @@ def _ground_truth(file: Path, **change: Any) -> Path:
 
 
 def test_ground_truth_is_read(tmp_path: Path) -> None:
-    first, second = read_truth(_ground_truth(tmp_path / "t.json", voice=None), groups=2, codes=5)
+    first, second = read_truth(
+        _ground_truth(tmp_path / "t.json", voice=None), num_groups=2, num_codes=5
+    )
     assert (first.text, first.voice, first.starts) == ("One two.", "clara", [0.0, 0.1])
     assert second.voice is None and np.array_equal(first.codes, [[1, 2], [3, 4]])
 
@@ -77,13 +79,13 @@ def test_ground_truth_is_read(tmp_path: Path) -> None:
         ({"codes": [[1, 2], [3, 5]]}, "frames of 2 codes below 5"),
         ({"codes": [[1.5, 2], [3, 4]]}, "codes is"),
         ({"codes": None}, "codes is null"),
-        ({"starts": [0.2, 0.1]}, "rising seconds"),
-        ({"starts": "soon"}, "rising seconds"),
+        ({"starts": [0.2, 0.1]}, "increasing seconds"),
+        ({"starts": "soon"}, "increasing seconds"),
     ],
 )
 def test_invalid_ground_truth_is_refused_with_the_speech(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as error:
-        read_truth(_ground_truth(tmp_path / "t.json", **change), groups=2, codes=5)
+        read_truth(_ground_truth(tmp_path / "t.json", **change), num_groups=2, num_codes=5)
     assert "speeches[1]." in str(error.value)

@@ -2,10 +2,10 @@ import numpy as np
 
 from megakernel_tts.calibration.ranking import (
     CapturedSpeech,
-    choose,
+    choose_heads,
     choose_lookahead,
-    error,
-    lateness,
+    lookahead_errors,
+    mean_error,
     monotonicity,
     rank,
 )
@@ -13,83 +13,87 @@ from tests.align.planted import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_
 from tests.align.texts import transcript
 
 TOKENS = ["One", ",", " two", " three", " four", " five", "."]
-TRUE = [0] * 5 + [1] * 2 + [2] * 4 + [3] * 6 + [4] * 3 + [5] * 5 + [6] * 2
-STARTS = [TRUE.index(token) * SAMPLES_PER_FRAME / SAMPLE_RATE for token in (0, 2, 3, 4, 5)]
-GOOD, NOISY, STUCK, WANDERING, LATE = ((0, head) for head in range(5))
-HEADS = [STUCK, LATE, WANDERING, NOISY, GOOD]
+SPOKEN = [0] * 5 + [1] * 2 + [2] * 4 + [3] * 6 + [4] * 3 + [5] * 5 + [6] * 2
+STARTS = [SPOKEN.index(token) * SAMPLES_PER_FRAME / SAMPLE_RATE for token in (0, 2, 3, 4, 5)]
+GOOD, NOISY, CONSTANT, RANDOM, LATE = ((0, head) for head in range(5))
+HEADS = [CONSTANT, LATE, RANDOM, NOISY, GOOD]
 
 
-def overheard(seed: int, *, told: bool) -> CapturedSpeech:
+def captured_speech(seed: int, *, has_truth: bool) -> CapturedSpeech:
     rng = np.random.default_rng(seed)
     n = len(TOKENS)
-    noisy = np.where(rng.random(len(TRUE)) < 0.25, rng.integers(0, n, len(TRUE)), TRUE)
-    late = [0] * 6 + TRUE[:-6]
-    wandering = rng.integers(0, n, len(TRUE))
-    ways = [TRUE, noisy.tolist(), [0] * len(TRUE), wandering.tolist(), late]
-    scores = np.concatenate([attending(way, n) for way in ways], axis=1)[:, None]
-    samples = loud_frames([True] * len(TRUE))
+    noisy = np.where(rng.random(len(SPOKEN)) < 0.25, rng.integers(0, n, len(SPOKEN)), SPOKEN)
+    late = [0] * 6 + SPOKEN[:-6]
+    random_path = rng.integers(0, n, len(SPOKEN))
+    paths = [SPOKEN, noisy.tolist(), [0] * len(SPOKEN), random_path.tolist(), late]
+    scores = np.concatenate([attending(path, n) for path in paths], axis=1)[:, None]
+    samples = loud_frames([True] * len(SPOKEN))
     return CapturedSpeech(
-        scores, samples, SAMPLE_RATE, lambda: transcript(*TOKENS), STARTS if told else None
+        scores, samples, SAMPLE_RATE, lambda: transcript(*TOKENS), STARTS if has_truth else None
     )
 
 
-def layouts(*, told: bool) -> list[list[CapturedSpeech]]:
-    return [[overheard(seed, told=told) for seed in seeds] for seeds in ((0, 1), (2, 3))]
+def layouts(*, has_truth: bool) -> list[list[CapturedSpeech]]:
+    return [
+        [captured_speech(seed, has_truth=has_truth) for seed in seeds] for seeds in ((0, 1), (2, 3))
+    ]
 
 
-def test_a_head_that_follows_the_text_is_monotone_and_the_others_are_less() -> None:
-    speech = overheard(0, told=False)
-    found = [monotonicity(speech, head) for head in (GOOD, NOISY, WANDERING)]
+def test_head_that_follows_the_text_has_the_highest_monotonicity() -> None:
+    speech = captured_speech(0, has_truth=False)
+    found = [monotonicity(speech, head) for head in (GOOD, NOISY, RANDOM)]
     assert found == sorted(found, reverse=True)
-    assert abs(found[0] - np.log(len(TOKENS))) < 0.1, "all of the attention is on the path"
-    assert monotonicity(speech, STUCK) < found[0] / 2
+    assert abs(found[0] - np.log(len(TOKENS))) < 0.1, "all attention is on the path"
+    assert monotonicity(speech, CONSTANT) < found[0] / 2
 
 
-def test_without_a_truth_monotone_heads_are_ranked_first_and_those_that_agree_are_taken() -> None:
-    both = layouts(told=False)
+def test_heads_without_ground_truth_are_ranked_by_monotonicity_and_chosen_by_agreement() -> None:
+    both = layouts(has_truth=False)
     ranked = rank(both, HEADS)
-    assert ranked[0].head == GOOD and all(r.error is None for r in ranked)
-    assert GOOD in choose(both, ranked)
-    assert not {STUCK, WANDERING, LATE} & set(choose(both, ranked))
+    assert ranked[0].head == GOOD and all(r.error_s is None for r in ranked)
+    assert GOOD in choose_heads(both, ranked)
+    assert not {CONSTANT, RANDOM, LATE} & set(choose_heads(both, ranked))
 
 
-def test_with_a_truth_heads_are_ranked_by_their_errors() -> None:
-    """One that is late is as monotone as any."""
-    both = layouts(told=True)
+def test_heads_with_ground_truth_are_ranked_by_error() -> None:
+    """A head with a constant delay is as monotone as the best one, but has a larger error."""
+    both = layouts(has_truth=True)
     ranked = rank(both, HEADS)
-    assert ranked[0].head == GOOD and ranked[0].error is not None and ranked[0].error < 1e-3
+    assert ranked[0].head == GOOD and ranked[0].error_s is not None and ranked[0].error_s < 1e-3
     late = next(r for r in ranked if r.head == LATE)
-    assert late.error is not None and 0.2 < late.error < 0.6
-    assert choose(both, ranked) == [GOOD], "nothing is gained by another"
+    assert late.error_s is not None and 0.2 < late.error_s < 0.6
+    assert choose_heads(both, ranked) == [GOOD], "another head does not reduce the error"
 
 
-def test_heads_that_are_each_unsure_are_taken_together() -> None:
-    """Two noisy heads, noisy at different frames."""
-    speeches = [overheard(seed, told=True) for seed in range(8)]
+def test_noisy_heads_are_combined_if_the_error_falls() -> None:
+    """The heads are noisy at different frames."""
+    speeches = [captured_speech(seed, has_truth=True) for seed in range(8)]
     rng = np.random.default_rng(9)
     pairs: list[CapturedSpeech] = []
     for speech in speeches:
         n = len(TOKENS)
-        ways = [
-            np.where(rng.random(len(TRUE)) < 0.45, rng.integers(0, n, len(TRUE)), TRUE).tolist()
+        paths = [
+            np.where(
+                rng.random(len(SPOKEN)) < 0.45, rng.integers(0, n, len(SPOKEN)), SPOKEN
+            ).tolist()
             for _ in range(3)
         ]
-        scores = np.concatenate([attending(way, n) for way in ways], axis=1)[:, None]
+        scores = np.concatenate([attending(path, n) for path in paths], axis=1)[:, None]
         pairs.append(CapturedSpeech(scores, speech.samples, SAMPLE_RATE, speech.transcript, STARTS))
     ranked = rank([pairs], [(0, 0), (0, 1), (0, 2)])
-    chosen = choose([pairs], ranked)
+    chosen = choose_heads([pairs], ranked)
     assert len(chosen) > 1
-    assert ranked[0].error is not None and error(pairs, chosen) < ranked[0].error
+    assert ranked[0].error_s is not None and mean_error(pairs, chosen) < ranked[0].error_s
 
 
-def test_the_look_ahead_costs_less_the_longer_it_is() -> None:
-    speeches = [overheard(seed, told=False) for seed in range(6)]
-    late = lateness(speeches, [NOISY])
+def test_longer_lookahead_has_a_smaller_error() -> None:
+    speeches = [captured_speech(seed, has_truth=False) for seed in range(6)]
+    late = lookahead_errors(speeches, [NOISY])
     assert late[0] > late[-1] >= 0
-    assert lateness(speeches, [GOOD]) == [0.0] * 5
+    assert lookahead_errors(speeches, [GOOD]) == [0.0] * 5
 
 
-def test_the_least_look_ahead_that_costs_next_to_nothing_is_chosen() -> None:
+def test_shortest_lookahead_with_a_negligible_error_is_chosen() -> None:
     assert choose_lookahead([0.0, 0.0]) == 0
     assert choose_lookahead([0.05, 0.02, 0.004, 0.0]) == 2
     assert choose_lookahead([0.05, 0.04, 0.03]) == 2

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,22 +21,37 @@ from megakernel_tts.cli.main import main
 Run = subprocess.CompletedProcess[bytes]
 
 
-def program(*arguments: str, **how: object) -> Run:
+# The command, which also prints a line to its unused standard output for every chunk in the file.
+ANNOUNCING = """
+import sys
+from megakernel_tts import audio
+from megakernel_tts.cli.main import main
+
+def write_and_announce(writer, pcm, write=audio.WavWriter.write):
+    write(writer, pcm)
+    print("written", flush=True)
+
+audio.WavWriter.write = write_and_announce
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def program(*arguments: str, **keywords: object) -> Run:
     command = [sys.executable, "-m", "megakernel_tts", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=120, **how)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, timeout=120, **keywords)  # type: ignore[call-overload]
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short speech: these tests are about the command line."""
+def short_speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits speech to four frames, for tests of the command line."""
     from megakernel_tts import TTS, Sampling
 
     short = property(lambda self: Sampling(seed=1, max_frames=4))
     monkeypatch.setattr(TTS, "sampling", short)
 
 
-def test_say_writes_a_wav_and_ends_with_one_line(tmp_path: Path) -> None:
-    """As a user would: another process, the embedded model, no options but where to."""
+def test_say_writes_a_wav_file_and_prints_a_summary(tmp_path: Path) -> None:
+    """In another process, with the demo model and without options except for the output."""
     output = tmp_path / "hello.wav"
     run = program("say", "Hello", "-o", str(output), "--seed", "1")
     assert run.returncode == 0, run.stderr
@@ -54,14 +68,16 @@ def test_say_writes_a_wav_and_ends_with_one_line(tmp_path: Path) -> None:
     assert run.stdout == b""
 
 
-def test_raw_pcm_to_standard_output_from_standard_input() -> None:
+def test_say_reads_standard_input_and_writes_pcm_to_standard_output() -> None:
     run = program("say", "-", "--seed", "1", input=b"Hello")
     assert run.returncode == 0
     samples = np.frombuffer(run.stdout, "<i2")
     assert len(samples) % 1920 == 0 and len(samples) > 0
 
 
-def test_a_file_and_options(tmp_path: Path, checkpoint: Callable[..., Path], quick: None) -> None:
+def test_say_takes_a_text_file_and_style_options(
+    tmp_path: Path, checkpoint: Callable[..., Path], short_speech: None
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("你好，世界。", encoding="utf-8")
     output = tmp_path / "a.wav"
@@ -71,17 +87,17 @@ def test_a_file_and_options(tmp_path: Path, checkpoint: Callable[..., Path], qui
     assert soundfile.info(output).frames == 4 * 1920
 
 
-def test_a_cloned_voice_is_used_kept_and_used_again(
-    tmp_path: Path, checkpoint: Callable[..., Path], quick: None
+def test_saved_voice_gives_the_same_speech_as_the_cloned_one(
+    tmp_path: Path, checkpoint: Callable[..., Path], short_speech: None
 ) -> None:
     reference = tmp_path / "ref.wav"
     soundfile.write(reference, 0.1 * np.random.RandomState(0).standard_normal(24_000), 24_000)
-    model, kept = str(checkpoint("base")), str(tmp_path / "kept.safetensors")
-    one, two = tmp_path / "one.wav", tmp_path / "two.wav"
-    clone = ["--clone", str(reference), "--ref-text", "hello", "--save-voice", kept]
-    assert main(["say", "Hi", "-o", str(one), "--model", model, *clone]) == 0
-    assert main(["say", "Hi", "-o", str(two), "--model", model, "--voice", kept]) == 0
-    assert one.read_bytes() == two.read_bytes()
+    model, voice = str(checkpoint("base")), str(tmp_path / "voice.safetensors")
+    cloned, loaded = tmp_path / "cloned.wav", tmp_path / "loaded.wav"
+    clone = ["--clone", str(reference), "--ref-text", "hello", "--save-voice", voice]
+    assert main(["say", "Hi", "-o", str(cloned), "--model", model, *clone]) == 0
+    assert main(["say", "Hi", "-o", str(loaded), "--model", model, "--voice", voice]) == 0
+    assert cloned.read_bytes() == loaded.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -89,27 +105,27 @@ def test_a_cloned_voice_is_used_kept_and_used_again(
     [
         (["say"], 2, "give a text, - for standard input, or --file"),
         (["say", "x", "-f", "y", "-o", "z.wav"], 2, "one of them"),
-        (["say", "x", "-o", "z.wav", "--voice", "a", "--clone", "b"], 2, "name two voices"),
-        (["say", "x", "-o", "z.wav", "--ref-text", "b"], 2, "--ref-text belongs to a recording"),
+        (["say", "x", "-o", "z.wav", "--voice", "a", "--clone", "b"], 2, "select two voices"),
+        (["say", "x", "-o", "z.wav", "--ref-text", "b"], 2, "--ref-text needs a recording"),
         (["say", "  ", "-o", "z.wav"], 1, "nothing to say"),
         (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "choose one of: clara, henry"),
         (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "choose auto or one of: english"),
         (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is not a model: name a folder"),
         (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be downloaded from the hub"),
         (["say", "x", "-o", "z.wav", "--device", "tpu"], 1, "choose auto, cpu, cuda"),
-        (["say", "x", "-o", "/none/z.wav"], 2, "/none is no folder"),
-        (["say", "x", "-o", "/"], 2, "/ is no regular file"),
-        (["say", "x", "-o", "z.mp3"], 2, "z.mp3: only wav files are written; name it z.wav"),
+        (["say", "x", "-o", "/none/z.wav"], 2, "/none is not a folder"),
+        (["say", "x", "-o", "/"], 2, "/ is not a regular file"),
+        (["say", "x", "-o", "z.mp3"], 2, "z.mp3: only wav files are supported; name it z.wav"),
         (["say", "x", "-o", "z.wav", "--clone", "none.wav"], 2, "--clone, or --voice with a file"),
-        (["say", "x", "-o", "z.wav", "--voice", "v.safetensors"], 2, "--save-voice keeps it"),
-        (["say", "x", "-o", "z.wav", "--instruct", "low"], 2, "follows no --instruct"),
+        (["say", "x", "-o", "z.wav", "--voice", "v.safetensors"], 2, "with --clone and --save-voi"),
+        (["say", "x", "-o", "z.wav", "--instruct", "low"], 2, "does not support --instruct"),
         (["say", "a\udcff", "-o", "z.wav"], 1, "half of a character, as character 1"),
         (["say", "x", "-o", "z.wav", "--seed", "-4"], 1, "seed is -4; it must be"),
         (["say", "-f", "none.txt", "-o", "z.wav"], 1, "none.txt"),
         (["voices", "--model", "/none"], 1, "is not a model"),
     ],
 )  # fmt: skip
-def test_a_users_mistake_gets_a_sentence_and_no_traceback(
+def test_invalid_arguments_give_a_message_without_traceback(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -124,7 +140,7 @@ def test_a_users_mistake_gets_a_sentence_and_no_traceback(
     assert not (tmp_path / "z.wav").exists()
 
 
-def test_unknown_options_and_bad_input_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_commands_and_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["sing"], ["say", "x", "--loud"], ["say", "x", "--seed", "y"], []):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -135,14 +151,14 @@ def test_unknown_options_and_bad_input_are_usage_errors(capsys: pytest.CaptureFi
     ("kind", "size", "arguments", "message"),
     [
         ("base", "0b6", [], "give --clone with a recording (and --ref-text"),
-        ("base", "0b6", ["--voice", "ryan"], "or --voice with a file of --save-voice"),
-        ("base", "0b6", ["--clone", "me.wav", "--instruct", "low"], "follows no --instruct"),
+        ("base", "0b6", ["--voice", "ryan"], "or --voice with a file from --save-voice"),
+        ("base", "0b6", ["--clone", "me.wav", "--instruct", "low"], "not support --instruct"),
         ("voice_design", "1b7", [], "describe one with --instruct"),
         ("voice_design", "1b7", ["--voice", "ryan", "--instruct", "low"], "leave --voice out"),
         ("voice_design", "1b7", ["--clone", "me.wav"], "needs a Base model"),
     ],
 )
-def test_what_a_model_needs_is_told_in_the_words_of_the_command_line(
+def test_options_that_do_not_fit_the_model_are_refused_by_option_name(
     tmp_path: Path,
     checkpoint: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
@@ -161,52 +177,51 @@ def test_what_a_model_needs_is_told_in_the_words_of_the_command_line(
 @pytest.mark.parametrize(
     ("sampling", "reason"),
     [
-        ({"max_new_tokens": 1}, "cut at the greatest length"),
-        # So sure of itself that it never ends, whatever the seed.
-        ({"temperature": 1e-6, "subtalker_temperature": 1e-6}, "ran away from its text"),
+        ({"max_new_tokens": 1}, "reached the maximum length"),
+        # Nearly greedy sampling, which never ends the speech, for any seed.
+        ({"temperature": 1e-6, "subtalker_temperature": 1e-6}, "continued after its text"),
     ],
     ids=["length", "guard"],
 )
-def test_speech_that_was_cut_is_explained_and_its_drawn_seed_told(
+def test_incomplete_speech_is_explained_and_its_random_seed_printed(
     tmp_path: Path, checkpoint: Callable[..., Path], sampling: dict[str, float], reason: str
 ) -> None:
     model = shutil.copytree(checkpoint(), tmp_path / "model")
     (model / "generation_config.json").write_text(json.dumps(sampling))
     command = ["say", "Hi.", "--model", str(model), "--device", "cpu"]
-    drawn = program(*command)
-    explanation, last = drawn.stderr.decode().splitlines()
+    unseeded = program(*command)
+    explanation, last = unseeded.stderr.decode().splitlines()
     assert reason in explanation and "another --seed" in explanation
     seed = re.fullmatch(r".* real-time factor \S+, seed (\d+)", last)
     assert seed is not None
-    assert program(*command, "--seed", seed[1]).stdout == drawn.stdout != b""
+    assert program(*command, "--seed", seed[1]).stdout == unseeded.stdout != b""
 
 
 @contextmanager
-def speaking(output: Path, text: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that speaks into a file, once it has written something there."""
-    command = [sys.executable, "-m", "megakernel_tts", "say", text, "-o", str(output)]
+def synthesising(output: Path, text: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that synthesises to a file, after it has written the first chunk."""
+    command = [sys.executable, "-c", ANNOUNCING, "say", text, "-o", str(output)]
     pipe = subprocess.PIPE
-    # Jobs of a script in the background ignore interrupts, and so would their children.
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, stdin=pipe, stderr=pipe, preexec_fn=heeds) as process:
+    # Background jobs of a shell script ignore interrupts, and so do their children.
+    reset_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=reset_sigint
+    ) as process:
         try:
-            assert process.stdin is not None
+            assert process.stdin is not None and process.stdout is not None
             if text == "-":
                 process.stdin.write(b"Once upon a t\xc3")
                 process.stdin.flush()
-            deadline = time.monotonic() + 60
-            while not output.exists() or output.stat().st_size < 3840:
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.05)
+            assert process.stdout.readline() == b"written\n"
             yield process
         finally:
             process.kill()
 
 
-def test_standard_input_is_spoken_while_it_is_written(tmp_path: Path) -> None:
-    """Sound exists before the text ends, and even before its last character is whole."""
+def test_standard_input_is_synthesised_while_it_is_written(tmp_path: Path) -> None:
+    """Audio exists before the text ends, and before its last character is complete."""
     output = tmp_path / "a.wav"
-    with speaking(output, "-") as process:
+    with synthesising(output, "-") as process:
         before = output.stat().st_size
         _, error = process.communicate(b"\xa4me to you.", timeout=60)
     assert process.returncode == 0, error
@@ -214,23 +229,25 @@ def test_standard_input_is_spoken_while_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "place"), [(b"Hi \xc3\xa4 \xff.", 6), (b"Hi \xc3", 3), (b"\xff\xfe\xff", 0)]
+    ("content", "offset"), [(b"Hi \xc3\xa4 \xff.", 6), (b"Hi \xc3", 3), (b"\xff\xfe\xff", 0)]
 )
-def test_standard_input_that_is_no_utf8_is_refused_at_its_byte(written: bytes, place: int) -> None:
-    run = program("say", "-", input=written)
+def test_standard_input_that_is_not_utf8_is_refused_with_the_byte_offset(
+    content: bytes, offset: int
+) -> None:
+    run = program("say", "-", input=content)
     assert run.returncode == 2
-    assert run.stderr.decode().splitlines()[-1].endswith(f" at byte {place}")
+    assert run.stderr.decode().splitlines()[-1].endswith(f" at byte {offset}")
 
 
-def test_broken_utf8_after_sound_stops_the_speech(tmp_path: Path) -> None:
+def test_invalid_utf8_after_the_first_audio_stops_the_speech(tmp_path: Path) -> None:
     output = tmp_path / "a.wav"
-    with speaking(output, "-") as process:
+    with synthesising(output, "-") as process:
         _, error = process.communicate(b" you.", timeout=60)
     assert process.returncode == 2 and b"not UTF-8 text" in error and b"at byte 13" in error
     assert soundfile.info(output).frames >= 1920
 
 
-def test_standard_input_without_words_is_nothing_to_say(tmp_path: Path) -> None:
+def test_whitespace_on_standard_input_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "a.wav"
     run = program("say", "-", "-o", str(output), input=b" \n\n")
     assert run.returncode == 1 and b"nothing to say" in run.stderr
@@ -240,60 +257,80 @@ def test_standard_input_without_words_is_nothing_to_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["A long text that goes on and on. " * 400, "-"], ids=["known", "live"]
 )
-def test_an_interrupt_keeps_what_was_written(tmp_path: Path, text: str) -> None:
+def test_interrupt_keeps_the_written_audio(tmp_path: Path, text: str) -> None:
     output = tmp_path / "a.wav"
-    with speaking(output, text) as process:
+    with synthesising(output, text) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130  # standard input is open still: nobody ended the live text
+        assert process.wait(30) == 130  # with standard input still open
         assert process.stderr is not None
         error = process.stderr.read()
     assert b"interrupted" in error and b"Traceback" not in error
     assert soundfile.info(output).frames >= 1920
 
 
+def buffered() -> dict[str, str]:
+    """The environment, with buffered output that Python flushes at exit, as for most users."""
+    return os.environ | {"PYTHONUNBUFFERED": ""}
+
+
 def shell(command: str) -> Run:
     line = command.replace("COMMAND", f"{sys.executable} -m megakernel_tts")
-    # With what Python keeps in its buffers, and flushes at exit, as for most users.
-    env = os.environ | {"PYTHONUNBUFFERED": ""}
-    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=env)
+    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, env=buffered())
 
 
 @pytest.mark.parametrize("command", ["COMMAND say 'hello to you. '", "COMMAND voices"])
-def test_a_pipe_closed_early_is_no_traceback(command: str) -> None:
+def test_pipe_that_is_closed_during_output_gives_no_traceback(command: str) -> None:
     run = shell(f"{command} | head -c 10; exit ${{PIPESTATUS[0]}}")
     assert len(run.stdout) == 10
     assert run.returncode in (0, 1)  # a short output may be written before the pipe is closed
     assert b"Traceback" not in run.stderr and b"Exception" not in run.stderr
-    run = shell(f"sleep 1 | (sleep 0.2; {command}) | true; exit ${{PIPESTATUS[1]}}")
+
+
+@pytest.mark.parametrize("arguments", [["say", "hello to you. "], ["voices"]])
+def test_pipe_that_is_closed_before_output_gives_no_traceback(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        run = subprocess.run(
+            [sys.executable, "-m", "megakernel_tts", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            env=buffered(),
+        )
     assert run.returncode == 1
     assert b"Traceback" not in run.stderr and b"Exception" not in run.stderr
 
 
-def test_a_full_device_is_an_error_and_no_traceback() -> None:
+def test_full_device_is_an_error_without_traceback() -> None:
     run = shell("COMMAND voices > /dev/full")
     assert run.returncode == 1
     assert b"No space left" in run.stderr.splitlines()[-1] and b"Exception" not in run.stderr
 
 
-def test_closed_standard_streams(tmp_path: Path) -> None:
+def test_closed_standard_streams_do_not_change_the_output(tmp_path: Path) -> None:
     output = tmp_path / "a.wav"
-    whole = shell("COMMAND say hi --seed 1")
-    assert shell("COMMAND say hi --seed 1 2>&-").stdout == whole.stdout != b""
+    expected = shell("COMMAND say hi --seed 1").stdout
+    assert shell("COMMAND say hi --seed 1 2>&-").stdout == expected != b""
     assert shell(f"COMMAND say hi --seed 1 -o {output} <&- >&- 2>&-").returncode == 0
     with wave.open(str(output)) as file:
-        assert file.readframes(1 << 20) == whole.stdout
-    unheard = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
-    assert unheard.returncode == 0
-    filled = "from megakernel_tts.cli.console import fill_closed_streams as fill; fill()"
-    null = "import os; [os.fstat(number) for number in range(3)]"
-    assert shell(f"{sys.executable} -c '{filled}; {null}' <&- >&- 2>&-").returncode == 0
+        assert file.readframes(1 << 20) == expected
+    unread = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
+    assert unread.returncode == 0
+
+
+def test_closed_standard_streams_are_opened_or_reported() -> None:
+    opened = "from megakernel_tts.cli.console import open_closed_streams as opened; opened()"
+    check = "import os; [os.fstat(number) for number in range(3)]"
+    assert shell(f"{sys.executable} -c '{opened}; {check}' <&- >&- 2>&-").returncode == 0
     for command in ("COMMAND say hi >&-", "COMMAND say - <&-"):
         run = shell(command)
         assert run.returncode == 2
         assert b" is closed; " in run.stderr and b"Traceback" not in run.stderr
 
 
-def test_voices_lists_them_with_languages(
+def test_voices_lists_voices_with_languages(
     capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:
     assert main(["voices"]) == 0
@@ -309,9 +346,12 @@ def test_voices_lists_them_with_languages(
     assert "--instruct" in capsys.readouterr().out
 
 
-def test_doctor_reports_and_help_helps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_summary_agrees_with_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     code, report = main(["doctor"]), capsys.readouterr().out
-    assert "This machine can speak." in report if code == 0 else "MISSING" in report
+    assert "can synthesise speech." in report if code == 0 else "MISSING" in report
+
+
+def test_help_and_version_exit_with_success(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["say", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -319,22 +359,18 @@ def test_doctor_reports_and_help_helps(capsys: pytest.CaptureFixture[str]) -> No
     assert megakernel_tts.__version__ in capsys.readouterr().out
 
 
-def test_help_loads_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     check = (
         "import sys; from megakernel_tts.cli.main import main\n"
         "try: main(['say', '--help'])\n"
         "except SystemExit: sys.exit('torch' in sys.modules)"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", check], capture_output=True, env=os.environ
-        ).returncode
-        == 0
-    )
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, env=os.environ)
+    assert run.returncode == 0
 
 
-def test_a_file_in_the_folder_shadows_no_voice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+def test_file_with_the_name_of_a_voice_does_not_hide_the_voice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_speech: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("clara").touch()
@@ -342,6 +378,6 @@ def test_a_file_in_the_folder_shadows_no_voice(
 
 
 @pytest.mark.parametrize("option", ["--voice", "--clone", "--ref-text", "--save-voice"])
-def test_an_empty_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["say", "Hi", option, "", "-o", "x.wav"]) == 2
     assert f"{option} is empty" in capsys.readouterr().err

@@ -8,31 +8,34 @@ from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.cli import doctor
 
 
-def texts() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"ok": [], "note": [], "missing": []}
+def findings() -> dict[str, list[str]]:
+    """The texts of all findings, by status."""
+    texts: dict[str, list[str]] = {"ok": [], "note": [], "missing": []}
     for finding in doctor.examine():
-        found[finding.status].append(finding.text)
-    return found
+        texts[finding.status].append(finding.text)
+    return texts
 
 
-def test_this_machine_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not torch.cuda.is_available():  # a driver without a usable GPU would be reported, rightly
+def test_nothing_is_missing_where_the_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():  # a driver without a usable GPU would be a finding
         monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    found = texts()
-    assert found["missing"] == []
-    assert any(text.startswith(f"torch {torch.__version__}") for text in found["ok"])
-    assert any(text.startswith("soundfile") for text in found["ok"])
+    texts = findings()
+    assert texts["missing"] == []
+    assert any(text.startswith(f"torch {torch.__version__}") for text in texts["ok"])
+    assert any(text.startswith("soundfile") for text in texts["ok"])
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_torch_missing_gpu_and_small_memory_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(doctor, "system_memory", lambda: 2 << 30)
-    found = texts()
-    assert any("torch 2.4.1+cpu is not supported" in text for text in found["missing"])
-    assert any("sees no GPU" in text for text in found["note"])
-    assert any("cpu: the 1.7B models need about" in text for text in found["note"])
+    texts = findings()
+    assert any("torch 2.4.1+cpu is not supported" in text for text in texts["missing"])
+    assert any("sees no GPU" in text for text in texts["note"])
+    assert any("cpu: the 1.7B models need about" in text for text in texts["note"])
 
 
 @pytest.mark.parametrize(
@@ -59,24 +62,24 @@ def test_the_path_of_the_kernels_is_reported_and_decides_the_dtype(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr("megakernel_tts.kernels.build.obstacle", lambda: no_extension)
     monkeypatch.setattr("megakernel_tts.kernels.nvrtc.obstacle", lambda: no_nvrtc)
-    assert any(sentence in text for text in texts()[status])
+    assert any(sentence in text for text in findings()[status])
     chosen = pick_dtype("auto", torch.device("cuda", 0))
     assert chosen == (torch.bfloat16 if status == "ok" else torch.float32)
 
 
-def test_folders_that_cannot_be_written_are_named(
+def test_model_cache_that_cannot_be_written_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A file in a folder's place stops the superuser, too."""
+    """A file instead of a folder also stops the superuser."""
     (tmp_path / "file").touch()
     for variable in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    found = texts()
-    assert found["missing"] == []
-    for folder in ("huggingface/hub",):
-        named = f"{tmp_path / 'file' / folder} cannot be written to"
-        assert any(text.startswith(named) for text in found["note"])
+    texts = findings()
+    assert texts["missing"] == []
+    folder = tmp_path / "file" / "huggingface/hub"
+    message = f"{folder}, the folder of downloaded models, cannot be written"
+    assert any(text.startswith(message) for text in texts["note"])
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert not any("cannot be written" in text for text in texts()["note"])
+    assert not any("cannot be written" in text for text in findings()["note"])

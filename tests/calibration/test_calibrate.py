@@ -15,7 +15,7 @@ SENTENCES = ["Your package will arrive on Thursday afternoon.", "Thank you for c
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def uncalibrated(tmp_path: Path) -> Path:
     """The demo voice without its calibration."""
     folder = tmp_path / "demo"
     shutil.copytree(find_checkpoint("demo"), folder)
@@ -23,29 +23,32 @@ def copy(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_is_calibrated_by_its_own_speech(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_calibration_with_own_speech_finds_the_trained_heads(
+    uncalibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The heads that were trained to follow the text are found, and used from then on."""
-    with TTS.load(copy, "cpu", slots=1) as tts:
+    """The alignment head of the demo voice is found, and word times come from attention."""
+    with TTS.load(uncalibrated, "cpu", slots=1) as tts:
         assert not tts.aligned
         before = tts.say("Hello there.", sampling=tts.sampling.seeded())
         assert before.words and all(word.estimated for word in before.words)
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
-    assert main(["calibrate", str(copy), "--sentences", str(sentences), "--device", "cpu"]) == 0
-    shown = capsys.readouterr()
-    assert "alignment.json" in shown.err and "nats above chance" in shown.out
-    written = json.loads((copy / "alignment.json").read_text())
+    assert (
+        main(["calibrate", str(uncalibrated), "--sentences", str(sentences), "--device", "cpu"])
+        == 0
+    )
+    output = capsys.readouterr()
+    assert "alignment.json" in output.err and "nats above chance" in output.out
+    written = json.loads((uncalibrated / "alignment.json").read_text())
     assert [3, 0] in written["heads"] and written["made"]["truth"] is None
-    with TTS.load(copy, "cpu", slots=1) as tts:
+    with TTS.load(uncalibrated, "cpu", slots=1) as tts:
         assert tts.aligned
         words = tts.say("Hello there.").words
         assert [word.text for word in words] == ["Hello", "there."]
         assert not any(word.estimated for word in words)
 
 
-def test_a_truth_ranks_heads_by_their_errors(tmp_path: Path) -> None:
+def test_ground_truth_ranks_heads_by_error(tmp_path: Path) -> None:
     speeches = timed_speeches(SENTENCES)
     truth, output = tmp_path / "truth.json", tmp_path / "found.json"
     truth.write_text(json.dumps({"format": FORMAT, "speeches": speeches}))
@@ -56,7 +59,7 @@ def test_a_truth_ranks_heads_by_their_errors(tmp_path: Path) -> None:
     assert written["made"]["error_s"] < 0.08
 
 
-def test_starts_that_are_not_those_of_the_words_are_refused(
+def test_wrong_number_of_word_starts_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (speech,) = timed_speeches(SENTENCES[1:])
@@ -70,12 +73,12 @@ def test_starts_that_are_not_those_of_the_words_are_refused(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("\n\n", "holds no sentences"),
+        ("\n\n", "contains no sentences"),
         ("One.\n" + "x" * 201 + "\n", "line 2 has 201 characters"),
         (None, "cannot be read as UTF-8 text"),
     ],
 )
-def test_sentences_that_cannot_be_spoken_are_refused_before_anything_is_loaded(
+def test_invalid_sentences_are_refused_before_the_model_is_loaded(
     tmp_path: Path, lines: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "lines.txt"
@@ -85,14 +88,14 @@ def test_sentences_that_cannot_be_spoken_are_refused_before_anything_is_loaded(
     assert message in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_loaded(
+def test_unwritable_output_is_refused_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", "no/such/model", "-o", str(tmp_path / "none" / "a.json")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
-def test_two_sets_of_texts_are_refused(
+def test_sentences_and_ground_truth_exclude_each_other(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["calibrate", str(checkpoint()), "--truth", "t.json", "--sentences", "s.txt"]

@@ -1,4 +1,4 @@
-"""The benchmark: its figures add up, its files are whole, and peers are measured alike."""
+"""The benchmark's figures, files and command, and the measurement of peers."""
 
 import json
 import os
@@ -7,33 +7,55 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
 
 from megakernel_tts import TTS
-from megakernel_tts.bench.event_loop import event_loop
-from megakernel_tts.bench.stages import _watch, first_chunk_stages
-from megakernel_tts.bench.timing import Request, first_chunk, speak, streaming
+from megakernel_tts.bench import event_loop, stages, timing
+from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.stages import measure_stages, stage_timer
+from megakernel_tts.bench.timing import Request, time_first_chunk, time_request, time_streams
 from megakernel_tts.cli.main import main
 
-FEW = ["--device", "cpu", "--runs", "1", "--chunks", "1,8", "--streams", "1"]
+QUICK = ["--device", "cpu", "--runs", "1", "--chunks", "1,8", "--streams", "1"]
+
+
+class OffsetClock:
+    """The clock of the benchmark, which a test can advance."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+
+    def __call__(self) -> float:
+        return perf_counter() + self._offset_s
+
+    def advance(self, seconds: float) -> None:
+        self._offset_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> OffsetClock:
+    clock = OffsetClock()
+    for module in (event_loop, stages, timing):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    return clock
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[TTS]:
-    with TTS.load(device="cpu", slots=2) as one:
-        yield one
+    with TTS.load(device="cpu", slots=2) as tts:
+        yield tts
 
 
 @pytest.fixture
-def brief(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
+def short_model(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
     """Copies of small checkpoints whose speech is four frames long."""
 
-    def make(*which: str) -> str:
-        model = shutil.copytree(checkpoint(*which), tmp_path / "model")
+    def make(*kind_and_size: str) -> str:
+        model = shutil.copytree(checkpoint(*kind_and_size), tmp_path / "model")
         (model / "generation_config.json").write_text(json.dumps({"max_new_tokens": 4}))
         return str(model)
 
@@ -41,36 +63,39 @@ def brief(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]
 
 
 @pytest.fixture
-def request_(demo: TTS) -> Request:
+def hello(demo: TTS) -> Request:
     return Request("Hello.", demo.sampling, "clara")
 
 
-def test_a_request_is_timed_from_its_text_to_its_end(demo: TTS, request_: Request) -> None:
+def test_request_is_timed_from_its_text_to_its_end(demo: TTS, hello: Request) -> None:
     before = perf_counter()
-    timing = speak(demo, request_, 1, seed=3)
+    times = time_request(demo, hello, 1, seed=3)
     after = perf_counter()
-    assert before <= timing.start < timing.first < timing.end <= after
+    assert before <= times.start < times.first < times.end <= after
     speech = demo.say("Hello.", "clara", sampling=replace(demo.sampling, seed=3))
-    assert timing.frames == len(speech.codes) > 1, "it was not spoken to its end"
-    assert timing.audio == pytest.approx(speech.seconds)
+    assert times.frames == len(speech.codes) > 1, "the speech was not synthesised to its end"
+    assert times.audio == pytest.approx(speech.seconds)
 
 
-def test_the_stages_add_up_to_the_first_chunk(demo: TTS, request_: Request) -> None:
-    before = vars(demo._loaded.engine.vocoder).copy()
-    with _watch(demo) as watch:
-        timing = speak(demo, request_, 1, seed=0)
-        parts = vars(watch.read(timing))
-    assert all(milliseconds > 0 for milliseconds in parts.values()), parts
-    assert sum(parts.values()) == pytest.approx(1e3 * (timing.first - timing.start))
-    # The networks do the work; what surrounds them is small.
-    assert parts["prefill"] + parts["first_frame"] + parts["codec"] > sum(parts.values()) / 2
-    assert vars(demo._loaded.engine.vocoder) == before, "the stopwatch left something behind"
-
-
-def test_a_slow_stage_is_the_one_that_grows(
-    demo: TTS, request_: Request, monkeypatch: pytest.MonkeyPatch
+def test_stages_add_up_to_the_first_chunk_and_leave_the_engine_unchanged(
+    demo: TTS, hello: Request
 ) -> None:
-    """The stopwatch gives a stage its own time, and nobody else's."""
+    before = vars(demo._loaded.engine.vocoder).copy()
+    with stage_timer(demo) as timer:
+        times = time_request(demo, hello, 1, seed=0)
+        milliseconds = vars(timer.read(times))
+    total = sum(milliseconds.values())
+    assert all(stage > 0 for stage in milliseconds.values()), milliseconds
+    assert total == pytest.approx(1e3 * (times.first - times.start))
+    # The networks take most of the time.
+    networks = ("prefill", "first_frame", "codec")
+    assert sum(milliseconds[stage] for stage in networks) > total / 2
+    assert vars(demo._loaded.engine.vocoder) == before
+
+
+def test_delay_of_a_call_is_attributed_to_its_stage(
+    demo: TTS, hello: Request, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = demo._loaded.engine
     for owner, name, stage in (
         (demo._loaded.tokenizer, "encode", "tokenise"),
@@ -79,53 +104,60 @@ def test_a_slow_stage_is_the_one_that_grows(
         (engine.vocoder, "decode", "codec"),
     ):
         with monkeypatch.context() as patch:
-            own = getattr(type(owner), name)
+            call = getattr(type(owner), name)
 
-            def slow(self: object, *a: Any, own: Any = own, **named: Any) -> Any:
-                sleep(0.3)
-                return own(self, *a, **named)
+            def slow(self: object, *arguments: Any, call: Any = call, **keywords: Any) -> Any:
+                clock.advance(10.0)
+                return call(self, *arguments, **keywords)
 
             patch.setattr(type(owner), name, slow)
-            parts = vars(first_chunk_stages(demo, request_, 1))
-        assert parts[stage] >= 300
-        assert max(parts, key=lambda name: parts[name]) == stage, parts
+            milliseconds = vars(measure_stages(demo, hello, 1))
+        assert milliseconds[stage] >= 10_000
+        assert max(milliseconds, key=lambda name: milliseconds[name]) == stage, milliseconds
 
 
-def test_percentiles_are_in_order_and_streams_are_all_seen(
-    demo: TTS, request_: Request, monkeypatch: pytest.MonkeyPatch
+def test_percentiles_of_the_first_chunk_are_ordered(demo: TTS, hello: Request) -> None:
+    first_chunk = time_first_chunk(demo, hello, 4)
+    assert first_chunk.runs == 4
+    assert 0 < first_chunk.p50 <= first_chunk.p95 <= first_chunk.p99
+
+
+def test_cold_requests_clear_the_prefix_cache(
+    demo: TTS, hello: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = first_chunk(demo, request_, 4)
-    assert first.runs == 4 and 0 < first.p50 <= first.p95 <= first.p99
-    forgotten: list[bool] = []
+    cleared: list[bool] = []
     backend = demo._loaded.engine.backend
-    monkeypatch.setattr(backend, "clear_prefix_cache", lambda: forgotten.append(True))
-    assert first_chunk(demo, request_, 3, cold=True).runs == len(forgotten) == 3
-    both = streaming(demo, request_, 2, streams=2, rounds=1)
-    assert (both.chunk_frames, both.streams, both.rounds) == (2, 2, 1)
-    assert 0 < both.first_chunk_ms[0] <= both.first_chunk_ms[1] and len(both.first_chunk_ms) == 2
-    assert both.real_time_factor == pytest.approx(both.ms_per_frame / 80, rel=1e-2)
+    monkeypatch.setattr(backend, "clear_prefix_cache", lambda: cleared.append(True))
+    assert time_first_chunk(demo, hello, 3, cold=True).runs == len(cleared) == 3
 
 
-def test_what_holds_up_the_event_loop_is_seen(
-    demo: TTS, request_: Request, monkeypatch: pytest.MonkeyPatch
+def test_figures_of_streams_include_every_stream(demo: TTS, hello: Request) -> None:
+    figures = time_streams(demo, hello, 2, streams=2, rounds=1)
+    assert (figures.chunk_frames, figures.streams, figures.rounds) == (2, 2, 1)
+    first, second = figures.first_chunk_ms
+    assert 0 < first <= second
+    assert figures.real_time_factor == pytest.approx(figures.ms_per_frame / 80, rel=1e-2)
+
+
+def test_blocking_work_on_the_event_loop_is_measured(
+    demo: TTS, hello: Request, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a stream does on the loop's own thread."""
-    own = demo.astream
-    short = replace(request_, sampling=replace(demo.sampling, max_frames=4))
+    astream = demo.astream
+    short = replace(hello, sampling=replace(demo.sampling, max_frames=4))
 
-    def held_up(*a: Any, **named: Any) -> Any:
-        sleep(0.4)
-        return own(*a, **named)
+    def blocking(*arguments: Any, **keywords: Any) -> Any:
+        clock.advance(10.0)
+        return astream(*arguments, **keywords)
 
-    free = event_loop(demo, short, streams=2, rounds=1)
-    monkeypatch.setattr(demo, "astream", held_up)
-    blocked = event_loop(demo, short, streams=2, rounds=1)
+    free = measure_event_loop(demo, short, streams=2, rounds=1)
+    monkeypatch.setattr(demo, "astream", blocking)
+    blocked = measure_event_loop(demo, short, streams=2, rounds=1)
     assert (free.streams, free.rounds) == (2, 1)
-    assert blocked.most >= 400 > free.most >= free.p99 >= free.p50
-    assert blocked.most_at_rest < 400
+    assert blocked.most >= 10_000 > free.most >= free.p99 >= free.p50
+    assert blocked.most_at_rest < 10_000
 
 
-def test_the_command_prints_a_table_and_writes_json(
+def test_command_prints_a_table_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
@@ -151,7 +183,7 @@ def test_the_command_prints_a_table_and_writes_json(
 
 
 @pytest.mark.gpu
-def test_a_gpu_tells_its_name_and_its_memory(tmp_path: Path) -> None:
+def test_report_of_a_gpu_has_its_name_and_memory(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     few = ["--runs", "4", "--chunks", "1", "--streams", "1"]
     assert main(["bench", "--device", "cuda", *few, "--json", str(file)]) == 0
@@ -162,17 +194,17 @@ def test_a_gpu_tells_its_name_and_its_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
-def test_the_plot_is_a_png(tmp_path: Path, brief: Callable[..., str]) -> None:
+def test_plot_is_a_png_file(tmp_path: Path, short_model: Callable[..., str]) -> None:
     file = tmp_path / "stages.png"
-    assert main(["bench", brief(), *FEW, "--plot", str(file)]) == 0
+    assert main(["bench", short_model(), *QUICK, "--plot", str(file)]) == 0
     content = file.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n") and len(content) > 5000
 
 
-def test_a_plot_without_matplotlib_is_refused_at_once(
+def test_plot_without_matplotlib_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("megakernel_tts.cli.main.find_spec", lambda name: None)
+    monkeypatch.setattr("megakernel_tts.cli.bench.find_spec", lambda name: None)
     assert main(["bench", "--plot", str(tmp_path / "a.png")]) == 2
     assert "pip install 'megakernel-tts[plot]'" in capsys.readouterr().err
 
@@ -182,12 +214,12 @@ def test_a_plot_without_matplotlib_is_refused_at_once(
     [
         (["/none"], 1, "is not a model"),
         (["--device", "tpu"], 1, "choose auto, cpu, cuda"),
-        (["--json", "/none/a.json"], 2, "/none is no folder"),
+        (["--json", "/none/a.json"], 2, "/none is not a folder"),
         (["--json", "/"], 2, "/ is a folder; name a file"),
-        (["--peer", "--streams", "2"], 2, "let --streams have a 1 in it"),
+        (["--peer", "--streams", "2"], 2, "add 1 to --streams"),
     ],
 )
-def test_mistakes_get_a_sentence(
+def test_invalid_arguments_give_a_message(
     arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *arguments]) == code
@@ -197,13 +229,13 @@ def test_mistakes_get_a_sentence(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--runs", "0"], "'0' is no whole number of 1 or more"),
-        (["--chunks", "1,x"], "'x' is no whole number"),
+        (["--runs", "0"], "'0' is not a whole number of 1 or more"),
+        (["--chunks", "1,x"], "'x' is not a whole number"),
         (["--random-weights", "3B"], "invalid choice"),
         (["here", "--random-weights", "0.6B"], "not allowed with"),
     ],
 )
-def test_bad_numbers_are_usage_errors(
+def test_invalid_option_values_are_usage_errors(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -211,17 +243,17 @@ def test_bad_numbers_are_usage_errors(
     assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_random_weights_are_written_and_their_speech_is_cut(
+def test_speech_of_random_weights_is_limited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With a small checkpoint in place of the 2 GB."""
+    """With a small checkpoint instead of one of a released size."""
     from megakernel_tts.model.random_checkpoint import write_checkpoint
 
     def small(folder: Path, size: str, device: object) -> None:
         assert size == "1.7B"
         write_checkpoint(folder, "custom_voice", "1b7")
 
-    monkeypatch.setattr("megakernel_tts.bench.command.write_released_checkpoint", small)
+    monkeypatch.setattr("megakernel_tts.bench.benchmark.write_released_checkpoint", small)
     file = tmp_path / "a.json"
     few = ["--device", "cpu", "--runs", "1", "--chunks", "8", "--streams", "1"]
     assert main(["bench", "--random-weights", "1.7B", *few, "--json", str(file)]) == 0
@@ -231,15 +263,28 @@ def test_random_weights_are_written_and_their_speech_is_cut(
 
 
 @pytest.mark.parametrize(("kind", "size"), [("base", "0b6"), ("voice_design", "1b7")])
-def test_models_without_named_voices_are_measured_but_not_beside_peers(
-    kind: str, size: str, brief: Callable[..., str], capsys: pytest.CaptureFixture[str]
+def test_models_without_named_voices_are_measured_without_peers(
+    kind: str, size: str, short_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", brief(kind, size), *FEW, "--peer"]) == 0
-    assert "CustomVoice models alone" in capsys.readouterr().out
+    assert main(["bench", short_model(kind, size), *QUICK, "--peer"]) == 0
+    assert "only with CustomVoice models" in capsys.readouterr().out
 
 
-FASTER = """
-import numpy as np, time
+# Replaces the clock of the process that measures a peer: `sleep` only advances it.
+VIRTUAL_CLOCK = """
+import __main__, time
+offset_s = 0.0
+
+def sleep(seconds):
+    global offset_s
+    offset_s += seconds
+
+__main__.perf_counter = lambda: time.perf_counter() + offset_s
+"""
+FASTER = (
+    VIRTUAL_CLOCK
+    + """
+import numpy as np
 
 class FasterQwen3TTS:
     @classmethod
@@ -256,11 +301,14 @@ class FasterQwen3TTS:
     ):
         assert (speaker, language, do_sample) == ("serena", "Auto", True), (speaker, language)
         for _ in range(4):
-            time.sleep(0.01 * chunk_size)
+            sleep(0.01 * chunk_size)
             yield np.zeros(1920 * chunk_size, np.float32), 24000, {}
 """
-OFFICIAL = """
-import numpy as np, time
+)
+OFFICIAL = (
+    VIRTUAL_CLOCK
+    + """
+import numpy as np
 
 class Qwen3TTSModel:
     @classmethod
@@ -273,14 +321,15 @@ class Qwen3TTSModel:
         top_k, top_p, temperature, repetition_penalty, subtalker_dosample, subtalker_top_k,
         subtalker_top_p, subtalker_temperature, max_new_tokens,
     ):
-        time.sleep(0.1)
+        sleep(0.1)
         return [np.zeros(1920 * 5, np.float32)], 24000
 """
+)
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules this process and those that it starts can import."""
+    """A folder on the import path of this process and its child processes."""
     folder = tmp_path / "packages"
     folder.mkdir()
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
@@ -289,14 +338,17 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_peers_of_the_same_interface_are_measured(
-    packages: Path, tmp_path: Path, brief: Callable[..., str], capsys: pytest.CaptureFixture[str]
+def test_peers_are_measured_through_their_interfaces(
+    packages: Path,
+    tmp_path: Path,
+    short_model: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Stand-ins: they keep the interface and take a known time; the real ones are not here."""
+    """Fake peers with the interfaces of the real ones and known times."""
     (packages / "faster_qwen3_tts.py").write_text(FASTER)
     (packages / "qwen_tts.py").write_text(OFFICIAL)
     file = tmp_path / "a.json"
-    assert main(["bench", brief(), *FEW, "--peer", "--json", str(file)]) == 0
+    assert main(["bench", short_model(), *QUICK, "--peer", "--json", str(file)]) == 0
     faster, official = json.loads(file.read_text(encoding="utf-8"))["peers"]
     assert (faster["note"], official["note"]) == (None, None)
     assert [one["chunk_frames"] for one in faster["figures"]] == [1, 8]
@@ -311,26 +363,27 @@ def test_peers_of_the_same_interface_are_measured(
     assert "chunk 8: first chunk" in printed and "whole speech: first chunk" in printed
 
 
-def test_a_peer_that_fails_or_is_missing_gets_one_line(
-    packages: Path, brief: Callable[..., str], capsys: pytest.CaptureFixture[str]
+def test_peer_that_fails_or_is_missing_gives_a_note(
+    packages: Path, short_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (packages / "faster_qwen3_tts.py").write_text("raise RuntimeError('no CUDA here')")
-    assert main(["bench", brief(), *FEW, "--peer"]) == 0
+    assert main(["bench", short_model(), *QUICK, "--peer"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "faster-qwen3-tts failed: RuntimeError: no CUDA here" in lines
     if find_spec("qwen_tts") is None:
-        assert "qwen-tts is not installed: nothing to compare with." in lines
+        assert "qwen-tts is not installed, so it was not measured." in lines
 
 
-def test_the_layout_is_the_one_that_was_asked_for(demo: TTS, request_: Request) -> None:
-    """The same seed says the text at another pace."""
-    seeds = range(4)
-    timed = [speak(demo, replace(request_, layout="streaming"), 1, seed).frames for seed in seeds]
-    said = {
+def test_requests_use_the_requested_layout(demo: TTS, hello: Request) -> None:
+    """With the same seeds, the lengths of the speech differ between the layouts."""
+    seeds, streaming = range(4), replace(hello, layout="streaming")
+    timed = [time_request(demo, streaming, 1, seed).frames for seed in seeds]
+    samplings = [replace(demo.sampling, seed=seed) for seed in seeds]
+    lengths = {
         layout: [
             len(demo.say("Hello.", "clara", layout=layout, sampling=sampling).codes)
-            for sampling in (replace(demo.sampling, seed=seed) for seed in seeds)
+            for sampling in samplings
         ]
         for layout in ("full", "streaming")
     }
-    assert said["full"] != said["streaming"] == timed
+    assert lengths["full"] != lengths["streaming"] == timed

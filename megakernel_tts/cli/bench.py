@@ -1,0 +1,114 @@
+"""`megakernel-tts bench`: measures latency and speed of a model on this machine."""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from megakernel_tts.cli.console import UsageError
+from megakernel_tts.cli.output import check_writable
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser."""
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
+        "model",
+        nargs="?",
+        default="demo",
+        metavar="MODEL",
+        help="demo (the default), a folder or a hub id",
+    )
+    models.add_argument(
+        "--random-weights",
+        choices=("0.6B", "1.7B"),
+        help="a CustomVoice model of this size with random weights (2 to 4 GB of temporary files); "
+        "its speed is that of the released model, its speech is noise of at most 50 frames",
+    )
+    parser.add_argument(
+        "--runs",
+        type=_positive_integer,
+        default=100,
+        help="number of requests for the time to the first chunk (default: 100); other figures "
+        "use fewer",
+    )
+    for name, meaning in (
+        ("--chunks", "frames per chunk"),
+        ("--streams", "number of streams that begin at the same time"),
+    ):
+        parser.add_argument(
+            name,
+            type=_positive_integers,
+            default=(1, 2, 4, 8),
+            metavar="N,N",
+            help=f"{meaning}; every value is measured (default: 1,2,4,8)",
+        )
+    parser.add_argument(
+        "--layout",
+        choices=("full", "streaming"),
+        default="full",
+        help="full (the default): the text is part of the prompt; streaming: one token per frame, "
+        "as for text that is still being written",
+    )
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="plot the stages of the first chunk"
+    )
+    parser.add_argument(
+        "--peer",
+        action="store_true",
+        help="also measure faster-qwen3-tts and qwen-tts with the same model, if installed",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures a model, prints the figures and writes them to files.
+
+    Returns:
+        0; errors are raised.
+
+    Raises:
+        UsageError: The options contradict each other, or a file cannot be written.
+        MegakernelTTSError: The model cannot be loaded or measured.
+        ValueError: The device does not exist, or memory does not suffice for the streams.
+    """
+    if options.peer and 1 not in options.streams:
+        raise UsageError("--peer compares single streams; add 1 to --streams")
+    for file in filter(None, (options.json, options.plot)):
+        check_writable(file)
+    if options.plot is not None and find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib; pip install 'megakernel-tts[plot]'")
+    from megakernel_tts.bench.benchmark import Options, measure
+    from megakernel_tts.bench.report import plot, table, write_json
+
+    report = measure(
+        Options(
+            model=options.model,
+            random_weights=options.random_weights,
+            device=options.device,
+            num_runs=options.runs,
+            chunk_sizes=options.chunks,
+            stream_counts=options.streams,
+            layout=options.layout,
+            peers=options.peer,
+        )
+    )
+    for line in table(report):
+        print(line)
+    if options.json is not None:
+        write_json(report, options.json)
+    if options.plot is not None:
+        plot(report, options.plot)
+    return 0
+
+
+def _positive_integer(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+    return int(value)
+
+
+def _positive_integers(value: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_positive_integer(part) for part in value.split(",")))
