@@ -1,4 +1,4 @@
-"""The voice that is shipped, heard by a recogniser: text to speech to text."""
+"""The demo voice: a recogniser transcribes its speech, and times its words."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from examples.train_voice.text import held_out
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.model.hub import find_checkpoint
 
-# None is in the corpus (see `held_out.txt`).
+# None of them is in the training corpus (see `held_out.txt`).
 SENTENCES = (
     "Your package will arrive on Thursday afternoon.",
     "The library closes early on Sunday.",
@@ -23,7 +23,8 @@ SENTENCES = (
     "There is no sugar left in the kitchen.",
     "I have turned off the lights in the living room.",
 )
-ELSEWHERE = (  # with the judged words, but other sentences: a fair language model
+# Sentences of the recogniser's language model: the same words in other sentences.
+LANGUAGE_MODEL_SENTENCES = (
     "The company will close on Sunday afternoon.",
     "There is more sugar in the living room.",
     "My package is in the large kitchen.",
@@ -34,61 +35,60 @@ ELSEWHERE = (  # with the judged words, but other sentences: a fair language mod
     "You have no room left for the lights.",
 )
 
-
-MOST_ERRORS = 0.25  # share of the words
+MAX_ERROR_RATE = 0.25  # share of the words
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[TTS]:
-    with TTS.load("demo", device="cpu", slots=2) as one:
-        yield one
+    with TTS.load("demo", device="cpu", slots=2) as tts:
+        yield tts
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     file = tmp_path_factory.mktemp("judge") / "model.lm"
-    write_language_model(file, ELSEWHERE, SENTENCES)
+    write_language_model(file, LANGUAGE_MODEL_SENTENCES, SENTENCES)
     return Judge(file)
 
 
-def error_rate(judge: Judge, speech: list[NDArray[np.int16]]) -> float:
-    rate, heard = judge.error_rate(speech, 24_000, SENTENCES)
-    print(heard)  # shown if the test fails
+def error_rate(judge: Judge, recordings: list[NDArray[np.int16]]) -> float:
+    rate, transcripts = judge.error_rate(recordings, 24_000, SENTENCES)
+    print(transcripts)  # shown if the test fails
     return rate
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_what_is_said_is_understood(
+def test_speech_is_recognised(
     demo: TTS, judge: Judge, layout: Literal["full", "streaming"]
 ) -> None:
-    said: list[NDArray[np.int16]] = []
+    recordings: list[NDArray[np.int16]] = []
     for i, sentence in enumerate(SENTENCES):
         sampling = replace(demo.sampling, seed=i)
         voice = ("clara", "henry")[i % 2]
         speech = demo.say(sentence, voice, "english", layout=layout, sampling=sampling)
         assert speech.finish == "eos"
-        said.append(speech.pcm)
-    assert error_rate(judge, said) <= MOST_ERRORS
+        recordings.append(speech.pcm)
+    assert error_rate(judge, recordings) <= MAX_ERROR_RATE
 
 
-def test_live_text_is_understood(demo: TTS, judge: Judge) -> None:
-    said: list[NDArray[np.int16]] = []
+def test_speech_of_live_text_is_recognised(demo: TTS, judge: Judge) -> None:
+    recordings: list[NDArray[np.int16]] = []
     for i, sentence in enumerate(SENTENCES):
         with demo.open("clara", sampling=replace(demo.sampling, seed=i)) as session:
             for word in sentence.split(" "):
                 session.push_text(f"{word} ")
             session.end()
             pcm = [event.pcm for event in session if isinstance(event, AudioChunk)]
-        said.append(np.concatenate(pcm))
-    assert error_rate(judge, said) <= MOST_ERRORS
+        recordings.append(np.concatenate(pcm))
+    assert error_rate(judge, recordings) <= MAX_ERROR_RATE
 
 
-def test_the_judge_hears_noise_as_wrong(judge: Judge) -> None:
+def test_noise_is_not_recognised(judge: Judge) -> None:
     noise = np.random.default_rng(0).normal(0, 3000, (len(SENTENCES), 48_000)).astype(np.int16)
     assert error_rate(judge, list(noise)) > 0.8
 
 
-def test_the_checkpoint_is_small_and_has_a_model_card() -> None:
+def test_checkpoint_is_small_and_has_a_model_card() -> None:
     folder = find_checkpoint("demo")
     assert sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) < 26_000_000
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -96,12 +96,12 @@ def test_the_checkpoint_is_small_and_has_a_model_card() -> None:
         assert word in card
 
 
-def test_the_judged_sentences_are_held_out() -> None:
+def test_sentences_are_held_out_from_training() -> None:
     assert set(SENTENCES) <= {text for text, _ in held_out()}
 
 
 def word_errors(tts: TTS, layout: Literal["full", "streaming"]) -> list[float]:
-    """How far words are from where a recogniser that knows them hears them, in seconds."""
+    """Distances in seconds between word starts and those of a forced alignment."""
     errors: list[float] = []
     for seed, sentence in enumerate(SENTENCES):
         speech = tts.say(sentence, layout=layout, sampling=replace(tts.sampling, seed=seed))
@@ -116,7 +116,9 @@ def word_errors(tts: TTS, layout: Literal["full", "streaming"]) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_words_begin_where_they_are_heard(demo: TTS, layout: Literal["full", "streaming"]) -> None:
+def test_word_times_agree_with_forced_alignment(
+    demo: TTS, layout: Literal["full", "streaming"]
+) -> None:
     errors = word_errors(demo, layout)
     assert len(errors) >= 30
     assert np.mean(errors) <= 0.08 and np.percentile(errors, 95) <= 0.2
@@ -124,7 +126,7 @@ def test_words_begin_where_they_are_heard(demo: TTS, layout: Literal["full", "st
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_words_of_the_kernel_begin_where_they_are_heard(
+def test_word_times_of_the_kernel_agree_with_forced_alignment(
     layout: Literal["full", "streaming"],
 ) -> None:
     with TTS.load("demo", device="cuda", slots=2) as tts:

@@ -26,8 +26,8 @@ from tests.goldens.cases import (
     Model,
     cases,
     codec_codes,
-    long_text_ids,
     reference_audio,
+    tokenizer_texts,
 )
 from tests.rig import one_frame
 
@@ -160,7 +160,7 @@ def test_codec_equals_the_official_one(size: Size, load: Callable[..., Loaded]) 
 @sizes
 def test_token_ids_equal_the_official_ones(size: Size, load: Callable[..., Loaded]) -> None:
     tokenizer = load("custom_voice", size, CHECKPOINTS[size][1]).tokenizer
-    for i, text in enumerate(long_text_ids()):
+    for i, text in enumerate(tokenizer_texts()):
         assert tokenizer.encode(text.strip()) == golden(size)[f"ids/{i}"].tolist(), text
 
 

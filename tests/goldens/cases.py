@@ -1,4 +1,4 @@
-"""The cases that are compared with the official package; shared by the script and the tests."""
+"""Requests that are compared with the official package, shared by `make.py` and the tests."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from megakernel_tts.model.config import Kind
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.text.prompt import Layout
 
-Model = Size | Literal["demo"]  # random checkpoints, and the voice that is shipped
+Model = Size | Literal["demo"]  # random checkpoints and the demo voice
 
 FRAMES = 16
 REFERENCE_TEXT = "the quick brown fox"
@@ -56,8 +56,8 @@ DEMO_CASES = (
     Case("demo-auto", "custom_voice", SPOKEN, "full", language="Auto", speaker="Henry"),
 )
 
-# The small model has the released 2,048 codes a codebook; the large one 256, with shifted ids, so
-# that nothing can hard-code the released numbers. There is no 0.6B VoiceDesign.
+# Model -> kinds, entries of a codebook. The small model has the released 2,048 entries. The large
+# one has 256, with shifted ids, so that hard-coded ids would fail. There is no 0.6B VoiceDesign.
 CHECKPOINTS: dict[Size, tuple[tuple[Kind, ...], int]] = {
     "0b6": (("custom_voice", "base"), 2048),
     "1b7": (("custom_voice", "base", "voice_design"), 256),
@@ -65,29 +65,29 @@ CHECKPOINTS: dict[Size, tuple[tuple[Kind, ...], int]] = {
 
 
 def cases(model: Model) -> list[Case]:
-    """The cases of a model; the 0.6B follows no instruction."""
+    """The cases of a model. The 0.6B models do not support instructions."""
     if model == "demo":
         return list(DEMO_CASES)
     kinds, _ = CHECKPOINTS[model]
-    return [c for c in CASES if c.kind in kinds and not (model == "0b6" and c.instruct)]
+    return [case for case in CASES if case.kind in kinds and not (model == "0b6" and case.instruct)]
 
 
 def reference_audio(seconds: float = 2.03) -> NDArray[np.float32]:
-    """A recording: a tone in noise."""
-    t = np.arange(int(24000 * seconds)) / 24000
-    noise = np.random.RandomState(0).standard_normal(t.size)
-    return (0.3 * np.sin(2 * np.pi * 180 * t) + 0.05 * noise).astype(np.float32)
+    """A reference recording: a tone with noise, at 24 kHz."""
+    time_s = np.arange(int(24000 * seconds)) / 24000
+    noise = np.random.RandomState(0).standard_normal(time_s.size)
+    return (0.3 * np.sin(2 * np.pi * 180 * time_s) + 0.05 * noise).astype(np.float32)
 
 
-LONG_REFERENCE = 12.5  # s: past the 10 s after which a windowed encoder would differ
+LONG_REFERENCE = 12.5  # seconds: an encoder with windows would differ after 10 s
 
 
 def codec_codes(codes: int) -> NDArray[np.int64]:
-    """Frames past one chunk of the official decoder, [330, 16]."""
+    """Random frames [330, 16], more than one chunk of the official decoder."""
     return np.random.RandomState(5).randint(0, codes, (330, 16)).astype(np.int64)
 
 
-def long_text_ids() -> tuple[str, ...]:
+def tokenizer_texts() -> tuple[str, ...]:
     """Texts whose token ids are compared."""
     return (
         TEXT,

@@ -1,4 +1,4 @@
-"""Records what the official package makes of this project's small checkpoints and of its voice.
+"""Records the outputs of the official package for the random checkpoints and the demo voice.
 
     python -m venv official
     official/bin/pip install torch==2.13.0
@@ -7,7 +7,7 @@
     official/bin/pip install --no-deps qwen-tts==0.1.1
     PYTHONPATH=. official/bin/python tests/goldens/make.py [0b6] [1b7] [demo]
 
-Large arrays are thinned: every 61st sample of a waveform, every 17th logit.
+Of large arrays a part is recorded: every 61st sample of a waveform, every 17th logit.
 """
 
 import importlib.machinery
@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 sys.path.insert(0, str(Path(__file__).parent))
 for _name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
-    # Only the 25 Hz tokenizer, which is not released, uses it.
+    # Used only by the 25 Hz tokenizer, which is not released.
     _module: Any = types.ModuleType(_name)
     _module.__spec__ = importlib.machinery.ModuleSpec(_name, None)
     _module.__path__ = []
@@ -40,8 +40,8 @@ from cases import (  # noqa: E402
     Case,
     cases,
     codec_codes,
-    long_text_ids,
     reference_audio,
+    tokenizer_texts,
 )
 from qwen_tts import Qwen3TTSModel  # noqa: E402  # pyright: ignore[reportMissingImports]
 
@@ -52,30 +52,30 @@ WAVE_STEP, LOGIT_STEP = 61, 17
 
 
 def record(model: Any, case: Case, prompt: Any) -> dict[str, np.ndarray]:
-    """One greedy request: what the talker is fed and what comes out of each stage."""
-    seen: dict[str, Any] = {"logits": [], "predictor": []}
+    """Runs one greedy request and records the inputs and outputs of each stage."""
+    recorded: dict[str, Any] = {"logits": [], "predictor": []}
     talker = model.model.talker
     generate, head = talker.generate, talker.codec_head
     heads = talker.code_predictor.lm_head
 
-    def spy(**arguments: Any) -> Any:
-        seen["prefill"] = arguments["inputs_embeds"][0]
-        seen["trailing"] = arguments["trailing_text_hidden"][0]
+    def recording_talker_generate(**arguments: Any) -> Any:
+        recorded["prefill"] = arguments["inputs_embeds"][0]
+        recorded["trailing"] = arguments["trailing_text_hidden"][0]
         return generate(**arguments)
 
-    def note(key: str) -> Any:
-        return lambda _module, _inputs, out: seen[key].append(out[0, -1])
+    def recording_hook(key: str) -> Any:
+        return lambda _module, _inputs, out: recorded[key].append(out[0, -1])
 
-    whole = model.model.generate
+    model_generate = model.model.generate
 
-    def spy_whole(**arguments: Any) -> Any:
-        codes, hidden = whole(**arguments)
-        seen["codes"], seen["hidden"] = codes[0], hidden[0]
+    def recording_model_generate(**arguments: Any) -> Any:
+        codes, hidden = model_generate(**arguments)
+        recorded["codes"], recorded["hidden"] = codes[0], hidden[0]
         return codes, hidden
 
-    hooks = [head.register_forward_hook(note("logits"))]
-    hooks += [h.register_forward_hook(note("predictor")) for h in heads]
-    talker.generate, model.model.generate = spy, spy_whole
+    hooks = [head.register_forward_hook(recording_hook("logits"))]
+    hooks += [h.register_forward_hook(recording_hook("predictor")) for h in heads]
+    talker.generate, model.model.generate = recording_talker_generate, recording_model_generate
     greedy = dict(do_sample=False, subtalker_dosample=False, max_new_tokens=FRAMES + 1)
     full = case.layout == "full"
     common: dict[str, Any] = dict(text=case.text, language=case.language, non_streaming_mode=full)
@@ -87,16 +87,16 @@ def record(model: Any, case: Case, prompt: Any) -> dict[str, np.ndarray]:
         waves, _ = model.generate_voice_design(**common, instruct=case.instruct, **greedy)
     else:
         waves, _ = model.generate_voice_clone(**common, voice_clone_prompt=prompt, **greedy)
-    talker.generate, model.model.generate = generate, whole
+    talker.generate, model.model.generate = generate, model_generate
     for hook in hooks:
         hook.remove()
-    predictor = torch.stack(seen["predictor"])[: FRAMES * 15].view(FRAMES, 15, -1)
+    predictor = torch.stack(recorded["predictor"])[: FRAMES * 15].view(FRAMES, 15, -1)
     return {
-        "prefill": seen["prefill"].numpy(),
-        "trailing": seen["trailing"].numpy(),
-        "codes": seen["codes"].numpy().astype(np.int16),
-        "hidden": seen["hidden"].numpy()[::5],
-        "logits": torch.stack(seen["logits"])[:FRAMES:5, ::LOGIT_STEP].numpy(),
+        "prefill": recorded["prefill"].numpy(),
+        "trailing": recorded["trailing"].numpy(),
+        "codes": recorded["codes"].numpy().astype(np.int16),
+        "hidden": recorded["hidden"].numpy()[::5],
+        "logits": torch.stack(recorded["logits"])[:FRAMES:5, ::LOGIT_STEP].numpy(),
         "predictor": predictor[::7, :, :: 3 * LOGIT_STEP].numpy(),
         "wave": np.asarray(waves[0])[::WAVE_STEP],
         "samples": np.asarray(len(waves[0])),
@@ -110,13 +110,13 @@ def load(folder: str | Path) -> Any:
     )
 
 
-def of_size(size: Size) -> dict[str, np.ndarray]:
-    """Everything that is recorded of the random checkpoints of one size."""
+def record_random(size: Size) -> dict[str, np.ndarray]:
+    """Records the random checkpoints of one size."""
     kinds, codes = CHECKPOINTS[size]
     golden: dict[str, np.ndarray] = {}
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            # The folder's name must not look like a hub id.
+            # A temporary folder, whose name cannot be taken for a hub id.
             write_checkpoint(Path(folder), kind, size, codes=codes)
             model = load(folder)
         prompts: dict[str | None, Any] = {None: None}
@@ -145,14 +145,14 @@ def of_size(size: Size) -> dict[str, np.ndarray]:
             chunked = decoder.chunked_decode(frames)[0, 0, :: 3 * WAVE_STEP]
             golden["codec/chunked"] = chunked.numpy()
             tokenizer = model.processor.tokenizer
-            for i, text in enumerate(long_text_ids()):
+            for i, text in enumerate(tokenizer_texts()):
                 ids = tokenizer(text.strip())["input_ids"]
                 golden[f"ids/{i}"] = np.asarray(ids, dtype=np.int32)
     return golden
 
 
-def of_demo() -> dict[str, np.ndarray]:
-    """Everything that is recorded of the voice that is shipped."""
+def record_demo() -> dict[str, np.ndarray]:
+    """Records the demo voice."""
     model = load(find_checkpoint("demo"))
     golden: dict[str, np.ndarray] = {}
     for case in cases("demo"):
@@ -164,10 +164,10 @@ def of_demo() -> dict[str, np.ndarray]:
 
 @torch.no_grad()
 def main(models: list[str]) -> None:
-    """Writes one file a model."""
+    """Writes one file per model."""
     torch.manual_seed(0)
     for model in models or [*CHECKPOINTS, "demo"]:
-        golden = of_demo() if model == "demo" else of_size(model)  # pyright: ignore
+        golden = record_demo() if model == "demo" else record_random(model)  # pyright: ignore
         file = Path(__file__).parent / f"official-{model}.npz"
         np.savez_compressed(file, **golden)  # pyright: ignore[reportArgumentType]
         print(file, file.stat().st_size, "bytes")
