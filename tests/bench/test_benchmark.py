@@ -270,12 +270,12 @@ def test_models_without_named_voices_are_measured_without_peers(
     assert "only with CustomVoice models" in capsys.readouterr().out
 
 
-# Replaces the clock of the process that measures a peer: `sleep` only advances it.
+# Replaces the clock of the process that measures a peer: `advance` replaces work.
 VIRTUAL_CLOCK = """
 import __main__, time
 offset_s = 0.0
 
-def sleep(seconds):
+def advance(seconds):
     global offset_s
     offset_s += seconds
 
@@ -301,7 +301,7 @@ class FasterQwen3TTS:
     ):
         assert (speaker, language, do_sample) == ("serena", "Auto", True), (speaker, language)
         for _ in range(4):
-            sleep(0.01 * chunk_size)
+            advance(0.01 * chunk_size)
             yield np.zeros(1920 * chunk_size, np.float32), 24000, {}
 """
 )
@@ -321,7 +321,7 @@ class Qwen3TTSModel:
         top_k, top_p, temperature, repetition_penalty, subtalker_dosample, subtalker_top_k,
         subtalker_top_p, subtalker_temperature, max_new_tokens,
     ):
-        sleep(0.1)
+        advance(0.1)
         return [np.zeros(1920 * 5, np.float32)], 24000
 """
 )

@@ -47,7 +47,7 @@ def test_old_torch_missing_gpu_and_small_memory_are_reported(
         ((7, 5), None, None, "note", "need compute capability 8.0, and cuda:0 has 7.5"),
     ],
 )
-def test_the_path_of_the_kernels_is_reported_and_decides_the_dtype(
+def test_kernel_path_is_reported_and_decides_the_dtype(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     no_extension: str | None,
