@@ -273,7 +273,7 @@ def test_load_arguments_of_a_wrong_type_are_named(name: str, value: object, expe
     ("name", "value", "expected"),
     [
         ("text", None, "The text must be a string, found NoneType"),
-        ("voice", 5, "A voice is a name or a Voice, found int"),
+        ("voice", 5, "voice is of type int; it must be a name or a Voice"),
         ("language", None, "language is None; it must be auto or a language's name"),
         ("language", 5, "language is 5; it must be"),
         ("instruct", 5, "instruct must be a string, found int"),

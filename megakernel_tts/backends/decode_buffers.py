@@ -258,15 +258,22 @@ class DecodeBuffers:
         return host.to(self._device, non_blocking=True)
 
     def upload_prompts(
-        self, rows: Tensor, batches: "ctypes.Array[PrefillBatch]"
+        self, tiles: Sequence[Tensor], batches: "ctypes.Array[PrefillBatch]"
     ) -> UploadedPrompts:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 
         Args:
-            rows: bfloat16 [columns of all batches, hidden] on the host.
+            tiles: bfloat16 [positions, hidden] on the host; together the columns of all batches.
             batches: The batches.
         """
-        vectors = rows.contiguous().view(torch.uint8).flatten()
-        table = torch.frombuffer(batches, dtype=torch.uint8)
-        data = self.upload(torch.cat([vectors, table]))
-        return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + len(vectors))
+        num_rows, hidden_size = sum(map(len, tiles)), tiles[0].shape[1]
+        vector_bytes = num_rows * hidden_size * torch.bfloat16.itemsize
+        num_bytes = vector_bytes + ctypes.sizeof(batches)
+        # Joined in pinned memory: one copy, and the host does not wait for the upload.
+        pinned = self._device.type == "cuda"
+        staged = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        vectors = staged[:vector_bytes].view(torch.bfloat16).view(num_rows, hidden_size)
+        torch.cat([*tiles], out=vectors)
+        staged[vector_bytes:] = torch.frombuffer(batches, dtype=torch.uint8)
+        data = staged.to(self._device, non_blocking=True)
+        return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)

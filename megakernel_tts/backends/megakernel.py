@@ -192,10 +192,10 @@ class Megakernel:
         """Launches segments of prompts; does not wait."""
         if not segments:
             return
-        rows, batches = pack_batches(segments, self._max_streams, self._max_columns)
+        tiles, batches = pack_batches(segments, self._max_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
-        uploaded = buffers.upload_prompts(rows, batches)
+        uploaded = buffers.upload_prompts(tiles, batches)
         params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
         self._kernels.prefill(

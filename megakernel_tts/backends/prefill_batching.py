@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from megakernel_tts.kernels.structs import PrefillBatch
+from megakernel_tts.kernels.structs import PrefillBatch, PrefillColumn
+
+_BATCH, _COLUMN = np.dtype(PrefillBatch), np.dtype(PrefillColumn)
 
 
 class PrefillSegment(NamedTuple):
@@ -80,7 +82,7 @@ def _tiles(segment: PrefillSegment, first_size: int, tile_size: int) -> Iterator
 
 def pack_batches(
     segments: Sequence[PrefillSegment], first_size: int, tile_size: int
-) -> tuple[Tensor, "ctypes.Array[PrefillBatch]"]:
+) -> tuple[list[Tensor], "ctypes.Array[PrefillBatch]"]:
     """Packs segments into batches: each tile into the first batch behind its predecessor's.
 
     Args:
@@ -89,8 +91,8 @@ def pack_batches(
         tile_size: Positions of each other tile, and columns of a batch at most.
 
     Returns:
-        The input vectors of all columns in their order, [columns of all batches, hidden], and the
-        batches.
+        The input vectors of the tiles in the order of their columns, each [positions, hidden], and
+        the batches.
     """
     batches: list[_Batch] = []
     earliest = dict.fromkeys((segment.slot for segment in segments), 0)
@@ -108,10 +110,11 @@ def pack_batches(
         earliest[segment.slot] = i + 1
     packed = (PrefillBatch * len(batches))()
     first_row = 0
-    for target, batch in zip(packed, batches, strict=True):
-        target.num_columns, target.first_row = len(batch.columns), first_row
-        target.prompt_end_mask = batch.prompt_end_mask
-        for c, column in enumerate(batch.columns):
-            target.columns[c] = column
-        first_row += len(batch.columns)
-    return torch.cat([tile for batch in batches for tile in batch.vectors]), packed
+    # Through NumPy: assigning 80 columns to ctypes fields takes 0.1 ms.
+    for record, batch in zip(np.frombuffer(memoryview(packed), _BATCH), batches, strict=True):
+        num_columns = len(batch.columns)
+        record["num_columns"], record["first_row"] = num_columns, first_row
+        record["prompt_end_mask"] = batch.prompt_end_mask
+        record["columns"][:num_columns] = np.array(batch.columns, _COLUMN)
+        first_row += num_columns
+    return [tile for batch in batches for tile in batch.vectors], packed
