@@ -103,7 +103,11 @@ class Loop:
                 self._finish(stream, "error" if self.broken else "cancelled", self.broken)
 
     def _iterate(self) -> bool:
-        """Runs one iteration; returns whether the next one has work without a wake-up."""
+        """Delivers if required, ends segments, swaps, feeds, admits, steps and decodes.
+
+        Returns:
+            Whether the next iteration has work without a wake-up.
+        """
         self._deliver_if_required()
         self._end_segments()
         self._swap_out_stalled()

@@ -1,4 +1,6 @@
-"""Every struct that crosses from Python to the CUDA kernels, with the C++ names and types.
+"""Structs that cross from Python to the decode kernels, with the C++ names and types.
+
+`codec_structs` and `align_structs` declare those of the other kernels in the same way.
 
 A build appends `layout_checks` to its source, so it fails if a field of csrc has another name,
 type or offset than the field here. csrc/params.cuh explains the fields.
