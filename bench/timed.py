@@ -136,6 +136,7 @@ class _SimulatedModule:
             max_prefill_columns=_MAX_STREAMS,
             narrow_prefill_columns=2,
             page_size=16,
+            span_size=128,
             kv_width=128,
             num_threads=1,
             max_blocks=1,

@@ -26,7 +26,7 @@
 //     word of every buffer of layer l was written before. Two buffers have words that are not
 //     written in every use: attention_partials and softmax_stats have one per span. While the
 //     number of spans of a column does not decrease within a launch, such words keep the tag 3. It
-//     never decreases in a generation launch; prefill launches have to be divided where it does.
+//     never decreases in a generation launch. The host begins a new prefill launch where it would.
 //  6. By 4 and 5 a reader of U(n) finds a word of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
 //  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream,

@@ -14,7 +14,7 @@ struct DecodeInfo {
   int max_streams;
   int max_prefill_columns;     // of `prefill_wide`
   int narrow_prefill_columns;  // of `prefill_narrow`; `prefill_medium` takes `max_streams`
-  int page_size, kv_width;
+  int page_size, span_size, kv_width;
   int num_threads;        // of a thread block
   int max_blocks;         // with more, some would have no rows
   int max_residual_rows;  // that a thread block can own
@@ -32,6 +32,7 @@ constexpr DecodeInfo make_decode_info() {
           kMaxPrefillColumns,
           kColumnCapacity<1>,
           kPageSize,
+          kSpanSize,
           kKvWidth,
           kNumLaunchedThreads,
           KernelModel::max_blocks,

@@ -198,12 +198,7 @@ class Megakernel:
         uploaded = buffers.upload_prompts(tiles, batches)
         params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
-        self._kernels.prefill(
-            params,
-            [batch.num_columns for batch in batches],
-            buffers.workspace,
-            buffers.written_tensors(),
-        )
+        self._kernels.prefill(params, batches, buffers.workspace, buffers.written_tensors())
 
     def clear_prefix_cache(self) -> None:
         """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""

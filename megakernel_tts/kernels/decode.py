@@ -1,15 +1,17 @@
 """The decode kernels of a model: their program, limits, workspace and launches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import sizeof
 from dataclasses import dataclass
 from itertools import groupby
+from operator import lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 from megakernel_tts.kernels.structs import (
+    BATCH_COLUMNS,
     DECODE_STRUCTS,
     EXCHANGE_BUFFERS,
     NUM_CODE_GROUPS,
@@ -273,24 +275,46 @@ class DecodeKernels:
     def prefill(
         self,
         params: Params,
-        num_columns: Sequence[int],
+        batches: Iterable[PrefillBatch],
         workspace: "Tensor",
         writes: Sequence["Tensor"],
     ) -> None:
         """Launches prefill batches, consecutive ones of one kernel together; does not wait.
 
         Args:
-            params: The argument; `prefill_batches` points to the first batch.
-            num_columns: The columns of each batch.
+            params: The argument; `prefill_batches` points to the first batch on the GPU.
+            batches: The same batches on the host.
             workspace: The workspace.
             writes: Other tensors that the kernels write.
         """
         first = params.prefill_batches.value
-        for kernel, run in groupby(num_columns, self._prefill_kernel):
-            params.num_prefill_batches = len([*run])
+        for kernel, num_batches in self._prefill_launches(batches):
+            params.num_prefill_batches = num_batches
             params.prefill_batches = first
             self._launch(kernel, params, workspace, writes)
-            first += params.num_prefill_batches * sizeof(PrefillBatch)
+            first += num_batches * sizeof(PrefillBatch)
+
+    def _prefill_launches(self, batches: Iterable[PrefillBatch]) -> Iterator[tuple[str, int]]:
+        """The kernel and the number of batches of each launch."""
+        for kernel, run in groupby(batches, lambda b: self._prefill_kernel(b.num_columns)):
+            num_batches, last_spans = 0, [0] * BATCH_COLUMNS
+            for batch in run:
+                num_spans = self._num_spans(batch)
+                # A span that a column no longer uses keeps an old tag: csrc/exchange.cuh, point 5.
+                if any(map(lt, num_spans, last_spans)):
+                    yield kernel, num_batches
+                    num_batches, last_spans = 0, [0] * BATCH_COLUMNS
+                last_spans[: len(num_spans)] = num_spans
+                num_batches += 1
+            yield kernel, num_batches
+
+    def _num_spans(self, batch: PrefillBatch) -> list[int]:
+        """The spans of earlier positions of each column, as `for_each_item` divides them."""
+        columns = batch.columns[: batch.num_columns]
+        return [
+            max(1, -(-columns[column.first_column].position // self.info.span_size))
+            for column in columns
+        ]
 
     def _prefill_kernel(self, num_columns: int) -> str:
         """The kernel for so many columns: the fewer, the more shared memory for weights."""

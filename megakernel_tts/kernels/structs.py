@@ -261,6 +261,7 @@ class DecodeInfo(DeviceStruct):
         ("max_prefill_columns", c_int),
         ("narrow_prefill_columns", c_int),
         ("page_size", c_int),
+        ("span_size", c_int),
         ("kv_width", c_int),
         ("num_threads", c_int),
         ("max_blocks", c_int),

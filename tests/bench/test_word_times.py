@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 
-from bench.word_times import estimated
 from megakernel_tts import TTS
+
+pytest.importorskip("pocketsphinx")
+from bench.word_times import estimated
 
 
 def test_estimate_gives_a_start_for_every_word() -> None:

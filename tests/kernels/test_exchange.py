@@ -5,12 +5,20 @@ poll means that a thread block has overwritten a value before it was read, or th
 of the others.
 """
 
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.loader import load_checkpoint
+from megakernel_tts.model import random_checkpoint
+from megakernel_tts.model.random_checkpoint import write_checkpoint
 from tests.comparison import SAMPLINGS, Comparison, MakeComparison
+from tests.emulator import EmulatedModule
 from tests.rig import one_frame
 
 _NUM_BLOCKS = 5
@@ -48,3 +56,45 @@ def test_schedules_change_neither_codes_nor_epochs(
     b.module.schedule_seed, b.module.late = 0, 2000
     assert run() == expected
     assert b.module.epoch_violations() == before == 0
+
+
+@pytest.fixture
+def two_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comparison]:
+    """A model whose number of layers is no multiple of the three epoch tags."""
+    small = random_checkpoint._stack
+    monkeypatch.setattr(random_checkpoint, "_stack", lambda hidden, _: small(hidden, 2))
+    write_checkpoint(tmp_path / "model", "custom_voice", "0b6")
+    loaded = load_checkpoint(tmp_path / "model", torch.device("cpu"), torch.float32, 4)
+    yield Comparison(loaded, EmulatedModule(loaded.config), _NUM_BLOCKS)
+    loaded.engine.close()
+
+
+def test_prompts_of_different_lengths_in_one_call_do_not_change_each_other(
+    two_layers: Comparison,
+) -> None:
+    b = two_layers
+    assert b.module is not None
+    kernel = Megakernel(
+        b.half.model, b.config, b.pad, num_slots=2, max_positions=256, kernels=b._kernels
+    )
+    generator = torch.Generator().manual_seed(0)
+    hidden_size = b.config.talker.stack.hidden_size
+    # Behind their cached prefixes, the prompts take turns in the same columns, with two spans of
+    # earlier positions and with one.
+    requests = [
+        PrefillRequest(
+            slot,
+            torch.randn(num_common + 32, hidden_size, generator=generator).to(torch.bfloat16),
+            SAMPLINGS[slot],
+            num_common=num_common,
+        )
+        for slot, num_common in enumerate((136, 8))
+    ]
+    for request in requests:
+        kernel.prefill([request])
+    expected = kernel._buffers.prompt_hidden.clone()
+    for b.module.schedule_seed in range(2):
+        for request in requests:
+            kernel.release(request.slot)
+        kernel.prefill(requests)
+        assert torch.equal(kernel._buffers.prompt_hidden, expected)
