@@ -10,11 +10,7 @@ _RELEASED = (  # the 0.6B and the 1.7B
     (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
     (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
 )
-_SMALL = (  # the demo voice, and the random checkpoints of the tests
-    (StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256),
-    (StackShape(128, 4, 2, 384), StackShape(128, 4, 2, 384), 256),
-    (StackShape(192, 4, 2, 576), StackShape(128, 4, 2, 384), 256),
-)
+_DEMO = StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256
 
 
 def released_programs() -> list[Program]:
@@ -23,6 +19,5 @@ def released_programs() -> list[Program]:
 
 
 def all_programs() -> list[Program]:
-    """All kernels, of every known model."""
-    decode = [program_of_shapes(*shapes) for shapes in (*_RELEASED, *_SMALL)]
-    return [*decode, codec_program(), align_program()]
+    """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment."""
+    return [*released_programs(), program_of_shapes(*_DEMO), codec_program(), align_program()]
