@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from megakernel_tts.kernels import models, nvrtc
+from megakernel_tts.kernels import nvrtc
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
+from megakernel_tts.kernels.decode import StackShape, program_of_shapes
 from megakernel_tts.kernels.program import CSRC, Program
 from megakernel_tts.kernels.structs import Stream
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))
-PROGRAM = models.all_programs()[3]  # of the smallest checkpoint of the tests
+_STACK = StackShape(128, 4, 2, 384)  # of the smallest checkpoint of the tests
+PROGRAM = program_of_shapes(_STACK, _STACK, 256)
 
 
 @needs_nvrtc
