@@ -232,9 +232,9 @@ def test_a_prefix_is_run_once_for_all_prompts(
     b, rows = comparison("0b6", blocks=2), list[int]()
     prefill = b.kernel._kernels.prefill
 
-    def counted(params: Any, num_columns: Any, *rest: Any) -> None:
-        rows.append(sum(num_columns))
-        prefill(params, num_columns, *rest)
+    def counted(params: Any, batches: Any, *rest: Any) -> None:
+        rows.append(sum(batch.num_columns for batch in batches))
+        prefill(params, batches, *rest)
 
     monkeypatch.setattr(b.kernel._kernels, "prefill", counted)
     starts = [
