@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from examples.train_voice import codec, codes, export, talker, vocoder
-from examples.train_voice.flite import PHONES
 from examples.train_voice.grammar import Grammar, plural, spell
 from examples.train_voice.judge import errors, words_of
 from examples.train_voice.layout import TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
+from examples.train_voice.phonemes import PHONES
 from examples.train_voice.synthesis import FRAME, shard_files
 from examples.train_voice.text import held_out, make_corpus, train_tokenizer
 from megakernel_tts import TTS, Sampling

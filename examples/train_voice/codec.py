@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from examples.train_voice.codec_model import CodecModel
 from examples.train_voice.codec_net import Quantizer
-from examples.train_voice.flite import PHONES
 from examples.train_voice.layout import Work, append_json, summary
+from examples.train_voice.phonemes import PHONES
 from examples.train_voice.recordings import Recordings
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.training import (

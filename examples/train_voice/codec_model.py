@@ -14,7 +14,7 @@ from examples.train_voice.codec_net import (
     uniform_,
     unit_gain,
 )
-from examples.train_voice.flite import PHONES
+from examples.train_voice.phonemes import PHONES
 from examples.train_voice.training import bind, fast_type
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.model.checkpoint import TensorSpec, leaves

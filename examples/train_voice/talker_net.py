@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from examples.train_voice.flite import PHONES
+from examples.train_voice.phonemes import PHONES
 from examples.train_voice.training import bind
 from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import ModelConfig, StackConfig
