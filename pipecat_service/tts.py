@@ -15,7 +15,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TTSService
+from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.tracing.service_decorators import traced_tts
 
@@ -90,7 +90,8 @@ class MegakernelTTSService(TTSService):
             **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
 
         Raises:
-            ValueError: Both an engine and a model were given, or neither.
+            ValueError: Both an engine and a model were given, or neither; or
+                `text_aggregation_mode` is `TOKEN`.
             ColdEngineError: The engine was not warmed up.
             VoiceError: The engine's model lacks the voice, or a VoiceDesign model has no
                 description.
@@ -100,6 +101,12 @@ class MegakernelTTSService(TTSService):
             raise ValueError(
                 f"A service takes an engine or a model, found {found}: give it engine=..., loaded "
                 "and warmed up, or model='demo', a folder or a hub id."
+            )
+        if kwargs.get("text_aggregation_mode") == TextAggregationMode.TOKEN:
+            raise ValueError(
+                "text_aggregation_mode=TOKEN is not supported: after an interruption, Pipecat would "
+                "drop the spoken words of the current sentence. Leave the argument out; text is "
+                "passed to the engine in groups of a few words while it is written."
             )
         label = f"qwen3-tts-{engine.info.kind}" if engine is not None else str(model)
         chosen = default_settings(label)

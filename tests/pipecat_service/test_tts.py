@@ -29,6 +29,7 @@ from pipecat.metrics.metrics import (
     TTFBMetricsData,
     TTSUsageMetricsData,
 )
+from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
 
 from bench.simulation import simulated_tts, words_in_audio
@@ -256,6 +257,12 @@ def test_a_cancel_frame_stops_the_engine(engine: TTS) -> None:
 def test_a_cold_engine_is_refused() -> None:
     with simulated_tts() as cold, pytest.raises(ColdEngineError, match=r"awarmup\(\)"):
         MegakernelTTSService(engine=cold)
+
+
+def test_token_aggregation_is_refused(engine: TTS) -> None:
+    with pytest.raises(ValueError, match="TOKEN is not supported"):
+        MegakernelTTSService(engine=engine, text_aggregation_mode=TextAggregationMode.TOKEN)
+    MegakernelTTSService(engine=engine, text_aggregation_mode=TextAggregationMode.SENTENCE)
 
 
 @pytest.mark.parametrize("voice", ["unknown", ""])
