@@ -1,11 +1,13 @@
 """The decode kernels of a model: their program, limits, workspace and launches."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from ctypes import sizeof
+import ctypes
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_BATCH: np.dtype[Any] = np.dtype(PrefillBatch)
 _HEAD_DIM = 128
 _VALUE_BYTES = 4  # of a value of the workspace
 _L2_SHARE = 5  # a talker layer's keys and values may take one fifth of the L2 cache
@@ -275,7 +278,7 @@ class DecodeKernels:
     def prefill(
         self,
         params: Params,
-        batches: Iterable[PrefillBatch],
+        batches: "ctypes.Array[PrefillBatch]",
         workspace: "Tensor",
         writes: Sequence["Tensor"],
     ) -> None:
@@ -292,29 +295,44 @@ class DecodeKernels:
             params.num_prefill_batches = num_batches
             params.prefill_batches = first
             self._launch(kernel, params, workspace, writes)
-            first += num_batches * sizeof(PrefillBatch)
+            first += num_batches * ctypes.sizeof(PrefillBatch)
 
-    def _prefill_launches(self, batches: Iterable[PrefillBatch]) -> Iterator[tuple[str, int]]:
+    def _prefill_launches(self, batches: "ctypes.Array[PrefillBatch]") -> Iterator[tuple[str, int]]:
         """The kernel and the number of batches of each launch."""
-        for kernel, run in groupby(batches, lambda b: self._prefill_kernel(b.num_columns)):
-            num_batches, last_spans = 0, [0] * BATCH_COLUMNS
-            for batch in run:
-                num_spans = self._num_spans(batch)
-                # A span that a column no longer uses keeps an old tag: csrc/exchange.cuh, point 5.
-                if any(map(lt, num_spans, last_spans)):
-                    yield kernel, num_batches
-                    num_batches, last_spans = 0, [0] * BATCH_COLUMNS
-                last_spans[: len(num_spans)] = num_spans
-                num_batches += 1
-            yield kernel, num_batches
+        records, begin = np.frombuffer(memoryview(batches), _BATCH), 0
+        for kernel, run in groupby(map(self._prefill_kernel, records["num_columns"].tolist())):
+            end = begin + len([*run])
+            while begin < end:
+                num_batches = self._num_launchable(records[begin:end])
+                yield kernel, num_batches
+                begin += num_batches
 
-    def _num_spans(self, batch: PrefillBatch) -> list[int]:
-        """The spans of earlier positions of each column, as `for_each_item` divides them."""
-        columns = batch.columns[: batch.num_columns]
-        return [
-            max(1, -(-columns[column.first_column].position // self.info.span_size))
-            for column in columns
-        ]
+    def _num_launchable(self, records: NDArray[Any]) -> int:
+        """The number of leading batches that one launch may run: a column's spans may not decrease.
+
+        A span that a column no longer uses keeps an old tag: csrc/exchange.cuh, point 5.
+        """
+        if len(records) == 1 or records["columns"]["position"].max() <= self.info.span_size:
+            return len(records)  # every column has one span
+        num_spans = self._num_spans(records)
+        decreases = (num_spans > 0) & (num_spans < np.maximum.accumulate(num_spans))
+        (batches,) = np.nonzero(decreases.any(axis=1))
+        return int(batches[0]) if len(batches) else len(records)
+
+    def _num_spans(self, records: NDArray[Any]) -> NDArray[np.int32]:
+        """The spans of earlier positions of each column, as `for_each_item` divides them.
+
+        Args:
+            records: [batches], of type `PrefillBatch`.
+
+        Returns:
+            [batches, columns]; 0 for columns that a batch does not use.
+        """
+        columns, num_columns = records["columns"], records["num_columns"]
+        rows = np.arange(len(records))[:, None]
+        num_positions = columns["position"][rows, columns["first_column"]]
+        num_spans = np.maximum(-(-num_positions // self.info.span_size), 1)
+        return np.where(np.arange(BATCH_COLUMNS) < num_columns[:, None], num_spans, 0)
 
     def _prefill_kernel(self, num_columns: int) -> str:
         """The kernel for so many columns: the fewer, the more shared memory for weights."""
