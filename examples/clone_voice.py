@@ -16,7 +16,7 @@ from pipecat.pipeline.worker import PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-from megakernel_tts import TTS, Sampling, Voice
+from megakernel_tts import TTS, MegakernelTTSError, Sampling, Voice
 from pipecat_service import MegakernelTTSService
 
 RATE = 24_000
@@ -37,11 +37,10 @@ class Recorder(FrameProcessor):
 
 
 async def main(recording: str, transcript: str, text: str, model: str, seconds: float) -> None:
-    with TTS.load(model) as engine, wave.open("clone_voice.wav", "wb") as file:
+    with TTS.load(model) as engine:
         await engine.awarmup()
         voice = await asyncio.to_thread(engine.clone, recording, transcript)
         voice.save("voice.safetensors")
-        file.setparams((1, 2, RATE, 0, "NONE", ""))
         tts = MegakernelTTSService(
             engine=engine,
             voices={"cloned": Voice.load("voice.safetensors")},  # values of the setting `voice`
@@ -50,11 +49,13 @@ async def main(recording: str, transcript: str, text: str, model: str, seconds: 
             ),
             sample_rate=RATE,
         )
-        worker = PipelineWorker(Pipeline([tts, Recorder(file)]), enable_rtvi=False)
-        runner = WorkerRunner()
-        await runner.add_workers(worker)
-        await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
-        await runner.run()
+        with wave.open("clone_voice.wav", "wb") as file:
+            file.setparams((1, 2, RATE, 0, "NONE", ""))
+            worker = PipelineWorker(Pipeline([tts, Recorder(file)]), enable_rtvi=False)
+            runner = WorkerRunner()
+            await runner.add_workers(worker)
+            await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
+            await runner.run()
     print("The voice is in voice.safetensors, its speech in clone_voice.wav.")
 
 
@@ -66,6 +67,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="Qwen/Qwen3-TTS-12Hz-0.6B-Base")
     parser.add_argument("--seconds", type=float, default=60, help="limit of the duration of speech")
     options = parser.parse_args()
-    asyncio.run(
-        main(options.recording, options.transcript, options.text, options.model, options.seconds)
-    )
+    try:
+        asyncio.run(main(**vars(options)))
+    except MegakernelTTSError as error:
+        raise SystemExit(f"{error}") from None

@@ -26,7 +26,7 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, MegakernelTTSError
 from pipecat_service import MegakernelTTSService
 
 
@@ -69,8 +69,7 @@ def output(speaker: bool) -> FrameProcessor:
     if not speaker:
         return WavOutput("text_only.wav")
     try:
-        pyaudio = import_module("pyaudio")
-        pyaudio.PyAudio().get_default_output_device_info()
+        import_module("pyaudio").PyAudio().get_default_output_device_info()
         audio = import_module("pipecat.transports.local.audio")
     except ImportError:
         raise SystemExit("--speaker needs PyAudio: pip install 'pipecat-ai[local]'.") from None
@@ -89,12 +88,11 @@ def language_model() -> FrameProcessor:
 
 
 async def main(speaker: bool, model: str) -> None:
-    loudspeaker = output(speaker)
     with TTS.load(model) as engine:
         await engine.awarmup()
         tts = MegakernelTTSService(engine=engine)
         user, assistant = LLMContextAggregatorPair(LLMContext())
-        steps = [user, language_model(), tts, loudspeaker, assistant]
+        steps = [user, language_model(), tts, output(speaker), assistant]
         worker = PipelineWorker(Pipeline(steps), enable_rtvi=False)
         runner = WorkerRunner()
         await runner.add_workers(worker)
@@ -115,4 +113,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     logger.remove()
     logger.add(sys.stderr, level="WARNING")
-    asyncio.run(main(options.speaker, options.model))
+    try:
+        asyncio.run(main(options.speaker, options.model))
+    except MegakernelTTSError as error:
+        raise SystemExit(f"{error}") from None

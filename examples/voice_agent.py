@@ -4,9 +4,10 @@
     export DEEPGRAM_API_KEY=... OPENAI_API_KEY=...
     python examples/voice_agent.py              # then open http://localhost:7860/client
 
-It also accepts phone calls: `-t twilio -x your.host` (or telnyx, plivo, exotel), WebSocket clients
-at /ws-client, and `pipecat eval` at /ws. MEGAKERNEL_TTS_MODEL selects another model than the demo
-voice, OPENAI_BASE_URL another endpoint.
+OPENAI_BASE_URL selects a compatible endpoint, which needs no key: for Ollama
+http://localhost:11434/v1 with OPENAI_MODEL=llama3.2. MEGAKERNEL_TTS_MODEL selects the voice model.
+The agent also accepts phone calls (`-t twilio -x your.host`, or telnyx, plivo, exotel), WebSocket
+clients at /ws-client, and `pipecat eval` at /ws.
 """
 
 import gc
@@ -67,13 +68,12 @@ def speech_to_text() -> FrameProcessor:
 
 
 def language_model() -> FrameProcessor:
-    return OpenAILLMService(
-        api_key=key("OPENAI_API_KEY", "answer"),
-        base_url=os.getenv("OPENAI_BASE_URL"),
-        settings=OpenAILLMService.Settings(
-            model=os.getenv("OPENAI_MODEL", "gpt-4.1-mini"), system_instruction=INSTRUCTION
-        ),
-    )
+    url = os.getenv("OPENAI_BASE_URL")
+    # The client requires a key, even for an endpoint that needs none.
+    api_key = os.getenv("OPENAI_API_KEY") or ("none" if url else key("OPENAI_API_KEY", "answer"))
+    model = os.getenv("OPENAI_MODEL", "gpt-4.1-mini")
+    settings = OpenAILLMService.Settings(model=model, system_instruction=INSTRUCTION)
+    return OpenAILLMService(api_key=api_key, base_url=url, settings=settings)
 
 
 async def converse(

@@ -1,5 +1,6 @@
 """The examples, run as commands, with a local endpoint for the language model."""
 
+import asyncio
 import json
 import os
 import socket
@@ -14,6 +15,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import soundfile
+from pipecat.frames import frames
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.tests.utils import run_test
+
+from examples import voice_agent
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ANSWER = "Hello, it is good to hear from you. How are you today?"
@@ -58,11 +64,14 @@ class Completions(BaseHTTPRequestHandler):
 
     Attributes:
         requests: Path and content of every request.
+        authorization: Of the latest request.
     """
 
     requests: ClassVar[list[tuple[str, dict]]] = []
+    authorization: ClassVar[str | None] = None
 
     def do_POST(self) -> None:
+        type(self).authorization = self.headers["Authorization"]
         content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.requests.append((self.path, content))
         self.send_response(200)
@@ -144,11 +153,67 @@ def test_clone_voice_speaks_with_a_recording(
     assert 0 < len(pcm) / rate <= 1 and (tmp_path / "voice.safetensors").is_file()
 
 
-def test_voice_agent_reports_a_missing_key(tmp_path: Path) -> None:
-    result = run("voice_agent", tmp_path)
+@pytest.mark.parametrize(
+    ("example", "arguments", "message"),
+    [
+        ("text_only", ["--model", "no model"], "'no model' is not a model"),
+        ("clone_voice", ["me.wav", "The text.", "--model", "no model"], "is not a model"),
+        ("clone_voice", ["me.wav", "The text."], "me.wav does not exist"),
+        ("clone_voice", ["me.wav", "The text.", "--model", "demo"], "only Base models clone"),
+    ],
+)
+def test_error_is_reported_in_one_line(
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    example: str,
+    arguments: list[str],
+    message: str,
+) -> None:
+    if "--model" not in arguments:
+        arguments = [*arguments, "--model", str(checkpoint("base"))]
+    result = run(example, tmp_path, *arguments)
     assert result.returncode == 1
-    assert "DEEPGRAM_API_KEY is not set" in result.stderr
+    assert message in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"),
+    [
+        ({}, "DEEPGRAM_API_KEY"),
+        ({"OPENAI_BASE_URL": "http://localhost/v1"}, "DEEPGRAM_API_KEY"),
+        ({"DEEPGRAM_API_KEY": "none"}, "OPENAI_API_KEY"),
+    ],
+)
+def test_voice_agent_reports_a_missing_key(
+    tmp_path: Path, environment: dict[str, str], missing: str
+) -> None:
+    result = run("voice_agent", tmp_path, **environment)
+    assert result.returncode == 1
+    assert f"{missing} is not set" in result.stderr
     assert "examples/text_only.py" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("key", [None, "", "secret"])
+def test_voice_agent_takes_answers_of_an_endpoint_with_and_without_a_key(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint)
+    monkeypatch.setenv("OPENAI_MODEL", "llama3.2")
+    if key is not None:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    question = frames.LLMContextFrame(LLMContext([{"role": "user", "content": "Hi."}]))
+
+    async def answer() -> str:
+        received, _ = await run_test(voice_agent.language_model(), frames_to_send=[question])
+        return "".join(f.text for f in received if isinstance(f, frames.LLMTextFrame))
+
+    assert asyncio.run(answer()).strip() == ANSWER
+    ((path, content),) = Completions.requests
+    assert path == "/v1/chat/completions" and content["model"] == "llama3.2"
+    assert content["messages"][-1] == {"role": "user", "content": "Hi."}
+    assert Completions.authorization == f"Bearer {key or 'none'}"
 
 
 @pytest.mark.parametrize("example", ["text_only", "voice_agent", "clone_voice"])
