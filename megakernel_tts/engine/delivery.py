@@ -133,7 +133,10 @@ class Delivery:
         self.read_text(segment.text)
         last = segment.outcome == "eos" and not segment.pending
         words = self._word_timer.add_audio(frames, last=last)
-        return tuple(replace(word, start=word.start + self._segment_start_s) for word in words)
+        # Rounded, so that the end of a segment and the start of the next are the same number.
+        return tuple(
+            replace(word, start=round(self._segment_start_s + word.start, 3)) for word in words
+        )
 
     def end_segment(self, segment: Segment) -> bool:
         """Delivers what was held back, or drops it if the segment is to be spoken again.

@@ -194,3 +194,16 @@ def test_words_without_calibration_are_estimated(make: Make) -> None:
 def test_aligned_words_are_not_marked_as_estimated(make: Make) -> None:
     words = words_of_chunks(drain(make().open())[0])
     assert words and not any(word.estimated for word in words)
+
+
+def test_words_of_many_segments_are_in_the_order_of_their_times(make: Make) -> None:
+    """A word timed at the end of its segment is not later than the first word of the next."""
+    rig = make(None, ScriptedBackend())  # speaks faster than the estimate
+    words_of_text = TEXT.rstrip(".").split()
+    sentences = [" ".join(words_of_text[: 1 + i % len(words_of_text)]) for i in range(60)]
+    text = "! ".join(sentences) + "!"
+    chunks, _ = drain(rig.open(text, limits=SplitLimits(sentence=1)))
+    words = words_of_chunks(chunks)
+    assert [word.text for word in words] == text.split()
+    starts = [word.start for word in words]
+    assert starts == sorted(starts)
