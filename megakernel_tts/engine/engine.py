@@ -72,9 +72,10 @@ class Engine:
         self._state_after = lru_cache(maxsize=32)(partial(_state_after, decoder, self.vocoder))
         self._loop = Loop(backend, prompt_builder, self.vocoder, policy, clock)
         self._thread = threading.Thread(
-            target=_work, args=(self._loop,), name="megakernel-tts-engine", daemon=True
+            target=self._loop.run, name="megakernel-tts-engine", daemon=True
         )
         self._thread.start()
+        _end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 
     def open(
@@ -169,17 +170,29 @@ class Engine:
             self._thread.join()
 
 
-def _work(loop: Loop) -> None:
-    """Runs the thread. It must end before the interpreter does, or torch aborts the process."""
-    end = partial(_end, loop, threading.current_thread())
+def _end_at_exit(loop: Loop, thread: threading.Thread) -> None:
+    """Has the interpreter stop a loop and join its thread when it exits.
+
+    A thread that is still inside torch when the interpreter is finalised aborts the process. It may
+    be there until its very end, since it frees what the loop owns. The registration therefore lasts
+    as long as the `Thread` object, which the thread itself frees last, and keeps nothing alive.
+
+    Args:
+        loop: The engine's loop.
+        thread: The thread that runs it.
+    """
+    end = partial(_end, weakref.ref(loop), weakref.ref(thread))
     atexit.register(end)
-    loop.run()
-    atexit.unregister(end)
+    weakref.finalize(thread, atexit.unregister, end).atexit = False
 
 
-def _end(loop: Loop, thread: threading.Thread) -> None:
-    loop.stop()
-    thread.join()
+def _end(loop: weakref.ref[Loop], thread: weakref.ref[threading.Thread]) -> None:
+    """Stops a loop, if it is alive, and joins its thread."""
+    if (alive := loop()) is not None:
+        alive.stop()
+    del alive  # freed here, if this was the last reference, else by the thread
+    if (running := thread()) is not None:
+        running.join()
 
 
 @torch.inference_mode()

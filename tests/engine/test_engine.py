@@ -1,11 +1,15 @@
 """The engine as sessions see it: finishing, cancelling, closing, reading from threads and tasks."""
 
 import asyncio
+import atexit
 import gc
 import random
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +150,60 @@ def test_an_engine_without_references_ends(load: Callable[..., Loaded]) -> None:
     assert not thread.is_alive()
     gc.collect()
     assert loop() is None
+
+
+def test_an_ended_engine_leaves_nothing_to_do_at_exit(
+    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[weakref.ref[Callable[[], None]]] = []
+
+    def register(callback: Callable[[], None]) -> None:
+        registered.append(weakref.ref(callback))
+        atexit_register(callback)
+
+    atexit_register = atexit.register
+    monkeypatch.setattr(atexit, "register", register)
+    rig = Rig(load(), ScriptedBackend())
+    (callback,) = registered
+    rig.close()
+    assert callback() is not None
+    del rig
+    gc.collect()
+    assert callback() is None
+
+
+FREEING = """
+import sys, threading, time, torch
+from megakernel_tts import TTS
+
+freeing, SECONDS = threading.Event(), 0.5
+
+class Resource:
+    def __del__(self):
+        assert threading.current_thread() is not threading.main_thread()
+        freeing.set()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            torch.ones(1 << 16).sum()  # releases the GIL
+
+tts = TTS.load(sys.argv[1], "cpu")
+tts._loaded.engine.backend.resource = Resource()
+stream = tts.stream("hello to the world. " * 20)
+next(stream)
+del tts, stream
+freeing.wait()
+raise SystemExit(3)
+"""
+
+
+def test_the_interpreter_exits_after_the_engine_thread_has_freed_its_memory(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """Else the thread is inside torch when the interpreter is finalised, which aborts."""
+    run = subprocess.run(
+        [sys.executable, "-c", FREEING, checkpoint()], capture_output=True, text=True
+    )
+    assert run.returncode == 3, run.stderr
 
 
 def test_a_refused_session_decodes_no_recording(

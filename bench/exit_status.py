@@ -1,0 +1,124 @@
+"""Exit status of programs that end in every state of the engine thread.
+
+A thread that is inside torch when the interpreter is finalised aborts the process. Each run is a
+process of its own that ends with status 0 or 3. Several run at a time, so that threads are
+preempted anywhere. The command fails if a run ends with another status.
+
+python -m bench.exit_status --runs 200 --json bench/results/exit-status-cpu.json
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bench.report import write
+
+# State of the engine thread when the interpreter exits -> the program before that.
+STATES = {
+    "never closed": "tts = load(); tts.say('hi')",
+    "closing": "tts = load(); s = tts.stream(TEXT); next(s); close(tts)",
+    "synthesising": "tts = load(); s = tts.stream(TEXT); next(s)",
+    "collected": "load().say('hi')",
+    "collected while synthesising": "s = load().stream(TEXT); next(s); del s",
+}
+_PROGRAM = """
+import threading
+from megakernel_tts import TTS
+
+TEXT = "This is a text of several words, so that it takes a while. " * 20
+
+def load():
+    return TTS.load({model!r}, {device!r})
+
+def close(tts):
+    threading.Thread(target=tts.close, daemon=True).start()
+
+{state}
+raise SystemExit({status})
+"""
+_STATUSES = (0, 3)  # of which the runs of a state end with one after the other
+
+
+@dataclass(frozen=True)
+class WrongStatus:
+    """A run that did not end with the program's status.
+
+    Attributes:
+        state: Key of `STATES`.
+        expected: The program's status.
+        found: Status of the process; negative for a signal.
+        output: The end of its standard error.
+    """
+
+    state: str
+    expected: int
+    found: int
+    output: str
+
+
+def run_state(
+    state: str, status: int, model: str = "demo", device: str = "auto"
+) -> WrongStatus | None:
+    """Runs the program of a state in a process of its own.
+
+    Args:
+        state: Key of `STATES`.
+        status: Status that the program ends with.
+        model: As in `TTS.load`.
+        device: As in `TTS.load`.
+
+    Returns:
+        What was wrong, or None.
+    """
+    program = _PROGRAM.format(model=model, device=device, state=STATES[state], status=status)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if process.returncode == status:
+        return None
+    return WrongStatus(state, status, process.returncode, process.stderr[-500:])
+
+
+def main() -> int:
+    """Runs the command line; returns 1 if a status is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=200, help="of each state (default: 200)")
+    parser.add_argument(
+        "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="processes at a time"
+    )
+    parser.add_argument("--model", default="demo", help="demo (the default), a folder or a hub id")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
+    options = parser.parse_args()
+    wrong = Counter[str]()
+    run = partial(run_state, model=options.model, device=options.device)
+    states = [*STATES] * options.runs
+    statuses = [_STATUSES[i // len(STATES) % len(_STATUSES)] for i in range(len(states))]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = pool.map(run, states, statuses)
+        for failure in tqdm(outcomes, total=len(states), disable=None):
+            if failure is not None:
+                wrong[failure.state] += 1
+                print(failure, file=sys.stderr)
+    figures = {
+        "command": "bench.exit_status",
+        "device": options.device,
+        "runs": options.runs,
+        "jobs": options.jobs,
+        "cpus": os.cpu_count(),
+        "wrong": {state: wrong[state] for state in STATES},
+    }
+    write(figures, options.json, ("torch",))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
