@@ -10,7 +10,8 @@
 //   batch COLUMNS POSITION           one prefill batch of one stream
 //
 // For each job one line is printed: the median and the least of the times of a launch in
-// milliseconds, and a checksum of its codes or hidden state. A job fails if launches differ in it.
+// milliseconds, and a checksum of its codes or hidden state. A job fails if launches differ in it,
+// or if a stream made fewer frames.
 // bench/kernel_timing.py compiles this program for a model and a GPU, and runs it.
 #include <algorithm>
 #include <functional>
@@ -66,6 +67,7 @@ class Timer {
     const Kernel kernel = generate_kernel(num_streams);
     run([&] { launch_kernel(kernel, p, num_blocks_); },
         [&] {
+          check_num_frames(p);
           uint64_t hash = kEmptyHash;
           for (int i = 0; i < num_streams * num_frames; ++i) {
             hash = fnv1a(hash, p.published_frames[i].codes, sizeof(p.published_frames[i].codes));
@@ -91,6 +93,15 @@ class Timer {
   }
 
  private:
+  // The time of a launch is divided by the frames that were requested.
+  static void check_num_frames(const Params& p) {
+    for (int c = 0; c < p.num_streams; ++c) {
+      if (p.num_published[c] == static_cast<unsigned>(p.max_frames)) continue;
+      fprintf(stderr, "Stream %d made %u of %d frames.\n", c, p.num_published[c], p.max_frames);
+      exit(1);
+    }
+  }
+
   void prefill(const std::vector<PrefillBatch>& batches, int num_rows) {
     Params p = params_;
     bf16* const rows = random_bf16(size_t{1} * num_rows * M::Talker::hidden_size, kWeightRange);

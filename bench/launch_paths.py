@@ -17,8 +17,9 @@ from statistics import median
 
 import torch
 
+from bench.frames import disable_end_of_speech, frame_ms
 from bench.report import write
-from bench.step import median_ms, random_model
+from bench.step import random_model
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
@@ -68,6 +69,9 @@ def measure(path: LaunchPath, model: Model, config: ModelConfig) -> dict[str, ob
     Returns:
         Seconds of the build; microseconds of the host by streams and of a prefill; GPU
         milliseconds of a frame by streams.
+
+    Raises:
+        RuntimeError: A launch made fewer frames than requested.
     """
     hidden = config.talker.stack.hidden_size
     pad = torch.randn(hidden, device="cuda").bfloat16()
@@ -76,6 +80,7 @@ def measure(path: LaunchPath, model: Model, config: ModelConfig) -> dict[str, ob
     kernels = load_decode_kernels(config, pad.device, path=path)
     build_s = time.perf_counter() - start
     kernel = Megakernel(model, config, pad, num_slots=8, max_positions=2048, kernels=kernels)
+    disable_end_of_speech(kernel)
     for slot in range(8):
         kernel.prefill([PrefillRequest(slot, prompt, Sampling(seed=slot))])
         kernel.feed(slot, prompt[:0], True)
@@ -84,10 +89,7 @@ def measure(path: LaunchPath, model: Model, config: ModelConfig) -> dict[str, ob
         "build_s": round(build_s, 1),
         "launch_us_by_streams": {n: _host_us(kernel, n) for n in _STREAM_COUNTS},
         "prefill_us": _prefill_us(kernel, prompt),
-        "frame_ms_by_streams": {
-            n: round(median_ms(lambda n=n: kernel._launch(slots[:n], 32)) / 32, 4)
-            for n in _STREAM_COUNTS
-        },
+        "frame_ms_by_streams": {n: round(frame_ms(kernel, slots[:n]), 4) for n in _STREAM_COUNTS},
     }
 
 

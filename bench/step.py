@@ -1,7 +1,8 @@
 """Time per frame and per prefill of the decode kernel, in total and by phase.
 
 The weights are random and have the shapes of the released sizes. One launch makes 32 frames and is
-timed with CUDA events. A CUDA graph of plain torch is the baseline.
+timed with CUDA events; a launch that makes fewer frames is an error. A CUDA graph of plain torch is
+the baseline.
 
 python -m bench.step --json bench/results/step.json
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.events import event_times
+from bench.frames import FRAMES_PER_LAUNCH, disable_end_of_speech, frame_ms
 from bench.graph import frame_graph
 from bench.report import write
 from megakernel_tts import Sampling
@@ -36,7 +38,6 @@ _STREAM_COUNTS = (1, 2, 4, 8)
 _POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9  # positions
 _LONG_PROMPT = 24
-_FRAMES_PER_LAUNCH = 32
 _REPEATS = 7
 
 PhaseTimes = dict[str, dict[str, float]]  # phase -> microseconds by part: wait, multiply, rest
@@ -129,6 +130,7 @@ class KernelTimer:
         self.kernel = Megakernel(
             model, config, pad, num_slots=8, max_positions=2048, kernels=kernels
         )
+        disable_end_of_speech(self.kernel)
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
 
     def prefill(self, num_streams: int, common: int, length: int = _PROMPT) -> float:
@@ -159,6 +161,9 @@ class KernelTimer:
 
         Returns:
             Milliseconds for one frame of all streams.
+
+        Raises:
+            RuntimeError: A launch made fewer frames than requested.
         """
         slots = list(range(num_streams))
         for slot in slots:
@@ -166,14 +171,7 @@ class KernelTimer:
             self.kernel.feed(slot, self.prompt[:0], True)
             self.kernel.step([slot], 1)
             self.kernel._state[slot].num_prompt = position
-        return median_ms(lambda: self._launch(slots)) / _FRAMES_PER_LAUNCH
-
-    def _launch(self, slots: list[int]) -> None:
-        """Makes frames from the same position in every launch.
-
-        A stream that ends early keeps its column, so the time per frame is the same.
-        """
-        self.kernel._launch(slots, _FRAMES_PER_LAUNCH)
+        return frame_ms(self.kernel, slots)
 
     def phases(self) -> dict[str, PhaseTimes]:
         """Microseconds by phase, as the mean over thread blocks; needs the profiling build.
@@ -186,9 +184,9 @@ class KernelTimer:
             columns: the times of each phase.
         """
         frame_us = 1e3 * self.frame(1, 100)
-        cycles = {"frame": self._cycles() / _FRAMES_PER_LAUNCH}
+        cycles = {"frame": self._cycles() / FRAMES_PER_LAUNCH}
         self.frame(8, 100)
-        cycles["frame_eight_streams"] = self._cycles() / _FRAMES_PER_LAUNCH
+        cycles["frame_eight_streams"] = self._cycles() / FRAMES_PER_LAUNCH
         for name, common, length in (("8", 0, 8), ("16", 8, _LONG_PROMPT), ("2", 8, 10)):
             self.prefill(1, common, length)
             cycles[f"prefill_{name}_columns"] = self._cycles()

@@ -14,6 +14,7 @@ from statistics import median, quantiles
 
 import torch
 
+from bench.frames import check_num_frames
 from bench.report import write
 from bench.step import KernelTimer, random_model
 from megakernel_tts import Sampling
@@ -36,6 +37,9 @@ def measure(timer: KernelTimer, num_frames: int, blocking: bool | None) -> dict[
 
     Returns:
         Median and 95th percentile of a launch in milliseconds, and the thread's share of a core.
+
+    Raises:
+        RuntimeError: A launch made fewer frames than requested.
     """
     kernel = timer.kernel
     event = torch.cuda.Event(blocking=bool(blocking))
@@ -53,6 +57,7 @@ def measure(timer: KernelTimer, num_frames: int, blocking: bool | None) -> dict[
             event.record()
             event.synchronize()
         times_ms.append(1e3 * (time.perf_counter() - launch_start))
+        check_num_frames(kernel, 1, num_frames)
     share = (time.thread_time() - thread_start) / (time.perf_counter() - start)
     return {
         "step_ms": round(median(times_ms), 3),
