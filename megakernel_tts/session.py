@@ -208,6 +208,19 @@ class Session:
                 self._text.push(text[start : start + MAX_PUSH_CHARACTERS])
             self._on_text()
 
+    def flush(self) -> None:
+        """Has the text pushed so far spoken to its end, for a pause of unknown length.
+
+        Without it, a session in the `streaming` layout speaks one frame per token and then waits
+        for more text, which may be in the middle of a word. Later text is a segment of its own, as
+        after a split of a long text: the voice is the same, and the intonation starts anew. Flush
+        at ends of sentences or phrases. Has no effect on text that was flushed or ended.
+        """
+        with self._text.lock:
+            if not (self._text.ended or self._text.closed):
+                self._text.flush()
+        self._on_text()
+
     def end(self) -> None:
         """Ends the text; speech continues until all of it was spoken."""
         with self._text.lock:

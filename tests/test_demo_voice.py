@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.word_times import aligned
 from examples.train_voice.judge import Judge, write_language_model
 from examples.train_voice.text import held_out
-from megakernel_tts import TTS, AudioChunk
+from megakernel_tts import TTS, AudioChunk, audible
 from megakernel_tts.model.hub import find_checkpoint
 
 # None of them is in the training corpus (see `held_out.txt`).
@@ -81,6 +81,25 @@ def test_speech_of_live_text_is_recognised(demo: TTS, judge: Judge) -> None:
             pcm = [event.pcm for event in session if isinstance(event, AudioChunk)]
         recordings.append(np.concatenate(pcm))
     assert error_rate(judge, recordings) <= MAX_ERROR_RATE
+
+
+def live_pcm(tts: TTS, *phrases: str) -> NDArray[np.int16]:
+    """Speech of text that is flushed after each phrase, int16 [samples]."""
+    with tts.open("clara", sampling=replace(tts.sampling, seed=3)) as session:
+        for phrase in phrases:
+            session.push_text(phrase)
+            session.flush()
+        session.end()
+        return np.concatenate([event.pcm for event in session if isinstance(event, AudioChunk)])
+
+
+def test_flushed_text_ends_in_silence_and_is_not_cut(demo: TTS) -> None:
+    first, second = "Let me check that for you.", " The library closes early on Sunday."
+    whole, alone = live_pcm(demo, first, second), live_pcm(demo, first)
+    seam = len(alone)
+    assert np.array_equal(whole[:seam], alone)
+    assert 1.2 < seam / 24_000 < 2.4 and len(whole) - seam > seam
+    assert not audible(whole[seam - 480 : seam + 48]).any(), "a click"
 
 
 def test_noise_is_not_recognised(judge: Judge) -> None:

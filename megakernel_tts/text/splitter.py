@@ -86,11 +86,16 @@ class Splitter:
         for i, char in enumerate(text):
             if self._length >= self._limits.sentence and self._splits_before(char):
                 yield text[start:i], True
-                start, self._segment, self._length = i, [], 0
+                self.end_segment()
+                start = i
             self._segment.append(char)
             self._length += 3 if unicodedata.east_asian_width(char) in "WF" else 1
         if start < len(text):
             yield text[start:], False
+
+    def end_segment(self) -> None:
+        """Ends the segment here, whatever its length."""
+        self._segment, self._length = [], 0
 
     def _splits_before(self, char: str) -> bool:
         limits, length = self._limits, self._length

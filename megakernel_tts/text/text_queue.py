@@ -69,6 +69,11 @@ class TextQueue:
         if last:
             self.end()
 
+    def flush(self) -> None:
+        """Ends the segment that is growing, if any; later text begins another."""
+        self._splitter.end_segment()
+        self._end_segment()
+
     def end(self) -> None:
         """Marks the text as complete."""
         self._end_segment()

@@ -76,6 +76,32 @@ def test_a_stream_without_further_text_delivers_its_pending_frames(rig: Rig) -> 
     assert len(event.codes) < 8
 
 
+def test_flushed_text_is_spoken_to_its_end_and_later_text_is_the_next_segment(rig: Rig) -> None:
+    tokens = [
+        len(rig.loaded.tokenizer.encode(text)) for text in ("hello to the world.", "this is a test")
+    ]
+    session = rig.open(text=None, first=1, largest=1)
+    session.push_text("hello to the world.")
+    rig.settle()
+    assert session._events.num_unread < tokens[0], "frames before the end of the text"
+    session.flush()
+    rig.settle()
+    assert session._events.num_unread == tokens[0] + rig.backend.tail
+    assert not rig.backend.busy, "the segment has ended"
+    session.flush()
+    session.push_text(" this is")
+    rig.settle()
+    session.push_text(" a test")
+    session.end()
+    session.flush()  # has no effect
+    chunks, finish = drain(session)
+    assert finish.reason == "eos"
+    first, second = (count + rig.backend.tail for count in tokens)
+    assert len(rig.backend.prompts) == 2
+    expected = [scripted(1, first), scripted(1, second, first + 1)]
+    assert np.array_equal(codes(chunks), np.concatenate(expected))
+
+
 def test_streams_without_text_do_not_delay_others(rig: Rig) -> None:
     idle = [rig.open(None, seed=50 + i) for i in range(5)]
     for session in idle[:1]:

@@ -73,6 +73,30 @@ def test_tokens_do_not_depend_on_how_the_text_arrives(
         assert one.expected_frames == pytest.approx(other.expected_frames)
 
 
+def test_a_flush_ends_the_segment(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8)))
+    for text in (" ", "hello to ", "the", " world.", "  ", "This", " is a test"):
+        queue.flush()
+        queue.push(text)
+        queue.flush()
+        queue.flush()
+    assert not queue.done
+    queue.end()
+    texts = ["hello to", "the", "world.", "This", "is a test"]
+    assert pop_token_ids(queue) == [tokenizer.encode(text) for text in texts]
+    assert queue.done
+
+
+def test_the_length_of_a_segment_counts_from_the_flush(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=12)))
+    queue.push("Hello there. ")
+    queue.flush()
+    queue.push("Hello. Hello. Hello.")
+    queue.end()
+    texts = ["Hello there.", "Hello. Hello.", "Hello."]
+    assert pop_token_ids(queue) == [tokenizer.encode(text) for text in texts]
+
+
 @pytest.mark.parametrize("text", ["", "   ", "\n\n\t\u3000"])
 def test_whitespace_gives_no_segment(tokenizer: TextTokenizer, text: str) -> None:
     queue = TextQueue(tokenizer, Splitter())
