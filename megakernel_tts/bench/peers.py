@@ -22,6 +22,7 @@ PEERS = {"faster-qwen3-tts": "faster_qwen3_tts", "qwen-tts": "qwen_tts"}  # name
 
 _FRAMES_PER_SECOND = 12.5
 _NUM_WARMUP_REQUESTS = 3
+_MIMI_ROPE_THETA = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,17 @@ def _version(module: str) -> str | None:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names) or None
 
 
+def _adapt_transformers() -> None:
+    """Adds the attribute `MimiConfig.rope_theta`, without which the peers cannot load a codec.
+
+    qwen-tts-hf 0.1.1.post1, which both peers load, reads it for the codec's encoder.
+    transformers 5.17 holds the value in `MimiConfig.rope_parameters` instead. Only cloning runs
+    the encoder, so the measured work does not depend on the value.
+    """
+    config: Any = import_module("transformers").MimiConfig
+    config.rope_theta = _MIMI_ROPE_THETA
+
+
 # Frames per chunk (None: the whole speech at once) -> samples of each chunk and their rate.
 Synthesise = Callable[[int | None], Iterator[tuple[Any, int]]]
 
@@ -111,6 +123,7 @@ def _faster(task: Task, sampling: dict[str, Any]) -> tuple[Synthesise, Sequence[
     import torch
 
     package: Any = import_module("faster_qwen3_tts")
+    _adapt_transformers()
     model = package.FasterQwen3TTS.from_pretrained(
         task.folder, device=task.device, dtype=getattr(torch, task.dtype)
     )
@@ -132,6 +145,7 @@ def _official(task: Task, sampling: dict[str, Any]) -> tuple[Synthesise, Sequenc
     import torch
 
     package: Any = import_module("qwen_tts")
+    _adapt_transformers()
     model = package.Qwen3TTSModel.from_pretrained(
         task.folder, device_map=task.device, dtype=getattr(torch, task.dtype)
     )

@@ -281,6 +281,12 @@ def advance(seconds):
 
 __main__.perf_counter = lambda: time.perf_counter() + offset_s
 """
+# The part of transformers 5.17 that the peers need: `MimiConfig` without `rope_theta`.
+TRANSFORMERS = """
+class MimiConfig:
+    def __init__(self):
+        self.rope_parameters = {"rope_theta": 10000.0}
+"""
 FASTER = (
     VIRTUAL_CLOCK
     + """
@@ -289,7 +295,9 @@ import numpy as np
 class FasterQwen3TTS:
     @classmethod
     def from_pretrained(cls, folder, device="cuda", dtype=None):
-        import pathlib, torch
+        import pathlib, torch, transformers
+        config = transformers.MimiConfig()
+        assert config.rope_theta == config.rope_parameters["rope_theta"]
         assert pathlib.Path(folder, "model.safetensors").is_file()
         assert (device, dtype) == ("cpu", torch.float32)
         return cls()
@@ -313,6 +321,9 @@ import numpy as np
 class Qwen3TTSModel:
     @classmethod
     def from_pretrained(cls, folder, **how):
+        import transformers
+        config = transformers.MimiConfig()
+        assert config.rope_theta == config.rope_parameters["rope_theta"]
         assert set(how) == {"device_map", "dtype"}
         return cls()
 
@@ -347,6 +358,7 @@ def test_peers_are_measured_through_their_interfaces(
     """Fake peers with the interfaces of the real ones and known times."""
     (packages / "faster_qwen3_tts.py").write_text(FASTER)
     (packages / "qwen_tts.py").write_text(OFFICIAL)
+    (packages / "transformers.py").write_text(TRANSFORMERS)
     file = tmp_path / "a.json"
     assert main(["bench", short_model(), *QUICK, "--peer", "--json", str(file)]) == 0
     faster, official = json.loads(file.read_text(encoding="utf-8"))["peers"]
