@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_tts.errors import ReferenceAudioError
+from megakernel_tts.files import check_output
 
 _MAX_WAV_BYTES = (1 << 32) - 1 - 36  # of samples: the header's sizes have 32 bits
 _MIN_SECONDS, _MAX_SECONDS = 0.5, 60.0  # of a reference recording
@@ -45,6 +46,16 @@ class WavWriter:
     """Writes a mono 16-bit wav file incrementally; the file is valid after every write."""
 
     def __init__(self, path: str | os.PathLike[str], sample_rate: int) -> None:
+        """Creates the file, or empties it.
+
+        Args:
+            path: A regular file or a new one.
+            sample_rate: In Hz.
+
+        Raises:
+            OSError: See `check_output`; or the file cannot be opened.
+        """
+        check_output(Path(path))
         self._file = open(path, "wb")
         self._wave = wave.open(self._file, "wb")
         self._wave.setnchannels(1)

@@ -42,7 +42,14 @@ class Speech:
         return len(self.pcm) / self.sample_rate
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a 16-bit mono wav file."""
+        """Writes a 16-bit mono wav file.
+
+        Args:
+            path: A regular file or a new one; links, pipes and devices are refused.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         with WavWriter(path, self.sample_rate) as file:
             file.write(self.pcm)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from megakernel_tts.checks import check_text
 from megakernel_tts.errors import VoiceError
+from megakernel_tts.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,11 +54,14 @@ class Voice:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the voice to a safetensors file.
 
+        Args:
+            path: A regular file, which is replaced and keeps its mode, or a new file.
+
         Raises:
             VoiceError: The file cannot be written.
         """
         from safetensors import SafetensorError
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         tensors = {"x_vector": self.x_vector.float().contiguous()}
         metadata = {"format": _FORMAT}
@@ -65,8 +69,8 @@ class Voice:
             tensors["codes"] = self.codes.contiguous()
             metadata["text"] = self.text
         try:
-            save_file(tensors, os.fspath(path), metadata=metadata)
-        except (SafetensorError, OSError) as error:
+            replace_file(path, save(tensors, metadata))
+        except (SafetensorError, OSError, ValueError) as error:
             raise VoiceError(f"The voice cannot be written to {path} ({error}).") from error
 
     @staticmethod
@@ -80,6 +84,8 @@ class Voice:
 
         file = Path(path)
         try:
+            if file.is_dir():
+                raise VoiceError(f"{file} is a folder; name a voice file, which Voice.save writes.")
             if not file.is_file():
                 raise VoiceError(
                     f"{file} does not exist; a voice file is what a cloned voice is saved to."

@@ -8,6 +8,7 @@ from typing import Any
 from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.word_times import AlignedWordTimer, WordTimer
 from megakernel_tts.align.words import Transcript
+from megakernel_tts.files import replace_file
 from megakernel_tts.model.fields import Fields, read_json
 
 ALIGNMENT_FILE = "alignment.json"
@@ -33,10 +34,14 @@ class Alignment:
     made: dict[str, Any]
 
     def save(self, file: Path) -> None:
-        """Writes the file."""
+        """Writes the file.
+
+        Raises:
+            OSError: See `replace_file`.
+        """
         fields = {"format": _FORMAT, **asdict(self)}
         lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
-        file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        replace_file(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def read_alignment(file: Path, num_layers: int, num_heads: int) -> Alignment | None:

@@ -1,5 +1,6 @@
 """The benchmark's report: as a table, a JSON file and a plot, with its conditions."""
 
+import io
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from megakernel_tts.bench.event_loop import EventLoop
 from megakernel_tts.bench.peers import Peer
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
+from megakernel_tts.files import replace_file
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -92,9 +94,13 @@ def _commit() -> str | None:
 
 
 def write_json(report: Report, file: Path) -> None:
-    """Writes all figures and their conditions as JSON."""
+    """Writes all figures and their conditions as JSON.
+
+    Raises:
+        OSError: See `replace_file`.
+    """
     content = asdict(report) | provenance()
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    replace_file(file, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def table(report: Report) -> Iterator[str]:
@@ -151,7 +157,11 @@ def _peer_table(peer: Peer, report: Report) -> Iterator[str]:
 
 
 def plot(report: Report, file: Path) -> None:
-    """Plots the stages of the first chunk as a PNG; needs matplotlib."""
+    """Plots the stages of the first chunk as a PNG; needs matplotlib.
+
+    Raises:
+        OSError: See `replace_file`.
+    """
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -167,4 +177,6 @@ def plot(report: Report, file: Path) -> None:
     axes.set_xlim(0, 1.1 * start)
     axes.set_xlabel("milliseconds since the request")
     axes.set_title(f"First chunk: {report.model}, {report.backend}, {report.device}", fontsize=10)
-    figure.savefig(file, format="png", dpi=150)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    replace_file(file, image.getvalue())

@@ -42,12 +42,19 @@ class Calibration:
     Attributes:
         alignment: The contents of `alignment.json`.
         ranked: All heads, the best first.
-        file: Where the loader expects `alignment.json`.
     """
 
     alignment: Alignment
     ranked: list[RankedHead]
-    file: Path
+
+
+def alignment_file(model: str) -> Path:
+    """Where the loader expects a model's `alignment.json`; downloads the model where needed.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
+    return hub.find_checkpoint(model) / ALIGNMENT_FILE
 
 
 def calibrate(
@@ -73,8 +80,7 @@ def calibrate(
     Raises:
         MegakernelTTSError: The model, the voice or the ground truth cannot be used.
     """
-    folder = hub.find_checkpoint(model)
-    loaded = load_checkpoint(folder, pick_device(device), torch.float32, 1)
+    loaded = load_checkpoint(hub.find_checkpoint(model), pick_device(device), torch.float32, 1)
     talker = loaded.config.talker
     with TTS(loaded, model_info(loaded.config, model)) as tts:
         if truth is not None:
@@ -102,7 +108,7 @@ def calibrate(
         made["error_s"] = round(ranking.mean_error(all_speeches, chosen), 4)
     lookahead = ranking.choose_lookahead(late)
     alignment = Alignment(tuple(chosen), ranking.FLOOR, lookahead, made)
-    return Calibration(alignment, ranked, folder / ALIGNMENT_FILE)
+    return Calibration(alignment, ranked)
 
 
 def _figures(ranked: RankedHead) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 import argparse
 from importlib.util import find_spec
-from pathlib import Path
 
-from megakernel_tts.cli.console import UsageError
+from megakernel_tts.cli.console import UsageError, file_path, raise_interrupts
 from megakernel_tts.cli.output import check_writable
 
 
@@ -52,9 +51,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="plot the stages of the first chunk"
+        "--json", type=file_path, metavar="FILE", help="write all figures to this file"
+    )
+    parser.add_argument(
+        "--plot", type=file_path, metavar="FILE.png", help="plot the stages of the first chunk"
     )
     parser.add_argument(
         "--peer",
@@ -83,6 +84,7 @@ def run(options: argparse.Namespace) -> int:
     from megakernel_tts.bench.benchmark import Options, measure
     from megakernel_tts.bench.report import plot, table, write_json
 
+    raise_interrupts()
     report = measure(
         Options(
             model=options.model,

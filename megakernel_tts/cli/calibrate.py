@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megakernel_tts.cli.console import UsageError, print_status
+from megakernel_tts.cli.console import (
+    UsageError,
+    file_path,
+    nonempty,
+    print_status,
+    raise_interrupts,
+)
 from megakernel_tts.cli.output import check_writable
 from megakernel_tts.cli.say import VOICE_FILE_SUFFIX
 
@@ -21,22 +27,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a folder, a hub id, or demo")
     parser.add_argument(
         "--sentences",
-        type=Path,
+        type=file_path,
         help="a file with one sentence per line for the model to speak (default: twelve English "
         "sentences)",
     )
     parser.add_argument(
         "--truth",
-        type=Path,
+        type=file_path,
         help="a file of speech with known word times, instead of sentences; heads are ranked by "
         "their errors (format: megakernel_tts/calibration/ground_truth.py)",
     )
-    parser.add_argument("--voice", help="a named voice, or a voice file for a Base model")
+    parser.add_argument(
+        "--voice", type=nonempty, help="a named voice, or a voice file for a Base model"
+    )
     parser.add_argument(
         "--instruct", help="how to speak; for VoiceDesign a description of the voice"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="default: alignment.json in the model's folder"
+        "-o", "--output", type=file_path, help="default: alignment.json in the model's folder"
     )
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -50,17 +58,19 @@ def run(options: argparse.Namespace) -> int:
         0; errors are raised.
 
     Raises:
-        UsageError: The options contradict each other, or the sentences cannot be used.
+        UsageError: The options contradict each other, the sentences cannot be used, or the output
+            cannot be written.
         MegakernelTTSError: The model or the ground truth cannot be used.
     """
-    if options.output is not None:
-        check_writable(options.output)
     if options.truth is not None and options.sentences is not None:
         raise UsageError("--truth contains the texts; leave --sentences out")
     sentences = None if options.sentences is None else _read_sentences(options.sentences)
     from megakernel_tts import Voice
-    from megakernel_tts.calibration.calibrate import SENTENCES, calibrate
+    from megakernel_tts.calibration.calibrate import SENTENCES, alignment_file, calibrate
 
+    raise_interrupts()
+    file = options.output or alignment_file(options.model)
+    check_writable(file)
     voice = options.voice
     if voice is not None and voice.endswith(VOICE_FILE_SUFFIX):
         voice = Voice.load(voice)
@@ -74,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     )
     for line in _table(calibration):
         print(line)
-    alignment, file = calibration.alignment, options.output or calibration.file
+    alignment = calibration.alignment
     alignment.save(file)
     print_status(
         f"{len(alignment.heads)} alignment heads (*), look-ahead of {alignment.lookahead} frames, "

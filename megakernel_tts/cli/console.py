@@ -1,14 +1,39 @@
-"""Standard input and output, which may be closed, broken or still being written."""
+"""Values of options, interrupts, and standard streams, which may be closed or broken."""
 
+import argparse
 import codecs
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 
 class UsageError(Exception):
     """The options or the input of a command are invalid."""
+
+
+def nonempty(value: str) -> str:
+    """Type of an option with a string that may not be empty."""
+    if not value:
+        raise argparse.ArgumentTypeError("the value is empty; give one or leave the option out")
+    return value
+
+
+def file_path(value: str) -> Path:
+    """Type of an option that names a file."""
+    return Path(nonempty(value))
+
+
+def raise_interrupts() -> None:
+    """Makes an interrupt raise KeyboardInterrupt, which a command calls after its imports.
+
+    Until then an interrupt ends the process (see `__main__`): an interrupted import of an
+    extension may hide the exception and fail later.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_closed_streams() -> None:

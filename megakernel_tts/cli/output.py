@@ -1,6 +1,5 @@
 """Output of commands: checks of output files, and speech that is written while it is produced."""
 
-import os
 import sys
 import time
 from contextlib import closing
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megakernel_tts.cli.console import UsageError
+from megakernel_tts.files import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,12 +40,10 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path} cannot be written; choose another file")
+    try:
+        check_output(path)
+    except OSError as error:
+        raise UsageError(f"{error}") from None
 
 
 @dataclass(frozen=True)

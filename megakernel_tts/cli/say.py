@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megakernel_tts import TextError
-from megakernel_tts.cli.console import UsageError, arriving_text, print_status
-from megakernel_tts.cli.output import check_wav, write_speech
+from megakernel_tts.cli.console import (
+    UsageError,
+    arriving_text,
+    file_path,
+    nonempty,
+    print_status,
+    raise_interrupts,
+)
+from megakernel_tts.cli.output import check_wav, check_writable, write_speech
 
 if TYPE_CHECKING:
     from megakernel_tts import TTS, ModelInfo, Session, Voice
@@ -32,24 +39,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text", nargs="?", help="the text; - synthesises standard input as it arrives"
     )
-    parser.add_argument("-f", "--file", type=Path, help="read the text from a file (UTF-8)")
+    parser.add_argument("-f", "--file", type=file_path, help="read the text from a file (UTF-8)")
     parser.add_argument(
         "-o",
         "--output",
+        type=nonempty,
         help="a wav file; without it, or with -, raw 16-bit PCM is written to standard output",
     )
-    parser.add_argument("--voice", help="a named voice, or a voice file from --save-voice")
+    parser.add_argument(
+        "--voice", type=nonempty, help="a named voice, or a voice file from --save-voice"
+    )
     parser.add_argument(
         "--language", default="auto", help="a language of the model (default: auto)"
     )
     parser.add_argument(
         "--instruct", help="how to speak; for VoiceDesign a description of the voice"
     )
-    parser.add_argument("--clone", metavar="WAV", help="clone the voice of this recording")
     parser.add_argument(
-        "--ref-text", help="transcript of the recording (improves the similarity of the voice)"
+        "--clone", type=nonempty, metavar="WAV", help="clone the voice of this recording"
     )
-    parser.add_argument("--save-voice", metavar="FILE", help="save the cloned voice for --voice")
+    parser.add_argument(
+        "--ref-text",
+        type=nonempty,
+        help="transcript of the recording (improves the similarity of the voice)",
+    )
+    parser.add_argument(
+        "--save-voice", type=file_path, metavar="FILE", help="save the cloned voice for --voice"
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech")
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -63,9 +79,10 @@ def run(options: argparse.Namespace) -> int:
         0; errors are raised.
 
     Raises:
-        UsageError: The options contradict each other or the model, or the input is not UTF-8.
+        UsageError: The options contradict each other or the model, a value is invalid, or the
+            input is not UTF-8.
         MegakernelTTSError: The model cannot be loaded, or cannot synthesise the text.
-        ValueError: The device or the seed is invalid.
+        ValueError: The device is invalid.
         OSError: A file cannot be read or written.
     """
     text = _text(options)
@@ -76,8 +93,10 @@ def run(options: argparse.Namespace) -> int:
     if not to_stdout:
         check_wav(Path(options.output))
     _check_voice_options(options)
+    _check_seed(options.seed)
     from megakernel_tts import TTS
 
+    raise_interrupts()
     with TTS.load(options.model, options.device, slots=1) as tts:
         _check_model_options(tts.info, options)
         voice = _load_voice(tts, options)
@@ -126,16 +145,26 @@ def _text(options: argparse.Namespace) -> str | None:
 
 def _check_voice_options(options: argparse.Namespace) -> None:
     """Refuses voice options that contradict each other."""
-    for name in ("voice", "clone", "ref_text", "save_voice"):
-        if getattr(options, name) == "":
-            raise UsageError(f"--{name.replace('_', '-')} is empty; give a value or leave it out")
     if options.voice and options.clone:
         raise UsageError("--voice and --clone select two voices; give one of them")
     for name in ("ref_text", "save_voice"):
         if getattr(options, name) and not options.clone:
             raise UsageError(f"--{name.replace('_', '-')} needs a recording; name it with --clone")
-    if (options.voice or "").endswith(VOICE_FILE_SUFFIX) and not Path(options.voice).is_file():
-        raise UsageError(f"{options.voice} does not exist; create it with --clone and --save-voice")
+    if options.save_voice:
+        check_writable(options.save_voice)
+    voice = options.voice or ""
+    if voice.endswith(VOICE_FILE_SUFFIX) and not Path(voice).is_file():
+        state = "is a folder" if Path(voice).is_dir() else "does not exist"
+        raise UsageError(f"{voice} {state}; create a voice file with --clone and --save-voice")
+
+
+def _check_seed(seed: int | None) -> None:
+    from megakernel_tts import Sampling, SamplingError
+
+    try:
+        Sampling(seed=seed)
+    except SamplingError as error:
+        raise UsageError(f"--{error}") from None
 
 
 def _check_model_options(info: "ModelInfo", options: argparse.Namespace) -> None:
@@ -167,7 +196,7 @@ def _is_voice_file(voice: str | None, info: "ModelInfo") -> bool:
     """Whether `--voice` is the name of a file, not of a voice."""
     if voice is None:
         return False
-    return voice.endswith(VOICE_FILE_SUFFIX) or (info.kind == "base" and Path(voice).is_file())
+    return voice.endswith(VOICE_FILE_SUFFIX) or (info.kind == "base" and Path(voice).exists())
 
 
 def _load_voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":

@@ -7,13 +7,13 @@ cuda-bindings. Both keep the compiled kernels in the user's cache folder.
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from megakernel_tts.files import replace_file
 from megakernel_tts.kernels.program import Program
 
 if TYPE_CHECKING:
@@ -145,7 +145,5 @@ def compiled(
     )
     cubin = compile_program(program, architecture)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as temporary:
-        temporary.write(cubin)
-    Path(temporary.name).replace(file)
+    replace_file(file, cubin)
     return cubin

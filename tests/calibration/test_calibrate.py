@@ -95,6 +95,16 @@ def test_unwritable_output_is_refused_before_the_model_is_loaded(
     assert "is not a folder" in capsys.readouterr().err
 
 
+def test_unwritable_default_output_is_refused_before_the_model_is_loaded(
+    uncalibrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (uncalibrated / "alignment.json").mkdir()
+    load = "megakernel_tts.calibration.calibrate.load_checkpoint"
+    monkeypatch.setattr(load, lambda *_: pytest.fail("a model was loaded"))
+    assert main(["calibrate", str(uncalibrated)]) == 2
+    assert "alignment.json is a folder" in capsys.readouterr().err
+
+
 def test_sentences_and_ground_truth_exclude_each_other(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

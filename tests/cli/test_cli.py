@@ -120,7 +120,7 @@ def test_saved_voice_gives_the_same_speech_as_the_cloned_one(
         (["say", "x", "-o", "z.wav", "--voice", "v.safetensors"], 2, "with --clone and --save-voi"),
         (["say", "x", "-o", "z.wav", "--instruct", "low"], 2, "does not support --instruct"),
         (["say", "a\udcff", "-o", "z.wav"], 1, "half of a character, as character 1"),
-        (["say", "x", "-o", "z.wav", "--seed", "-4"], 1, "seed is -4; it must be"),
+        (["say", "x", "-o", "z.wav", "--save-voice", "v"], 2, "--save-voice needs a recording"),
         (["say", "-f", "none.txt", "-o", "z.wav"], 1, "none.txt"),
         (["voices", "--model", "/none"], 1, "is not a model"),
     ],
@@ -377,7 +377,126 @@ def test_file_with_the_name_of_a_voice_does_not_hide_the_voice(
     assert main(["say", "Hi", "--voice", "clara", "-o", "x.wav"]) == 0
 
 
-@pytest.mark.parametrize("option", ["--voice", "--clone", "--ref-text", "--save-voice"])
-def test_empty_option_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["say", "Hi", option, "", "-o", "x.wav"]) == 2
-    assert f"{option} is empty" in capsys.readouterr().err
+EMPTY = {
+    "say": ["-o", "--file", "--voice", "--clone", "--ref-text", "--save-voice"],
+    "calibrate": ["-o", "--sentences", "--truth", "--voice"],
+    "bench": ["--json", "--plot"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command in EMPTY for option in EMPTY[command]]
+)
+def test_empty_option_is_refused(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "x", option, ""])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}" in line.replace("-f/", "") and "the value is empty" in line
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test that loads a model."""
+    from megakernel_tts import TTS
+
+    monkeypatch.setattr(TTS, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    load = "megakernel_tts.calibration.calibrate.load_checkpoint"
+    monkeypatch.setattr(load, lambda *_: pytest.fail("a model was loaded"))
+
+
+@pytest.mark.parametrize("seed", ["-1", str(1 << 64)])
+def test_seed_out_of_range_is_a_usage_error_before_the_model_is_loaded(
+    no_model: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: str
+) -> None:
+    assert main(["say", "x", "-o", str(tmp_path / "z.wav"), "--seed", seed]) == 2
+    error = capsys.readouterr().err
+    assert f"--seed is {seed}; it must be from 0 to 2^64 - 1" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("say", "-o", "x.wav"),
+        ("say", "--save-voice", "x.safetensors"),
+        ("calibrate", "-o", "x.json"),
+        ("bench", "--json", "x.json"),
+        ("bench", "--plot", "x.png"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Path.mkdir, r"is a folder|is not a regular file"),
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/null"), r"is a symbolic link|is not a regular file"),
+    ],
+    ids=["folder", "pipe", "link"],
+)
+def test_invalid_output_is_refused_before_the_model_is_loaded(
+    no_model: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    option: str,
+    name: str,
+    make: Callable[[Path], object],
+    message: str,
+) -> None:
+    make(tmp_path / name)
+    arguments = [command, "demo", option, str(tmp_path / name)]
+    if option == "--save-voice":
+        arguments += ["--clone", "me.wav", "-o", str(tmp_path / "z.wav")]
+    assert main(arguments) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["folder", "folder.safetensors"])
+def test_folder_is_no_voice_file(
+    checkpoint: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    voice = tmp_path / name
+    voice.mkdir()
+    output = tmp_path / "z.wav"
+    arguments = ["say", "x", "-o", str(output), "--voice", str(voice)]
+    assert main([*arguments, "--model", str(checkpoint("base"))]) in (1, 2)
+    assert f"{voice} is a folder" in capsys.readouterr().err
+    assert not output.exists()
+
+
+# Runs the command, and interrupts it when it imports a module, or at its end.
+INTERRUPTED = """
+import atexit, os, runpy, signal, sys
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            interrupt()
+
+module, sys.argv = sys.argv[1], sys.argv[1:]
+sys.meta_path.insert(0, Finder())
+if module == "exit":
+    atexit.register(interrupt)
+runpy.run_module("megakernel_tts", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["megakernel_tts.cli.main", "megakernel_tts.cli.say", "argparse", "numpy", "torch", "exit"],
+)
+def test_interrupt_outside_of_the_command_gives_no_traceback(module: str, tmp_path: Path) -> None:
+    """An import may hide the interrupt, and at exit Python reports it with a traceback."""
+    output = str(tmp_path / "z.wav")
+    command = [sys.executable, "-c", INTERRUPTED, module, "say", "Hi", "-o", output, "--seed", "1"]
+    reset_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    run = subprocess.run(command, capture_output=True, timeout=120, preexec_fn=reset_sigint)
+    assert run.returncode == -signal.SIGINT
+    assert b"Traceback" not in run.stderr
+    assert (b"s of audio" in run.stderr) == (module == "exit")
