@@ -4,6 +4,7 @@ Each word is a tone whose loudness encodes the word's index, so that the words c
 the audio. Words last as long as the estimate of word times assumes.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,14 +37,27 @@ _NUM_LOUDNESSES = 1000
 _HALF_PERIOD = 24  # samples: 500 Hz
 
 
-def words_in_audio(pcm: NDArray[np.int16]) -> list[int]:
-    """Returns the indices of the words in 24 kHz audio, in order; 0 is a session's first word."""
+def word_onsets(pcm: NDArray[np.int16]) -> list[tuple[int, int]]:
+    """Returns the words in 24 kHz audio, in order.
+
+    Args:
+        pcm: int16 [samples].
+
+    Returns:
+        The index of each word, 0 for a session's first, and the sample at which it begins, to
+        within 24.
+    """
     steps = np.abs(pcm[: len(pcm) // _HALF_PERIOD * _HALF_PERIOD].astype(int))
     loudness = np.median(steps.reshape(-1, _HALF_PERIOD), axis=1)
-    audible = loudness[loudness > _MIN_LOUDNESS / 2]
-    numbers = np.rint((audible - _MIN_LOUDNESS) / _LOUDNESS_STEP).astype(int)
+    audible = np.flatnonzero(loudness > _MIN_LOUDNESS / 2)
+    numbers = np.rint((loudness[audible] - _MIN_LOUDNESS) / _LOUDNESS_STEP).astype(int)
     changes = np.flatnonzero(np.diff(numbers, prepend=-1))
-    return [int(n) for n in numbers[changes]]
+    return [(int(numbers[i]), int(audible[i]) * _HALF_PERIOD) for i in changes]
+
+
+def words_in_audio(pcm: NDArray[np.int16]) -> list[int]:
+    """Returns the indices of the words in 24 kHz audio, in order; see `word_onsets`."""
+    return [word for word, _ in word_onsets(pcm)]
 
 
 class CharacterTokenizer(TextTokenizer):
@@ -100,6 +114,11 @@ class SimulatedPromptBuilder(PromptBuilder):
         return Prompt(text, 0, lead, num_tokens=len(ids), text_start=0, text_complete=False)
 
 
+def _nearest_step(seconds: float) -> int:
+    """Returns the step at which `EstimatedWordTimer` places a word, the earlier one of two."""
+    return math.ceil(seconds / STEP_SECONDS - 0.5 - 1e-6)
+
+
 @dataclass
 class _SimulatedStream:
     """State of one stream.
@@ -146,9 +165,7 @@ class _SimulatedStream:
         if not self.num_steps_left and (word := self.next_word) is not None:
             self.word_idx += 1
             before, self.word_end_s = self.word_end_s, self.word_end_s + spoken_seconds(word)
-            self.num_steps_left = round(self.word_end_s / STEP_SECONDS) - round(
-                before / STEP_SECONDS
-            )
+            self.num_steps_left = _nearest_step(self.word_end_s) - _nearest_step(before)
         if not self.num_steps_left:
             return 0
         self.num_steps_left -= 1

@@ -1,5 +1,6 @@
 """The speech of one audio context: text to a session of the engine, its audio to the pipeline."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from megakernel_tts import AudioChunk, Session, Word
 from pipecat_service.audio import Resampler, Trimmer
+from pipecat_service.playhead import OUTPUT_BLOCK_S
 from pipecat_service.words import needs_space
 
 SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
@@ -18,7 +20,8 @@ class OutputChunk:
     """Audio and words that are sent together.
 
     Attributes:
-        words: Words that start in the audio, timed from the start of all of the speech's audio.
+        words: Words that start in the output blocks that the audio completes, timed from the start
+            of all of the speech's audio.
         pcm: int16 [samples] at the pipeline's rate.
     """
 
@@ -31,7 +34,6 @@ class Speech:
 
     Attributes:
         session: Session of the engine.
-        output_s: Seconds of audio that were output.
         queued_s: Seconds of output audio that wait behind another context's.
     """
 
@@ -43,12 +45,18 @@ class Speech:
             rate: Sample rate of the pipeline.
         """
         self.session = session
-        self.output_s = 0.0
         self.queued_s = 0.0
         self._rate = rate
         self._trimmer = Trimmer(SOURCE_RATE)
         self._resampler = Resampler(SOURCE_RATE, rate)
+        self._pending_words: list[Word] = []  # in an incomplete output block
+        self._num_output = 0  # samples
         self._last_char = " "
+
+    @property
+    def has_output(self) -> bool:
+        """Whether audio was output."""
+        return self._num_output > 0
 
     def push_text(self, text: str) -> None:
         """Appends text; restores the space before it if another processor stripped it.
@@ -67,13 +75,20 @@ class Speech:
         return self._output(chunk.words, self._resampler.convert(pcm))
 
     def end(self) -> OutputChunk:
-        """Gives the last audio, after the last chunk of the engine."""
-        return self._output((), self._resampler.end())
+        """Gives the last audio and words, after the last chunk of the engine."""
+        return self._output((), self._resampler.end(), last=True)
 
-    def _output(self, words: Sequence[Word], pcm: NDArray[np.int16]) -> OutputChunk:
-        duration_s = len(pcm) / self._rate
-        self.output_s += duration_s
-        self.queued_s += duration_s
+    def _output(
+        self, words: Sequence[Word], pcm: NDArray[np.int16], *, last: bool = False
+    ) -> OutputChunk:
+        self._num_output += len(pcm)
+        self.queued_s += len(pcm) / self._rate
         trimmed_s = self._trimmer.num_dropped / SOURCE_RATE
-        shifted = [replace(word, start=max(0.0, word.start - trimmed_s)) for word in words]
-        return OutputChunk(shifted, pcm)
+        self._pending_words += [
+            replace(word, start=max(0.0, word.start - trimmed_s)) for word in words
+        ]
+        block = round(OUTPUT_BLOCK_S * self._rate)
+        end = math.inf if last else self._num_output // block * block
+        output = [word for word in self._pending_words if round(word.start * self._rate) < end]
+        self._pending_words = self._pending_words[len(output) :]
+        return OutputChunk(output, pcm)

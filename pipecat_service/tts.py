@@ -265,7 +265,7 @@ class MegakernelTTSService(TTSService):
             await self._fail(context_id, finish.error)
         else:
             await self._send(context_id, speech.end())
-            if not speech.output_s:
+            if not speech.has_output:
                 await self._send_placeholder(context_id)
             await self._close(context_id)
 
@@ -292,7 +292,7 @@ class MegakernelTTSService(TTSService):
         if speech is not None:
             speech.session.cancel()
         self._failed.add(context_id)
-        if speech is not None and speech.output_s:
+        if speech is not None and speech.has_output:
             self._renew_turn_context(context_id)
         if context_id != self._turn_context_id:  # otherwise the end of the turn's text closes it
             await self._close(context_id)
@@ -319,13 +319,28 @@ class MegakernelTTSService(TTSService):
             self._playhead.add(self.get_clock().get_time(), duration_s)
             if speech := self._speeches.get(frame.context_id or ""):
                 speech.queued_s -= duration_s
+        elif isinstance(frame, TTSStoppedFrame):
+            self._playhead.end_speech(self.get_clock().get_time())
         await super().push_frame(frame, direction)
 
     async def start_word_timestamps(self) -> None:
         """Times words from the start of their audio, after the audio that was sent before."""
+        self._playhead.begin_speech(self.get_clock().get_time())
         tracker = self._word_timestamp_tracker
         tracker.last_pts = max(tracker.last_pts, self._playhead.end_ns)
         await super().start_word_timestamps()
+
+    async def _add_word_timestamps(
+        self,
+        word_times: list[tuple[str, float]],
+        context_id: str | None = None,
+        includes_inter_frame_spaces: bool = False,
+    ) -> None:
+        """Sends words ahead of their audio; gaps in the audio sent before delay them."""
+        started = self._word_timestamp_tracker.started  # otherwise kept until the first audio
+        underrun_s = self._playhead.underrun_s(self.get_clock().get_time()) if started else 0.0
+        delayed = [(word, start_s + underrun_s) for word, start_s in word_times]
+        await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
 
     async def _apply_force_complete(self, context_id: str) -> None:
         """Commits a context's last words, unless its session failed before they were spoken."""

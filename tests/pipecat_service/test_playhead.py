@@ -1,4 +1,6 @@
-from pipecat_service.playhead import Playhead
+import pytest
+
+from pipecat_service.playhead import OUTPUT_BLOCK_S, Playhead
 
 SECOND_NS = 1_000_000_000
 
@@ -7,8 +9,8 @@ def test_audio_plays_in_real_time_and_in_order() -> None:
     playhead = Playhead()
     assert playhead.remaining_s(5 * SECOND_NS) == 0
     playhead.add(5 * SECOND_NS, 1.0)
-    playhead.add(5 * SECOND_NS, 0.5)
-    assert playhead.end_ns == 6.5 * SECOND_NS and playhead.remaining_s(6 * SECOND_NS) == 0.5
+    playhead.add(5 * SECOND_NS, 0.52)
+    assert playhead.end_ns == 6.52 * SECOND_NS and playhead.remaining_s(6 * SECOND_NS) == 0.52
     assert playhead.remaining_s(7 * SECOND_NS) == 0
 
 
@@ -21,6 +23,36 @@ def test_audio_after_a_gap_plays_from_the_time_it_is_sent() -> None:
 
 def test_cleared_audio_is_not_remaining() -> None:
     playhead = Playhead()
-    playhead.add(1 * SECOND_NS, 5.0)
+    playhead.add(1 * SECOND_NS, 5.01)
     playhead.clear()
     assert playhead.remaining_s(1 * SECOND_NS) == 0
+    playhead.add(9 * SECOND_NS, 0.03)
+    assert playhead.remaining_s(9 * SECOND_NS) == 0, "audio of an earlier block was kept"
+
+
+def test_gaps_in_a_speech_add_up_and_those_before_it_do_not_count() -> None:
+    playhead = Playhead()
+    playhead.add(1 * SECOND_NS, 1.0)
+    playhead.begin_speech(5 * SECOND_NS)
+    playhead.add(5 * SECOND_NS, 1.0)
+    assert playhead.underrun_s(6 * SECOND_NS) == 0
+    assert playhead.underrun_s(8 * SECOND_NS) == 2
+    playhead.add(8 * SECOND_NS, 1.0)
+    playhead.add(8 * SECOND_NS, 1.0)
+    assert playhead.underrun_s(13 * SECOND_NS) == 2 + 3
+    playhead.begin_speech(13 * SECOND_NS)
+    assert playhead.underrun_s(13 * SECOND_NS) == 0
+
+
+def test_samples_of_an_incomplete_block_are_played_with_the_next_audio_or_the_end() -> None:
+    playhead = Playhead()
+    playhead.begin_speech(0)
+    playhead.add(0, 1.03)
+    assert playhead.end_ns == 1 * SECOND_NS
+    playhead.add(3 * SECOND_NS, 0.03)
+    assert playhead.end_ns == 3 * SECOND_NS + 40_000_000
+    assert playhead.underrun_s(3 * SECOND_NS) == 2
+    playhead.end_speech(4 * SECOND_NS)
+    assert playhead.end_ns == 4 * SECOND_NS + round(OUTPUT_BLOCK_S * 1e9)
+    playhead.end_speech(5 * SECOND_NS)
+    assert playhead.remaining_s(5 * SECOND_NS) == pytest.approx(0)

@@ -24,3 +24,19 @@ def test_words_are_timed_from_the_start_of_the_trimmed_audio() -> None:
     assert len(output.pcm) == 18_000 + lead_s * RATE
     assert [word.start for word in output.words] == pytest.approx([0.0, 0.25 + lead_s])
     assert [word.text for word in output.words] == ["One", "two"]
+
+
+def test_a_word_is_output_with_the_audio_that_completes_its_output_block() -> None:
+    """An output plays whole blocks of 40 ms: later samples wait, and so does their word."""
+    text = TextQueue(CharacterTokenizer(), Splitter())
+    speech = Speech(Session(text, EventQueue(lambda: None, lambda: None), lambda: None), RATE)
+    pcm = np.full(1900, 3000, np.int16)  # 79 ms
+    words = (Word("One", 0.02, None, False), Word("two", 0.06, None, False))
+    codes = np.zeros((1, 16), np.int64)
+    first = speech.process(AudioChunk(pcm, RATE, codes, 0, words))
+    second = speech.process(AudioChunk(pcm[:20], RATE, codes, 1))
+    late = speech.process(AudioChunk(pcm[:20], RATE, codes, 2, (Word("end", 0.08, None, False),)))
+    chunks = [first, second, late, speech.end()]
+    assert [[word.text for word in chunk.words] for chunk in chunks] == [
+        ["One"], ["two"], [], ["end"],
+    ]  # fmt: skip
