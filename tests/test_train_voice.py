@@ -12,12 +12,20 @@ import torch
 import torch.nn.functional as F
 
 from examples.train_voice import codec, codes, export, talker, vocoder
+from examples.train_voice.discriminators import (
+    Discriminators,
+    adversarial_loss,
+    discriminator_loss,
+    feature_loss,
+)
 from examples.train_voice.grammar import Grammar, plural, spell
 from examples.train_voice.judge import errors, words_of
 from examples.train_voice.layout import TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
-from examples.train_voice.phonemes import PHONES
-from examples.train_voice.synthesis import FRAME, shard_files
+from examples.train_voice.phonemes import PHONES, VOICES
+from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
+from examples.train_voice.spectral import Spectra
+from examples.train_voice.synthesis import FRAME, SHARD, shard_files
 from examples.train_voice.text import held_out, make_corpus, train_tokenizer
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.codec import weights as w
@@ -42,7 +50,7 @@ def run(stage: str, *arguments: str) -> None:
 
 def assert_speaks(voice: Path) -> None:
     with TTS.load(voice, device="cpu", slots=1) as tts:
-        assert list(tts.voices) == ["clara", "henry"]
+        assert list(tts.voices) == list(VOICES)
         speech = tts.say("Hello.", "henry", "english", sampling=Sampling(seed=0, max_frames=4))
     assert len(speech.pcm) == 1920 * len(speech.codes)
 
@@ -65,7 +73,7 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
         words=np.zeros(total, np.int16),
         frames=num_frames,
         text=np.arange(len(texts)),
-        speaker=rng.integers(0, 2, len(texts)),
+        speaker=rng.integers(0, len(VOICES), len(texts)),
     )
     codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
     codes.encode(work)
@@ -73,6 +81,10 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
     talker.train(work, minutes=0.02, positions=600, seed=0)
     export.export(work)
     assert_speaks(work.voice)
+    for stage in ("codec", "vocoder", "talker"):
+        last = json.loads(work.log(stage).read_text().splitlines()[-1])
+        held_out = [value for name, value in last.items() if name.startswith("held_")]
+        assert held_out and np.isfinite(held_out).all(), stage
 
 
 @pytest.mark.slow
@@ -167,3 +179,52 @@ def test_transposed_convolutions_and_snakes_match_torch() -> None:
     actual_grads = torch.autograd.grad(y, (x, alpha, beta), grad)
     expected_grads = torch.autograd.grad(expected, (x, alpha, beta), grad)
     torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-3)
+
+
+def test_discriminators_learn_to_tell_waveforms_apart() -> None:
+    torch.manual_seed(0)
+    time = torch.arange(7680) / 24_000
+    real = torch.sin(2 * torch.pi * 220 * time).repeat(2, 1)
+    fake = (real + 0.05 * torch.randn_like(real)).requires_grad_()
+    judges = Discriminators(Spectra(torch.device("cpu")), channels=4)
+    optimizer = torch.optim.Adam(judges.parameters(), lr=3e-3)
+    first, last = 0.0, 0.0
+    for step in range(12):
+        last = discriminator_loss(judges(real), judges(fake.detach()))
+        first = last.item() if step == 0 else first
+        optimizer.zero_grad()
+        last.backward()
+        optimizer.step()
+    assert last.item() < 0.7 * first
+    judged_real, judged_fake = judges(real), judges(fake)
+    assert feature_loss(judged_real, judged_real).item() == 0
+    assert feature_loss(judged_real, judged_fake).item() > 0.01
+    (grad,) = torch.autograd.grad(adversarial_loss(judged_fake), fake)
+    assert grad.isfinite().all() and (grad != 0).any(1).all()
+
+
+def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
+    work, num_texts = Work(tmp_path), 2 * HELD_OUT_INTERVAL + 10
+    work.corpus.write_text("a\n" * num_texts)
+    work.recordings.mkdir()
+    texts = np.arange(num_texts)
+    frames = np.full(num_texts, 3)
+    marks = np.repeat(np.where(texts % HELD_OUT_INTERVAL == 0, 1000, 0), 3 * FRAME)
+    for i, shard in enumerate(shard_files(work)):
+        chosen = texts // SHARD == i
+        np.savez(
+            shard,
+            wave=marks[np.repeat(chosen, 3 * FRAME)].astype(np.int16),
+            phones=np.zeros((3 * chosen.sum(), 2), np.uint8),
+            words=np.zeros(3 * chosen.sum(), np.int16),
+            frames=frames[chosen],
+            text=texts[chosen],
+            speaker=np.zeros(chosen.sum(), np.int64),
+        )
+    recordings = Recordings(work, torch.device("cpu"))
+    recordings.wait()
+    assert recordings.complete
+    wave, _ = recordings.crops(400, 4, np.random.default_rng(0))
+    assert not wave.any()
+    whole, _ = recordings.whole(recordings.held_out)
+    assert whole.shape[0] == 3 and (whole > 0).all()

@@ -17,6 +17,7 @@ from examples.train_voice.codec_net import Quantizer
 from examples.train_voice.layout import Work, append_json, summary
 from examples.train_voice.phonemes import PHONES
 from examples.train_voice.recordings import Recordings
+from examples.train_voice.resynthesis import Resynthesis
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.training import (
     Average,
@@ -127,6 +128,14 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     budget = Budget(minutes, used_s)
     steps: dict[str, CapturedStep] = {}
     has_codebooks, step_idx = file.exists(), 0
+    resynthesis = Resynthesis(work, "codec", model, recordings)
+
+    def save() -> None:
+        save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+        with average.applied():
+            times = {"step": step_idx, "seconds": budget.used_s}
+            append_json(work.log("codec"), times | resynthesis.measure())
+
     with tqdm(desc="codec", unit=" steps", disable=None) as progress:
         while budget.share < 1:
             if step_idx % 50 == 0:
@@ -156,10 +165,12 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
                 times = {"step": step_idx, "seconds": budget.used_s, "frames": recordings.frames}
                 append_json(work.log("codec"), times | values)
             if not features and budget.due:
-                save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+                save()
             step_idx += 1
             progress.update()
-    save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+    save()
+    with average.applied():
+        resynthesis.write_samples()
 
 
 def _start_codebooks(

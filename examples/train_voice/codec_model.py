@@ -89,9 +89,9 @@ class CodecModel:
         self.encoder.calibrating = self.decoder.calibrating = False
 
     def state(self, average: list[Tensor]) -> dict[str, Any]:
-        """State for later stages: averaged parameters and codebooks."""
-        named = dict(zip(self.parameters, average, strict=True))
-        return {"parameters": named, "books": self.quantizer.books}
+        """State for later stages, as precise as the checkpoint: averages and codebooks."""
+        named = {k: v.half() for k, v in zip(self.parameters, average, strict=True)}
+        return {"parameters": named, "books": self.quantizer.books.half()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Loads a result of `state`."""

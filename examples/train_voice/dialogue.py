@@ -8,37 +8,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from examples.train_voice.layout import VOICES, Work
+from examples.train_voice.layout import Work
+from examples.train_voice.phonemes import VOICES
+from examples.train_voice.recordings import is_held_out
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 NOTHING = -1  # instead of an id: no vector is added at the position
-IGNORED = -100  # label without a loss
 _ROLE = 3  # positions
+_MAX_HELD_OUT = 256  # utterances of a validation
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences; all tensors but `codes` have the shape [batch, positions].
+    """Sequences: text and control ids, input frames, and the frames to be predicted.
 
     Attributes:
-        text: Text ids.
-        control: Ids of the codec embedding, or `NOTHING`.
+        text: Text ids [batch, positions].
+        control: Ids of the codec embedding, or `NOTHING`, of the same shape.
         codes: Codes of the input frames [batch, positions, groups].
-        fed: Whether a position has an input frame.
-        labels: Code 0 or the end of speech, or `IGNORED`.
-        frame: Index of the frame that a position predicts, or `NOTHING`.
-        spoken: Whether the text id belongs to the spoken text.
-        text_word: Index of the word of the text id, or `NOTHING`.
-        frame_word: Index of the word of the predicted frame, or `NOTHING`.
+        fed: Whether a position has an input frame [batch, positions].
+        predicting: Positions that predict a frame, among all batch * positions: [frames].
+        frames: Index of the frame that each of them predicts [frames].
+        ending: Positions that predict the end of speech, among all batch * positions: [batch].
+        spoken: Whether the text id belongs to the spoken text [batch, positions].
+        text_word: Index of the word of the text id, or `NOTHING`, of the same shape.
+        frame_word: Index of the word of the predicted frame, or `NOTHING`, of the same shape.
     """
 
     text: Tensor
     control: Tensor
     codes: Tensor
     fed: Tensor
-    labels: Tensor
-    frame: Tensor
+    predicting: Tensor
+    frames: Tensor
+    ending: Tensor
     spoken: Tensor
     text_word: Tensor
     frame_word: Tensor
@@ -70,6 +74,26 @@ class Dataset:
         words = [_words_of(text, [width[i] for i in one]) for text, one in pairs]
         self._token_words = torch.tensor([w for one in words for w in one], device=device)
         self.lengths = self._frames + self._tokens + 12  # upper bound in positions
+        self.held_out = is_held_out(tables["text"])
+        rows = [self._tag_rows(auto) for auto in (False, True)]
+        self._tags = torch.tensor(rows, device=device)  # [auto, speakers, 6]
+
+    def _tag_rows(self, auto: bool) -> list[list[int]]:
+        """Control ids before the text, for each speaker: language, speaker, codec_pad."""
+        talker = self._config.talker
+        control, rows = talker.control, list[list[int]]()
+        for name, voice in VOICES.items():
+            language = [control.think, control.think_bos, talker.languages[voice.language]]
+            start = [control.nothink, control.think_bos] if auto else language
+            row = [*start, control.think_eos, talker.speakers[name], control.pad]
+            rows.append(row + [NOTHING] * (6 - len(row)))
+        return rows
+
+    def build_held_out(self, full: bool) -> Batch:
+        """Builds a batch of held-out utterances with given language, in one layout."""
+        chosen = np.flatnonzero(self.held_out)[:_MAX_HELD_OUT]
+        layout = np.full(len(chosen), full)
+        return self.build(chosen, layout, np.zeros_like(layout))
 
     def build(
         self, chosen: NDArray[np.int64], full: NDArray[np.bool_], auto: NDArray[np.bool_]
@@ -92,7 +116,7 @@ class Dataset:
         speech = np.where(full, start + tokens + 1, start)  # position of codec_bos
         length = -(-int((speech + frames + 1).max()) // 8) * 8
         p = torch.arange(length, device=device)[None]
-        n, t, k, first, bos = map(column, (tokens, frames, tags, start, speech))
+        n, t, first, bos = map(column, (tokens, frames, start, speech))
 
         text = torch.full((len(chosen), length), ids.pad, device=device)
         role = torch.tensor([ids.im_start, ids.assistant, self._newline], device=device)
@@ -105,12 +129,8 @@ class Dataset:
         text = torch.where(spoken, self._ids[index], text)
         text = torch.where(token == n, ids.eos, text)
 
-        tag = (p - _ROLE).clamp(0, 5)
-        given = self._tags([control.think, control.think_bos, self._language, control.think_eos])
-        open_language = self._tags([control.nothink, control.think_bos, control.think_eos])
-        tagged = torch.where(k == 6, given[tag], open_language[tag.clamp(max=4)])
-        speakers = torch.tensor([self._config.talker.speakers[v] for v in VOICES], device=device)
-        tagged = torch.where(tagged == NOTHING, speakers[column(self._speakers[chosen])], tagged)
+        rows = self._tags[column(auto.astype(np.int64)), column(self._speakers[chosen])]
+        tagged = rows[:, 0].gather(1, (p - _ROLE).clamp(0, 5).expand(len(chosen), -1))
         codec = torch.full_like(text, NOTHING)
         codec = torch.where((p >= _ROLE) & (p < first), tagged, codec)
         codec = torch.where((p >= first) & (p < bos), control.pad, codec)
@@ -120,37 +140,31 @@ class Dataset:
         fed = (frame_idx >= 1) & (frame_idx <= t)
         codes = self.codes[torch.where(fed, base + frame_idx - 1, 0)].long()
         frame = torch.where((frame_idx >= 0) & (frame_idx < t), base + frame_idx, NOTHING)
-        labels = torch.where(frame >= 0, self.codes[frame.clamp(min=0), 0].long(), IGNORED)
-        labels = torch.where(frame_idx == t, control.eos, labels)
+        begin = np.arange(len(chosen)) * length + speech
+        order = np.arange(frames.sum()) - np.repeat(np.cumsum(frames) - frames, frames)
         return Batch(
-            text, codec, codes, fed, labels, frame, spoken,
+            text, codec, codes, fed,
+            predicting=column(np.repeat(begin, frames) + order)[:, 0],
+            frames=column(np.repeat(self._first_frame[chosen], frames) + order)[:, 0],
+            ending=column(begin + frames)[:, 0],
+            spoken=spoken,
             text_word=torch.where(spoken, self._token_words[index], NOTHING),
             frame_word=torch.where(frame >= 0, self._words[frame.clamp(min=0)], NOTHING),
         )  # fmt: skip
 
-    @property
-    def _language(self) -> int:
-        return self._config.talker.languages["english"]
-
-    def _tags(self, ids: list[int]) -> Tensor:
-        """Tags, a place for the speaker, codec_pad."""
-        tags = [*ids, NOTHING, self._config.talker.control.pad]
-        return torch.tensor(tags, device=self._device)
-
 
 def _token_widths(work: Work) -> dict[int, int]:
-    """Number of ASCII characters of each token."""
+    """Number of bytes of each token."""
     vocab = json.loads((work.voice / "vocab.json").read_text(encoding="utf-8"))
     return {i: len(token) for token, i in vocab.items()}
 
 
 def _words_of(text: str, widths: list[int]) -> list[int]:
-    """Index of the space-separated word of each token."""
-    words: list[int] = []
-    at = 0
+    """Index of the space-separated word of each token, given the tokens' bytes."""
+    data, words, at = text.encode(), list[int](), 0
     for width in widths:
-        piece = text[at : at + width]
+        piece = data[at : at + width]
         start = at + len(piece) - len(piece.lstrip())
-        words.append(text[:start].count(" "))
+        words.append(data[:start].count(b" "))
         at += width
     return words

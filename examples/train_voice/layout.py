@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from examples.train_voice import phonemes
 from megakernel_tts.model.config import (
     CodecConfig,
     ModelConfig,
@@ -18,8 +19,7 @@ from megakernel_tts.model.random_checkpoint import (
 )
 
 CODES = 256
-VOICES = {"clara": "slt", "henry": "rms"}  # flite's voice of each speaker
-_ROWS = {"clara": 1274, "henry": 1269}  # of the codec embedding, among the control ids
+VOICES = {"clara": "slt", "henry": "rms"}  # the first voices, as flite speaks them
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sizes:
     decoder: int
 
 
-FULL = Sizes(256, 6, 576, 256, 512, filters=16, latent=128, codebook=96, decoder=256)
+FULL = Sizes(256, 8, 512, 256, 512, filters=16, latent=128, codebook=96, decoder=384)
 TINY = Sizes(32, 2, 32, 32, 32, filters=2, latent=32, codebook=16, decoder=16)
 
 
@@ -107,9 +107,9 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
         "intermediate_size": sizes.intermediate,
         "text_hidden_size": sizes.hidden // 2,
         "text_vocab_size": -(-(len(vocab) + len(specials)) // 8) * 8,
-        "codec_language_id": {"english": talker["codec_language_id"]["english"]},
-        "spk_id": _ROWS,
-        "spk_is_dialect": dict.fromkeys(_ROWS, False),
+        "codec_language_id": {n: talker["codec_language_id"][n] for n in phonemes.LANGUAGES},
+        "spk_id": {name: voice.row for name, voice in phonemes.VOICES.items()},
+        "spk_is_dialect": dict.fromkeys(phonemes.VOICES, False),
     }
     talker["code_predictor_config"] |= {
         "hidden_size": sizes.predictor_hidden,

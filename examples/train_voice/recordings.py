@@ -11,6 +11,13 @@ from torch import Tensor
 from examples.train_voice.layout import Work
 from examples.train_voice.synthesis import FRAME, shard_files
 
+HELD_OUT_INTERVAL = 256  # one text in so many is for validation only
+
+
+def is_held_out(texts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether no stage trains on these texts, given by their index in the corpus."""
+    return texts % HELD_OUT_INTERVAL == 0
+
 
 class Recordings:
     """All finished shards, concatenated."""
@@ -24,6 +31,7 @@ class Recordings:
             name: [] for name in ("phones", "words", "frames", "text", "speaker")
         }
         self._starts = np.zeros(0, np.int64)
+        self._crop_starts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
 
     @property
     def frames(self) -> int:
@@ -51,12 +59,29 @@ class Recordings:
             self._phones = torch.cat([self._phones, torch.from_numpy(new).to(self._device)])
             ends = np.cumsum(np.concatenate(self.tables["frames"]))
             self._starts = np.concatenate([[0], ends[:-1]])
+            self._crop_starts.clear()
 
     def wait(self) -> None:
         """Waits for the first shard."""
         while not self.frames:
             self.poll()
             time.sleep(0.2)
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Utterances for validation."""
+        return np.flatnonzero(is_held_out(np.concatenate(self.tables["text"])))
+
+    def _starts_of_crops(self, frames: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First frames of crops without held-out frames: all, and those that start utterances."""
+        if frames not in self._crop_starts:
+            excluded = is_held_out(np.concatenate(self.tables["text"]))
+            excluded = np.repeat(excluded, np.concatenate(self.tables["frames"]))
+            total = np.concatenate([[0], np.cumsum(excluded)])
+            allowed = total[frames + 1 :] == total[: -frames - 1]  # an unaligned crop has one more
+            starts = self._starts[self._starts < len(allowed)]
+            self._crop_starts[frames] = np.flatnonzero(allowed), starts[allowed[starts]]
+        return self._crop_starts[frames]
 
     def crops(self, count: int, frames: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draws random crops of speech.
@@ -67,10 +92,9 @@ class Recordings:
         Returns:
             Waves [count, frames * 1920] in [-1, 1] and phones [count, frames, 2], -100 for none.
         """
-        last = self.frames - frames - 1
-        starts = rng.integers(0, last, count)
+        starts, first_frames = self._starts_of_crops(frames)
         half = count // 2
-        starts[:half] = rng.choice(self._starts, half).clip(max=last)
+        starts = np.concatenate([rng.choice(first_frames, half), rng.choice(starts, count - half)])
         shift = np.zeros(count, np.int64)
         shift[count - count // 4 :] = rng.integers(0, FRAME, count // 4)
         first = torch.from_numpy(starts * FRAME + shift).to(self._device)

@@ -1,13 +1,15 @@
-"""Distances between waveforms: spectra at several resolutions, and spectral discriminators."""
+"""Distances between the spectra of waveforms at several resolutions."""
 
 import math
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 _SIZES = (2048, 1024, 512, 256, 128)
+_BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
+_FRAME_SIZE, _FRAME_BANDS = 960, 40  # of the log-mels of a frame; the hop is an eighth of it
 
 
 def _mel_filters(size: int, mels: int) -> Tensor:
@@ -25,15 +27,14 @@ class Spectra:
 
     def __init__(self, device: torch.device) -> None:
         self._bases: dict[int, Tensor] = {}
-        self._filters: dict[tuple[int, int], Tensor] = {}
-        for size in (*_SIZES, 960):
+        self._filters: dict[int, Tensor] = {}
+        for size, bands in (_BANDS | {_FRAME_SIZE: _FRAME_BANDS}).items():
             cycles = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size
             angles = 2 * math.pi / size * cycles.double()
             waves = torch.cat([angles.cos(), -angles.sin()], 1)
             window = torch.hann_window(size, dtype=torch.float64)[:, None]
             self._bases[size] = (window * waves).float().to(device)
-            for mels in (40, 80):
-                self._filters[size, mels] = _mel_filters(size, mels).to(device)
+            self._filters[size] = _mel_filters(size, bands).to(device)
 
     def transform(self, wave: Tensor, size: int) -> Tensor:
         """Real and imaginary parts [batch, frames, 2, size / 2 + 1]; the hop is a quarter frame."""
@@ -48,13 +49,13 @@ class Spectra:
         """Magnitudes [batch, frames, size / 2 + 1]."""
         return (self.transform(wave, size).square().sum(-2) + 1e-8).sqrt()
 
-    def log_mel(self, magnitude: Tensor, size: int, mels: int) -> Tensor:
-        """Log-mels [batch, frames, mels] of magnitudes."""
-        return (magnitude @ self._filters[size, mels]).clamp(min=1e-2).log()
+    def log_mel(self, magnitude: Tensor, size: int) -> Tensor:
+        """Log-mels [batch, frames, bands] of magnitudes."""
+        return (magnitude @ self._filters[size]).clamp(min=1e-2).log()
 
     def frame_mels(self, wave: Tensor) -> Tensor:
         """Eight log-mel spectra per frame of the codec: [batch, codec frames, 320]."""
-        mels = self.log_mel(self.magnitude(wave, 960), 960, 40)
+        mels = self.log_mel(self.magnitude(wave, _FRAME_SIZE), _FRAME_SIZE)
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
     def distance(self, decoded: Tensor, target: Tensor) -> Tensor:
@@ -68,57 +69,21 @@ class Spectra:
             total = total + ((a + floor).log() - (b + floor).log()).abs().mean()
             total = total + 0.5 * (a - b).abs().mean() / (b.mean() + 1e-3)
             if size >= 512:
-                mels = 40 if size == 512 else 80
-                difference = self.log_mel(a, size, mels) - self.log_mel(b, size, mels)
+                difference = self.log_mel(a, size) - self.log_mel(b, size)
                 total = total + 1.5 * difference.abs().mean()
         return total
 
+    def mel_distances(self, decoded: Tensor, target: Tensor) -> dict[int, Tensor]:
+        """Mean absolute difference of log-mels at each resolution, by window size."""
+        distances: dict[int, Tensor] = {}
+        for size in _SIZES:
+            with torch.no_grad():
+                b = self.log_mel(self.magnitude(target, size), size)
+            a = self.log_mel(self.magnitude(decoded, size), size)
+            distances[size] = (a - b).abs().mean()
+        return distances
+
     def mel_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
-        """Mean absolute difference of log-mels, as reported in the logs."""
-        a, b = (self.log_mel(self.magnitude(x, 1024), 1024, 80) for x in (decoded, target))
+        """The distance at 1,024 samples and 80 bands, as reported in the logs."""
+        a, b = (self.log_mel(self.magnitude(x, 1024), 1024) for x in (decoded, target))
         return (a - b).abs().mean()
-
-
-class Discriminator(nn.Module):
-    """Classifies waveforms as recorded or decoded by their complex spectra."""
-
-    def __init__(self, spectra: Spectra, channels: int) -> None:
-        super().__init__()
-        self._spectra = spectra
-        self._sizes = (1024, 512, 256)
-
-        def layer(into: int, out: int, *, stride: int = 1, dilation: int = 1, width: int = 9):
-            conv = nn.Conv2d(
-                into,
-                out,
-                (3, width),
-                stride=(1, stride),
-                dilation=(dilation, 1),
-                padding=(dilation, width // 2),
-            )
-            return nn.utils.parametrizations.weight_norm(conv)
-
-        self.networks = nn.ModuleList(
-            nn.ModuleList(
-                [
-                    layer(2, channels),
-                    *(layer(channels, channels, stride=2, dilation=d) for d in (1, 2, 4)),
-                    layer(channels, channels, width=3),
-                    layer(channels, 1, width=3),
-                ]
-            )
-            for _ in self._sizes
-        )
-
-    def forward(self, wave: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Gives the scores of each network and the features of every layer."""
-        scores: list[Tensor] = []
-        features: list[Tensor] = []
-        for size, network in zip(self._sizes, self.networks, strict=True):
-            x = 4 * self._spectra.transform(wave, size).transpose(1, 2) / size**0.5
-            *layers, last = list(network)  # pyright: ignore[reportArgumentType]
-            for layer in layers:
-                x = F.leaky_relu(layer(x), 0.2)
-                features.append(x)
-            scores.append(last(x))
-        return scores, features

@@ -29,7 +29,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 1.5e-3
 _PREDICTOR_FRAMES = 6_144  # of a batch, for the code predictor's loss
-_NUM_HELD_OUT = 256  # utterances for validation
+_REST_WEIGHTS = 1.5, 0.5  # of the losses of codes 1 and 15; the first codes are heard most
 _FULL_SHARE, _AUTO_SHARE = 0.6, 0.3  # of the full layout and of utterances without language
 _CORRUPTION_SHARE = 0.04  # of input codes that are random, since sampled codes contain errors
 _SHORT_TEXTS_SHARE = 0.03  # of the time, with short texts only
@@ -42,6 +42,8 @@ class Losses:
 
     def __init__(self, net: TalkerNet, dataset: Dataset) -> None:
         self._net, self._dataset = net, dataset
+        weights = torch.linspace(*_REST_WEIGHTS, net.config.talker.num_groups - 1)
+        self._weights = weights.to(dataset.codes.device)
 
     def __call__(self, batch: Batch, *, corruption: float) -> dict[str, Tensor]:
         """Computes mean losses by name.
@@ -61,29 +63,33 @@ class Losses:
         control = net.control(batch.control.clamp(min=0))
         x = x + control * (batch.control != NOTHING)[..., None]
         hidden, middle, guided = net.talker(x)
-        labelled = batch.labels >= 0
-        labels = batch.labels[labelled]
-        logits = net.first_logits(hidden[labelled]).float()
-        predicting = batch.frame >= 0
-        frames = batch.frame[predicting]
-        phones = net.phones(middle[predicting]).float().flatten(0, 1)
-        targets = self._dataset.phones[frames].long().flatten()
-        ends = logits.softmax(-1)[:, net.config.talker.control.eos]
-        is_end = labels == net.config.talker.control.eos
+        hidden, middle = hidden.flatten(0, 1), middle.flatten(0, 1)
+        frames, count = batch.frames, len(batch.frames)
+        codes = self._dataset.codes[frames].long()
+        eos = net.config.talker.control.eos
+        labels = torch.cat([codes[:, 0], torch.full_like(batch.ending, eos)])
+        logits = net.first_logits(hidden[torch.cat([batch.predicting, batch.ending])]).float()
+        phones = net.phones(middle[batch.predicting]).float().flatten(0, 1)
+        ends = logits.detach().softmax(-1)[:, eos]
+        each = self._rest(hidden[batch.predicting], codes)
         return {
             "first": F.cross_entropy(logits, labels),
-            "rest": self._rest(hidden[predicting], frames),
-            "phone": F.cross_entropy(phones, targets),
+            "rest": (each * self._weights).mean(),
+            "phone": F.cross_entropy(phones, self._dataset.phones[frames].long().flatten()),
             "guide": torch.stack([_guide(q, k, batch) for q, k in guided]).mean(),
-            "end": ends[is_end].mean().detach(),
-            "false_end": ends[~is_end].mean().detach(),
+            "second": each[0].detach(),
+            "last": each[-1].detach(),
+            "end": ends[count:].mean(),
+            "false_end": ends[:count].mean(),
         }
 
-    def _rest(self, hidden: Tensor, frames: Tensor) -> Tensor:
-        pick = torch.randperm(len(frames), device=frames.device)[:_PREDICTOR_FRAMES]
-        codes = self._dataset.codes[frames[pick]].long()
+    def _rest(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Mean loss of each later code of a sample of frames."""
+        pick = torch.randperm(len(codes), device=codes.device)[:_PREDICTOR_FRAMES]
+        codes = codes[pick]
         logits = self._net.rest_logits(hidden[pick], codes).float()
-        return F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten())
+        losses = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
+        return losses.view(len(pick), -1).mean(0)
 
 
 def _guide(q: Tensor, k: Tensor, batch: Batch) -> Tensor:
@@ -93,8 +99,9 @@ def _guide(q: Tensor, k: Tensor, batch: Batch) -> Tensor:
     same &= batch.spoken[:, None, :] & (batch.frame_word >= 0)[:, :, None] & causal
     scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     attention = scores.masked_fill(~causal, -1e9).softmax(-1)
-    on_word = (attention * same).sum(-1)[same.any(-1)]
-    return -(on_word + 1e-3).log().mean()
+    has_word = same.any(-1)
+    losses = -((attention * same).sum(-1) + 1e-3).log() * has_word
+    return losses.sum() / has_word.sum().clamp(min=1)
 
 
 def _batches(
@@ -102,8 +109,7 @@ def _batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Batches of similar lengths, in one pass over all utterances that are not held out."""
     lengths = dataset.lengths
-    numbers = np.arange(_num_held_out(dataset), len(lengths))
-    numbers = numbers[lengths[numbers] <= longest]
+    numbers = np.flatnonzero(~dataset.held_out & (lengths <= longest))
     order = numbers[np.argsort(lengths[numbers] + rng.uniform(0, 12, len(numbers)))]
     batches: list[NDArray[np.int64]] = []
     start = 0
@@ -115,10 +121,6 @@ def _batches(
         start = end
     rng.shuffle(batches)  # pyright: ignore[reportArgumentType]
     return iter(batches)
-
-
-def _num_held_out(dataset: Dataset) -> int:
-    return min(_NUM_HELD_OUT, len(dataset.lengths) // 8)
 
 
 def train(work: Work, minutes: float, positions: int, seed: int) -> None:
@@ -144,8 +146,17 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
     def save() -> None:
-        named = dict(zip(net.parameters, average.tensors, strict=True))
+        pairs = zip(net.parameters, average.tensors, strict=True)
+        named = {name: value.bfloat16() for name, value in pairs}  # as in the checkpoint
         save_state(file, {"parameters": named, "used": budget.used_s})
+        net.dropout = False
+        with average.applied(), autocast, torch.no_grad():
+            for full in (True, False):
+                metrics = losses(dataset.build_held_out(full), corruption=0.0)
+                values = {f"held_{name}": float(value) for name, value in metrics.items()}
+                times = {"step": step_idx, "seconds": budget.used_s, "full": float(full)}
+                append_json(work.log("talker"), times | values)
+        net.dropout = True
 
     net.dropout = True
     with tqdm(desc="talker", unit=" steps", disable=None) as progress:
@@ -180,19 +191,6 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
             step_idx += 1
             progress.update()
     save()
-    with torch.no_grad():
-        for parameter, value in zip(parameters, average.tensors, strict=True):
-            parameter.copy_(value)
-        net.dropout = False
-        held_out = np.arange(_num_held_out(dataset))
-        for layout in (True, False):
-            batch = dataset.build(
-                held_out, np.full(len(held_out), layout), np.zeros(len(held_out), bool)
-            )
-            with autocast:
-                metrics = losses(batch, corruption=0.0)
-            values = {f"held_{name}": float(value) for name, value in metrics.items()}
-            append_json(work.log("talker"), {"full": float(layout)} | values)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +53,19 @@ class Average:
         decay = min(0.995, 1 - 10 / (step + 20))
         for tensor, live in zip(self.tensors, self._live, strict=True):
             tensor.lerp_(live, 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Context in which the live parameters have the averages' values."""
+        trained = [t.detach().clone() for t in self._live]
+        self._set(self.tensors)
+        yield
+        self._set(trained)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for live, value in zip(self._live, values, strict=True):
+            live.copy_(value)
 
 
 class Budget:

@@ -1,5 +1,8 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
+The losses and their weights are those of HiFi-GAN and the Descript Audio Codec: log-mels at several
+resolutions, least-squares scores and features of discriminators by period and by spectrum.
+
 python -m examples.train_voice.vocoder WORK --minutes 10
 """
 
@@ -8,14 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from examples.train_voice.codec_model import CodecModel
+from examples.train_voice.discriminators import (
+    Discriminators,
+    adversarial_loss,
+    discriminator_loss,
+    feature_loss,
+)
 from examples.train_voice.layout import Work, append_json, summary
 from examples.train_voice.recordings import Recordings
-from examples.train_voice.spectral import Discriminator, Spectra
+from examples.train_voice.resynthesis import Resynthesis
+from examples.train_voice.spectral import Spectra
 from examples.train_voice.training import (
     Average,
     Budget,
@@ -29,7 +38,11 @@ from examples.train_voice.training import (
 )
 
 _PEAK_RATE = 3e-4
+_BETAS, _DECAY = (0.8, 0.99), 1e-3
+_MEL_WEIGHT, _FEATURE_WEIGHT = 15.0, 2.0
+_RAMP_STEPS = 300  # over which the adversarial losses reach their weight
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
+_LONG_INTERVAL = 3  # one step in so many has a quarter of the crops, four times as long
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
 _LOG_EVERY = 100
@@ -40,58 +53,64 @@ class _Training:
 
     def __init__(self, model: CodecModel, device: torch.device, channels: int) -> None:
         self.model = model
-        self.parameters = model.decoder_parameters()
+        self.discriminators = Discriminators(Spectra(device), channels).to(device)
+        self._generator = model.decoder_parameters()
+        self._judges = list(self.discriminators.parameters())
         self._spectra = Spectra(device)
-        self._discriminator = Discriminator(self._spectra, channels).to(device)
         self._fast = fast_type(device)
         self._device = device
-        self.optimizer = adamw(self.parameters, betas=(0.8, 0.99), decay=1e-3)
-        self.discriminator_optimizer = adamw(
-            self._discriminator.parameters(), betas=(0.8, 0.99), decay=1e-3
-        )
+        self._optimizers = [
+            adamw(parameters, betas=_BETAS, decay=_DECAY)
+            for parameters in (self._generator, self._judges)
+        ]
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the next step."""
+        for optimizer in self._optimizers:
+            set_rate(optimizer, rate)
 
     def step(self, wave: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Trains on wave [crops, samples]; weight: of the adversarial losses, 0 to 1."""
-        decoded = self.model.decoder(self.model.embed_codes(_codes(self.model, wave)))
-        real, fake = wave[:, _SKIPPED_SAMPLES:], decoded[:, _SKIPPED_SAMPLES:]
-        with self._autocast():
-            scores_real, _ = self._discriminator(real)
-            scores_fake, _ = self._discriminator(fake.detach())
-        pairs = zip(scores_real, scores_fake, strict=True)
-        losses = [F.relu(1 - r.float()).mean() + F.relu(1 + f.float()).mean() for r, f in pairs]
-        discriminator = torch.stack(losses).mean()
-        self.discriminator_optimizer.zero_grad(set_to_none=True)
-        discriminator.backward()
-        torch.nn.utils.clip_grad_norm_(self._discriminator.parameters(), 5.0)
-        self.discriminator_optimizer.step()
+        """Trains on wave [crops, samples]; weight: of the adversarial losses, 0 to 1.
 
-        with self._autocast():
-            with torch.no_grad():
-                _, features_real = self._discriminator(real)
-            scores, features = self._discriminator(fake)
-        adversarial = -torch.stack([v.float().mean() for v in scores]).mean()
-        feature_matching = torch.stack(
-            [
-                (a.float() - b.float()).abs().mean() / (a.float().abs().mean() + 1e-3)
-                for a, b in zip(features_real, features, strict=True)
-            ]
-        ).mean()
-        spectral = self._spectra.distance(decoded, wave)
-        self.optimizer.zero_grad(set_to_none=True)
-        (spectral + weight * (0.5 * adversarial + 2 * feature_matching)).backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 10.0)
-        self.optimizer.step()
+        The decoder and the discriminators have their gradients from the same forward pass.
+        """
+        decoded = self.model.decoder(self.model.embed_codes(_codes(self.model, wave)))
+        enabled = self._fast != torch.float32
+        with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
+            real = self.discriminators(wave[:, _SKIPPED_SAMPLES:])
+            fake = self.discriminators(decoded[:, _SKIPPED_SAMPLES:])
+        mels = self._spectra.mel_distances(decoded, wave)
+        adversarial, features = adversarial_loss(fake), feature_loss(real, fake)
+        mel = torch.stack(list(mels.values())).sum()
+        generator = _MEL_WEIGHT * mel + weight * (adversarial + _FEATURE_WEIGHT * features)
+        discriminator = discriminator_loss(real, fake)
+        grads = torch.autograd.grad(generator, self._generator, retain_graph=True)
+        judge_grads = torch.autograd.grad(discriminator, self._judges)
+        norm = _descend(self._optimizers[0], self._generator, grads, limit=1000.0)
+        judge_norm = _descend(self._optimizers[1], self._judges, judge_grads, limit=10.0)
         return {
-            "spectral": spectral.detach(),
-            "discriminator": discriminator.detach(),
+            "mel": mel.detach(),
+            "wave_mel": mels[1024].detach(),
             "adversarial": adversarial.detach(),
-            "feature_matching": feature_matching.detach(),
-            "wave_mel": self._spectra.mel_distance(decoded.detach(), wave),
+            "features": features.detach(),
+            "discriminator": discriminator.detach(),
+            "norm": norm,
+            "judge_norm": judge_norm,
         }
 
-    def _autocast(self) -> torch.autocast:
-        enabled = self._fast != torch.float32
-        return torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False)
+
+def _descend(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    grads: tuple[Tensor, ...],
+    limit: float,
+) -> Tensor:
+    """Makes a step with clipped gradients; gives their norm."""
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    optimizer.step()
+    return norm
 
 
 @torch.no_grad()
@@ -109,6 +128,7 @@ def _codes(model: CodecModel, wave: Tensor) -> Tensor:
 def train(work: Work, minutes: float, crops: int, frames: int, channels: int, seed: int) -> None:
     """Trains for the given time; resumes from the state of an earlier call."""
     device, file = pick_device(), work.state("vocoder")
+    judges_file = work.state("discriminators")
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = CodecModel(work.codec_config(), device)
@@ -118,19 +138,30 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     recordings = Recordings(work, device)
     recordings.wait()
     training = _Training(model, device, channels)
+    if judges_file.exists():
+        training.discriminators.load_state_dict(load_state(judges_file, device))
+    ramp_steps = 0 if judges_file.exists() else _RAMP_STEPS
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[bool, CapturedStep](), 0
+    resynthesis = Resynthesis(work, "vocoder", model, recordings)
+
+    def save() -> None:
+        save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+        judges = training.discriminators.state_dict()
+        save_state(judges_file, {name: tensor.half() for name, tensor in judges.items()})
+        with average.applied():
+            times = {"step": step_idx, "seconds": budget.used_s}
+            append_json(work.log("vocoder"), times | resynthesis.measure())
+
     with tqdm(desc="vocoder", unit=" steps", disable=None) as progress:
         while budget.share < 1:
             if step_idx % 10 == 0 and not recordings.complete:
                 recordings.poll()
-            long = step_idx % 3 == 0
+            long = step_idx % _LONG_INTERVAL == 0
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, _ = recordings.crops(num_crops, num_frames, rng)
-            weight = torch.tensor(min(1.0, step_idx / 300), device=device)
-            rate = budget.rate(_PEAK_RATE)
-            set_rate(training.optimizer, rate)
-            set_rate(training.discriminator_optimizer, rate)
+            weight = torch.tensor(min(1.0, step_idx / max(1, ramp_steps)), device=device)
+            training.set_rate(budget.rate(_PEAK_RATE))
             if long not in steps:
                 steps[long] = CapturedStep(training.step, wave, weight)
             metrics = steps[long](wave, weight)
@@ -142,10 +173,12 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
                 times = {"step": step_idx, "seconds": budget.used_s}
                 append_json(work.log("vocoder"), times | values)
             if budget.due:
-                save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+                save()
             step_idx += 1
             progress.update()
-    save_state(file, model.state(average.tensors) | {"used": budget.used_s})
+    save()
+    with average.applied():
+        resynthesis.write_samples()
 
 
 def main() -> None:
@@ -153,9 +186,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec`")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--crops", type=int, default=32, help="crops of a step")
-    parser.add_argument("--frames", type=int, default=24, help="frames of a crop")
-    parser.add_argument("--channels", type=int, default=24, help="channels of the discriminators")
+    parser.add_argument("--crops", type=int, default=16, help="crops of a step")
+    parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
+    parser.add_argument(
+        "--channels", type=int, default=32, help="channels of the discriminators' first layers"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     train(

@@ -1,0 +1,75 @@
+"""Validation of the codec: encodes and decodes held-out recordings."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from examples.train_voice.codec_model import CodecModel
+from examples.train_voice.layout import Work
+from examples.train_voice.phonemes import VOICES
+from examples.train_voice.recordings import Recordings
+from examples.train_voice.spectral import Spectra
+from megakernel_tts.audio import WavWriter, pcm16
+
+_NUM_MEASURED = 48  # utterances
+_NUM_SAMPLES = 3  # per voice
+_SAMPLE_RATE = 24_000
+
+
+class Resynthesis:
+    """Encodes and decodes held-out recordings with the current parameters of a codec."""
+
+    def __init__(self, work: Work, stage: str, model: CodecModel, recordings: Recordings) -> None:
+        self._work, self._stage = work, stage
+        self._model, self._recordings = model, recordings
+        self._spectra = Spectra(model.quantizer.books.device)
+
+    def measure(self) -> dict[str, float]:
+        """Mean distance of log-mels, and how many entries of the codebooks are used effectively."""
+        distances: list[Tensor] = []
+        codes: list[Tensor] = []
+        for utterance in self._recordings.held_out[:_NUM_MEASURED]:
+            wave, found, decoded = self._run(utterance)
+            codes.append(found)
+            distances.append(self._spectra.mel_distance(decoded, wave))
+        entries = self._model.quantizer.books.shape[1]
+        used = [_perplexity(column, entries) for column in torch.cat(codes).t()]
+        return {
+            "held_mel": float(torch.stack(distances).mean()),
+            "held_perplexity_0": used[0],
+            "held_perplexity_rest": float(np.mean(used[1:])),
+            "held_perplexity_least": min(used),
+        }
+
+    def write_samples(self) -> None:
+        """Writes held-out recordings of every voice and their resynthesis as WAV files."""
+        speakers = np.concatenate(self._recordings.tables["speaker"])
+        texts = np.concatenate(self._recordings.tables["text"])
+        held_out = self._recordings.held_out
+        for i, name in enumerate(VOICES):
+            for utterance in held_out[speakers[held_out] == i][:_NUM_SAMPLES]:
+                wave, _, decoded = self._run(utterance)
+                for folder, samples in (("recordings", wave), (self._stage, decoded)):
+                    self._write(f"{folder}/{name}-{texts[utterance]:06d}", samples[0])
+
+    @torch.no_grad()
+    def _run(self, utterance: np.int64) -> tuple[Tensor, Tensor, Tensor]:
+        """Waveform [1, samples], codes [frames, groups] and decoded waveform of a recording."""
+        model = self._model
+        wave, _ = self._recordings.whole(np.array([utterance]))
+        semantic, acoustic = model.embed(wave)
+        codes = model.quantizer.encode(semantic[0], acoustic[0])
+        return wave, codes, model.decoder(model.embed_codes(codes[None]))
+
+    def _write(self, name: str, samples: Tensor) -> None:
+        file = self._work.folder / "samples" / f"{name}.wav"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pcm: NDArray[np.int16] = pcm16(samples.cpu().numpy())
+        with WavWriter(file, _SAMPLE_RATE) as writer:
+            writer.write(pcm)
+
+
+def _perplexity(codes: Tensor, entries: int) -> float:
+    share = torch.bincount(codes, minlength=entries) / len(codes)
+    return float((-(share * (share + 1e-9).log()).sum()).exp())
