@@ -139,7 +139,7 @@ class KernelTimer:
         Args:
             num_streams: Prompts, one for each stream.
             common: Leading positions whose keys and values come from the prefix cache, rounded
-                down to whole prefill segments.
+                down to whole tiles of the prompt.
             length: Positions of each prompt.
 
         Returns:

@@ -30,8 +30,7 @@
 //  6. By 4 and 5 a reader of U(n) finds a word of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
 //  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream,
-//  and
-//     every launch counts its uses from 0. So no word of an earlier launch has a tag of a use.
+//     and every launch counts its uses from 0. So no word of an earlier launch has a tag of a use.
 //  8. Timeouts. A thread that has timed out continues with the values that it has; its thread block
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.

@@ -90,7 +90,7 @@ struct PublishedFrame {
   int codes[kNumCodeGroups];
 };
 
-// The only argument of `generate` and `prefill`.
+// The only argument of every decode kernel.
 struct Params {
   Network talker, predictor;     // the predictor's weights begin with the input projection, if any
   const uint4* talker_head;      // [vocab, talker hidden], packed

@@ -104,9 +104,9 @@ class MegakernelTTSService(TTSService):
             )
         if kwargs.get("text_aggregation_mode") == TextAggregationMode.TOKEN:
             raise ValueError(
-                "text_aggregation_mode=TOKEN is not supported: after an interruption, Pipecat would "
-                "drop the spoken words of the current sentence. Leave the argument out; text is "
-                "passed to the engine in groups of a few words while it is written."
+                "text_aggregation_mode=TOKEN is not supported: after an interruption, Pipecat "
+                "would drop the spoken words of the current sentence. Leave the argument out; text "
+                "is passed to the engine in groups of a few words while it is written."
             )
         label = f"qwen3-tts-{engine.info.kind}" if engine is not None else str(model)
         chosen = default_settings(label)

@@ -17,6 +17,7 @@ from megakernel_tts.kernels.structs import (
     NUM_CODE_GROUPS,
     Network,
     Params,
+    Phase,
     PrefillBatch,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
@@ -24,10 +25,7 @@ from megakernel_tts.model.weights import Model, Stack
 
 MAX_FRAMES = 32  # of a stream, in one launch
 FRAME_SIZE = 1 + NUM_CODE_GROUPS  # int32 values of a `PublishedFrame`: end reason, codes
-PHASES = (
-    "qkv", "attention", "attention_combine", "out", "gate_up", "down", "head", "sample",
-    "input_projection",
-)  # fmt: skip
+PHASES = tuple(phase.name.lower() for phase in Phase if phase != Phase.NUM_PHASES)
 _HEAD_DIM = 128
 
 

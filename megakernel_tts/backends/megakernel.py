@@ -26,12 +26,16 @@ from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.kernels.decode import DecodeKernels, check_shapes, load_decode_kernels
-from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, SamplingParams, Stream
+from megakernel_tts.kernels.structs import (
+    NUM_CODE_GROUPS,
+    EndReason,
+    SamplingParams,
+    Stream,
+)
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
 from megakernel_tts.sampling import Sampling
 
-_EOS, _NON_FINITE = 1, 4  # of EndReason in csrc/params.cuh
 _TIMEOUT_NS = 2_000_000_000  # that a thread block waits for another
 _POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to go
 
@@ -59,9 +63,13 @@ def _new_stream(sampling: Sampling, first_frame: int) -> Stream:
         noise_frame_offset=first_frame & 0xFFFFFFFF,
         seed=(seed & 0xFFFFFFFF, seed >> 32),
         repetition_penalty=sampling.repetition_penalty,
-        talker=SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p),
+        talker=SamplingParams(
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        ),
         predictor=SamplingParams(
-            sampling.predictor_temperature, sampling.predictor_top_k, sampling.predictor_top_p
+            temperature=sampling.predictor_temperature,
+            top_k=sampling.predictor_top_k,
+            top_p=sampling.predictor_top_p,
         ),
     )
 
@@ -317,7 +325,7 @@ class Megakernel:
             rows[:count].astype(np.int64)
             for rows, count in zip(table, buffers.num_published, strict=False)
         ]
-        if any((rows[:, 0] == _NON_FINITE).any() for rows in frames):
+        if any((rows[:, 0] == EndReason.NON_FINITE).any() for rows in frames):
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
         return frames
 
@@ -334,7 +342,7 @@ class Megakernel:
         """Advances a stream by its frames, and returns them."""
         state.codes = frames[-1, 1:].tolist()
         state.num_frames += len(frames)
-        ended = bool(frames[-1, 0] == _EOS)
+        ended = bool(frames[-1, 0] == EndReason.EOS)
         count = len(frames) - ended
         captured = None if scores is None else scores[:count]
         return Frames(torch.from_numpy(frames[:count, 1:]), ended, captured)

@@ -103,4 +103,4 @@ class AlignInfo(DeviceStruct):
     )
 
 
-ALIGN_STRUCTS = (Lengths, SearchParams, MaskParams, PathParams, AlignInfo)
+ALIGN_TYPES = (Lengths, SearchParams, MaskParams, PathParams, AlignInfo)

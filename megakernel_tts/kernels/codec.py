@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megakernel_tts.kernels.codec_structs import (
-    CODEC_STRUCTS,
+    CODEC_TYPES,
     MAX_HISTORIES,
     AttentionParams,
     DepthwiseParams,
@@ -151,7 +151,7 @@ def codec_program() -> Program:
         "codec_update_state",
     )
     definitions = (("MEGAKERNEL_CODEC_TILES(X)", tiles),)
-    return Program("codec", "codec/kernels.cu", kernels, CODEC_STRUCTS, definitions)
+    return Program("codec", "codec/kernels.cu", kernels, CODEC_TYPES, definitions)
 
 
 def load_codec_kernels(device: "torch.device", path: "LaunchPath | None" = None) -> "CodecKernels":

@@ -148,7 +148,7 @@ class StateUpdateParams(DeviceStruct):
     )
 
 
-CODEC_STRUCTS = (
+CODEC_TYPES = (
     Frame,
     Activations,
     ProjectionParams,

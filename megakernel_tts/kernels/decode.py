@@ -14,7 +14,7 @@ from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 from megakernel_tts.kernels.structs import (
     BATCH_COLUMNS,
-    DECODE_STRUCTS,
+    DECODE_TYPES,
     EXCHANGE_BUFFERS,
     NUM_CODE_GROUPS,
     DecodeInfo,
@@ -145,7 +145,7 @@ def program_of_shapes(
         definitions.append(("MEGAKERNEL_PROFILE", "1"))
     if variant.precise:
         definitions.append(("MEGAKERNEL_PRECISE", "1"))
-    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_STRUCTS, tuple(definitions))
+    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_TYPES, tuple(definitions))
 
 
 def stack_shape(stack: StackConfig) -> StackShape:

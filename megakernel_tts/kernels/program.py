@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakernel_tts.kernels.structs import DeviceStruct, layout_checks
+from megakernel_tts.kernels.structs import SharedType, layout_checks
 
 
 def _find_sources() -> Path:
@@ -29,21 +29,21 @@ class Program:
         name: Of the family; part of the file's name in the cache.
         source: The file of csrc.
         kernels: Names of the kernels.
-        structs: Structs that the host shares with them.
+        shared_types: Structs and enumerations that the host shares with them.
         definitions: Macros and their values.
     """
 
     name: str
     source: str
     kernels: tuple[str, ...]
-    structs: tuple[type[DeviceStruct], ...]
+    shared_types: tuple[SharedType, ...]
     definitions: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:
-        """What is compiled: macros, the source, the checks of the structs."""
+        """What is compiled: macros, the source, the checks of the shared types."""
         lines = [f"#define {macro} {value}" for macro, value in self.definitions]
-        return "\n".join([*lines, f'#include "{self.source}"', layout_checks(self.structs)])
+        return "\n".join([*lines, f'#include "{self.source}"', layout_checks(self.shared_types)])
 
     def digest(self, *build: str) -> str:
         """Digest of the text, of all sources, and of what else a build depends on.

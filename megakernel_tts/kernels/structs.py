@@ -3,13 +3,16 @@
 `codec_structs` and `align_structs` declare those of the other kernels in the same way.
 
 A build appends `layout_checks` to its source, so it fails if a field of csrc has another name,
-type or offset than the field here. csrc/params.cuh explains the fields.
+type or offset than the field here, or an enumerator another value. csrc/params.cuh explains the
+fields.
 """
 
 import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_uint, c_uint64
+from enum import IntEnum
 from functools import cache
+from itertools import chain
 from typing import Any, ClassVar
 
 BUFFER_COLUMNS = 8  # columns of an exchange buffer, and the size of `Params.streams`
@@ -59,6 +62,40 @@ class DeviceStruct(ctypes.Structure):
 
     __slots__ = ()
     CPP_NAME: ClassVar[str]
+
+
+class DeviceEnum(IntEnum):
+    """An enumeration of csrc: the member `GATE_UP` is `megakernel::kGateUp` there."""
+
+    @property
+    def cpp_name(self) -> str:
+        """Qualified name of the enumerator in C++."""
+        return f"megakernel::k{self.name.title().replace('_', '')}"
+
+
+class EndReason(DeviceEnum):
+    """Why a stream ended with a frame; `RUNNING`: it did not."""
+
+    RUNNING = 0
+    EOS = 1
+    LENGTH = 2
+    STOPPED = 3
+    NON_FINITE = 4
+
+
+class Phase(DeviceEnum):
+    """The phases of the decode kernels."""
+
+    QKV = 0
+    ATTENTION = 1
+    ATTENTION_COMBINE = 2
+    OUT = 3
+    GATE_UP = 4
+    DOWN = 5
+    HEAD = 6
+    SAMPLE = 7
+    INPUT_PROJECTION = 8
+    NUM_PHASES = 9
 
 
 class _Pointer(ctypes.c_void_p):
@@ -275,7 +312,11 @@ class DecodeInfo(DeviceStruct):
     )
 
 
-DECODE_STRUCTS = (
+SharedType = type[DeviceStruct] | type[DeviceEnum]
+
+DECODE_TYPES: tuple[SharedType, ...] = (
+    EndReason,
+    Phase,
     ExchangeBuffers,
     Network,
     SamplingParams,
@@ -299,7 +340,15 @@ def _cpp_type(kind: type[Any]) -> str:
     return _SCALARS[kind] if kind in _SCALARS else kind.CPP_NAME
 
 
-def _checks(struct: type[DeviceStruct]) -> Iterator[str]:
+def _enum_checks(enumeration: type[DeviceEnum]) -> Iterator[str]:
+    for member in enumeration:
+        yield (
+            f"static_assert({member.cpp_name} == {member.value}, "
+            f'"{enumeration.__name__}.{member.name} has another value than in kernels/structs.py");'
+        )
+
+
+def _struct_checks(struct: type[DeviceStruct]) -> Iterator[str]:
     cpp, name = struct.CPP_NAME, struct.__name__
     for field, kind, *_ in struct._fields_:
         offset = getattr(struct, field).offset
@@ -318,12 +367,14 @@ def _checks(struct: type[DeviceStruct]) -> Iterator[str]:
     )
 
 
-def layout_checks(structs: Sequence[type[DeviceStruct]]) -> str:
-    """C++ text that compiles only if csrc declares the structs as this module does.
+def layout_checks(types: Sequence[SharedType]) -> str:
+    """C++ text that compiles only if csrc declares the types as this module does.
 
     Args:
-        structs: The structs to check. The text goes behind the headers that declare them.
+        types: The types to check. The text goes behind the headers that declare them.
     """
-    return "\n".join(
-        [_CHECK_DEFINITIONS, *(line for struct in structs for line in _checks(struct)), ""]
+    checks = (
+        _enum_checks(shared) if issubclass(shared, DeviceEnum) else _struct_checks(shared)
+        for shared in types
     )
+    return "\n".join([_CHECK_DEFINITIONS, *chain.from_iterable(checks), ""])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernel_tts.kernels.align import AlignGpu, AlignKernels, make_plan
-from megakernel_tts.kernels.align_structs import ALIGN_STRUCTS
+from megakernel_tts.kernels.align_structs import ALIGN_TYPES
 from megakernel_tts.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.structs import layout_checks
 from tests.emulator.build import load_library
@@ -25,7 +25,7 @@ class EmulatedAlignModule:
     def __init__(self) -> None:
         """Compiles the kernels."""
         self.late = 0
-        checks = layout_checks(ALIGN_STRUCTS)
+        checks = layout_checks(ALIGN_TYPES)
         self._library = load_library("emulate_align.cc", checks=checks)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:

@@ -10,10 +10,12 @@ import pytest
 
 from megakernel_tts.kernels.program import CSRC
 from megakernel_tts.kernels.structs import (
-    DECODE_STRUCTS,
+    DECODE_TYPES,
+    DeviceEnum,
     DeviceStruct,
     Params,
     SamplingParams,
+    SharedType,
     Stream,
     layout_checks,
     pointer,
@@ -23,11 +25,11 @@ from tests.emulator.build import FOLDER
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
 
-def compile_checks(structs: tuple[type[DeviceStruct], ...]) -> str:
+def compile_checks(types: tuple[SharedType, ...]) -> str:
     """Compiles the checks behind the real headers, and returns the compiler's errors."""
     text = (
         "#define MEGAKERNEL_EMULATOR\n#define MEGAKERNEL_MODEL ModelTiny\n"
-        f'#include "{CSRC}/decode/kernels.cuh"\n{layout_checks(structs)}'
+        f'#include "{CSRC}/decode/kernels.cuh"\n{layout_checks(types)}'
     )
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{FOLDER}", "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stderr
@@ -41,7 +43,7 @@ def changed(struct: type[DeviceStruct], fields: Any) -> type[DeviceStruct]:
 
 @needs_compiler
 def test_the_declarations_agree_with_the_sources() -> None:
-    assert compile_checks(DECODE_STRUCTS) == ""
+    assert compile_checks(DECODE_TYPES) == ""
 
 
 @needs_compiler
@@ -63,6 +65,17 @@ def test_a_difference_fails_the_build_with_the_name_of_the_field() -> None:
     ):
         errors = compile_checks((changed(struct, changes),))
         assert sentence.replace(".slots.", "") in errors.replace("‘slots’", ""), errors
+
+
+@needs_compiler
+def test_another_value_of_an_enumerator_fails_the_build() -> None:
+    class EndReason(DeviceEnum):
+        EOS = 1
+        NON_FINITE = 3
+
+    errors = compile_checks((EndReason,))
+    assert "EndReason.NON_FINITE has another value than in kernels/structs.py" in errors
+    assert "EOS" not in errors
 
 
 def test_an_unknown_field_cannot_be_set() -> None:
