@@ -7,7 +7,8 @@ column ends where a run takes more than two seconds.
 
   cython         monotonic-alignment-search from PyPI: one thread, copies to the host and back
   cython_openmp  the same, built with OpenMP
-  super_mas      Super-MAS as published, if super_monotonic_align can be imported
+  super_mas      Super-MAS as published: installed, or a checkout of the repository
+                 supertone-inc/super-monotonic-align (--super-mas)
   restated       a re-statement of Super-MAS's algorithm in Triton
   drop_in        `maximum_path`: scores and mask to a float32 path
   native         `mas`: scores and lengths to durations
@@ -15,13 +16,18 @@ column ends where a run takes more than two seconds.
                  the bytes that must be moved (scores that a path can reach, results) at the rate of
                  a copy of 1 GiB on this GPU
 
+`host_us` is the median time after which a call of `drop_in` or `native` returns; the GPU is idle
+before each call.
+
 python -m bench.mas --json bench/results/mas.json --plot mas.png
 python -m bench.mas --drawn bench/results/mas.json --plot mas.png  # needs matplotlib
 """
 
 import argparse
 import json
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -39,6 +45,9 @@ from megakernel_tts.align import mas, maximum_path
 
 _FEW_RUNS_MS = 100.0
 _SKIP_LARGER_MS = 2000.0
+_NUM_HOST_CALLS = 100
+_OWN = ("drop_in", "native")
+_SUPER_MAS = "super_monotonic_align"
 _RATIOS = (("drop_in", "super_mas"), ("drop_in", "restated"), ("native", "super_mas"),
            ("native", "restated"))  # fmt: skip
 
@@ -82,13 +91,17 @@ def _imported(
         return Column(name, None, f"{name} is n/a: {error}.")
 
 
-def columns(folder: Path) -> list[Column]:
+def columns(folder: Path, super_mas: Path | None = None) -> list[Column]:
     """All implementations, available or not.
 
     Args:
         folder: Folder for the build of `cython_openmp`.
+        super_mas: Checkout of Super-MAS, which is added to the import path; None if it is installed
+            or not measured.
     """
-    modules = (("super_mas", "super_monotonic_align"), ("restated", "bench.mas_triton"))
+    if super_mas is not None:
+        sys.path.insert(0, str(super_mas))
+    modules = (("super_mas", _SUPER_MAS), ("restated", "bench.mas_triton"))
     return [
         _imported("cython", mas_cython.shipped),
         _imported("cython_openmp", lambda: mas_cython.with_openmp(folder)),
@@ -122,6 +135,17 @@ def time_run(act: Callable[[], object], rep: int) -> Cell:
 
     p50, p20, p80 = do_bench(act, warmup=25, rep=rep, quantiles=[0.5, 0.2, 0.8])
     return {"p50": p50, "p20": p20, "p80": p80}
+
+
+def host_us(act: Callable[[], object]) -> float:
+    """Median microseconds after which a call returns; the GPU is idle before each call."""
+    times_us: list[float] = []
+    for _ in range(_NUM_HOST_CALLS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        act()
+        times_us.append(1e6 * (time.perf_counter() - start))
+    return round(median(times_us), 1)
 
 
 def copy_rate() -> float:
@@ -167,6 +191,7 @@ def measure(
             )
             expected = maximum_path(inputs.scores, inputs.mask)
             cells: dict[str, Cell | None] = {}
+            own_host_us: dict[str, float] = {}
             agree: dict[str, bool] = {}
             for column in implementations:
                 cells[column.name] = None
@@ -186,12 +211,14 @@ def measure(
                 cells[column.name] = {name: round(ms, 4) for name, ms in cell.items()}
                 if cell["p50"] > _SKIP_LARGER_MS:
                     ended.add(column.name)
+                if column.name in _OWN:
+                    own_host_us[column.name] = host_us(lambda run=column.run, own=own: run(own))
             for name, cell in bounds(items, tokens, frames, rate).items():
                 cells[name] = {"p50": round(cell["p50"], 4)}
             progress.update()
             yield {
                 "items": items, "tokens": tokens, "frames": frames, "ms": cells,
-                "times_as_fast": _ratios(cells), "same_path": agree,
+                "host_us": own_host_us, "times_as_fast": _ratios(cells), "same_path": agree,
             }  # fmt: skip
     progress.close()
 
@@ -202,7 +229,7 @@ def _ratios(cells: dict[str, Cell | None]) -> dict[str, float]:
         own, other = cells[name], cells[other_name]
         if own is not None and other is not None:
             ratios[f"{name} over {other_name}"] = round(other["p50"] / own["p50"], 1)
-    for kind in ("drop_in", "native"):
+    for kind in _OWN:
         own, bound = cells[kind], cells[f"bound_{kind}"]
         assert own is not None and bound is not None
         ratios[f"bound_{kind} over {kind}"] = round(bound["p50"] / own["p50"], 3)
@@ -250,6 +277,9 @@ def main() -> None:
         "--tokens", type=_numbers, default=[*range(128, 2049, 128)], metavar="N,N",
         help="128 to 2048 in steps of 128",
     )  # fmt: skip
+    parser.add_argument(
+        "--super-mas", type=Path, metavar="FOLDER", help="checkout of Super-MAS, to be measured"
+    )
     parser.add_argument("--only", metavar="NAME,NAME", help="columns (default: all)")
     parser.add_argument("--rep", type=int, default=500, help="milliseconds of runs (default: 500)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
@@ -263,16 +293,20 @@ def main() -> None:
             parser.error("--drawn needs --plot: name the file for the plot")
         figures = json.loads(options.drawn.read_text())
         return plot(figures["rows"], figures["gpu"], options.plot)
+    source = options.super_mas
+    if source is not None and not (source / _SUPER_MAS / "__init__.py").is_file():
+        parser.error(f"{source} is not a checkout of Super-MAS: it has no package {_SUPER_MAS}")
     with tempfile.TemporaryDirectory() as folder:
-        implementations = columns(Path(folder))
+        implementations = columns(Path(folder), source)
         if options.only is not None:
-            wanted = {*options.only.split(","), "drop_in", "native"}
+            wanted = {*options.only.split(","), *_OWN}
             implementations = [
                 c if c.name in wanted else Column(c.name, None) for c in implementations
             ]
         rows: list[dict[str, object]] = []
         for row in measure(implementations, options.items, options.tokens, options.rep):
-            tqdm.write(f"B {row['items']}, T {row['tokens']}: {row['ms']} {row['times_as_fast']}")
+            cells = f"{row['ms']} {row['host_us']} {row['times_as_fast']}"
+            tqdm.write(f"B {row['items']}, T {row['tokens']}: {cells}")
             rows.append(row)
     notes = [column.note for column in implementations if column.note is not None]
     gpu = torch.cuda.get_device_name()
