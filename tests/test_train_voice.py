@@ -188,14 +188,14 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     fake = (real + 0.05 * torch.randn_like(real)).requires_grad_()
     judges = Discriminators(Spectra(torch.device("cpu")), channels=4)
     optimizer = torch.optim.Adam(judges.parameters(), lr=3e-3)
-    first, last = 0.0, 0.0
-    for step in range(12):
-        last = discriminator_loss(judges(real), judges(fake.detach()))
-        first = last.item() if step == 0 else first
+    losses: list[float] = []
+    for _ in range(12):
+        loss = discriminator_loss(judges(real), judges(fake.detach()))
         optimizer.zero_grad()
-        last.backward()
+        loss.backward()
         optimizer.step()
-    assert last.item() < 0.7 * first
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
     judged_real, judged_fake = judges(real), judges(fake)
     assert feature_loss(judged_real, judged_real).item() == 0
     assert feature_loss(judged_real, judged_fake).item() > 0.01

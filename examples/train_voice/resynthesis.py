@@ -1,8 +1,9 @@
 """Validation of the codec: encodes and decodes held-out recordings."""
 
+import wave
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from examples.train_voice.codec_model import CodecModel
@@ -10,7 +11,6 @@ from examples.train_voice.layout import Work
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.recordings import Recordings
 from examples.train_voice.spectral import Spectra
-from megakernel_tts.audio import WavWriter, pcm16
 
 _NUM_MEASURED = 48  # utterances
 _NUM_SAMPLES = 3  # per voice
@@ -30,9 +30,9 @@ class Resynthesis:
         distances: list[Tensor] = []
         codes: list[Tensor] = []
         for utterance in self._recordings.held_out[:_NUM_MEASURED]:
-            wave, found, decoded = self._run(utterance)
+            original, found, decoded = self._run(utterance)
             codes.append(found)
-            distances.append(self._spectra.mel_distance(decoded, wave))
+            distances.append(self._spectra.mel_distance(decoded, original))
         entries = self._model.quantizer.books.shape[1]
         used = [_perplexity(column, entries) for column in torch.cat(codes).t()]
         return {
@@ -49,25 +49,28 @@ class Resynthesis:
         held_out = self._recordings.held_out
         for i, name in enumerate(VOICES):
             for utterance in held_out[speakers[held_out] == i][:_NUM_SAMPLES]:
-                wave, _, decoded = self._run(utterance)
-                for folder, samples in (("recordings", wave), (self._stage, decoded)):
+                original, _, decoded = self._run(utterance)
+                for folder, samples in (("recordings", original), (self._stage, decoded)):
                     self._write(f"{folder}/{name}-{texts[utterance]:06d}", samples[0])
 
     @torch.no_grad()
     def _run(self, utterance: np.int64) -> tuple[Tensor, Tensor, Tensor]:
         """Waveform [1, samples], codes [frames, groups] and decoded waveform of a recording."""
         model = self._model
-        wave, _ = self._recordings.whole(np.array([utterance]))
-        semantic, acoustic = model.embed(wave)
+        original, _ = self._recordings.whole(np.array([utterance]))
+        semantic, acoustic = model.embed(original)
         codes = model.quantizer.encode(semantic[0], acoustic[0])
-        return wave, codes, model.decoder(model.embed_codes(codes[None]))
+        return original, codes, model.decoder(model.embed_codes(codes[None]))
 
     def _write(self, name: str, samples: Tensor) -> None:
         file = self._work.folder / "samples" / f"{name}.wav"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pcm: NDArray[np.int16] = pcm16(samples.cpu().numpy())
-        with WavWriter(file, _SAMPLE_RATE) as writer:
-            writer.write(pcm)
+        pcm = (32767 * samples.clamp(-1, 1)).round().to(torch.int16)
+        with wave.open(str(file), "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(_SAMPLE_RATE)
+            out.writeframes(pcm.cpu().numpy().tobytes())
 
 
 def _perplexity(codes: Tensor, entries: int) -> float:
