@@ -133,8 +133,8 @@ def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
 
 
-# Training a voice writes checkpoints, so it uses the model's layout and the codec's encoder.
-TRAINING = ("model", "codec", "text.tokenizer")
+# Training a voice writes checkpoints and samples: it uses the models' layout, the codec, wav files.
+TRAINING = ("model", "codec", "text.tokenizer", "audio")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.py")), ids=module_of)
