@@ -1,111 +1,145 @@
 // Loads cubins and launches their kernels, as torch operators. No kernel is named here:
 // megakernel_tts/kernels decides what is launched, and checks it.
-#include <ATen/ATen.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+//
+// Operators return the driver's status, and call nothing that throws; Python raises the exception.
+// A C++ exception that leaves this library ends the process if the library was linked with a C++
+// runtime of its own, as some compilers do.
+#include <ATen/core/Tensor.h>
 #include <cuda.h>
-#include <cuda_runtime.h>
+#include <dlfcn.h>
 #include <torch/library.h>
 
-#include <cstring>
 #include <optional>
 #include <string>
+#include <tuple>
 
 namespace megakernel {
 namespace {
 
 using at::Tensor;
 
-// A function of the driver, which torch has loaded; so there is no need to link it.
-template <class Function>
-Function* driver_function(const char* name, Function*) {
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &found);
-  TORCH_CHECK(address != nullptr && found == cudaDriverEntryPointSuccess, "The CUDA driver has no ",
-              name, "; update it.");
-  return reinterpret_cast<Function*>(address);
-}
-#define DRIVER(name) \
-  static const auto name##_ = driver_function(#name, static_cast<decltype(::name)*>(nullptr))
+constexpr int64_t kNoDriver = -1;  // a status beside those of the driver
 
-void check(CUresult result, const std::string& action) {
-  if (result == CUDA_SUCCESS) return;
-  DRIVER(cuGetErrorString);
+#define STRING_OF(text) #text
+#define STRING(name) STRING_OF(name)  // cuda.h defines some names as those of later versions
+#define DRIVER_FUNCTION(name)                                         \
+  const decltype(&::name) name = reinterpret_cast<decltype(&::name)>( \
+      library == nullptr ? nullptr : dlsym(library, STRING(name)))
+
+// The driver, which torch has loaded, so that there is no need to link it.
+struct Driver {
+  void* const library = dlopen("libcuda.so.1", RTLD_LAZY);
+  DRIVER_FUNCTION(cuInit);
+  DRIVER_FUNCTION(cuGetErrorString);
+  DRIVER_FUNCTION(cuDeviceGet);
+  DRIVER_FUNCTION(cuDevicePrimaryCtxRetain);
+  DRIVER_FUNCTION(cuCtxPushCurrent);
+  DRIVER_FUNCTION(cuCtxPopCurrent);
+  DRIVER_FUNCTION(cuModuleLoadData);
+  DRIVER_FUNCTION(cuModuleGetFunction);
+  DRIVER_FUNCTION(cuModuleGetGlobal);
+  DRIVER_FUNCTION(cuMemcpyDtoH);
+  DRIVER_FUNCTION(cuMemsetD32Async);
+  DRIVER_FUNCTION(cuFuncSetAttribute);
+  DRIVER_FUNCTION(cuLaunchKernelEx);  // the newest of them: a driver that has it has all
+};
+
+const Driver& driver() {
+  static const Driver loaded;
+  return loaded;
+}
+
+// Makes a context the thread's current one; threads begin without any.
+class CurrentContext {
+ public:
+  explicit CurrentContext(int64_t context)
+      : status(driver().cuCtxPushCurrent(reinterpret_cast<CUcontext>(context))) {}
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  ~CurrentContext() {
+    CUcontext popped = nullptr;
+    if (status == CUDA_SUCCESS) driver().cuCtxPopCurrent(&popped);
+  }
+
+  const CUresult status;
+};
+
+// What a status means.
+std::string error_text(int64_t status) {
+  if (status == kNoDriver) return "there is no driver for CUDA 12 or later";
   const char* text = nullptr;
-  cuGetErrorString_(result, &text);
-  TORCH_CHECK(false, "CUDA could not ", action, ": ", text == nullptr ? "unknown error" : text,
-              ".");
+  driver().cuGetErrorString(static_cast<CUresult>(status), &text);
+  return text == nullptr ? "error " + std::to_string(status) : text;
 }
 
-// Sets the thread's device; the driver needs its context, which a new thread does not have.
-void use_device(int64_t device) {
-  const cudaError_t error = cudaSetDevice(static_cast<int>(device));
-  TORCH_CHECK(error == cudaSuccess, "GPU ", device, " failed: ", cudaGetErrorString(error), ".");
-}
-
-int64_t load_module(const Tensor& cubin, int64_t device) {
-  DRIVER(cuModuleLoadData);
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  use_device(device);
+// Returns status, the device's primary context, and the module.
+std::tuple<int64_t, int64_t, int64_t> load_module(const Tensor& cubin, int64_t device) {
+  if (driver().cuLaunchKernelEx == nullptr) return {kNoDriver, 0, 0};
+  CUdevice handle = 0;
+  CUcontext context = nullptr;
   CUmodule module = nullptr;
-  check(cuModuleLoadData_(&module, cubin.const_data_ptr()), "load the kernels");
-  return reinterpret_cast<int64_t>(module);
+  CUresult status = driver().cuInit(0);
+  if (status == CUDA_SUCCESS) status = driver().cuDeviceGet(&handle, static_cast<int>(device));
+  if (status == CUDA_SUCCESS) status = driver().cuDevicePrimaryCtxRetain(&context, handle);
+  if (status == CUDA_SUCCESS) {
+    const CurrentContext current(reinterpret_cast<int64_t>(context));
+    status = current.status;
+    if (status == CUDA_SUCCESS) {
+      status = driver().cuModuleLoadData(&module, cubin.const_data_ptr());
+    }
+  }
+  return {status, reinterpret_cast<int64_t>(context), reinterpret_cast<int64_t>(module)};
 }
 
-int64_t find_kernel(int64_t module, std::string name, int64_t device) {
-  DRIVER(cuModuleGetFunction);
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  use_device(device);
-  CUfunction function = nullptr;
-  check(cuModuleGetFunction_(&function, reinterpret_cast<CUmodule>(module), name.c_str()),
-        "find " + name);
-  return reinterpret_cast<int64_t>(function);
+// Returns status and kernel.
+std::tuple<int64_t, int64_t> find_kernel(int64_t context, int64_t module, std::string name) {
+  const CurrentContext current(context);
+  if (current.status != CUDA_SUCCESS) return {current.status, 0};
+  CUfunction kernel = nullptr;
+  const CUresult status =
+      driver().cuModuleGetFunction(&kernel, reinterpret_cast<CUmodule>(module), name.c_str());
+  return {status, reinterpret_cast<int64_t>(kernel)};
 }
 
-// Lets a kernel use up to so much dynamic shared memory.
-void allow_shared_bytes(int64_t kernel, int64_t shared_bytes, int64_t device) {
-  DRIVER(cuFuncSetAttribute);
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  use_device(device);
-  check(cuFuncSetAttribute_(reinterpret_cast<CUfunction>(kernel),
-                            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                            static_cast<int>(shared_bytes)),
-        "give a kernel " + std::to_string(shared_bytes) + " bytes of shared memory");
+// Lets a kernel use up to so much dynamic shared memory. Returns status.
+int64_t allow_shared_bytes(int64_t context, int64_t kernel, int64_t shared_bytes) {
+  const CurrentContext current(context);
+  if (current.status != CUDA_SUCCESS) return current.status;
+  return driver().cuFuncSetAttribute(reinterpret_cast<CUfunction>(kernel),
+                                     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                     static_cast<int>(shared_bytes));
 }
 
-// The bytes of a module's global variable, on the host.
-Tensor read_symbol(int64_t module, std::string name, int64_t device) {
-  DRIVER(cuModuleGetGlobal);
-  DRIVER(cuMemcpyDtoH);
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  use_device(device);
+// Copies a module's global variable, which must have the size of `bytes`, to the host. Returns
+// status.
+int64_t read_symbol(int64_t context, int64_t module, std::string name, const Tensor& bytes) {
+  const CurrentContext current(context);
+  if (current.status != CUDA_SUCCESS) return current.status;
   CUdeviceptr address = 0;
   size_t size = 0;
-  check(cuModuleGetGlobal_(&address, &size, reinterpret_cast<CUmodule>(module), name.c_str()),
-        "find " + name);
-  const Tensor bytes = at::empty({static_cast<int64_t>(size)}, at::kByte);
-  check(cuMemcpyDtoH_(bytes.mutable_data_ptr(), address, size), "read " + name);
-  return bytes;
+  const CUresult status =
+      driver().cuModuleGetGlobal(&address, &size, reinterpret_cast<CUmodule>(module), name.c_str());
+  if (status != CUDA_SUCCESS) return status;
+  if (size != bytes.nbytes()) return CUDA_ERROR_INVALID_VALUE;
+  return driver().cuMemcpyDtoH(bytes.mutable_data_ptr(), address, size);
 }
 
-// Launches on the current stream of the device. `params` holds the kernel's only argument, with the
+// Launches a kernel on a stream of its context. `params` holds the kernel's only argument, with the
 // addresses of the tensors in `writes`, which the kernel changes. All bits of `set_bits` are set
-// beforehand.
-void launch(int64_t kernel, int64_t device, int64_t num_blocks, int64_t num_threads,
-            int64_t shared_bytes, bool cooperative, bool overlap_previous, const Tensor& params,
-            at::TensorList writes, const std::optional<Tensor>& set_bits) {
-  DRIVER(cuLaunchKernelEx);
-  TORCH_CHECK(params.is_cpu() && params.is_contiguous(),
-              "The parameters must be contiguous on the host.");
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  use_device(device);
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+// beforehand. The status is written: torch cannot trace operators that return numbers.
+void launch(int64_t context, int64_t kernel, int64_t stream, int64_t num_blocks,
+            int64_t num_threads, int64_t shared_bytes, bool cooperative, bool overlap_previous,
+            const Tensor& params, at::TensorList writes, const std::optional<Tensor>& set_bits,
+            const Tensor& status) {
+  int64_t& result = *static_cast<int64_t*>(status.mutable_data_ptr());
+  const CurrentContext current(context);
+  result = current.status;
+  if (result != CUDA_SUCCESS) return;
+  const CUstream queue = reinterpret_cast<CUstream>(stream);
   if (set_bits.has_value()) {
-    const cudaError_t error =
-        cudaMemsetAsync(set_bits->data_ptr(), 0xFF, set_bits->nbytes(), stream);
-    TORCH_CHECK(error == cudaSuccess,
-                "CUDA could not clear the workspace: ", cudaGetErrorString(error), ".");
+    result = driver().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(set_bits->mutable_data_ptr()),
+                                       ~0U, set_bits->nbytes() / sizeof(unsigned), queue);
+    if (result != CUDA_SUCCESS) return;
   }
   CUlaunchAttribute attributes[2] = {};
   unsigned num_attributes = 0;
@@ -122,33 +156,36 @@ void launch(int64_t kernel, int64_t device, int64_t num_blocks, int64_t num_thre
   config.blockDimX = static_cast<unsigned>(num_threads);
   config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
   config.sharedMemBytes = static_cast<unsigned>(shared_bytes);
-  config.hStream = stream;
+  config.hStream = queue;
   config.attrs = attributes;
   config.numAttrs = num_attributes;
   void* arguments[] = {const_cast<void*>(params.const_data_ptr())};
-  check(cuLaunchKernelEx_(&config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr),
-        "launch a kernel with " + std::to_string(num_blocks) + " thread blocks");
+  result =
+      driver().cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
 }
 
 }  // namespace
 }  // namespace megakernel
 
 TORCH_LIBRARY_FRAGMENT(megakernel_tts, m) {
-  m.def("load_module(Tensor cubin, int device) -> int", &megakernel::load_module);
-  m.def("find_kernel(int module, str name, int device) -> int", &megakernel::find_kernel);
-  m.def("allow_shared_bytes(int kernel, int shared_bytes, int device) -> ()",
+  m.def("error_text(int status) -> str", &megakernel::error_text);
+  m.def("load_module(Tensor cubin, int device) -> (int, int, int)", &megakernel::load_module);
+  m.def("find_kernel(int context, int module, str name) -> (int, int)", &megakernel::find_kernel);
+  m.def("allow_shared_bytes(int context, int kernel, int shared_bytes) -> int",
         &megakernel::allow_shared_bytes);
-  m.def("read_symbol(int module, str name, int device) -> Tensor", &megakernel::read_symbol);
+  m.def("read_symbol(int context, int module, str name, Tensor(a!) bytes) -> int",
+        &megakernel::read_symbol);
   m.def(
-      "launch(int kernel, int device, int num_blocks, int num_threads, int shared_bytes, "
-      "bool cooperative, bool overlap_previous, Tensor params, Tensor(a!)[] writes, "
-      "Tensor(b!)? set_bits) -> ()");
+      "launch(int context, int kernel, int stream, int num_blocks, int num_threads, "
+      "int shared_bytes, bool cooperative, bool overlap_previous, Tensor params, "
+      "Tensor(a!)[] writes, Tensor(b!)? set_bits, Tensor(c!) status) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) { m.impl("launch", &megakernel::launch); }
 
 // Nothing is returned, so that fake tensors need nothing either.
 TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
-  m.impl("launch", [](int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, const at::Tensor&,
-                      at::TensorList, const std::optional<at::Tensor>&) {});
+  m.impl("launch",
+         [](int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, const at::Tensor&,
+            at::TensorList, const std::optional<at::Tensor>&, const at::Tensor&) {});
 }

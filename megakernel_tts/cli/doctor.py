@@ -4,6 +4,8 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,17 @@ _MODEL_GIB = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
 
 
 _COMPILERS = {"extension": "nvcc, and launched by a torch extension", "nvrtc": "NVRTC"}
+
+# Run in a process of its own: an error that is no exception would end it.
+_OPEN_INVALID_CUBIN = """
+import sys
+import torch
+from megakernel_tts.kernels.loader import open_cubin
+try:
+    open_cubin(b"not a cubin\\0", (), torch.device(sys.argv[1]), sys.argv[2])
+except RuntimeError as error:
+    print("caught:", error)
+"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,7 @@ def examine() -> Iterator[Finding]:
                     f"cuda:{i}: kernels are compiled with {_COMPILERS[kernels.path]}, at the first "
                     f"use, and kept in {cache_folder()}",
                 )
+                yield _exceptions(f"cuda:{i}", kernels.path)
     elif shutil.which("nvidia-smi"):
         yield Finding(
             "note",
@@ -99,6 +113,20 @@ def _packages() -> Iterator[Finding]:
         yield Finding(
             "missing", f"soundfile cannot find libsndfile ({error}); voices cannot be cloned"
         )
+
+
+def _exceptions(device: str, path: str) -> Finding:
+    """Provokes an error of CUDA, and finds whether it is a Python exception."""
+    command = [sys.executable, "-c", _OPEN_INVALID_CUBIN, device, path]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode == 0 and run.stdout.startswith("caught: CUDA could not"):
+        return Finding("ok", f"{device}: errors of CUDA are Python exceptions")
+    last_line = (run.stderr.strip() or run.stdout.strip() or "no output").splitlines()[-1]
+    return Finding(
+        "missing",
+        f"{device}: an error of CUDA ends a process with status {run.returncode} instead of an "
+        f"exception ({last_line}); select another C++ compiler with CXX",
+    )
 
 
 def _memory(device: str, memory_gib: float, *, in_bfloat16: bool) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ FLAGS = ("-O3", *COMMON_FLAGS, "-Werror", "all-warnings")
 _LAUNCHER = "launcher.cpp"
 _HOST_FLAGS = ("-O2", "-std=c++20")
 _USED = re.compile(r"Used (\d+) registers")
+_HEADERS = re.compile(r'INCLUDES="-I([^"]+)"')
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
@@ -140,9 +141,24 @@ def _load_extension(source: str) -> None:
         name,
         [str(CSRC / source)],
         extra_cflags=[*_HOST_FLAGS],
+        extra_ldflags=["-ldl"],
+        extra_include_paths=[str(cuda_headers())],
         is_python_module=False,
-        with_cuda=True,
     )
+
+
+def cuda_headers() -> Path:
+    """Returns the folder of cuda.h, as nvcc finds it.
+
+    Raises:
+        RuntimeError: There is no nvcc, or it names no folder.
+    """
+    command = [*nvcc("90a")[:1], "--dryrun", "-x", "cu", "-c", os.devnull]
+    run = subprocess.run(command, capture_output=True, text=True)
+    folder = _HEADERS.search(run.stderr)
+    if folder is None:
+        raise RuntimeError(f"nvcc does not name the folder of cuda.h:\n{run.stdout}{run.stderr}")
+    return Path(folder[1])
 
 
 def check(programs: list[Program]) -> bool:

@@ -105,16 +105,34 @@ def _load(program: Program, device: "torch.device", path: LaunchPath) -> "Kernel
     from megakernel_tts.kernels import build, nvrtc
 
     architecture = build.architecture_of(device)
+    compiler = build if path == "extension" else nvrtc
+    cubin = compiled(program, architecture, compiler.compiler_id(), compiler.compile_program)
+    return open_cubin(cubin, program.kernels, device, path)
+
+
+def open_cubin(
+    cubin: bytes, kernels: tuple[str, ...], device: "torch.device", path: LaunchPath
+) -> "KernelModule":
+    """Loads a cubin on a GPU.
+
+    Args:
+        cubin: The compiled program.
+        kernels: Names of its kernels.
+        device: The GPU.
+        path: How to launch.
+
+    Raises:
+        RuntimeError: The launcher cannot be built, or CUDA refused the cubin.
+    """
     if path == "extension":
+        from megakernel_tts.kernels import build
         from megakernel_tts.kernels.operator_module import OperatorModule
 
         build.load_launcher()
-        cubin = compiled(program, architecture, build.compiler_id(), build.compile_program)
-        return OperatorModule(cubin, program.kernels, device)
+        return OperatorModule(cubin, kernels, device)
     from megakernel_tts.kernels.driver_module import DriverModule
 
-    cubin = compiled(program, architecture, nvrtc.compiler_id(), nvrtc.compile_program)
-    return DriverModule(cubin, program.kernels, device)
+    return DriverModule(cubin, kernels, device)
 
 
 def compiled(

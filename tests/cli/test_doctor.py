@@ -6,6 +6,7 @@ import torch
 
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.cli import doctor
+from megakernel_tts.kernels import build, nvrtc
 
 
 def findings() -> dict[str, list[str]]:
@@ -62,9 +63,40 @@ def test_kernel_path_is_reported_and_decides_the_dtype(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr("megakernel_tts.kernels.build.obstacle", lambda: no_extension)
     monkeypatch.setattr("megakernel_tts.kernels.nvrtc.obstacle", lambda: no_nvrtc)
+    caught = SimpleNamespace(returncode=0, stdout="caught: CUDA could not load the kernels: no.\n")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: caught)
     assert any(sentence in text for text in findings()[status])
     chosen = pick_dtype("auto", torch.device("cuda", 0))
     assert chosen == (torch.bfloat16 if status == "ok" else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "sentence"),
+    [
+        ("print('caught: CUDA could not load the kernels: bad.')", "ok", "are Python exceptions"),
+        (
+            "import os; os.abort()",
+            "missing",
+            "ends a process with status -6 instead of an exception",
+        ),
+        ("raise ImportError('no ninja')", "missing", "status 1 instead of an exception (ImportErr"),
+        ("print('accepted')", "missing", "status 0 instead of an exception (accepted)"),
+    ],
+)
+def test_an_error_of_cuda_that_is_no_exception_is_reported(
+    monkeypatch: pytest.MonkeyPatch, program: str, status: str, sentence: str
+) -> None:
+    monkeypatch.setattr(doctor, "_OPEN_INVALID_CUBIN", program)
+    finding = doctor._exceptions("cuda:0", "extension")
+    assert finding.status == status and sentence in finding.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["extension", "nvrtc"])
+def test_errors_of_cuda_are_exceptions(path: str) -> None:
+    if reason := (build if path == "extension" else nvrtc).obstacle():
+        pytest.skip(reason)
+    assert doctor._exceptions("cuda:0", path).status == "ok"
 
 
 def test_model_cache_that_cannot_be_written_is_reported(

@@ -1,0 +1,119 @@
+"""The operators of csrc/launcher.cpp on a driver without a GPU.
+
+The launcher is linked with a C++ runtime of its own, as some compilers do: an exception that left
+it would end the process.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from megakernel_tts.kernels import build
+
+SCRIPT = """
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import torch
+
+from megakernel_tts.kernels import build
+from megakernel_tts.kernels.module import LaunchConfig
+from megakernel_tts.kernels.operator_module import OperatorModule
+from megakernel_tts.kernels.structs import DeviceStruct
+
+class Facts(DeviceStruct):
+    _fields_ = [("value", ctypes.c_uint8 * {size})]
+
+build.load_launcher()
+operator = torch.ops.megakernel_tts.launch.default
+keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+torch.ops.megakernel_tts.launch = lambda *arguments: operator.redispatch(keys, *arguments)
+torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=5)
+
+def use():
+    module = OperatorModule(b"cubin", ("kernel",), torch.device("cuda", 0))
+    assert bytes(module.read("facts", Facts)) == b"\\7" * {size}
+    workspace = torch.zeros(8, dtype=torch.int32)
+    config = LaunchConfig(3, 64, 100_000, cooperative=True)
+    module.launch("kernel", Facts(), config, writes=[workspace], set_bits=workspace[:4])
+
+for name in sys.argv[1:]:
+    if name != "no_driver":
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.calls.restype = ctypes.c_char_p
+        driver.fail(name.encode())
+    try:
+        use()
+        print("success:", driver.calls().decode())
+    except RuntimeError as error:
+        print(error)
+"""
+FAILURES = {
+    "cuInit": "load the kernels",
+    "cuDeviceGet": "load the kernels",
+    "cuDevicePrimaryCtxRetain": "load the kernels",
+    "cuCtxPushCurrent": "load the kernels",
+    "cuModuleLoadData": "load the kernels",
+    "cuModuleGetFunction": "find kernel",
+    "cuModuleGetGlobal": "read facts",
+    "cuMemcpyDtoH": "read facts",
+    "cuFuncSetAttribute": "give kernel 100000 bytes of shared memory",
+    "cuMemsetD32Async": "launch kernel with 3 thread blocks",
+    "cuLaunchKernelEx": "launch kernel with 3 thread blocks",
+}
+CALLS = (
+    "cuInit cuDeviceGet cuDevicePrimaryCtxRetain cuCtxPushCurrent cuModuleLoadData cuCtxPopCurrent "
+    "cuCtxPushCurrent cuModuleGetFunction cuCtxPopCurrent "
+    "cuCtxPushCurrent cuModuleGetGlobal cuMemcpyDtoH cuCtxPopCurrent "
+    "cuCtxPushCurrent cuFuncSetAttribute cuCtxPopCurrent "
+    "cuCtxPushCurrent cuMemsetD32Async cuLaunchKernelEx cuCtxPopCurrent"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the driver, and a compiler that links its C++ runtime statically."""
+    if build.obstacle() or shutil.which("g++") is None:
+        pytest.skip(build.obstacle() or "there is no g++")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch loads the real driver")
+    folder = tmp_path_factory.mktemp("driver")
+    compiler = folder / "compiler"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -static-libstdc++ -static-libgcc\n')
+    compiler.chmod(0o755)
+    source, library = Path(__file__).with_name("fake_driver.cc"), folder / "libcuda.so.1"
+    headers = f"-I{build.cuda_headers()}"
+    subprocess.run(["g++", "-shared", "-fPIC", headers, source, "-o", library], check=True)
+    return folder
+
+
+def run(folder: Path, *names: str, with_driver: bool = True, size: int = 4) -> list[str]:
+    """What a process prints that uses the operators while one function after the other fails."""
+    environment = os.environ | {"CXX": str(folder / "compiler")}
+    if with_driver:
+        environment["LD_LIBRARY_PATH"] = str(folder)
+    command = [sys.executable, "-c", SCRIPT.replace("{size}", str(size)), *names]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
+
+
+def test_a_failing_call_of_the_driver_is_an_exception(folder: Path) -> None:
+    messages = [f"CUDA could not {action}: a failing call." for action in FAILURES.values()]
+    assert run(folder, *FAILURES, "none") == [*messages, f"success: {CALLS} "]
+
+
+def test_a_missing_driver_is_an_exception(folder: Path) -> None:
+    (message,) = run(folder, "no_driver", with_driver=False)
+    assert message == ("CUDA could not load the kernels: there is no driver for CUDA 12 or later.")
+
+
+def test_a_global_variable_of_another_size_is_refused(folder: Path) -> None:
+    (message,) = run(folder, "none", size=5)
+    assert message == "CUDA could not read facts: error 1."
