@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from megakernel_tts import TTS
+from megakernel_tts.kernels.loader import cache_folder
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.hub import find_checkpoint
@@ -42,8 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests use neither the user's cache nor the hub."""
+    """Tests use neither the user's cache nor the hub.
+
+    Only compiled kernels, whose names have a digest of what they were built from, are shared with
+    later sessions: compiling them takes minutes.
+    """
+    kernels = cache_folder().parents[1] / "megakernel-tts-tests"
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    kernels.mkdir(parents=True, exist_ok=True)
+    cache_folder().parent.mkdir()
+    cache_folder().symlink_to(kernels, target_is_directory=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 

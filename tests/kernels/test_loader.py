@@ -34,6 +34,14 @@ def test_a_program_is_compiled_once(cache: Path, capsys: pytest.CaptureFixture[s
     assert sorted(file.suffix for file in cache.iterdir()) == [".cubin", ".cubin"]
 
 
+def test_only_kernels_are_shared_between_sessions_of_the_tests(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    isolated = tmp_path_factory.getbasetemp().resolve()
+    assert isolated in loader.cache_folder().parent.resolve().parents
+    assert isolated not in loader.cache_folder().resolve().parents
+
+
 def test_a_failed_compilation_leaves_no_file(cache: Path) -> None:
     def fail(program: Program, architecture: str) -> bytes:
         raise RuntimeError("no")
