@@ -1,6 +1,8 @@
-"""Checks of arguments at the public boundary."""
+"""Limits and checks of arguments at the public boundary."""
 
 from megakernel_tts.errors import TextError
+
+MAX_POSITIONS = 2048  # of a slot, for prompt and frames: about 160 s of speech
 
 
 def check_text(text: str, name: str = "The text") -> None:

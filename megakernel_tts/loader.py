@@ -7,6 +7,7 @@ import torch
 
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
 from megakernel_tts.backends.select import choose_backend
+from megakernel_tts.checks import MAX_POSITIONS
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
 from megakernel_tts.codec.speaker_encoder import SpeakerEncoder
@@ -27,8 +28,6 @@ from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
-
-MAX_POSITIONS = 2048  # of a slot, for prompt and frames: about 160 s of speech
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ RULES: dict[str, set[str]] = {
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
     | {"sampling", "session", "text", "voice"},
     "info": {"model", "text"},
-    "loader": {"align", "backends", "codec", "engine", "errors", "machine", "model", "sampling"}
-    | {"text"},
+    "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
+    | {"sampling", "text"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "sampling"}
     | {"session", "speech", "text", "voice"},
-    "calibration": {"", "align", "audio", "backends", "errors", "info", "loader", "model"}
+    "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "files", "model"},
     "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine"},

@@ -1,3 +1,7 @@
+import contextlib
+import itertools
+import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -5,6 +9,9 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 
@@ -81,15 +88,26 @@ def test_invalid_voice_files_and_values_are_refused(
     (tmp_path / "a.safetensors").write_bytes(b"no")
     with pytest.raises(VoiceError, match="is no voice file"):
         Voice.load(tmp_path / "a.safetensors")
-    with pytest.raises(VoiceError, match=r"no voice was saved to it"):
+    with pytest.raises(VoiceError, match="is no voice file: it is larger than 4 MiB"):
         Voice.load(checkpoint() / "model.safetensors")
+    save_file({"x_vector": torch.zeros(3)}, str(tmp_path / "a.safetensors"))
+    with pytest.raises(VoiceError, match="no voice was saved to it"):
+        Voice.load(tmp_path / "a.safetensors")
     for x_vector, codes in (
         (torch.tensor([1.0, torch.nan]), None),
         (torch.zeros(2, 2), None),
         (torch.zeros(2, dtype=torch.int64), None),
         (np.zeros(2, np.float32), None),
         (torch.zeros(2), torch.zeros(0, 16, dtype=torch.int64)),
+        (torch.zeros(2), torch.zeros(3, 0, dtype=torch.int64)),
         (torch.zeros(2), torch.zeros(3, 16)),
+        (torch.zeros(2), torch.zeros(3, 16, dtype=torch.int32)),
+        (torch.zeros(2), torch.full((3, 16), -1)),
+        (torch.zeros(2), torch.full((3, 16), 1 << 40)),
+        (torch.zeros(0), None),
+        (torch.zeros(2, dtype=torch.float64), None),
+        (torch.tensor([1.0, -torch.inf]), None),
+        (torch.tensor([1.0, 3e38]), None),
     ):
         with pytest.raises(VoiceError, match=r"x_vector|codes"):
             Voice(x_vector, codes, None if codes is None else "text")  # type: ignore[arg-type]
@@ -97,3 +115,99 @@ def test_invalid_voice_files_and_values_are_refused(
         Voice(torch.zeros(3)).save(tmp_path / "none" / "a.safetensors")
     with pytest.raises(VoiceError, match="both codes and a transcript"):
         Voice(torch.zeros(3), None, "text")
+    with pytest.raises(VoiceError, match="is a folder; name a voice file"):
+        Voice.load(tmp_path)
+
+
+def _saved(file: Path, tensors: dict[str, torch.Tensor], text: str | None) -> Path:
+    """A file with the tensors and the metadata of a voice, which `Voice` would refuse."""
+    metadata = {"format": "megakernel-tts-voice-1"} | ({} if text is None else {"text": text})
+    save_file(tensors, str(file), metadata=metadata)
+    return file
+
+
+CODES = torch.zeros(4, 16, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text", "message"),
+    [
+        ({"x_vector": torch.zeros(3), "codes": CODES + 1}, None, "both codes and a transcript"),
+        ({"x_vector": torch.zeros(3)}, "text", "both codes and a transcript"),
+        ({"codes": CODES}, "text", "x_vector"),
+        ({"x_vector": torch.zeros(3).half()}, None, "must be a float32 tensor"),
+        ({"x_vector": torch.full((3,), torch.inf)}, None, "NaN, infinity or very large"),
+        ({"x_vector": torch.zeros(3), "codes": CODES.int()}, "text", "must be an int64 tensor"),
+        ({"x_vector": torch.zeros(3), "codes": CODES - 1}, "text", "must be from 0 to 1,048,575"),
+        ({"x_vector": torch.zeros(3), "codes": CODES.repeat(512, 1)}, "text", "has 2,048 frames"),
+        ({"x_vector": torch.zeros(3), "codes": torch.zeros(1 << 40, 0).long()}, "text", "codes"),
+        ({"x_vector": torch.zeros(3), "codes": CODES.repeat(1 << 14, 1)}, "text", "than 4 MiB"),
+        ({"x_vector": torch.zeros(3), "codes": CODES}, "text " * (1 << 20), "than 4 MiB"),
+    ],
+    ids=itertools.count(),
+)
+def test_voice_file_with_invalid_content_is_refused_at_load(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], text: str | None, message: str
+) -> None:
+    file = _saved(tmp_path / "a.safetensors", tensors, text)
+    with pytest.raises(VoiceError, match=message) as caught:
+        Voice.load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_recording_longer_than_a_slot_is_refused_before_its_codes_are_read() -> None:
+    codes = torch.zeros(1, 1, dtype=torch.int64).expand(1 << 50, 16)  # reading takes years
+    with pytest.raises(VoiceError, match=r"has 1,125,899,906,842,624 frames"):
+        Voice(torch.zeros(3), codes, "text")
+
+
+def test_transcript_longer_than_a_slot_is_refused_before_it_is_embedded(
+    base: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice = Voice(torch.zeros(192), CODES, "hello there " * 10_000)
+    builder = base._loaded.engine.prompt_builder
+    embed = builder.embed_text
+    lengths: list[int] = []
+
+    def record(ids: list[int]) -> torch.Tensor:
+        lengths.append(len(ids))
+        return embed(ids)
+
+    monkeypatch.setattr(builder, "embed_text", record)
+    for layout in ("full", "streaming"):
+        with pytest.raises(VoiceError, match=r"transcript has [\d,]+ tokens"):
+            base.open(voice, layout=layout)
+    assert max(lengths) < 100
+
+
+JUNK = [None, True, -1, 0.5, 10**30, "", "x", "F64", "I64", "F8_E4M3", [], [0], [-1, 5], {}]
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damaged_voice_file_raises_voice_error_only(tmp_path: Path, data: st.DataObject) -> None:
+    """The file may also load, if the damage leaves it valid."""
+    file = tmp_path / "a.safetensors"
+    Voice(torch.zeros(3), CODES, "text").save(file)
+    good = file.read_bytes()
+    length = struct.unpack("<Q", good[:8])[0]
+    damage = data.draw(st.sampled_from(["truncated", "bytes", "field"]))
+    if damage == "truncated":
+        bad = good[: data.draw(st.integers(0, len(good) - 1))]
+    elif damage == "bytes":
+        at = data.draw(st.integers(0, 8 + length - 1))
+        bad = good[:at] + data.draw(st.binary(min_size=1, max_size=8)) + good[at + 1 :]
+    else:
+        header = section = json.loads(good[8 : 8 + length])
+        key = data.draw(st.sampled_from(sorted(section)))
+        if data.draw(st.booleans()):
+            section = section[key]
+            key = data.draw(st.sampled_from(sorted(section)))
+        section[key] = data.draw(st.sampled_from(JUNK))
+        content = json.dumps(header).encode()
+        bad = struct.pack("<Q", len(content)) + content + good[8 + length :]
+    file.write_bytes(bad)
+    with contextlib.suppress(VoiceError):
+        Voice.load(file)

@@ -14,8 +14,9 @@ from megakernel_tts.audio import pcm16
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.calibration.ranking import CapturedSpeech
+from megakernel_tts.checks import MAX_POSITIONS
 from megakernel_tts.errors import TextError
-from megakernel_tts.loader import MAX_POSITIONS, Loaded
+from megakernel_tts.loader import Loaded
 from megakernel_tts.text.prompt import Layout, Prefix
 from megakernel_tts.tts import TTS
 from megakernel_tts.voice import Voice

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megakernel_tts.checks import check_text
+from megakernel_tts.checks import MAX_POSITIONS, check_text
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Embeddings
@@ -166,10 +166,16 @@ class PromptBuilder:
         vectors = torch.cat(sections)
         if not isinstance(voice, Voice) or voice.codes is None or voice.text is None:
             return Prefix(vectors)
+        transcript = self._tokenizer.encode(voice.text.strip())
+        if len(transcript) >= MAX_POSITIONS:
+            raise VoiceError(
+                f"The voice's transcript has {len(transcript):,} tokens, and a prompt has at most "
+                f"{MAX_POSITIONS:,} positions; clone the voice from a shorter recording."
+            )
         recording = self._embed_recording(voice.codes.numpy(force=True).tobytes())
         return Prefix(
             vectors,
-            reference_text=self.embed_text(self._tokenizer.encode(voice.text.strip())),
+            reference_text=self.embed_text(transcript),
             reference_codes=torch.cat([self._codec_bos, recording]),
         )
 
