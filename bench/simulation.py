@@ -290,7 +290,7 @@ def simulated_tts(num_slots: int = 8, frame_seconds: float = 0.005) -> TTS:
     """
     languages = ("english", "german", "chinese")
     voices = {"ryan": languages, "serena": languages}
-    info = ModelInfo("custom_voice", voices, languages, takes_instruct=True, note=None)
+    info = ModelInfo("custom_voice", voices, languages, True, note=None, name="simulated")
     engine = Engine(
         SimulatedBackend(num_slots, frame_seconds),
         SimulatedPromptBuilder([*voices]),

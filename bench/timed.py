@@ -261,7 +261,7 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     codec.device = device
     engine = Engine(kernel, prompt_builder, Decoder(weights, codec_config), codec)
     speakers = {name: ("english",) for name in config.talker.speakers}
-    info = ModelInfo("custom_voice", speakers, ("english",), takes_instruct=False, note=None)
+    info = ModelInfo("custom_voice", speakers, ("english",), False, note=None, name="timed")
     sampling = Sampling(max_frames=_FRAMES, guard=False)
     return TTS(Loaded(config, sampling, tokenizer, engine, None), info), device
 

@@ -19,6 +19,7 @@ class ModelInfo:
         languages: Values of `language` besides `auto`.
         takes_instruct: Whether the model follows an instruction.
         note: A remark for listeners, if there is one.
+        name: The name or folder under which it was loaded.
     """
 
     kind: str
@@ -26,6 +27,7 @@ class ModelInfo:
     languages: tuple[str, ...]
     takes_instruct: bool
     note: str | None
+    name: str
 
 
 def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
@@ -41,5 +43,6 @@ def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
         name: ((dialects[name],) if name in dialects else ()) + languages
         for name in config.talker.speakers
     }
-    note = hub.DEMO_NOTE if os.fspath(model) == hub.DEMO else None
-    return ModelInfo(config.kind, voices, languages, config.takes_instruct, note)
+    name = os.fspath(model)
+    note = hub.DEMO_NOTE if name == hub.DEMO else None
+    return ModelInfo(config.kind, voices, languages, config.takes_instruct, note, name)

@@ -1,13 +1,14 @@
 """Settings that may change while a pipeline runs, and the model's names of languages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from loguru import logger
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
-from pipecat.utils.types import NOT_GIVEN, NotGiven
+from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
-from megakernel_tts import ModelInfo, Sampling, Voice, VoiceError
+from megakernel_tts import MegakernelTTSError, ModelInfo, Sampling, SamplingError, Voice, VoiceError
 
 _LANGUAGES = {
     "zh": "chinese",
@@ -22,20 +23,22 @@ _LANGUAGES = {
     "es": "spanish",
     "it": "italian",
 }
+_AUTOMATIC = "auto"  # the engine's name for the language of the text
 
 
 @dataclass
 class MegakernelTTSSettings(TTSSettings):
     """Settings of `MegakernelTTSService`; each may be changed by a `TTSUpdateSettingsFrame`.
 
-    A change within a turn applies to the rest of the turn.
+    A change within a turn applies to the rest of the turn. Values are checked when they are set: an
+    invalid one is refused.
 
     Parameters:
-        model: A label for metrics; the engine's model cannot be changed.
+        model: Model that the service loads, unless it is given an engine. Cannot be changed later.
         voice: A named voice of the model, or the name of a cloned voice of the service. The default
             is the first voice.
         language: A Pipecat language, a language name of the model, or None to detect the language
-            from the text.
+            from the text, as for a language that the model lacks.
         instruct: A description of the speaking style (1.7B-CustomVoice) or of the voice
             (VoiceDesign, where it is required).
         sampling: Sampling parameters; None takes those of the model's configuration.
@@ -45,57 +48,124 @@ class MegakernelTTSSettings(TTSSettings):
     sampling: Sampling | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
 
 
-def default_settings(label: str) -> MegakernelTTSSettings:
+def default_settings(model: str) -> MegakernelTTSSettings:
     """Settings with the model's first voice and the language of the text.
 
     Args:
-        label: Of the model, for metrics.
+        model: Name of the model.
     """
     return MegakernelTTSSettings(
-        model=label, voice=None, language=None, instruct=None, sampling=None
+        model=model, voice=None, language=None, instruct=None, sampling=None
     )
 
 
-def voice_names(info: ModelInfo, cloned: Mapping[str, Voice]) -> tuple[str, ...]:
-    """Valid values of the setting `voice`.
+class SettingsCheck:
+    """Checks settings for a model and its cloned voices."""
 
-    Args:
-        info: Describes the model.
-        cloned: Cloned voices by name.
-    """
-    return tuple(cloned) if info.kind == "base" else tuple(info.voices)
+    def __init__(self, info: ModelInfo, cloned: Mapping[str, Voice]) -> None:
+        """Prepares the checks.
 
+        Args:
+            info: Describes the model.
+            cloned: Cloned voices by name.
+        """
+        self._info = info
+        self._voices = tuple(cloned) if info.kind == "base" else tuple(info.voices)
+        self._checks = {
+            "voice": self._check_voice,
+            "instruct": self._check_instruct,
+            "sampling": self._check_sampling,
+        }
 
-def check_voice(
-    name: str | None, instruct: str | None, info: ModelInfo, cloned: Mapping[str, Voice]
-) -> None:
-    """Checks that the model can speak with a voice.
+    def complete(self, settings: MegakernelTTSSettings) -> None:
+        """Checks the settings of a service, and sets those that depend on the model.
 
-    Args:
-        name: Setting `voice`.
-        instruct: Setting `instruct`.
-        info: Describes the model.
-        cloned: Cloned voices by name.
+        Args:
+            settings: Get the model's first voice if they name none, and its name of the language.
 
-    Raises:
-        VoiceError: It cannot; the message lists the valid names.
-    """
-    if info.kind == "voice_design":
-        if name is not None or not (instruct and instruct.strip()):
-            found = f"found the voice {name!r}" if name is not None else "found none"
-            raise VoiceError(
-                "A VoiceDesign model has no named voices and needs a description of one "
-                f"({found}): Settings(instruct='...')."
+        Raises:
+            VoiceError: The model has no such voice, follows no instruction or needs one.
+            SamplingError: `sampling` is of another type.
+        """
+        if settings.voice is None:
+            settings.voice = next(iter(self._voices), None)
+        for name, check in self._checks.items():
+            check(getattr(settings, name))
+        self.resolve_language(settings)
+
+    def accepted(self, delta: TTSSettings) -> tuple[TTSSettings, list[MegakernelTTSError]]:
+        """Checks new settings.
+
+        Args:
+            delta: New settings.
+
+        Returns:
+            Those that are valid, and an error for each other one.
+        """
+        accepted, errors = replace(delta), list[MegakernelTTSError]()
+        if accepted.voice is None:
+            accepted.voice = next(iter(self._voices), None)
+        for name, check in self._checks.items():
+            value = getattr(accepted, name, NOT_GIVEN)
+            try:
+                if is_given(value):
+                    check(value)
+            except MegakernelTTSError as error:
+                errors.append(error)
+                setattr(accepted, name, NOT_GIVEN)
+        return accepted, errors
+
+    def resolve_language(self, settings: MegakernelTTSSettings) -> None:
+        """Replaces a language that the voice lacks by its base language, or None: from the text."""
+        language = settings.language
+        if language is None:
+            return
+        name = str(language).strip().lower()
+        voice = str(settings.voice).strip().lower()
+        languages = {*self._info.languages, *self._info.voices.get(voice, ())}
+        base = _LANGUAGES.get(name.split("-")[0])
+        settings.language = next((known for known in (name, base) if known in languages), None)
+        if settings.language != name and name != _AUTOMATIC:
+            logger.warning(
+                f"{self._info.name} has no language {language!s}; it speaks "
+                f"{settings.language or 'the language of the text'} instead."
             )
-        return
-    names = voice_names(info, cloned)
-    if info.kind == "base" and not names:
-        raise VoiceError(
-            "A Base model speaks with cloned voices; give the service some: "
-            "voices={'anna': engine.clone('anna.wav', 'What Anna says in it.')}."
-        )
-    if name is None or name.strip().lower() not in {voice.lower() for voice in names}:
-        raise VoiceError(f"There is no voice {name!r}; choose one of: {', '.join(names)}.")
+
+    def _check_voice(self, name: object) -> None:
+        info, names = self._info, self._voices
+        if info.kind == "voice_design":
+            if name is not None:
+                raise VoiceError(
+                    f"A VoiceDesign model has no named voices (found the voice {name!r}); describe "
+                    "one: Settings(instruct='...')."
+                )
+            return
+        if info.kind == "base" and not names:
+            raise VoiceError(
+                "A Base model speaks with cloned voices; give the service some: "
+                "voices={'anna': engine.clone('anna.wav', 'What Anna says in it.')}."
+            )
+        known = {voice.strip().lower() for voice in names}
+        if not isinstance(name, str) or name.strip().lower() not in known:
+            raise VoiceError(f"There is no voice {name!r}; choose one of: {', '.join(names)}.")
+
+    def _check_instruct(self, instruct: object) -> None:
+        if not isinstance(instruct, str | None):
+            raise VoiceError(f"instruct is {instruct!r}; it must be a string or None.")
+        given = bool(instruct and instruct.strip())
+        if given and not self._info.takes_instruct:
+            raise VoiceError(
+                "This model follows no instruction; 1.7B-CustomVoice and 1.7B-VoiceDesign do. "
+                "Leave instruct out."
+            )
+        if not given and self._info.kind == "voice_design":
+            raise VoiceError(
+                "A VoiceDesign model needs a description of a voice: Settings(instruct='...')."
+            )
+
+    def _check_sampling(self, sampling: object) -> None:
+        if not isinstance(sampling, Sampling | None):
+            raise SamplingError(f"sampling is {sampling!r}; it must be a Sampling or None.")
 
 
 def language_name(language: Language) -> str | None:

@@ -11,7 +11,7 @@ from pipecat.utils.types import assert_given
 from megakernel_tts import TTS, ChunkPolicy, EngineClosedError, Session, Voice
 from pipecat_service.errors import ColdEngineError
 from pipecat_service.loading import shared_engine
-from pipecat_service.settings import MegakernelTTSSettings, check_voice, voice_names
+from pipecat_service.settings import MegakernelTTSSettings, SettingsCheck
 
 
 class Synthesizer:
@@ -19,6 +19,7 @@ class Synthesizer:
 
     Attributes:
         cloned: Cloned voices by lower-case name, for `MegakernelTTSSettings.voice`.
+        check: Checks settings; None until the model is loaded.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None, cloned: Mapping[str, Voice]) -> None:
@@ -29,6 +30,7 @@ class Synthesizer:
             cloned: Cloned voices by name.
         """
         self.cloned = {name.strip().lower(): voice for name, voice in cloned.items()}
+        self.check: SettingsCheck | None = None
         self._model = model
         self._engine: TTS | None = None
         self._shared = AsyncExitStack()  # holds the engine of `model`
@@ -38,21 +40,21 @@ class Synthesizer:
 
         Args:
             engine: An engine that is warmed up; its owner closes it.
-            settings: Get the model's first voice if they name none.
+            settings: See `SettingsCheck.complete`.
 
         Raises:
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The model has no such voice, or a VoiceDesign model has no description.
+            VoiceError: See `SettingsCheck.complete`.
+            SamplingError: See `SettingsCheck.complete`.
         """
         if not engine.warm:
             raise ColdEngineError(
                 "The engine is cold, and the first caller would wait for it to load and warm up: "
                 "call `await engine.awarmup()` once, before any pipeline starts."
             )
-        if settings.voice is None:
-            settings.voice = next(iter(voice_names(engine.info, self.cloned)), None)
-        voice, instruct = assert_given(settings.voice), assert_given(settings.instruct)
-        check_voice(voice, instruct, engine.info, self.cloned)
+        check = SettingsCheck(engine.info, self.cloned)
+        check.complete(settings)
+        self.check = check
         self._engine = engine
 
     async def load(self, settings: MegakernelTTSSettings) -> None:
@@ -64,6 +66,7 @@ class Synthesizer:
         Raises:
             CheckpointError: The model is missing or broken.
             VoiceError: As for `set_engine`.
+            SamplingError: As for `set_engine`.
         """
         if self._model is not None:
             self.set_engine(

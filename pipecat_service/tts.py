@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -15,9 +16,11 @@ from pipecat.frames.frames import (
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.settings import TTSSettings
-from pipecat.services.tts_service import TextAggregationMode, TTSService
+from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language
+from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.tracing.service_decorators import traced_tts
+from pipecat.utils.types import NOT_GIVEN, is_given
 
 from megakernel_tts import (
     TTS,
@@ -28,6 +31,7 @@ from megakernel_tts import (
     MegakernelTTSError,
     Voice,
 )
+from pipecat_service.arguments import check_keywords, choose_model
 from pipecat_service.audio import silence
 from pipecat_service.errors import error_category, is_permanent
 from pipecat_service.playhead import Playhead
@@ -81,7 +85,8 @@ class MegakernelTTSService(TTSService):
 
         Args:
             engine: An engine that is loaded and warmed up; the caller closes it.
-            model: Instead of an engine: `demo`, a checkpoint's folder or a hub id. Services of one
+            model: Instead of an engine: `demo`, a checkpoint's folder or a hub id, also given as
+                `Settings(model=...)`. Services of one
                 event loop that name the same model share its engine; the last that is cleaned up
                 closes it. Pipecat waits 20 s for loading: `PipelineWorker(setup_timeout_secs=...)`.
                 If the model cannot be loaded or lacks the voice, the error is permanent.
@@ -90,26 +95,16 @@ class MegakernelTTSService(TTSService):
             **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
 
         Raises:
+            TypeError: An argument is unknown or of another type, or the service sets it itself.
             ValueError: Both an engine and a model were given, or neither; or
                 `text_aggregation_mode` is `TOKEN`.
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The engine's model lacks the voice, or a VoiceDesign model has no
-                description.
+            VoiceError: The engine's model lacks the voice, follows no instruction or needs one.
+            SamplingError: `settings.sampling` is of another type.
         """
-        if (engine is None) == (model is None):
-            found = "neither" if engine is None else "both"
-            raise ValueError(
-                f"A service takes an engine or a model, found {found}: give it engine=..., loaded "
-                "and warmed up, or model='demo', a folder or a hub id."
-            )
-        if kwargs.get("text_aggregation_mode") == TextAggregationMode.TOKEN:
-            raise ValueError(
-                "text_aggregation_mode=TOKEN is not supported: after an interruption, Pipecat "
-                "would drop the spoken words of the current sentence. Leave the argument out; text "
-                "is passed to the engine in groups of a few words while it is written."
-            )
-        label = f"qwen3-tts-{engine.info.kind}" if engine is not None else str(model)
-        chosen = default_settings(label)
+        check_keywords(kwargs)
+        model = choose_model(engine, model, settings)
+        chosen = default_settings(engine.info.name if engine is not None else str(model))
         if settings is not None:
             chosen.apply_update(settings)
         super().__init__(
@@ -128,6 +123,7 @@ class MegakernelTTSService(TTSService):
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._wordless_text: dict[str, str] = {}  # of contexts whose text has no words so far
         self._failed: set[str] = set()  # contexts
+        self._spoken: set[str] = set()  # contexts whose text was spoken to its end
         self._playhead = Playhead()
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
@@ -138,7 +134,8 @@ class MegakernelTTSService(TTSService):
 
         Raises:
             CheckpointError: The model is missing or broken.
-            VoiceError: The model lacks the voice, or a VoiceDesign model has no description.
+            VoiceError: The model lacks the voice, follows no instruction or needs one.
+            SamplingError: The setting `sampling` is of another type.
         """
         await super().setup(setup)
         await self._synthesizer.load(self._settings)
@@ -162,6 +159,10 @@ class MegakernelTTSService(TTSService):
         return language_name(language)
 
     # Text
+
+    def _prepare_text_for_tts(self, text: str) -> str:
+        """Removes the spaces at the ends: traces join the groups of a turn by spaces."""
+        return text.strip(" ")
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
@@ -218,6 +219,7 @@ class MegakernelTTSService(TTSService):
         elif self.audio_context_available(context_id):
             if self._wordless_text.pop(context_id, None) is not None:
                 await self._send_placeholder(context_id)
+                self._spoken.add(context_id)
             await self._close(context_id)
 
     # Audio
@@ -267,6 +269,7 @@ class MegakernelTTSService(TTSService):
             await self._send(context_id, speech.end())
             if not speech.has_output:
                 await self._send_placeholder(context_id)
+            self._spoken.add(context_id)
             await self._close(context_id)
 
     async def _close(self, context_id: str) -> None:
@@ -343,21 +346,34 @@ class MegakernelTTSService(TTSService):
         await super()._add_word_timestamps(delayed, context_id, includes_inter_frame_spaces)
 
     async def _apply_force_complete(self, context_id: str) -> None:
-        """Commits a context's last words, unless its session failed before they were spoken."""
-        if context_id in self._failed:
+        """Commits a context's last words, unless it ended before they were spoken."""
+        if context_id in self._spoken and self.is_usable:
+            await super()._apply_force_complete(context_id)
+        else:
             others = {other for other in self.get_audio_contexts() if other != context_id}
             self._aggregated_frame_sequencer.clear(keep_contexts=others)
-        else:
-            await super()._apply_force_complete(context_id)
 
     # Settings
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Applies new settings; the rest of the current turn is spoken in a new context."""
+        """Applies valid settings and reports others; the turn continues in a new context."""
+        if is_given(delta.model) and delta.model != self._settings.model:
+            self._warn_unhandled_updated_settings({"model"})
+        delta = replace(delta, model=NOT_GIVEN)
+        language = self._settings.language
+        if check := self._synthesizer.check:
+            delta, errors = check.accepted(delta)
+            for error in errors:  # of the application: the service still speaks as before
+                await self.push_error(str(error), error, category=ErrorCategory.APPLICATION)
         changed = await super()._update_settings(delta)
-        self._warn_unhandled_updated_settings(changed.keys() & {"model"})
+        if check:
+            check.resolve_language(self._settings)
+        if self._settings.language == language:
+            changed.pop("language", None)
+        else:
+            changed["language"] = language
         context_id = self._turn_context_id
-        if changed.keys() - {"model"} and context_id is not None:
+        if changed and context_id is not None:
             if self.audio_context_available(context_id):
                 await self.flush_audio(context_id)
             self._renew_turn_context(context_id)
@@ -393,6 +409,7 @@ class MegakernelTTSService(TTSService):
             context_id: The context. If Pipecat ended it by timeout, its turn may continue.
         """
         self._failed.discard(context_id)
+        self._spoken.discard(context_id)
         if context_id != self._turn_context_id:
             await self._drop(context_id)
 
@@ -400,6 +417,7 @@ class MegakernelTTSService(TTSService):
         """Drops a context and stops its session."""
         self._wordless_text.pop(context_id, None)
         self._failed.discard(context_id)
+        self._spoken.discard(context_id)
         speech = self._speeches.pop(context_id, None)
         if speech is not None:
             speech.session.cancel()

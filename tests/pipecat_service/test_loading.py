@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 from pipecat.frames.frames import EndFrame, TTSAudioRawFrame
+from pipecat.metrics.metrics import TTFBMetricsData
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineWorker
 from pipecat.workers.runner import WorkerRunner
@@ -77,13 +78,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     yield one
     assert not any(one.open), "an engine was not closed"
     assert not _SharedModel.models, "an engine was kept"
-
-
-def test_a_service_takes_either_an_engine_or_a_model(engine: TTS) -> None:
-    with pytest.raises(ValueError, match="found neither"):
-        MegakernelTTSService()
-    with pytest.raises(ValueError, match="found both"):
-        MegakernelTTSService(engine=engine, model="demo")
 
 
 def test_making_a_service_loads_nothing(disk: Disk) -> None:
@@ -207,6 +201,13 @@ def test_a_model_that_cannot_be_loaded_is_a_permanent_error(disk: Disk) -> None:
     repaired = Bot(None, "One two.", model="some-model")
     run_conversations([repaired], Bot.reply)
     assert repaired.said == ["One two."]
+
+
+def test_the_setting_model_names_the_model_that_is_loaded(disk: Disk) -> None:
+    bot = Bot(None, "One two.", settings=Settings(model="some-model"))
+    run_conversations([bot], Bot.reply)
+    assert bot.said == ["One two."] and len(disk.loaded) == 1
+    assert "some-model" in {m.model for m in bot.metrics(TTFBMetricsData)}
 
 
 def test_a_voice_that_the_model_lacks_is_a_permanent_error(disk: Disk) -> None:

@@ -1,14 +1,41 @@
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
+from loguru import logger
+from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
 
-from megakernel_tts import ModelInfo, Voice, VoiceError
-from pipecat_service.settings import check_voice, default_settings, language_name
+from megakernel_tts import ModelInfo, Sampling, SamplingError, Voice, VoiceError
+from pipecat_service.settings import (
+    MegakernelTTSSettings,
+    SettingsCheck,
+    default_settings,
+    language_name,
+)
 
-ANNA = Voice(torch.zeros(4))
-NAMED = ModelInfo("custom_voice", {"ryan": (), "vivian": ()}, ("english",), False, None)
-BASE = ModelInfo("base", {}, ("english",), False, None)
-DESIGN = ModelInfo("voice_design", {}, ("english",), True, None)
+LANGUAGES = ("english", "german")
+VOICES = {"ryan": LANGUAGES, "dylan": ("beijing_dialect", *LANGUAGES)}
+NAMED = ModelInfo("custom_voice", VOICES, LANGUAGES, False, None, "named")
+BASE = ModelInfo("base", {}, LANGUAGES, False, None, "base")
+DESIGN = ModelInfo("voice_design", {}, LANGUAGES, True, None, "design")
+CLONED = {"anna": Voice(torch.zeros(4))}
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """Warnings that were logged."""
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    yield lines
+    logger.remove(handler)
+
+
+def settings(**given: Any) -> MegakernelTTSSettings:
+    chosen = default_settings("a model")
+    chosen.apply_update(MegakernelTTSSettings(**given))
+    return chosen
 
 
 @pytest.mark.parametrize(
@@ -33,24 +60,87 @@ def test_defaults_give_every_setting() -> None:
     assert set(given.values()) == {None}
 
 
-def test_voices_of_the_model_are_accepted() -> None:
-    check_voice("Vivian ", None, NAMED, {})
-    check_voice("anna", None, BASE, {"Anna": ANNA})
-    check_voice(None, "A calm voice.", DESIGN, {})
+@pytest.mark.parametrize(
+    ("info", "given"),
+    [
+        (NAMED, {"voice": "Dylan ", "sampling": Sampling(seed=1)}),
+        (NAMED, {"voice": "ryan", "instruct": " "}),
+        (BASE, {"voice": "Anna"}),
+        (DESIGN, {"instruct": "A calm voice."}),
+    ],
+)
+def test_settings_that_suit_the_model_are_kept(info: ModelInfo, given: dict[str, Any]) -> None:
+    check, chosen = SettingsCheck(info, CLONED), settings(**given)
+    check.complete(chosen)
+    delta, errors = check.accepted(MegakernelTTSSettings(**given))
+    assert chosen == settings(**given)
+    assert delta == MegakernelTTSSettings(**given) and not errors
 
 
 @pytest.mark.parametrize(
-    ("name", "info", "cloned", "sentence"),
+    ("info", "given", "sentence"),
     [
-        ("anna", NAMED, {}, "There is no voice 'anna'; choose one of: ryan, vivian."),
-        ("ryan", BASE, {"anna": ANNA}, "There is no voice 'ryan'; choose one of: anna."),
-        (None, BASE, {}, "A Base model speaks with cloned voices"),
-        ("ryan", DESIGN, {}, "found the voice 'ryan'"),
-        (None, DESIGN, {}, "needs a description"),
+        (NAMED, {"voice": "anna"}, "There is no voice 'anna'; choose one of: ryan, dylan."),
+        (NAMED, {"voice": 3}, "There is no voice 3"),
+        (NAMED, {"instruct": "Calmly."}, "follows no instruction"),
+        (NAMED, {"instruct": 3}, "must be a string"),
+        (NAMED, {"sampling": "greedy"}, "must be a Sampling"),
+        (BASE, {"voice": "ryan"}, "There is no voice 'ryan'; choose one of: anna."),
+        (BASE, {"instruct": "Calmly."}, "follows no instruction"),
+        (DESIGN, {"instruct": "Calm.", "voice": "ryan"}, "found the voice 'ryan'"),
+        (DESIGN, {"instruct": None}, "needs a description"),
     ],
 )
-def test_other_voices_are_refused_with_the_choices(
-    name: str | None, info: ModelInfo, cloned: dict[str, Voice], sentence: str
+def test_other_settings_are_refused_one_by_one(
+    info: ModelInfo, given: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(VoiceError, match=sentence):
-        check_voice(name, None, info, cloned)
+    check = SettingsCheck(info, CLONED)
+    with pytest.raises((VoiceError, SamplingError), match=sentence):
+        check.complete(settings(**given))
+    valid: dict[str, Any] = {"language": "german"} | (
+        {"voice": None} if "voice" not in given else {}
+    )
+    delta, (error,) = check.accepted(MegakernelTTSSettings(**valid | given))
+    assert sentence in str(error)
+    kept = delta.given_fields()
+    assert kept["language"] == "german" and ("voice" in kept) == ("voice" in valid)
+
+
+def test_a_base_model_without_cloned_voices_is_refused() -> None:
+    with pytest.raises(VoiceError, match="A Base model speaks with cloned voices"):
+        SettingsCheck(BASE, {}).complete(settings())
+
+
+def test_no_voice_is_the_first() -> None:
+    chosen = settings()
+    SettingsCheck(NAMED, {}).complete(chosen)
+    assert chosen.voice == "ryan"
+    delta, errors = SettingsCheck(NAMED, {}).accepted(TTSSettings(voice=None))
+    assert delta.voice == "ryan" and not errors
+
+
+@pytest.mark.parametrize(
+    ("voice", "language", "expected", "num_warnings"),
+    [
+        ("ryan", None, None, 0),
+        ("ryan", "auto", None, 0),
+        ("ryan", "german", "german", 0),
+        ("ryan", "English ", "english", 0),
+        ("dylan", "beijing_dialect", "beijing_dialect", 0),
+        ("ryan", "de-XX", "german", 1),
+        ("ryan", "beijing_dialect", None, 1),
+        ("ryan", "french", None, 1),
+        ("ryan", Language.FR_CA, None, 1),
+        ("ryan", Language.SW, None, 1),
+        ("ryan", "klingon", None, 1),
+        ("ryan", "", None, 1),
+    ],
+)
+def test_an_unknown_language_falls_back_to_its_base_language_and_then_to_the_text(
+    warnings: list[str], voice: str, language: Any, expected: str | None, num_warnings: int
+) -> None:
+    chosen = settings(voice=voice, language=language)
+    SettingsCheck(NAMED, {}).complete(chosen)
+    assert chosen.language == expected
+    assert len(warnings) == num_warnings
+    assert all(str(expected or "the language of the text") in line for line in warnings)

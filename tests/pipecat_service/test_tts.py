@@ -29,8 +29,8 @@ from pipecat.metrics.metrics import (
     TTFBMetricsData,
     TTSUsageMetricsData,
 )
-from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transcriptions.language import Language
+from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
@@ -41,6 +41,7 @@ from tests.pipecat_service.virtual_time import run_in_virtual_time
 pytestmark = pytest.mark.contract
 
 Settings = MegakernelTTSService.Settings
+GROUPS = ["One two", "three four.", "Five six."]  # as they are passed to the engine
 
 
 def opened_sessions(engine: TTS) -> list[tuple[str | Voice | None, str, str | None]]:
@@ -159,34 +160,62 @@ def test_settings_equal_to_the_current_ones_keep_the_session(engine: TTS) -> Non
     assert bot.said == ["One two. Three four."]
 
 
-def test_an_unknown_voice_makes_the_service_unusable_until_the_next_change(engine: TTS) -> None:
-    bad = TTSUpdateSettingsFrame(delta=Settings(voice="unknown"))
-    good = TTSUpdateSettingsFrame(delta=Settings(voice="serena"))
-    bot = Bot(engine, [bad, "One two."], [good, "Three four."])
-    usable: list[bool] = []
+def test_invalid_settings_are_refused_and_the_previous_ones_kept(engine: TTS) -> None:
+    before = len(opened_sessions(engine))
+    bad = [
+        TTSUpdateSettingsFrame(delta=Settings(voice="unknown", language=Language.DE)),
+        TTSUpdateSettingsFrame(delta=Settings(sampling="greedy")),  # type: ignore[arg-type]
+        TTSUpdateSettingsFrame(delta=Settings(model="another-model")),
+        TTSUpdateSettingsFrame(delta=Settings(language="klingon")),
+    ]
+    bot = Bot(engine, [*bad, "One two."], ["Three four."])
 
     async def drive(bot: Bot) -> None:
         await bot.reply()
-        usable.append(bot.tts.is_usable)
         await bot.reply()
-        usable.append(bot.tts.is_usable)
 
     run_conversations([bot], drive)
-    assert usable == [False, True]
-    assert "unknown" in bot.errors[0].error
-    assert " ".join(bot.said) == "Three four."
+    assert [error.category for error in bot.errors] == [ErrorCategory.APPLICATION] * 2
+    assert "unknown" in bot.errors[0].error and "greedy" in bot.errors[1].error
+    assert bot.tts.is_usable and bot.tts.settings.model == "simulated"
+    assert opened_sessions(engine)[before:] == [("ryan", "auto", None)] * 2
+    assert " ".join(bot.said) == "One two. Three four."
+
+
+def test_a_change_of_the_voice_may_change_the_language(engine: TTS) -> None:
+    """The language is one that the new voice has."""
+    change = TTSUpdateSettingsFrame(delta=Settings(language=Language.DE_CH))
+    again = TTSUpdateSettingsFrame(delta=Settings(language="german", voice="ryan"))
+    before = len(opened_sessions(engine))
+    bot = Bot(engine, ["One two.", change, "Drei vier. ", again, "Fünf sechs."])
+    run_conversations([bot], Bot.reply)
+    assert [language for _, language, _ in opened_sessions(engine)[before:]] == ["auto", "german"]
+
+
+def test_text_that_is_not_spoken_is_not_committed(engine: TTS) -> None:
+    """Pipecat gives no text to a service that is unusable, but ends its turns."""
+    bot = Bot(engine, "One two three.", "Four five.")
+
+    async def drive(bot: Bot) -> None:
+        await bot.tts.set_usable(False)
+        await bot.reply()
+        assert bot.said == []
+        await bot.tts.set_usable(True)
+        await bot.reply()
+
+    run_conversations([bot], drive)
+    assert bot.said == ["Four five."]
 
 
 def test_metrics_are_reported(engine: TTS) -> None:
-    text = "One two three four. Five six."
-    bot = Bot(engine, text)
+    bot = Bot(engine, " ".join(GROUPS))
     run_conversations([bot], Bot.reply)
     (first_audible,) = bot.metrics(TTFAMetricsData)
     assert first_audible.leading_silence < 0.01
     # Pipecat reports a zero of every processor at the start.
-    spoken = [m for m in bot.metrics(TTFBMetricsData) if m.model == "qwen3-tts-custom_voice"]
+    spoken = [m for m in bot.metrics(TTFBMetricsData) if m.model == "simulated"]
     assert len(spoken) == 1
-    assert sum(m.value for m in bot.metrics(TTSUsageMetricsData)) == len(text) + 1
+    assert sum(m.value for m in bot.metrics(TTSUsageMetricsData)) == len("".join(GROUPS))
     assert bot.metrics(TextAggregationMetricsData)
     assert not [m for m in bot.metrics(ProcessingMetricsData) if m.model == spoken[0].model]
 
@@ -259,12 +288,6 @@ def test_a_cold_engine_is_refused() -> None:
         MegakernelTTSService(engine=cold)
 
 
-def test_token_aggregation_is_refused(engine: TTS) -> None:
-    with pytest.raises(ValueError, match="TOKEN is not supported"):
-        MegakernelTTSService(engine=engine, text_aggregation_mode=TextAggregationMode.TOKEN)
-    MegakernelTTSService(engine=engine, text_aggregation_mode=TextAggregationMode.SENTENCE)
-
-
 @pytest.mark.parametrize("voice", ["unknown", ""])
 def test_a_voice_that_the_model_lacks_is_refused(engine: TTS, voice: str) -> None:
     with pytest.raises(VoiceError, match="ryan, serena"):
@@ -281,7 +304,7 @@ def test_settings_reach_the_engine(engine: TTS) -> None:
     settings = Settings(voice="Serena", language="german", sampling=Sampling(seed=7))
     tts = MegakernelTTSService(engine=engine, settings=settings)
     assert tts.settings.given_fields() == {
-        "model": "qwen3-tts-custom_voice",
+        "model": "simulated",
         "voice": "Serena",
         "language": "german",
         "instruct": None,
@@ -294,11 +317,13 @@ def test_a_traced_turn_is_one_span_with_its_metrics(engine: TTS) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    bot = Bot(engine, "One two three. Four.", tracing=True)
+    bot = Bot(engine, " ".join(GROUPS), tracing=True)
     run_conversations([bot], Bot.reply)
     (span,) = [span for span in exporter.get_finished_spans() if span.name == "tts"]
     attributes = dict(span.attributes or {})
     assert attributes["voice_id"] == "ryan"
-    assert attributes["metrics.character_count"] == len("One two three. Four. ")
-    (ttfb,) = [m for m in bot.metrics(TTFBMetricsData) if m.model == "qwen3-tts-custom_voice"]
+    assert attributes["gen_ai.request.model"] == "simulated"
+    assert attributes["text"] == " ".join(GROUPS)
+    assert attributes["metrics.character_count"] == len("".join(GROUPS))
+    (ttfb,) = [m for m in bot.metrics(TTFBMetricsData) if m.model == "simulated"]
     assert attributes["metrics.ttfb"] == pytest.approx(ttfb.value)
