@@ -14,6 +14,8 @@ from megakernel_tts.files import check_output
 
 _MAX_WAV_BYTES = (1 << 32) - 1 - 36  # of samples: the header's sizes have 32 bits
 _MIN_SECONDS, _MAX_SECONDS = 0.5, 60.0  # of a reference recording
+_MIN_RATE, _MAX_RATE = 1_000, 768_000  # of a reference recording, in Hz
+_MAX_VALUES = 1 << 24  # samples of all channels of a reference recording: 64 MiB
 _MAX_SAMPLE = 4.0  # of a reference recording, whose full scale is 1
 _SILENCE_RMS = 3e-3  # 20 ms with a lower root mean square are silent (-50 dBFS)
 _MIN_SOUND_SECONDS = 0.3  # of a reference recording that must not be silent
@@ -100,12 +102,18 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
         [samples], mono, float32.
 
     Raises:
-        ReferenceAudioError: It is unreadable, empty, too short, too long, silent or clipped.
+        ReferenceAudioError: It is unreadable, empty, too short, too long, silent or clipped, or
+            has too many channels for its sample rate.
     """
     name, samples, rate = _read(recording)
     seconds = len(samples) / rate
     if len(samples) == 0:
         raise ReferenceAudioError(f"{name} is empty; record a few seconds of clear speech.")
+    if samples.size > _MAX_VALUES:
+        raise ReferenceAudioError(
+            f"{name} has more than {_MAX_VALUES:,} samples in its {samples.shape[1]} channels of "
+            f"{rate:,} Hz; convert it to one channel of {sample_rate:,} Hz."
+        )
     if not np.isfinite(samples).all():
         raise ReferenceAudioError(
             f"{name} has samples that are NaN or infinite; export the recording again."
@@ -118,7 +126,7 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
         raise ReferenceAudioError(
             f"{name} lasts {seconds:.2f} s; at least {_MIN_SECONDS} s are needed."
         )
-    if np.abs(samples).max() > _MAX_SAMPLE:
+    if max(samples.max(), -samples.min()) > _MAX_SAMPLE:
         raise ReferenceAudioError(f"{name} is out of scale; samples must be between -1 and 1.")
     mono = samples.mean(axis=1)
     if _sound_seconds(mono, rate) < _MIN_SOUND_SECONDS:
@@ -137,7 +145,7 @@ def read_reference(recording: Recording, sample_rate: int) -> NDArray[np.float32
 
 
 def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
-    """Reads a recording, at most one sample more than the maximum length.
+    """Reads a recording, at most one sample of each channel more than the maximum.
 
     Returns:
         Its name for messages, the samples [n, channels] and their rate in Hz.
@@ -156,31 +164,45 @@ def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
         else:
             source = io.BytesIO(recording.read())
         with soundfile.SoundFile(source) as file:
-            rate = file.samplerate
+            rate = _check_rate(name, file.samplerate)
             # The length in the header may be missing or wrong, so the samples are counted.
-            samples = file.read(int(_MAX_SECONDS * rate) + 1, dtype="float32", always_2d=True)
+            limit = _max_length(rate, file.channels) + 1
+            samples = file.read(limit, dtype="float32", always_2d=True)
     except ReferenceAudioError:
         raise
-    except (soundfile.LibsndfileError, AttributeError, OSError, TypeError, ValueError) as error:
+    except (soundfile.SoundFileError, AttributeError, OSError, TypeError, ValueError) as error:
         raise ReferenceAudioError(f"{name[:200]} is not readable as audio ({error}).") from error
     return name, np.asarray(samples, dtype=np.float32), rate
 
 
 def _check_array(samples: object, rate: object) -> tuple[str, NDArray[np.float32], int]:
-    array = np.asarray(samples)
-    if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.floating):
+    name = "The reference audio"
+    expected = f"{name} must be (samples, rate) with floats [n] or [n, channels]"
+    try:
+        array = np.asarray(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ReferenceAudioError(f"{expected}; they are no array ({error}).") from error
+    channels = array[:, None] if array.ndim == 1 else array
+    if channels.ndim != 2 or not channels.shape[1] or not np.issubdtype(array.dtype, np.floating):
+        raise ReferenceAudioError(f"{expected}, found {array.dtype} of shape {array.shape}.")
+    valid_rate = _check_rate(name, rate)
+    limit = _max_length(valid_rate, channels.shape[1]) + 1
+    with np.errstate(over="ignore"):  # infinity is refused later
+        return name, channels[:limit].astype(np.float32), valid_rate
+
+
+def _check_rate(name: str, rate: object) -> int:
+    if not isinstance(rate, int | np.integer) or not _MIN_RATE <= rate <= _MAX_RATE:
         raise ReferenceAudioError(
-            "The reference audio must be (samples, rate) with floats [n] or [n, channels], found "
-            f"{array.dtype} of shape {array.shape}."
+            f"{name} has the sample rate {rate!r}; it must be a whole number from {_MIN_RATE:,} to "
+            f"{_MAX_RATE:,} Hz."
         )
-    if not isinstance(rate, int | np.integer) or not 1000 <= rate <= 768_000:
-        raise ReferenceAudioError(
-            f"The sample rate of the reference audio is {rate!r}; it must be a whole number from "
-            "1,000 to 768,000 Hz."
-        )
-    limit = int(_MAX_SECONDS * rate) + 1
-    channels = array[:limit] if array.ndim == 2 else array[:limit, None]
-    return "The reference audio", channels.astype(np.float32), int(rate)
+    return int(rate)
+
+
+def _max_length(rate: int, num_channels: int) -> int:
+    """The maximum length of a recording in samples of each channel."""
+    return min(int(_MAX_SECONDS * rate), _MAX_VALUES // num_channels)
 
 
 def _sound_seconds(mono: NDArray[np.float32], rate: int) -> float:

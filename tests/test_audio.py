@@ -1,6 +1,7 @@
 import io
 import struct
 import tempfile
+import tracemalloc
 import wave
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "integers": ((np.zeros(24_000, np.int16), 24_000), "with floats"),
     "cube": ((np.zeros((2, 2, 2), np.float32), 24_000), "with floats"),
     "no rate": ((speech(),), "with floats"),
-    "words": ((speech(), "24000"), "sample rate of the reference audio is '24000'"),
+    "words": ((speech(), "24000"), "has the sample rate '24000'; it must be"),
     "scale": ((20_000 * speech(), 24_000), "out of scale"),
     "offset": ((np.full(48_000, 0.5, np.float32), 24_000), "is silent"),
     "click": ((np.eye(1, 48_000, 99, dtype=np.float32)[0], 24_000), "is silent"),
@@ -102,8 +103,15 @@ BAD: dict[str, tuple[Any, str]] = {
         "is clipped",
     ),
     "nothing": (None, "not readable"),
-    "rate": ((speech(), 0), "sample rate of the reference audio is 0"),
+    "rate": ((speech(), 0), "has the sample rate 0; it must be"),
     "no file": ("/nowhere/at/all.wav", "does not exist"),
+    "ragged": (([[0.1, 0.2], [0.3]], 24_000), "they are no array"),
+    "text": (("speech", 24_000), "with floats"),
+    "no channels": ((np.zeros((24_000, 0), np.float32), 24_000), r"of shape \(24000, 0\)"),
+    "no dimensions": ((np.float32(1), 24_000), r"of shape \(\)"),
+    "low rate": ((speech(), 49), "has the sample rate 49; it must be"),
+    "out of float32": ((np.full(24_000, 1e300), 24_000), "NaN or infinite"),
+    "many channels": ((np.zeros((24_000, 1000), np.float32), 24_000), "convert it to one channel"),
 }
 
 
@@ -122,6 +130,41 @@ def test_file_without_audio_is_refused(tmp_path: Path) -> None:
             read_reference(path, 24_000)
     with pytest.raises(ReferenceAudioError, match="is not a file"):
         read_reference(tmp_path, 24_000)
+
+
+@pytest.mark.parametrize("rate", [1, 40, 49, 50, 999])
+def test_file_with_a_low_sample_rate_is_refused(tmp_path: Path, rate: int) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, speech(2, 24_000), rate)
+    with pytest.raises(ReferenceAudioError, match=f"a.wav has the sample rate {rate}; it must be"):
+        read_reference(path, 24_000)
+
+
+def test_size_of_a_decoded_file_is_bounded(tmp_path: Path) -> None:
+    """Silence is compressed to thousandths, so a small file can be large in memory."""
+    path, seconds, rate, num_channels = tmp_path / "a.flac", 8, 655_350, 8
+    silence = np.zeros((rate, num_channels), np.int16)
+    with soundfile.SoundFile(path, "w", rate, num_channels, format="FLAC") as file:
+        for _ in range(seconds):
+            file.write(silence)
+    decoded_bytes = 4 * seconds * rate * num_channels
+    assert path.stat().st_size < decoded_bytes / 1000 and decoded_bytes > 150e6
+    tracemalloc.start()
+    try:
+        with pytest.raises(ReferenceAudioError, match=r"more than 16,777,216 samples in its 8 cha"):
+            read_reference(path, 24_000)
+        assert tracemalloc.get_traced_memory()[1] < 80e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("rate", "num_channels"), [(24_000, 8), (96_000, 2)])
+def test_usual_rates_and_channels_are_accepted_up_to_a_minute(
+    tmp_path: Path, rate: int, num_channels: int
+) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.stack([speech(60, rate)] * num_channels, axis=1), rate)
+    assert len(read_reference(path, 24_000)) == 60 * 24_000
 
 
 def test_loud_recording_without_clipping_is_accepted() -> None:
