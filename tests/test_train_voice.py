@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from examples.train_voice import codec, codes, export, talker, vocoder
+from examples.train_voice import codec, codes, export, predictions, talker, vocoder
 from examples.train_voice.discriminators import (
     Discriminators,
     adversarial_loss,
@@ -79,6 +79,13 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
     codes.encode(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
     talker.train(work, minutes=0.02, positions=600, seed=0)
+    predictions.predict(work, hours=0.004, positions=600, temperature=0.3, seed=0)
+    recorded, predicted = np.load(work.codes)["codes"], np.load(work.predictions)
+    recorded = recorded[: len(predicted)]
+    assert (recorded[:, 0] == predicted[:, 0]).all() and (recorded != predicted).any()
+    used_minutes = torch.load(work.state("vocoder"))["used"] / 60
+    vocoder.train(work, used_minutes + 0.01, crops=4, frames=2, channels=2, seed=0)
+    assert "held_predicted_mel" in work.log("vocoder").read_text()
     export.export(work)
     assert_speaks(work.voice)
     for stage in ("codec", "vocoder", "talker"):
@@ -186,20 +193,20 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     time = torch.arange(7680) / 24_000
     real = torch.sin(2 * torch.pi * 220 * time).repeat(2, 1)
     fake = (real + 0.05 * torch.randn_like(real)).requires_grad_()
-    judges = Discriminators(Spectra(torch.device("cpu")), channels=4)
-    optimizer = torch.optim.Adam(judges.parameters(), lr=3e-3)
+    discriminators = Discriminators(Spectra(torch.device("cpu")), channels=4)
+    optimizer = torch.optim.Adam(discriminators.parameters(), lr=3e-3)
     losses: list[float] = []
     for _ in range(12):
-        loss = discriminator_loss(judges(real), judges(fake.detach()))
+        loss = discriminator_loss(discriminators(real), discriminators(fake.detach()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-    judged_real, judged_fake = judges(real), judges(fake)
-    assert feature_loss(judged_real, judged_real).item() == 0
-    assert feature_loss(judged_real, judged_fake).item() > 0.01
-    (grad,) = torch.autograd.grad(adversarial_loss(judged_fake), fake)
+    output_real, output_fake = discriminators(real), discriminators(fake)
+    assert feature_loss(output_real, output_real).item() == 0
+    assert feature_loss(output_real, output_fake).item() > 0.01
+    (grad,) = torch.autograd.grad(adversarial_loss(output_fake), fake)
     assert grad.isfinite().all() and (grad != 0).any(1).all()
 
 

@@ -1,6 +1,7 @@
 """Training data of the talker: batches of whole sequences of text and codes in both layouts."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,8 @@ class Dataset:
         self._words = torch.from_numpy(tables["words"].astype(np.int64)).to(device)
         self._speakers: NDArray[np.int64] = tables["speaker"]
         self._frames: NDArray[np.int64] = tables["frames"]
-        self._first_frame = np.cumsum(self._frames) - self._frames
+        self.ends = np.cumsum(self._frames)  # frames up to the end of each utterance
+        self._first_frame = self.ends - self._frames
         tokenizer = TextTokenizer(work.voice, config.talker.text_vocab_size)
         self._newline = tokenizer.encode("\n")[0]
         width = _token_widths(work)
@@ -88,6 +90,16 @@ class Dataset:
             row = [*start, control.think_eos, talker.speakers[name], control.pad]
             rows.append(row + [NOTHING] * (6 - len(row)))
         return rows
+
+    def split(self, order: NDArray[np.int64], positions: int) -> Iterator[NDArray[np.int64]]:
+        """Splits utterances, in this order, into batches of at most so many positions."""
+        start = 0
+        while start < len(order):
+            most = np.maximum.accumulate(self.lengths[order[start : start + positions]])
+            fits = most * np.arange(1, len(most) + 1) <= positions
+            end = start + max(1, int(fits.sum()))
+            yield order[start:end]
+            start = end
 
     def build_held_out(self, full: bool) -> Batch:
         """Builds a batch of held-out utterances with given language, in one layout."""

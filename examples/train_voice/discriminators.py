@@ -12,7 +12,7 @@ _PERIODS = 2, 3, 5, 7, 11
 _SIZES = 2048, 1024, 512  # of the spectra
 _FLOOR = 1e-2  # magnitude below which spectra are not compressed further
 
-Judgement = tuple[Tensor, list[Tensor]]  # scores, and the features of every layer
+Output = tuple[Tensor, list[Tensor]]  # scores, and the features of every layer
 
 
 def _conv(
@@ -34,7 +34,7 @@ class _Network(nn.Module):
         super().__init__()
         self._layers = nn.ModuleList(layers)
 
-    def forward(self, x: Tensor) -> Judgement:
+    def forward(self, x: Tensor) -> Output:
         *layers, last = list(self._layers)
         features: list[Tensor] = []
         for layer in layers:
@@ -74,15 +74,15 @@ class Discriminators(nn.Module):
         self._period_networks = nn.ModuleList(_period_network(channels) for _ in _PERIODS)
         self._spectral_networks = nn.ModuleList(_spectral_network(channels) for _ in _SIZES)
 
-    def forward(self, wave: Tensor) -> list[Judgement]:
-        """Judges wave [batch, samples] by each network."""
-        judgements: list[Judgement] = []
+    def forward(self, wave: Tensor) -> list[Output]:
+        """Gives the output of each network for wave [batch, samples]."""
+        outputs: list[Output] = []
         for period, network in zip(_PERIODS, self._period_networks, strict=True):
             padded = F.pad(wave, (0, -wave.shape[1] % period))
-            judgements.append(network(padded.unflatten(1, (-1, period))[:, None]))
+            outputs.append(network(padded.unflatten(1, (-1, period))[:, None]))
         for size, network in zip(_SIZES, self._spectral_networks, strict=True):
-            judgements.append(network(self._compressed(wave, size)))
-        return judgements
+            outputs.append(network(self._compressed(wave, size)))
+        return outputs
 
     def _compressed(self, wave: Tensor, size: int) -> Tensor:
         """Complex spectra [batch, 2, frames, bins] whose magnitudes are square roots."""
@@ -92,7 +92,7 @@ class Discriminators(nn.Module):
             return (x * (power + _FLOOR**2) ** -0.25).transpose(1, 2)
 
 
-def discriminator_loss(real: list[Judgement], fake: list[Judgement]) -> Tensor:
+def discriminator_loss(real: list[Output], fake: list[Output]) -> Tensor:
     """Least-squares loss of the discriminators, summed over them."""
     losses = [
         (1 - r.float()).square().mean() + f.float().square().mean()
@@ -101,12 +101,12 @@ def discriminator_loss(real: list[Judgement], fake: list[Judgement]) -> Tensor:
     return torch.stack(losses).sum()
 
 
-def adversarial_loss(fake: list[Judgement]) -> Tensor:
+def adversarial_loss(fake: list[Output]) -> Tensor:
     """Least-squares loss of the generator, summed over the discriminators."""
     return torch.stack([(1 - scores.float()).square().mean() for scores, _ in fake]).sum()
 
 
-def feature_loss(real: list[Judgement], fake: list[Judgement]) -> Tensor:
+def feature_loss(real: list[Output], fake: list[Output]) -> Tensor:
     """Relative distance of features: mean over layers, summed over the discriminators."""
     losses: list[Tensor] = []
     for (_, expected), (_, found) in zip(real, fake, strict=True):

@@ -20,52 +20,85 @@ _SAMPLE_RATE = 24_000
 class Resynthesis:
     """Encodes and decodes held-out recordings with the current parameters of a codec."""
 
-    def __init__(self, work: Work, stage: str, model: CodecModel, recordings: Recordings) -> None:
+    def __init__(
+        self,
+        work: Work,
+        stage: str,
+        model: CodecModel,
+        recordings: Recordings,
+        predicted: Tensor | None = None,
+    ) -> None:
+        """Prepares the validation.
+
+        Args:
+            work: The run.
+            stage: Folder of the samples.
+            model: The codec.
+            recordings: The recordings.
+            predicted: The talker's codes of the first recordings [frames, groups].
+        """
         self._work, self._stage = work, stage
         self._model, self._recordings = model, recordings
+        self._predicted = predicted
         self._spectra = Spectra(model.quantizer.books.device)
 
     def measure(self) -> dict[str, float]:
         """Mean distance of log-mels, and how many entries of the codebooks are used effectively."""
         distances: list[Tensor] = []
-        codes: list[Tensor] = []
+        of_predicted: list[Tensor] = []
+        found: list[Tensor] = []
         for utterance in self._recordings.held_out[:_NUM_MEASURED]:
-            original, found, decoded = self._run(utterance)
-            codes.append(found)
-            distances.append(self._spectra.mel_distance(decoded, original))
+            original, codes, predicted = self._read(utterance)
+            found.append(codes)
+            distances.append(self._spectra.mel_distance(self._decode(codes), original))
+            if predicted is not None:
+                decoded = self._decode(predicted)
+                of_predicted.append(self._spectra.mel_distance(decoded, original))
         entries = self._model.quantizer.books.shape[1]
-        used = [_perplexity(column, entries) for column in torch.cat(codes).t()]
-        return {
+        used = [_perplexity(column, entries) for column in torch.cat(found).t()]
+        values = {
             "held_mel": float(torch.stack(distances).mean()),
             "held_perplexity_0": used[0],
             "held_perplexity_rest": float(np.mean(used[1:])),
             "held_perplexity_least": min(used),
         }
+        if of_predicted:
+            values["held_predicted_mel"] = float(torch.stack(of_predicted).mean())
+        return values
 
     def write_samples(self) -> None:
         """Writes held-out recordings of every voice and their resynthesis as WAV files."""
         speakers = np.concatenate(self._recordings.tables["speaker"])
         texts = np.concatenate(self._recordings.tables["text"])
         held_out = self._recordings.held_out
-        for i, name in enumerate(VOICES):
+        for i, voice in enumerate(VOICES):
             for utterance in held_out[speakers[held_out] == i][:_NUM_SAMPLES]:
-                original, _, decoded = self._run(utterance)
-                for folder, samples in (("recordings", original), (self._stage, decoded)):
-                    self._write(f"{folder}/{name}-{texts[utterance]:06d}", samples[0])
+                name = f"{voice}-{texts[utterance]:06d}"
+                original, codes, predicted = self._read(utterance)
+                self._write("recordings", name, original)
+                self._write(self._stage, name, self._decode(codes))
+                if predicted is not None:
+                    self._write("predicted", name, self._decode(predicted))
 
     @torch.no_grad()
-    def _run(self, utterance: np.int64) -> tuple[Tensor, Tensor, Tensor]:
-        """Waveform [1, samples], codes [frames, groups] and decoded waveform of a recording."""
-        model = self._model
-        original, _ = self._recordings.whole(np.array([utterance]))
-        semantic, acoustic = model.embed(original)
-        codes = model.quantizer.encode(semantic[0], acoustic[0])
-        return original, codes, model.decoder(model.embed_codes(codes[None]))
+    def _read(self, utterance: np.int64) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Waveform [1, samples] of a recording, its codes [frames, groups], predicted ones."""
+        original, number = self._recordings.whole(np.array([utterance]))
+        semantic, acoustic = self._model.embed(original)
+        codes = self._model.quantizer.encode(semantic[0], acoustic[0])
+        end = int(number[0, -1]) + 1
+        if self._predicted is None or end > len(self._predicted):
+            return original, codes, None
+        return original, codes, self._predicted[number[0]].long()
 
-    def _write(self, name: str, samples: Tensor) -> None:
-        file = self._work.folder / "samples" / f"{name}.wav"
+    @torch.no_grad()
+    def _decode(self, codes: Tensor) -> Tensor:
+        return self._model.decoder(self._model.embed_codes(codes[None]))
+
+    def _write(self, folder: str, name: str, samples: Tensor) -> None:
+        file = self._work.folder / "samples" / folder / f"{name}.wav"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pcm = (32767 * samples.clamp(-1, 1)).round().to(torch.int16)
+        pcm = (32767 * samples[0].clamp(-1, 1)).round().to(torch.int16)
         with wave.open(str(file), "wb") as out:
             out.setnchannels(1)
             out.setsampwidth(2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from examples.train_voice.dialogue import NOTHING, Batch, Dataset
+from examples.train_voice.dialogue import Batch, Dataset
 from examples.train_voice.layout import Work, append_json, summary
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import (
@@ -59,10 +59,7 @@ class Losses:
             random_codes = torch.randint_like(codes, net.config.predictor.vocab_size)
             replaced = torch.rand(codes.shape, device=codes.device) < share
             codes = torch.where(replaced, random_codes, codes)
-        x = net.text(batch.text) + net.frames(codes) * batch.fed[..., None]
-        control = net.control(batch.control.clamp(min=0))
-        x = x + control * (batch.control != NOTHING)[..., None]
-        hidden, middle, guided = net.talker(x)
+        hidden, middle, guided = net.talker(net.inputs(batch, codes))
         hidden, middle = hidden.flatten(0, 1), middle.flatten(0, 1)
         frames, count = batch.frames, len(batch.frames)
         codes = self._dataset.codes[frames].long()
@@ -111,14 +108,7 @@ def _batches(
     lengths = dataset.lengths
     numbers = np.flatnonzero(~dataset.held_out & (lengths <= longest))
     order = numbers[np.argsort(lengths[numbers] + rng.uniform(0, 12, len(numbers)))]
-    batches: list[NDArray[np.int64]] = []
-    start = 0
-    while start < len(order):
-        most = np.maximum.accumulate(lengths[order[start : start + positions]])
-        fits = most * np.arange(1, len(most) + 1) <= positions
-        end = start + max(1, int(fits.sum()))
-        batches.append(order[start:end])
-        start = end
+    batches = list(dataset.split(order, positions))
     rng.shuffle(batches)  # pyright: ignore[reportArgumentType]
     return iter(batches)
 
@@ -135,9 +125,7 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
     if file.exists():
         state = load_state(file, device)
         used_s = state["used"]
-        with torch.no_grad():
-            for name, value in state["parameters"].items():
-                net.parameters[name].copy_(value)
+        net.load(state)
     parameters = list(net.parameters.values())
     optimizer = adamw(parameters, betas=(0.9, 0.97), decay=0.02)
     losses, average = Losses(net, dataset), Average(parameters)

@@ -1,9 +1,12 @@
 """Talker and code predictor for training: whole sequences with teacher forcing."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from examples.train_voice.dialogue import NOTHING, Batch
 from examples.train_voice.phonemes import PHONES
 from examples.train_voice.training import bind
 from megakernel_tts.model.checkpoint import TensorSpec, leaves
@@ -35,6 +38,12 @@ class TalkerNet:
         self._tree = bind(specs, self.parameters)
         self.dropout = False
 
+    def load(self, state: dict[str, Any]) -> None:
+        """Loads the parameters of a stage's state."""
+        with torch.no_grad():
+            for name, value in state["parameters"].items():
+                self.parameters[name].copy_(value)
+
     def text(self, ids: Tensor) -> Tensor:
         """Embeds text ids."""
         e = self._tree.embeddings
@@ -52,6 +61,12 @@ class TalkerNet:
         rest = codes[..., 1:] + rows * torch.arange(count, device=codes.device)
         bags = F.embedding_bag(rest.reshape(-1, count), tables.flatten(0, 1), mode="sum")
         return self.control(codes[..., 0]) + bags.view(*codes.shape[:-1], -1)
+
+    def inputs(self, batch: Batch, codes: Tensor) -> Tensor:
+        """Inputs of the talker [batch, positions, hidden], with these codes as input frames."""
+        x = self.text(batch.text) + self.frames(codes) * batch.fed[..., None]
+        control = self.control(batch.control.clamp(min=0))
+        return x + control * (batch.control != NOTHING)[..., None]
 
     def _tables(self) -> Tensor:
         return torch.stack(self._tree.embeddings.group_tables)

@@ -40,6 +40,7 @@ from examples.train_voice.training import (
 _PEAK_RATE = 3e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
 _MEL_WEIGHT, _FEATURE_WEIGHT = 15.0, 2.0
+_MAX_NORM = 200.0  # of gradients
 _RAMP_STEPS = 300  # over which the adversarial losses reach their weight
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
 _LONG_INTERVAL = 3  # one step in so many has a quarter of the crops, four times as long
@@ -54,27 +55,29 @@ class _Training:
     def __init__(self, model: CodecModel, device: torch.device, channels: int) -> None:
         self.model = model
         self.discriminators = Discriminators(Spectra(device), channels).to(device)
-        self._generator = model.decoder_parameters()
-        self._judges = list(self.discriminators.parameters())
         self._spectra = Spectra(device)
         self._fast = fast_type(device)
         self._device = device
-        self._optimizers = [
-            adamw(parameters, betas=_BETAS, decay=_DECAY)
-            for parameters in (self._generator, self._judges)
-        ]
+        self._parameters = model.decoder_parameters(), list(self.discriminators.parameters())
+        self._optimizers = [adamw(p, betas=_BETAS, decay=_DECAY) for p in self._parameters]
 
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the next step."""
         for optimizer in self._optimizers:
             set_rate(optimizer, rate)
 
-    def step(self, wave: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        """Trains on wave [crops, samples]; weight: of the adversarial losses, 0 to 1.
+    def step(self, wave: Tensor, predicted: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        """Trains the decoder and the discriminators, both on the same forward pass.
 
-        The decoder and the discriminators have their gradients from the same forward pass.
+        Args:
+            wave: [crops, samples].
+            predicted: Codes of the last of these crops [0 or more, frames, groups].
+            weight: Of the adversarial losses, 0 to 1.
         """
-        decoded = self.model.decoder(self.model.embed_codes(_codes(self.model, wave)))
+        codes = _codes(self.model, wave[: len(wave) - len(predicted)])
+        if len(predicted):
+            codes = torch.cat([codes, predicted])
+        decoded = self.model.decoder(self.model.embed_codes(codes))
         enabled = self._fast != torch.float32
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(wave[:, _SKIPPED_SAMPLES:])
@@ -84,31 +87,31 @@ class _Training:
         mel = torch.stack(list(mels.values())).sum()
         generator = _MEL_WEIGHT * mel + weight * (adversarial + _FEATURE_WEIGHT * features)
         discriminator = discriminator_loss(real, fake)
-        grads = torch.autograd.grad(generator, self._generator, retain_graph=True)
-        judge_grads = torch.autograd.grad(discriminator, self._judges)
-        norm = _descend(self._optimizers[0], self._generator, grads, limit=1000.0)
-        judge_norm = _descend(self._optimizers[1], self._judges, judge_grads, limit=10.0)
+        losses, norms = (generator, discriminator), list[Tensor]()
+        for loss, parameters, optimizer in zip(
+            losses, self._parameters, self._optimizers, strict=True
+        ):
+            # Each loss changes its own network only, although both depend on both.
+            grads = torch.autograd.grad(loss, parameters, retain_graph=loss is generator)
+            norms.append(_descend(optimizer, parameters, grads))
         return {
             "mel": mel.detach(),
             "wave_mel": mels[1024].detach(),
             "adversarial": adversarial.detach(),
             "features": features.detach(),
             "discriminator": discriminator.detach(),
-            "norm": norm,
-            "judge_norm": judge_norm,
+            "norm": norms[0],
+            "discriminator_norm": norms[1],
         }
 
 
 def _descend(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    grads: tuple[Tensor, ...],
-    limit: float,
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], grads: tuple[Tensor, ...]
 ) -> Tensor:
     """Makes a step with clipped gradients; gives their norm."""
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, _MAX_NORM)
     optimizer.step()
     return norm
 
@@ -125,10 +128,33 @@ def _codes(model: CodecModel, wave: Tensor) -> Tensor:
     return torch.where(corrupted, torch.randint_like(codes, model.quantizer.books.shape[1]), codes)
 
 
+def _load_predictions(work: Work, device: torch.device) -> Tensor | None:
+    """Codes of `predictions` [frames, groups], if it ran."""
+    if not work.predictions.exists():
+        return None
+    return torch.from_numpy(np.load(work.predictions)).to(device)
+
+
+def _draw(
+    recordings: Recordings,
+    predicted: Tensor | None,
+    crops: int,
+    frames: int,
+    rng: np.random.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Draws crops; half of them, the last, with predicted codes, if there are any."""
+    if predicted is None:
+        wave, phones = recordings.crops(crops, frames, rng)
+        return wave, phones.new_zeros(0, frames, 0)
+    wave, _ = recordings.crops(crops - crops // 2, frames, rng)
+    more, number = recordings.aligned_crops(crops // 2, frames, rng, len(predicted))
+    return torch.cat([wave, more]), predicted[number].long()
+
+
 def train(work: Work, minutes: float, crops: int, frames: int, channels: int, seed: int) -> None:
     """Trains for the given time; resumes from the state of an earlier call."""
     device, file = pick_device(), work.state("vocoder")
-    judges_file = work.state("discriminators")
+    discriminators_file = work.state("discriminators")
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = CodecModel(work.codec_config(), device)
@@ -138,17 +164,18 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     recordings = Recordings(work, device)
     recordings.wait()
     training = _Training(model, device, channels)
-    if judges_file.exists():
-        training.discriminators.load_state_dict(load_state(judges_file, device))
-    ramp_steps = 0 if judges_file.exists() else _RAMP_STEPS
+    if discriminators_file.exists():
+        training.discriminators.load_state_dict(load_state(discriminators_file, device))
+    ramp_steps = 0 if discriminators_file.exists() else _RAMP_STEPS
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[bool, CapturedStep](), 0
-    resynthesis = Resynthesis(work, "vocoder", model, recordings)
+    predicted = _load_predictions(work, device)
+    resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
 
     def save() -> None:
         save_state(file, model.state(average.tensors) | {"used": budget.used_s})
-        judges = training.discriminators.state_dict()
-        save_state(judges_file, {name: tensor.half() for name, tensor in judges.items()})
+        tensors = training.discriminators.state_dict()
+        save_state(discriminators_file, {k: tensor.half() for k, tensor in tensors.items()})
         with average.applied():
             times = {"step": step_idx, "seconds": budget.used_s}
             append_json(work.log("vocoder"), times | resynthesis.measure())
@@ -159,12 +186,12 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
                 recordings.poll()
             long = step_idx % _LONG_INTERVAL == 0
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
-            wave, _ = recordings.crops(num_crops, num_frames, rng)
+            wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
             weight = torch.tensor(min(1.0, step_idx / max(1, ramp_steps)), device=device)
             training.set_rate(budget.rate(_PEAK_RATE))
             if long not in steps:
-                steps[long] = CapturedStep(training.step, wave, weight)
-            metrics = steps[long](wave, weight)
+                steps[long] = CapturedStep(training.step, wave, given, weight)
+            metrics = steps[long](wave, given, weight)
             if step_idx % 4 == 0:
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:

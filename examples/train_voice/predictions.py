@@ -1,0 +1,74 @@
+"""Predicts the codes of recordings with the trained talker, as training data of the decoder.
+
+Code 0 and all earlier frames are the recording's, the other codes are sampled as in speech. The
+decoder, trained on recordings' codes so far, learns to decode what the predictor produces.
+
+python -m examples.train_voice.predictions WORK --hours 10
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from examples.train_voice.dialogue import Dataset
+from examples.train_voice.layout import Work, summary
+from examples.train_voice.talker_net import TalkerNet
+from examples.train_voice.training import load_state, pick_device
+
+_FRAMES_PER_HOUR = 45_000
+
+
+@torch.no_grad()
+def predict(work: Work, hours: float, positions: int, temperature: float, seed: int) -> None:
+    """Writes uint8 [frames, groups]: the codes of the first recordings, in their order."""
+    device = pick_device()
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    config = work.model_config()
+    dataset = Dataset(work, config, device)
+    net = TalkerNet(config, device)
+    net.load(load_state(work.state("talker"), device))
+    count = max(1, int((dataset.ends <= hours * _FRAMES_PER_HOUR).sum()))
+    predicted = torch.zeros_like(dataset.codes[: dataset.ends[count - 1]])
+    order = np.argsort(dataset.lengths[:count], kind="stable")
+    with (
+        torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
+        tqdm(total=count, desc="predictions", unit=" utterances", disable=None) as progress,
+    ):
+        for chosen in dataset.split(order, positions):
+            full = rng.random(len(chosen)) < 0.5
+            batch = dataset.build(chosen, full, np.zeros_like(full))
+            hidden, _, _ = net.talker(net.inputs(batch, batch.codes))
+            hidden = hidden.flatten(0, 1)[batch.predicting]
+            codes = dataset.codes[batch.frames].long()
+            _sample(net, hidden, codes, temperature)
+            predicted[batch.frames] = codes.to(predicted.dtype)
+            progress.update(len(chosen))
+    np.save(work.predictions, predicted.cpu().numpy())
+
+
+def _sample(net: TalkerNet, hidden: Tensor, codes: Tensor, temperature: float) -> None:
+    """Replaces codes 1 to the last of frames [n, groups] by samples."""
+    for group in range(1, codes.shape[1]):
+        logits = net.rest_logits(hidden, codes)[:, group - 1].float()
+        codes[:, group] = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=summary(__doc__))
+    parser.add_argument("work", type=Path, help="the run's folder, after `talker`")
+    parser.add_argument("--hours", type=float, default=10.0, help="of recordings")
+    parser.add_argument("--positions", type=int, default=12_000, help="positions of a batch")
+    parser.add_argument("--temperature", type=float, default=0.3, help="of the later codes")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    predict(Work(options.work), options.hours, options.positions, options.temperature, options.seed)
+
+
+if __name__ == "__main__":
+    main()
