@@ -33,6 +33,10 @@ class EngineClosedError(MegakernelTTSError):
     """The engine was closed, or stopped after an internal failure (its cause is chained)."""
 
 
+class ForkedProcessError(MegakernelTTSError, RuntimeError):
+    """A forked process cannot use an engine, or torch, that its parent has used."""
+
+
 class SynthesisError(MegakernelTTSError):
     """One stream failed during synthesis; other streams continue (the cause is chained)."""
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from megakernel_tts.align.words import Word
 from megakernel_tts.checks import check_text
 from megakernel_tts.errors import SynthesisError, TextError
+from megakernel_tts.process import OwnerProcess
 
 if TYPE_CHECKING:
     from megakernel_tts.text.text_queue import TextQueue
@@ -186,6 +187,7 @@ class Session:
         self._events = events
         self._on_text = on_text
         self._finish: Finish | None = None
+        self._process = OwnerProcess()
 
     @property
     def finish(self) -> Finish | None:
@@ -197,7 +199,9 @@ class Session:
 
         Raises:
             TextError: It is no Unicode text, or the text was ended.
+            ForkedProcessError: This process was forked after the session was opened.
         """
+        self._process.check()
         check_text(text)
         for start in range(0, len(text), MAX_PUSH_CHARACTERS):
             with self._text.lock:
@@ -216,6 +220,7 @@ class Session:
         after a split of a long text: the voice is the same, and the intonation starts anew. Flush
         at ends of sentences or phrases. Has no effect on text that was flushed or ended.
         """
+        self._process.check()
         with self._text.lock:
             if not (self._text.ended or self._text.closed):
                 self._text.flush()
@@ -223,21 +228,28 @@ class Session:
 
     def end(self) -> None:
         """Ends the text; speech continues until all of it was spoken."""
+        self._process.check()
         with self._text.lock:
             if not (self._text.ended or self._text.closed):
                 self._text.end()
         self._on_text()
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; no chunk is read after this returns."""
-        self._events.mute()
-        self._events.abandon()
+        """Stops the speech within one frame; no chunk is read after this returns.
+
+        Does nothing in a forked process.
+        """
+        if self._process.is_current:
+            self._events.mute()
+            self._events.abandon()
 
     def __iter__(self) -> Iterator[Event]:
         while self._finish is None:
+            self._process.check()
             yield self._note_finish(self._events.get())
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        self._process.check()
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:

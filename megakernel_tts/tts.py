@@ -17,6 +17,7 @@ from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
+from megakernel_tts.process import check_torch, watch_forks
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
@@ -26,6 +27,7 @@ from megakernel_tts.voice import Voice
 
 TextLayout = Literal["auto", "full", "streaming"]
 
+watch_forks()
 _log = logging.getLogger("megakernel_tts")
 _WARMUP = Sampling(seed=0, max_frames=16, guard=False)
 _MODEL_TYPES = (str, os.PathLike)
@@ -76,11 +78,13 @@ class TTS:
         Raises:
             CheckpointError: The model is missing or broken.
             ValueError: There is no such device or dtype, or memory cannot hold the slots.
+            ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
         check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
+        check_torch()
         torch_device = pick_device(device)
         torch_dtype = pick_dtype(dtype, torch_device)
         loaded = load_checkpoint(hub.find_checkpoint(model), torch_device, torch_dtype, slots)
@@ -141,6 +145,7 @@ class TTS:
             VoiceError: The model has no such voice or language, or takes no instruction.
             EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
+            ForkedProcessError: This process was forked after the model was loaded.
             SynthesisError: Synthesis failed.
         """
         check_type("retries", retries, int, "a whole number")
@@ -224,6 +229,7 @@ class TTS:
             VoiceError: The model has no such voice or language, or takes no instruction.
             EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
+            ForkedProcessError: This process was forked after the model was loaded.
         """
         sentences = _SENTENCES if layout == "full" else None
         live_layout = "streaming" if layout == "auto" else layout
@@ -241,8 +247,10 @@ class TTS:
         Raises:
             VoiceError: The model does not clone voices.
             TextError: The transcript is not Unicode text.
+            ForkedProcessError: This process was forked after the model was loaded.
             ReferenceAudioError: The recording is unreadable, silent, clipped, too long or short.
         """
+        self._loaded.engine.check_process()
         cloner = self._loaded.cloner
         if cloner is None:
             raise VoiceError(
@@ -325,6 +333,7 @@ class TTS:
         retries: int = 0,
     ) -> Session:
         """Opens a session for a complete text."""
+        self._loaded.engine.check_process()
         check_text(text)
         if not text.strip():
             raise TextError("There is nothing to say: the text is empty or only whitespace.")
@@ -352,6 +361,7 @@ class TTS:
         chunks: ChunkPolicy | None,
         retries: int = 0,
     ) -> Session:
+        self._loaded.engine.check_process()
         if layout not in ("full", "streaming"):
             raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
         check_type("sampling", sampling, (Sampling, type(None)), "a Sampling or None")

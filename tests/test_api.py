@@ -9,9 +9,9 @@ from megakernel_tts import TTS, ChunkPolicy, Session, Speech
 
 NAMES = {
     "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
-    "Finish", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError", "Sampling", "SamplingError",
-    "Session", "Speech", "SynthesisError", "TextError", "Voice", "VoiceError",
-    "Word", "WrittenWord", "audible", "split_words",
+    "Finish", "ForkedProcessError", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError",
+    "Sampling", "SamplingError", "Session", "Speech", "SynthesisError", "TextError", "Voice",
+    "VoiceError", "Word", "WrittenWord", "audible", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"

@@ -29,15 +29,16 @@ RULES: dict[str, set[str]] = {
     "codec": {"audio", "errors", "kernels", "model"},
     "align": {"audio", "errors", "files", "kernels", "model"},
     "backends": {"errors", "kernels", "model", "sampling"},
-    "session": {"align", "checks", "errors", "text"},
+    "process": {"errors"},
+    "session": {"align", "checks", "errors", "process", "text"},
     "speech": {"align", "audio", "errors", "session"},
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
-    | {"sampling", "session", "text", "voice"},
+    | {"process", "sampling", "session", "text", "voice"},
     "info": {"model", "text"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
-    "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "sampling"}
-    | {"session", "speech", "text", "voice"},
+    "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "process"}
+    | {"sampling", "session", "speech", "text", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "files", "model"},

@@ -20,6 +20,7 @@ from megakernel_tts.engine.loop import Loop
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream, StreamRequest
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
+from megakernel_tts.process import OwnerProcess
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
 from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder
@@ -62,6 +63,7 @@ class Engine:
             policy: Scheduling limits; the defaults if None.
             clock: Returns the time in seconds.
         """
+        self._process = OwnerProcess()
         self.backend = backend
         self.prompt_builder = prompt_builder
         self.decoder = decoder
@@ -129,6 +131,14 @@ class Engine:
             scheduler.add(stream)
         self._on_text(stream)
         return Session(text_queue, events, partial(self._on_text, stream))
+
+    def check_process(self) -> None:
+        """Checks that the engine's thread runs in this process.
+
+        Raises:
+            ForkedProcessError: This process was forked after the engine was made.
+        """
+        self._process.check()
 
     def pending_open(self) -> AbstractContextManager[None]:
         """Announces a session: streams that begin wait for it up to the policy's join window."""

@@ -29,6 +29,7 @@ from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.wakeup import PendingOpens, Wakeup
 from megakernel_tts.errors import DeviceError
+from megakernel_tts.process import OwnerProcess
 from megakernel_tts.session import FinishReason
 from megakernel_tts.text.prompt import Prompt, PromptBuilder
 
@@ -68,6 +69,7 @@ class Loop:
         self.decoding = DecodePipeline(vocoder)
         self.closed = False
         self.broken: BaseException | None = None
+        self._process = OwnerProcess()
         self._backend = backend
         self._feeder = TextFeeder(backend, prompt_builder, vocoder)
         self._stepped = False  # in the last iteration
@@ -78,9 +80,13 @@ class Loop:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Has the loop begin an iteration after the frame under way. Takes no lock."""
-        self._backend.interrupt()
-        self.wakeup.set()
+        """Has the loop begin an iteration after the frame under way. Takes no lock.
+
+        Does nothing in a forked process, where finalisers may call it and the GPU's memory is not.
+        """
+        if self._process.is_current:
+            self._backend.interrupt()
+            self.wakeup.set()
 
     @torch.inference_mode()
     def run(self) -> None:

@@ -1,0 +1,83 @@
+"""Which process an engine and torch belong to: a process forked from it can use neither.
+
+Of the threads of a process, a forked one has only the thread that forked. The engine thread and
+torch's thread pool are missing there, and waiting for them would never end.
+"""
+
+import os
+import threading
+from functools import cache, partial
+
+from megakernel_tts.errors import ForkedProcessError
+
+_USE_SPAWN = "Start processes with multiprocessing.get_context('spawn')"
+
+
+class OwnerProcess:
+    """The process in which an object was made."""
+
+    def __init__(self) -> None:
+        """Records the current process."""
+        self._id = os.getpid()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is that process, not one forked from it."""
+        return self._id == os.getpid()
+
+    def check(self) -> None:
+        """Checks that the object can be used here.
+
+        Raises:
+            ForkedProcessError: This process was forked after the object was made.
+        """
+        if not self.is_current:
+            raise ForkedProcessError(
+                "The TTS was loaded before this process was forked, and its engine runs in the "
+                f"parent only. {_USE_SPAWN}, and load a TTS in each."
+            )
+
+
+def check_torch() -> None:
+    """Checks that torch can be used in this process, and records that it is.
+
+    Raises:
+        ForkedProcessError: This process was forked after torch had run in its parent.
+    """
+    import torch
+
+    if _torch_process() != os.getpid() or torch.cuda._is_in_bad_fork():
+        raise ForkedProcessError(
+            "Torch had run before this process was forked, and its threads run in the parent only. "
+            f"{_USE_SPAWN}, or fork before torch is used."
+        )
+
+
+@cache
+def _torch_process() -> int:
+    """The id of the process in which torch was first used; a forked process inherits it."""
+    return os.getpid()
+
+
+@cache
+def watch_forks() -> None:
+    """Watches for forks after torch was used by other code; call it when torch is imported."""
+    os.register_at_fork(before=partial(_before_fork, _native_threads()))
+
+
+def _before_fork(at_import: frozenset[int]) -> None:
+    """Records that torch was used if its thread pool may have been started since the import."""
+    import torch
+
+    pool_size = torch.get_num_threads() - 1  # the caller is the pool's other thread
+    if 0 < pool_size <= len(_native_threads() - at_import):
+        _torch_process()
+
+
+def _native_threads() -> frozenset[int]:
+    """The ids of the threads that were not started by Python; none where there is no /proc."""
+    try:
+        threads = {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return frozenset()
+    return frozenset(threads - {thread.native_id for thread in threading.enumerate()})
