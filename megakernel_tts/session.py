@@ -91,6 +91,7 @@ class EventQueue:
     Attributes:
         num_unread: Frames in the queue.
         abandoned: Whether the reader has cancelled or dropped the session.
+        slot_wait_s: Seconds for which the stream has waited for a slot; written by the engine.
     """
 
     def __init__(self, on_read: Callable[[], None], on_abandon: Callable[[], None]) -> None:
@@ -108,6 +109,7 @@ class EventQueue:
         self._muted = False
         self.num_unread = 0
         self.abandoned = False
+        self.slot_wait_s = 0.0
 
     def put(self, event: Event) -> None:
         """Appends an event; called by the engine thread.
@@ -193,6 +195,11 @@ class Session:
     def finish(self) -> Finish | None:
         """The stream's last event, once it was read."""
         return self._finish
+
+    @property
+    def slot_wait_s(self) -> float:
+        """Seconds so far for which the stream waited because all slots were in use."""
+        return self._events.slot_wait_s
 
     def push_text(self, text: str) -> None:
         """Adds text to be spoken; without effect once the stream has finished.

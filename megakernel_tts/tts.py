@@ -73,7 +73,8 @@ class TTS:
             model: `demo`, a checkpoint's folder, or a hub id (`owner/name`, `owner/name@revision`).
             device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
-            slots: Number of streams that can speak at once.
+            slots: Number of streams that can speak at once. Further streams wait;
+                `Session.slot_wait_s` is their waiting time.
 
         Raises:
             CheckpointError: The model is missing or broken.

@@ -11,7 +11,13 @@ With `MegakernelTTSService(model="demo")` the service loads the model itself.
 """
 
 from pipecat_service.errors import ColdEngineError
+from pipecat_service.metrics import SlotWaitMetricsData
 from pipecat_service.settings import MegakernelTTSSettings
 from pipecat_service.tts import MegakernelTTSService
 
-__all__ = ["ColdEngineError", "MegakernelTTSService", "MegakernelTTSSettings"]
+__all__ = [
+    "ColdEngineError",
+    "MegakernelTTSService",
+    "MegakernelTTSSettings",
+    "SlotWaitMetricsData",
+]

@@ -51,6 +51,7 @@ class Speech:
         self._resampler = Resampler(SOURCE_RATE, rate)
         self._pending_words: list[Word] = []  # in an incomplete output block
         self._num_output = 0  # samples
+        self._reported_wait_s = 0.0
         self._last_char = " "
 
     @property
@@ -68,6 +69,12 @@ class Speech:
             text = " " + text
         self._last_char = text[-1]
         self.session.push_text(text)
+
+    def take_slot_wait_s(self) -> float:
+        """Seconds for which the session has waited for a slot since the last call."""
+        total_s = self.session.slot_wait_s
+        waited_s, self._reported_wait_s = total_s - self._reported_wait_s, total_s
+        return waited_s
 
     def process(self, chunk: AudioChunk) -> OutputChunk:
         """Trims and resamples a chunk of the engine."""

@@ -34,6 +34,7 @@ from megakernel_tts import (
 from pipecat_service.arguments import check_keywords, choose_model
 from pipecat_service.audio import silence
 from pipecat_service.errors import error_category, is_permanent
+from pipecat_service.metrics import report_slot_wait
 from pipecat_service.playhead import Playhead
 from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
 from pipecat_service.speech import OutputChunk, Speech
@@ -229,6 +230,8 @@ class MegakernelTTSService(TTSService):
         async with aclosing(aiter(speech.session)) as events:
             async for event in events:
                 if isinstance(event, AudioChunk):
+                    if (waited_s := speech.take_slot_wait_s()) > 0:
+                        await report_slot_wait(self, waited_s)
                     await self._send(context_id, speech.process(event))
                     # There is no event for the progress or the interruption of playback.
                     while (early_s := self._lead_s(speech) - _MAX_LEAD_S) > 0:  # noqa: ASYNC110

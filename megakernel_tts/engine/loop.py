@@ -196,6 +196,7 @@ class Loop:
             self._prefill(beginning)
             budget_left = num_positions < policy.prefill_budget_positions
             if swapped_in or not beginning or not scheduler.num_free_slots or not budget_left:
+                scheduler.note_waiting(waiting)
                 return bool(waiting and scheduler.num_free_slots)
             self._beside_device_work()
             if not waiting:

@@ -132,10 +132,20 @@ class Scheduler:
 
     # --- slots ---
 
+    def note_waiting(self, streams: Sequence[Stream]) -> None:
+        """Records the time from which streams wait for a slot, if none is free."""
+        if not self._free_slots:
+            for stream in streams:
+                if stream.waiting_since_s is None:
+                    stream.waiting_since_s = self.clock()
+
     def acquire(self, stream: Stream) -> None:
         """Assigns a free slot to a stream."""
         assert stream.slot is None, "the stream has a slot"
         stream.slot = self._free_slots.pop(0)
+        if stream.waiting_since_s is not None:
+            stream.events.slot_wait_s += self.clock() - stream.waiting_since_s
+            stream.waiting_since_s = None
 
     def release(self, stream: Stream) -> None:
         """Takes the slot from a stream that has one, and drops its state."""

@@ -65,6 +65,7 @@ class Stream:
         delivery: Turns decoded frames into events.
         chunking: Sizes the chunks.
         slot: Slot of the backend and of the vocoder, while it has one.
+        waiting_since_s: Time since which it waits because all slots are in use; else None.
         segment: The segment being spoken; None between segments.
         num_draws: Frame numbers used up in the random generator by earlier segments.
         reason: The worst outcome of its segments.
@@ -85,6 +86,7 @@ class Stream:
         self.text_queue = text_queue
         self.events = events
         self.slot: int | None = None
+        self.waiting_since_s: float | None = None
         self.segment: Segment | None = None
         self.num_draws = 0
         self.reason: FinishReason = "eos"

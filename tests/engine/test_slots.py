@@ -99,6 +99,21 @@ def test_a_freed_slot_goes_to_a_waiting_stream(make_rig: MakeRig) -> None:
     assert read([waiting])[0].reason == "eos"
 
 
+def test_a_stream_counts_the_time_for_which_all_slots_were_in_use(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    waiting, live = rig.open(None, seed=2), start_live(rig, seed=1)
+    rig.advance(0.5)  # without text a stream does not wait for a slot
+    waiting.push_text(TEXT)
+    waiting.end()
+    rig.settle()
+    rig.advance(0.25)
+    live.cancel()
+    assert read([waiting])[0].reason == "eos"
+    assert (live.slot_wait_s, waiting.slot_wait_s) == (0, 0.25)
+    after = rig.open(seed=3)
+    assert read([after])[0].reason == "eos" and after.slot_wait_s == 0
+
+
 def test_streams_with_a_stalled_reader_are_swapped_out_and_lose_no_frame(rig: Rig) -> None:
     lazy = [rig.open(seed=i, largest=2, ahead=5) for i in range(2)]
     rig.settle()

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loguru import logger
 from pipecat.frames.frames import InterruptionFrame, LLMFullResponseEndFrame, TTSAudioRawFrame
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, Session, Voice
+from pipecat_service import SlotWaitMetricsData
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
 pytestmark = pytest.mark.contract
@@ -127,6 +129,19 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
     assert bot.said == [] and len(bot.output.pcm) == 0
     num_frames = own_engine._loaded.engine.backend.num_made  # type: ignore[attr-defined]
     assert num_frames == num_frames_before
+
+
+def test_waiting_for_a_slot_is_logged_and_measured(own_engine: TTS) -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    bots = [Bot(own_engine, LONG) for _ in range(3)]  # one more than slots
+    run_conversations(bots, Bot.reply)
+    logger.remove(handler)
+    (line,) = [line for line in lines if "slots were in use" in line]
+    (wait,) = [data for bot in bots for data in bot.metrics(SlotWaitMetricsData)]
+    assert wait.model == "simulated" and wait.processor in line and wait.value > 0
+    assert f"waited {wait.value:.3f} s" in line
+    assert all(bot.said == [LONG.strip()] and not bot.errors for bot in bots)
 
 
 def test_closing_the_engine_is_a_permanent_error(own_engine: TTS) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ class StallingSession:
     def __init__(self, session: Session, rng: random.Random) -> None:
         self._session = session
         self._rng = rng
-        self.push_text, self.end, self.cancel = session.push_text, session.end, session.cancel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         async for event in self._session:
