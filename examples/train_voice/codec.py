@@ -147,7 +147,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
             long = not features and budget.share > _LONG_CROPS_FROM
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, phones = recordings.crops(num_crops, num_frames, rng)
-            active = _active(groups, num_crops, not long, rng).to(device)
+            active = _active(groups, num_crops, not long, rng).to(device, non_blocking=True)
             set_rate(training.optimizer, budget.rate(_PEAK_RATE))
             kind = "features" if features else "long" if long else "codec"
             if kind not in steps:
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder; `synthesis` may still run")
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--crops", type=int, default=48, help="crops of a step")
+    parser.add_argument("--crops", type=int, default=32, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -64,7 +64,8 @@ class Dataset:
         self.ends = np.cumsum(self._frames)  # frames up to the end of each utterance
         self._first_frame = self.ends - self._frames
         tokenizer = TextTokenizer(work.voice, config.talker.text_vocab_size)
-        self._newline = tokenizer.encode("\n")[0]
+        role = [config.text.im_start, config.text.assistant, tokenizer.encode("\n")[0]]
+        self._role = torch.tensor(role, device=device)
         width = _token_widths(work)
         texts = work.texts()
         spoken = [texts[i] for i in tables["text"]]
@@ -120,7 +121,8 @@ class Dataset:
         device, ids, control = self._device, self._config.text, self._config.talker.control
 
         def column(values: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device)[:, None]
+            tensor = torch.from_numpy(np.ascontiguousarray(values))
+            return tensor.to(device, non_blocking=True)[:, None]
 
         tokens, frames = self._tokens[chosen], self._frames[chosen]
         tags = np.where(auto, 5, 6)
@@ -131,8 +133,7 @@ class Dataset:
         n, t, first, bos = map(column, (tokens, frames, start, speech))
 
         text = torch.full((len(chosen), length), ids.pad, device=device)
-        role = torch.tensor([ids.im_start, ids.assistant, self._newline], device=device)
-        text = torch.where(p < _ROLE, role[p.clamp(max=_ROLE - 1)], text)
+        text = torch.where(p < _ROLE, self._role[p.clamp(max=_ROLE - 1)], text)
         text = torch.where(p == first - 1, ids.bos, text)
         token = p - first
         spoken = (token >= 0) & (token < n)

@@ -97,14 +97,17 @@ class Recordings:
         starts = np.concatenate([rng.choice(first_frames, half), rng.choice(starts, count - half)])
         shift = np.zeros(count, np.int64)
         shift[count - count // 4 :] = rng.integers(0, FRAME, count // 4)
-        first = torch.from_numpy(starts * FRAME + shift).to(self._device)
+        first = self._to_device(starts * FRAME + shift)
         index = first[:, None] + torch.arange(frames * FRAME, device=self._device)
-        gain = torch.from_numpy(10 ** rng.uniform(-0.2, 0.1, (count, 1))).to(self._device)
+        gain = self._to_device(10 ** rng.uniform(-0.2, 0.1, (count, 1)))
         wave = self._wave[index].float() / 32768 * gain.float()
-        at = torch.from_numpy(starts).to(self._device)[:, None]
+        at = self._to_device(starts)[:, None]
         phones = self._phones[at + torch.arange(frames, device=self._device)].long()
-        phones[torch.from_numpy(shift > 0).to(self._device)] = -100
-        return wave, phones
+        return wave, phones.masked_fill(self._to_device(shift > 0)[:, None, None], -100)
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        """Copies without waiting for the GPU."""
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
 
     def aligned_crops(
         self, count: int, frames: int, rng: np.random.Generator, end: int
@@ -116,8 +119,7 @@ class Recordings:
         """
         starts, _ = self._starts_of_crops(frames)
         chosen = rng.choice(starts[starts <= end - frames], count)
-        number = torch.from_numpy(chosen).to(self._device)[:, None]
-        number = number + torch.arange(frames, device=self._device)
+        number = self._to_device(chosen)[:, None] + torch.arange(frames, device=self._device)
         return self._wave.view(-1, FRAME)[number].flatten(1).float() / 32768, number
 
     def whole(self, utterances: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from examples.train_voice.recordings import Recordings
 from examples.train_voice.spectral import Spectra
 
 _NUM_MEASURED = 48  # utterances
-_NUM_SAMPLES = 3  # per voice
+_NUM_SAMPLES = 2  # per voice
 _SAMPLE_RATE = 24_000
 
 

@@ -169,7 +169,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     ramp_steps = 0 if discriminators_file.exists() else _RAMP_STEPS
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[bool, CapturedStep](), 0
-    predicted = _load_predictions(work, device)
+    predicted, weight = _load_predictions(work, device), torch.zeros((), device=device)
     resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
 
     def save() -> None:
@@ -187,7 +187,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
             long = step_idx % _LONG_INTERVAL == 0
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
-            weight = torch.tensor(min(1.0, step_idx / max(1, ramp_steps)), device=device)
+            weight.fill_(min(1.0, step_idx / max(1, ramp_steps)))
             training.set_rate(budget.rate(_PEAK_RATE))
             if long not in steps:
                 steps[long] = CapturedStep(training.step, wave, given, weight)
