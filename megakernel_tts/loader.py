@@ -185,7 +185,7 @@ def _read_sampling(file: Path) -> Sampling:
         ("do_sample", "temperature"),
         ("subtalker_dosample", "predictor_temperature"),
     ):
-        if values.get(switch) not in (None, True, False):
+        if not isinstance(values.get(switch), bool | None):
             raise CheckpointError(f"{file}: {switch} is {values[switch]!r}; expected a boolean.")
         if values.get(switch) is False:
             parameters[ours] = 0.0

@@ -178,9 +178,8 @@ class CodecConfig:
 
 def _stack(fields: Fields) -> StackConfig:
     fields.require(hidden_act="silu", attention_bias=False, use_sliding_window=False)
-    scaling = fields.values.get("rope_scaling")
-    if isinstance(scaling, dict) and scaling.get("rope_type", "default") != "default":
-        raise fields.invalid("rope_scaling", "the rope_type default, the only one implemented")
+    if fields.values.get("rope_scaling") is not None:
+        fields.section("rope_scaling").require(rope_type="default", type="default")
     stack = StackConfig(
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
@@ -197,7 +196,9 @@ def _stack(fields: Fields) -> StackConfig:
         )
     if stack.head_dim % 2:
         raise fields.invalid("head_dim", "an even number")
-    if any(kind != "full_attention" for kind in fields.values.get("layer_types") or ()):
+    types = fields.values.get("layer_types")
+    is_list = types is None or isinstance(types, list)
+    if not is_list or any(kind != "full_attention" for kind in types or ()):
         raise fields.invalid("layer_types", "full_attention everywhere, the only one implemented")
     return stack
 
@@ -230,7 +231,7 @@ def _talker(fields: Fields) -> TalkerConfig:
     dialects = {
         name.lower(): dialect
         for name, dialect in fields.section("spk_is_dialect").values.items()
-        if dialect
+        if dialect is not None and dialect is not False
     }
     for name, dialect in dialects.items():
         if name not in speakers or not isinstance(dialect, str) or dialect not in languages:

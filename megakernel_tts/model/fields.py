@@ -89,19 +89,20 @@ class Fields:
 
     def ids(self, name: str, below: int) -> dict[str, int]:
         """An object of names and ids below a limit; the names are converted to lower case."""
-        expected = f"an object of names and ids below {below}"
+        expected = f"an object of names, distinct in lower case, and ids below {below}"
         value = self._get(name, expected)
         is_valid = isinstance(value, dict) and all(
             type(v) is int and 0 <= v < below for v in value.values()
         )
-        if not is_valid:
+        if not is_valid or len({key.lower() for key in value}) < len(value):
             raise self.invalid(name, expected)
         return {key.lower(): index for key, index in value.items()}
 
     def require(self, **implemented: Any) -> None:
         """Refuses fields whose value is present and differs from the implemented one."""
         for name, value in implemented.items():
-            if name in self.values and self.values[name] != value:
+            found = self.values.get(name, value)
+            if found != value or type(found) is not type(value):  # True == 1
                 raise self.invalid(name, f"{value!r}, the only one implemented")
 
 

@@ -6,6 +6,7 @@ The special ids of a prompt are taken from the config (see `prompt.py`).
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class TextTokenizer:
             text_vocab_size: Rows of the text embedding; every id must be lower.
 
         Raises:
-            CheckpointError: A file is missing or invalid, or an id is out of range.
+            CheckpointError: A file is missing or invalid, or an id is out of range or repeated.
         """
         vocab_file, merges_file = folder / "vocab.json", folder / "merges.txt"
         vocab = read_json(vocab_file)
@@ -62,6 +63,11 @@ class TextTokenizer:
             raise CheckpointError(
                 f"{vocab_file}: must be an object of tokens and ids below {text_vocab_size}, "
                 "the text_vocab_size of config.json."
+            )
+        if len(set(vocab.values())) < len(vocab):
+            ((index, count),) = Counter(vocab.values()).most_common(1)
+            raise CheckpointError(
+                f"{vocab_file}: {count} tokens have the id {index}; the ids must be distinct."
             )
         missing = [c for c in pre_tokenizers.ByteLevel.alphabet() if c not in vocab]
         if missing:

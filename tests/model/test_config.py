@@ -69,7 +69,12 @@ def test_fields_without_effect_are_ignored(checkpoint: Checkpoint, tmp_path: Pat
         ("tts_eos_token_id", 10**5, r"text_vocab_size"),
         ("talker_config.num_hidden_layers", 1 << 20, r"from 1 to 256"),
         ("talker_config.spk_is_dialect", {"ryan": ["x"]}, r"spk_is_dialect"),
-        ("talker_config.rope_scaling", {"rope_type": "yarn"}, r"rope_type default"),
+        ("talker_config.rope_scaling", {"rope_type": "yarn"}, r"rope_type is \"yarn\""),
+        ("talker_config.rope_scaling", {"type": "yarn"}, r"rope_scaling\.type is \"yarn\"; exp"),
+        ("talker_config.rope_scaling", 5, r"rope_scaling\. must be a JSON object, found 5"),
+        ("talker_config.layer_types", 5, r"layer_types is 5; expected full_attention everywhere"),
+        ("talker_config.layer_types", ["sliding_attention"], r"expected full_attention everywhere"),
+        ("talker_config.spk_id", {"Ryan": 1, "ryan": 2}, r"spk_id .* distinct in lower case"),
     ],
 )
 def test_invalid_field_is_refused_with_file_field_and_value(

@@ -130,6 +130,9 @@ def test_invalid_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(CheckpointError, match=r"merges\.txt: the file is missing"):
         TextTokenizer(tmp_path, 10_000)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"b": vocab["a"]}))
+    with pytest.raises(CheckpointError, match=f"vocab.json: 2 tokens have the id {vocab['a']};"):
+        TextTokenizer(tmp_path, 10_000)
     del vocab["a"]
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     with pytest.raises(CheckpointError, match="1 of the 256 byte tokens"):
