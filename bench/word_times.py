@@ -1,10 +1,11 @@
 """Measures the error of the demo voice's word times, and of the estimate without attention.
 
 Two kinds of speech are used: the voice's own, with word starts from pocketsphinx's forced
-alignment, and flite's recordings, which are teacher-forced, with the synthesiser's word starts. The
+alignment, and with --truth recordings with known word starts, which are teacher-forced. The
 sentences were not used to choose the alignment heads.
 
-python -m bench.word_times --json bench/results/word-times-demo.json
+python -m examples.train_voice.truth WORK truth.json
+python -m bench.word_times --truth truth.json --json bench/results/word-times-demo.json
 """
 
 import argparse
@@ -19,14 +20,13 @@ import soxr
 from numpy.typing import NDArray
 
 from bench.report import write
-from bench.word_truth import timed_speeches
 from examples.train_voice.text import held_out
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
-from megakernel_tts.calibration.ground_truth import TimedSpeech
+from megakernel_tts.calibration.ground_truth import TimedSpeech, read_truth
 from megakernel_tts.loader import Loaded
 
 _RECOGNISER_RATE = 16_000  # Hz
@@ -85,19 +85,17 @@ def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
     return errors
 
 
-def recordings(loaded: Loaded, alignment: Alignment) -> Errors:
-    """Errors on flite's recordings of the held-out sentences, in both layouts."""
+def recordings(loaded: Loaded, alignment: Alignment, speeches: Sequence[TimedSpeech]) -> Errors:
+    """Errors on recordings with known word starts, in both layouts."""
     capture = SpeechCapture(loaded, None, None)
     errors: Errors = {"attention": [], "estimate": []}
-    for speech in timed_speeches([text for text, _ in held_out()]):
-        codes, starts = np.array(speech["codes"]), speech["starts"]
-        for captured in capture.capture_attention(
-            TimedSpeech(speech["text"], speech["voice"], codes, starts)
-        ):
+    for speech in speeches:
+        assert speech.starts is not None
+        for captured in capture.capture_attention(speech):
             attention = captured.word_starts(alignment.heads, alignment.lookahead)
-            estimate = estimated(loaded, speech["text"], captured.samples, captured.sample_rate)
-            errors["attention"] += np.subtract(attention, starts).tolist()
-            errors["estimate"] += np.subtract(estimate, starts).tolist()
+            estimate = estimated(loaded, speech.text, captured.samples, captured.sample_rate)
+            errors["attention"] += np.subtract(attention, speech.starts).tolist()
+            errors["estimate"] += np.subtract(estimate, speech.starts).tolist()
     return errors
 
 
@@ -121,9 +119,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--texts", type=int, default=33, help="pairs of held-out sentences")
+    parser.add_argument("--truth", type=Path, help="recordings with known word starts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options = parser.parse_args()
-    lines = [text for text, _ in held_out()]
+    lines = [text for category, text in held_out() if category == "plain"]
     random.Random(1).shuffle(lines)
     texts = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=False)]
     with TTS.load("demo", "cpu") as tts:
@@ -134,8 +133,11 @@ def main() -> None:
             "heads": alignment.heads,
             "lookahead": alignment.lookahead,
             "own_speech_s": figures(own_speech(tts, texts[: options.texts])),
-            "recordings_s": figures(recordings(tts._loaded, alignment)),
         }
+        if options.truth:
+            talker = tts._loaded.config.talker
+            speeches = read_truth(options.truth, talker.num_groups, talker.num_codes)
+            content["recordings_s"] = figures(recordings(tts._loaded, alignment, speeches))
     write(content, options.json, ("pocketsphinx",))
 
 

@@ -134,8 +134,9 @@ def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
 
 
-# Training a voice writes checkpoints and samples: it uses the models' layout, the codec, wav files.
-TRAINING = ("model", "codec", "text.tokenizer", "audio")
+# Training a voice writes checkpoints, samples and word times: it uses the models' layout, the
+# codec, wav files and the calibration's format.
+TRAINING = ("model", "codec", "text.tokenizer", "audio", "calibration")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.py")), ids=module_of)

@@ -1,6 +1,5 @@
 """The training stages from end to end at a tiny size: the checkpoint loads and speaks."""
 
-import ctypes
 import json
 import subprocess
 import sys
@@ -18,28 +17,45 @@ from examples.train_voice.discriminators import (
     discriminator_loss,
     feature_loss,
 )
-from examples.train_voice.grammar import Grammar, plural, spell
-from examples.train_voice.judge import errors, words_of
 from examples.train_voice.layout import TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
-from examples.train_voice.phonemes import PHONES, VOICES
+from examples.train_voice.phonemes import LANGUAGES, VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
+from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
-from examples.train_voice.synthesis import FRAME, SHARD, shard_files
-from examples.train_voice.text import held_out, make_corpus, train_tokenizer
+from examples.train_voice.speech import FRAME, SAMPLE_RATE, Speech
+from examples.train_voice.synthesis import SHARD, shard_files, synthesise
+from examples.train_voice.text import held_out_corpus
+from examples.train_voice.tokenizer import train_tokenizer
+from examples.train_voice.truth import timed_speeches
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.codec import weights as w
 
 ROOT = Path(__file__).parent.parent
-WORDS = ["apple", "river", "letter", "window", "Alice", "Boston"]
 
 
-def _flite_is_missing() -> bool:
-    try:
-        ctypes.CDLL("libflite.so.1")
-    except OSError:
-        return True
-    return False
+def write_corpus(work: Work, texts: int) -> None:
+    """Writes texts for all voices, and their letters as phonemes."""
+    replies = {language: Replies(language, seed=0) for language in LANGUAGES}
+    names = [list(VOICES)[i % len(VOICES)] for i in range(texts)]
+    corpus = [(name, replies[VOICES[name].language].reply()) for name in names]
+    work.folder.mkdir(exist_ok=True)
+    work.write_corpus(corpus)
+    for file, pairs in ((work.phonemes, corpus), (work.held_out_phonemes, held_out_corpus())):
+        lines = ["|".join(text.lower()[:40].split()) for _, text in pairs]
+        file.write_text("\n".join(lines) + "\n")
+
+
+def hum(texts: list[tuple[str, str]]) -> list[Speech]:
+    """Stands in for the teacher: 50 ms of noise for each phoneme."""
+    rng = np.random.default_rng(0)
+    speeches: list[Speech] = []
+    for phonemes, _ in texts:
+        edges = np.linspace(0.1, 0.1 + 0.05 * len(phonemes), len(phonemes) + 1)
+        samples = round((edges[-1] + 0.2) * SAMPLE_RATE)
+        audio = (0.2 * rng.standard_normal(samples)).astype(np.float32)
+        speeches.append(Speech(audio, phonemes, edges[:-1], edges[1:]))
+    return speeches
 
 
 def run(stage: str, *arguments: str) -> None:
@@ -57,24 +73,10 @@ def assert_speaks(voice: Path) -> None:
 
 def test_stages_train_on_given_speech(tmp_path: Path) -> None:
     """All stages after synthesis, on noise instead of speech, for a second each."""
-    rng = np.random.default_rng(0)
     work = Work(tmp_path)
-    texts = make_corpus(40, WORDS, seed=0)
-    work.corpus.write_text("\n".join(texts) + "\n")
-    write_folder(work.voice, *train_tokenizer(texts), TINY)
-    num_frames = rng.integers(6, 12, len(texts))
-    total = int(num_frames.sum())
-    work.recordings.mkdir()
-    (shard,) = shard_files(work)
-    np.savez(
-        shard,
-        wave=rng.integers(-9000, 9000, total * FRAME).astype(np.int16),
-        phones=rng.integers(0, len(PHONES), (total, 2)).astype(np.uint8),
-        words=np.zeros(total, np.int16),
-        frames=num_frames,
-        text=np.arange(len(texts)),
-        speaker=rng.integers(0, len(VOICES), len(texts)),
-    )
+    write_corpus(work, 40)
+    write_folder(work.voice, *train_tokenizer(work.texts()), TINY)
+    assert sum(synthesise(work, hum)) > 20
     codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
     codes.encode(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
@@ -88,6 +90,8 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
     assert "held_predicted_mel" in work.log("vocoder").read_text()
     export.export(work)
     assert_speaks(work.voice)
+    (speech,) = timed_speeches(work, 9)
+    assert len(speech["starts"]) == len(speech["text"].split())
     for stage in ("codec", "vocoder", "talker"):
         last = json.loads(work.log(stage).read_text().splitlines()[-1])
         held_out = [value for name, value in last.items() if name.startswith("held_")]
@@ -95,12 +99,11 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(_flite_is_missing(), reason="flite is not installed (Debian: libflite1)")
 def test_commands_train_a_checkpoint_that_speaks(tmp_path: Path) -> None:
-    words, work = tmp_path / "words", tmp_path / "work"
-    words.write_text("\n".join(WORDS))
-    run("text", str(work), "--texts", "40", "--words", str(words), "--tiny")
-    run("synthesis", str(work), "--processes", "1")
+    work = tmp_path / "work"
+    write_corpus(Work(work), 40)
+    run("tokenizer", str(work), "--tiny")
+    assert sum(synthesise(Work(work), hum)) > 20
     small = ("--crops", "4", "--frames", "2")
     run("codec", str(work), "--minutes", "0.04", *small)
     first = (work / "codec.jsonl").read_text()
@@ -113,31 +116,7 @@ def test_commands_train_a_checkpoint_that_speaks(tmp_path: Path) -> None:
     run("talker", str(work), "--minutes", "0.03", "--positions", "600")
     run("export", str(work))
     assert_speaks(work / "voice")
-
-
-def test_a_corpus_contains_no_held_out_sentence() -> None:
-    held = [text for text, _ in held_out()]
-    assert len(held) >= 60 and len(set(held)) == len(held)
-    joined = "\n".join(make_corpus(3000, WORDS, seed=1)).lower()
-    assert not any(text.lower() in joined for text in held)
-
-
-def test_the_grammar_is_seeded_and_spells_numbers_and_plurals() -> None:
-    one, two = (Grammar(WORDS, 5) for _ in range(2))
-    assert [one.utterance() for _ in range(50)] == [two.utterance() for _ in range(50)]
-    assert spell(17_342) == "seventeen thousand three hundred and forty two"
-    assert [plural(n) for n in ("city", "box", "day", "child")] == [
-        "cities",
-        "boxes",
-        "days",
-        "children",
-    ]
-
-
-def test_word_errors_are_counted() -> None:
-    assert words_of("It's 'Anna', isn't it?") == ["it's", "anna", "isn't", "it"]
-    assert errors("a b c d".split(), "a x c".split()) == 2
-    assert errors([], ["a"]) == 1
+    run("truth", str(work), str(tmp_path / "truth.json"))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +191,7 @@ def test_discriminators_learn_to_tell_waveforms_apart() -> None:
 
 def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     work, num_texts = Work(tmp_path), 2 * HELD_OUT_INTERVAL + 10
-    work.corpus.write_text("a\n" * num_texts)
+    work.write_corpus([("clara", "a")] * num_texts)
     work.recordings.mkdir()
     texts = np.arange(num_texts)
     frames = np.full(num_texts, 3)

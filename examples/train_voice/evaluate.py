@@ -1,16 +1,17 @@
-"""Measures a voice on held-out sentences: word error rates, and how speech ends.
+"""Compares a voice with its teacher on the held-out sentences.
 
-python -m examples.train_voice.evaluate WORK --json RESULTS.json
+Words are recognised by pocketsphinx (English only), and with --whisper also by Whisper base; with
+the extra `judge`, naturalness is rated by DNSMOS.
+
+python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEELS
 """
 
 import argparse
 import json
-import multiprocessing
-import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,243 +20,216 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from examples.train_voice.flite import Flite
-from examples.train_voice.judge import Judge, words_of, write_language_model
-from examples.train_voice.layout import VOICES, Work, summary
-from examples.train_voice.synthesis import resample
-from examples.train_voice.text import held_out, make_corpus, read_words
-from megakernel_tts import TTS, AudioChunk, Finish, Session
-from megakernel_tts.codec.decoder import Decoder
+from examples.train_voice import listeners, pitch
+from examples.train_voice.judge import Judge, errors, normalised_words
+from examples.train_voice.layout import Work, summary
+from examples.train_voice.phonemes import VOICES
+from examples.train_voice.speak import MANNERS
+from examples.train_voice.speech import SAMPLE_RATE
+from examples.train_voice.text import held_out, held_out_corpus
+from megakernel_tts import TTS, AudioChunk
+from megakernel_tts.calibration.capture import SpeechCapture
+from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.codec.encoder import Encoder
-from megakernel_tts.codec.weights import decoder_specs, encoder_specs
+from megakernel_tts.codec.weights import encoder_specs
 from megakernel_tts.model.checkpoint import Checkpoint
 
-RATE = 24_000
 _CPU = torch.device("cpu")
-_NUM_STREAMS = 16  # per process
-_MAX_FRAMES = 400  # 32 s, ten times the usual length
-_LONG_RATIO, _RUNAWAY_RATIO = 2.0, 3.0  # duration relative to the synthesiser's
+_SILENCE = 200  # largest sample of silence at the end, which is cut off for DNSMOS
+_TIMED = 24  # sentences that are spoken to measure the speed
+Recordings = list[NDArray[np.int16]]
+Transcribe = Callable[[NDArray[np.int16], int, str], str]
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A text to speak."""
-
-    folder: Path
-    text: str
-    voice: str
-    manner: str  # full, streaming or live
-    seed: int
-    guard: bool
-
-
-@cache
-def _tts(folder: Path) -> TTS:
-    """The model; one per process."""
-    torch.set_num_threads(1)
-    return TTS.load(folder, device="cpu", slots=_NUM_STREAMS)
+def recordings(work: Work) -> dict[str, Recordings]:
+    """The teacher's recordings and the voice's speech of the held-out sentences."""
+    with np.load(work.held_out_speech) as file:
+        assert len(file["text"]) == len(held_out()), "run `synthesis` again"
+        ends = np.cumsum(file["frames"]) * (len(file["wave"]) // int(file["frames"].sum()))
+        found = {"teacher": np.split(file["wave"], ends[:-1])}
+    with np.load(work.spoken) as file:
+        for manner in MANNERS:
+            found[manner] = np.split(file[manner], np.cumsum(file[f"{manner}_samples"])[:-1])
+    return found
 
 
-def _say(jobs: list[_Job]) -> list[tuple[NDArray[np.int16], str]]:
-    """Speaks texts at the same time; gives samples and finish reason of each."""
-    sessions = [_open(job) for job in jobs]
-    results: list[tuple[NDArray[np.int16], str]] = []
-    for session in sessions:
-        *chunks, finish = session
-        assert isinstance(finish, Finish) and finish.reason != "error", finish
-        pcm = [chunk.pcm for chunk in chunks if isinstance(chunk, AudioChunk)]
-        results.append((np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason))
+def understanding(
+    speech: dict[str, Recordings], transcribe: Transcribe, languages: tuple[str, ...]
+) -> dict[str, Any]:
+    """Word error rates.
+
+    Args:
+        speech: Recordings of all held-out sentences under each condition.
+        transcribe: Samples, rate and language to text.
+        languages: Of the sentences that are used.
+
+    Returns:
+        For each condition the rate over all words, its ratio to the teacher's, the rates by voice
+        and by category, and the transcripts with errors.
+    """
+    sentences = [
+        (i, category, voice, text)
+        for i, ((category, text), (voice, _)) in enumerate(
+            zip(held_out(), held_out_corpus(), strict=True)
+        )
+        if VOICES[voice].language in languages
+    ]
+    results: dict[str, Any] = {}
+    for condition, recorded in speech.items():
+        counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        wrong: list[str] = []
+        for i, category, voice, text in tqdm(sentences, desc=condition, disable=None):
+            language = VOICES[voice].language
+            expected = normalised_words(text, language)
+            heard = transcribe(recorded[i], SAMPLE_RATE, language)
+            num_errors = errors(expected, normalised_words(heard, language))
+            for group in ("all", voice, category):
+                counts[group][0] += num_errors
+                counts[group][1] += len(expected)
+            if num_errors:
+                wrong.append(f"{num_errors} | {voice} | {text} | {heard.strip()}")
+        rates = {group: round(e / n, 4) for group, (e, n) in counts.items()}
+        results[condition] = {"rate": rates.pop("all"), "words": counts["all"][1]}
+        results[condition] |= {"groups": rates, "wrong": wrong}
+    for result in results.values():
+        result["relative"] = round(result["rate"] / max(results["teacher"]["rate"], 1e-4), 2)
     return results
 
 
-def _open(job: _Job) -> Session:
-    tts = _tts(job.folder)
-    sampling = replace(tts.sampling, seed=job.seed, guard=job.guard, max_frames=_MAX_FRAMES)
-    layout = "full" if job.manner == "full" else "streaming"
-    session = tts.open(job.voice, "english", layout=layout, sampling=sampling)
-    first, *rest = job.text.split(" ") if job.manner == "live" else [job.text]
-    session.push_text(first)
-    for word in rest:
-        session.push_text(f" {word}")
-    session.end()
-    return session
-
-
-def _resynthesis(folder: Path) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
-    """Gives a function that encodes and decodes a recording."""
-    config = Work(folder.parent).codec_config()
-    tensors = Checkpoint(folder / "speech_tokenizer")
-    encoder = Encoder(
-        tensors.load(encoder_specs(config.encoder, config.decoder.num_groups), _CPU, torch.float32),
-        config,
-    )
-    decoder = Decoder(tensors.load(decoder_specs(config.decoder), _CPU, torch.float32), config)
-
-    def run(samples: NDArray[np.int16]) -> NDArray[np.int16]:
-        codes = encoder.encode(torch.from_numpy(samples.astype(np.float32) / 32768))
-        wave, _ = decoder.decode(codes[None], decoder.start())
-        return (wave[0].numpy() * 32767).round().astype(np.int16)
-
-    return run
-
-
-def _synthesise(texts: list[str], voices: list[str]) -> list[NDArray[np.int16]]:
-    flite = Flite()
-    return [
-        resample(flite.speak(text, VOICES[voice]).samples)
-        for text, voice in zip(texts, voices, strict=True)
-    ]
-
-
-def _alternate(count: int) -> list[str]:
-    return [list(VOICES)[i % len(VOICES)] for i in range(count)]
-
-
-class Evaluation:
-    """Evaluation of a voice in parallel processes."""
-
-    def __init__(self, work: Work, processes: int) -> None:
-        self._work = work
-        self._pool = multiprocessing.get_context("spawn").Pool(processes)
-
-    def speak(
-        self, texts: list[str], manner: str, *, seed: int, guard: bool
-    ) -> tuple[list[NDArray[np.int16]], list[str]]:
-        """Speaks all texts with alternating voices."""
-        jobs = [
-            _Job(self._work.voice, text, voice, manner, seed + i, guard)
-            for i, (text, voice) in enumerate(zip(texts, _alternate(len(texts)), strict=True))
-        ]
-        return self._run(jobs)
-
-    def _run(self, jobs: list[_Job]) -> tuple[list[NDArray[np.int16]], list[str]]:
-        batches = [jobs[i : i + _NUM_STREAMS] for i in range(0, len(jobs), _NUM_STREAMS)]
-        results: list[tuple[NDArray[np.int16], str]] = []
-        with tqdm(total=len(jobs), desc="sentences", disable=None) as progress:
-            for batch_results in self._pool.imap(_say, batches):
-                results += batch_results
-                progress.update(len(batch_results))
-        return [pcm for pcm, _ in results], [reason for _, reason in results]
-
-    def understanding(self) -> dict[str, Any]:
-        """Word error rates on the held-out sentences, with the same recognisers throughout."""
-        written, spoken = (list(column) for column in zip(*held_out(), strict=True))
-        corpus = self._work.texts()
-        lower = "\n".join(corpus).lower()
-        assert not any(text.lower() in lower for text in written), "a held-out text was learned"
-        model = self._work.folder / "judge.lm"
-        write_language_model(model, corpus, spoken)
-        judges = {"corpus": Judge(model), "general": Judge(None)}
-        originals = _synthesise(written, _alternate(len(written)))
-        again = _resynthesis(self._work.voice)
-        conditions = {"originals": originals, "resynthesis": [again(x) for x in originals]}
-        lengths: dict[str, list[float]] = {}
-        for manner in ("full", "streaming", "live"):
-            conditions[manner], _ = self.speak(written, manner, seed=0, guard=True)
-            lengths[manner] = [
-                len(pcm) / len(original)
-                for pcm, original in zip(conditions[manner], originals, strict=True)
-            ]
-        rates: dict[str, dict[str, float]] = {}
-        transcripts: dict[str, dict[str, list[str]]] = {}
-        for name, speech in conditions.items():
-            found = {j: judge.error_rate(speech, RATE, spoken) for j, judge in judges.items()}
-            rates[name] = {j: round(rate, 4) for j, (rate, _) in found.items()}
-            transcripts[name] = {j: texts for j, (_, texts) in found.items()}
-        return {
-            "sentences": len(written),
-            "words": sum(len(words_of(s)) for s in spoken),
-            "written": written,
-            "word_error_rate": rates,
-            "length_ratio": {name: _spread(values) for name, values in lengths.items()},
-            "heard": transcripts,
+def naturalness(speech: dict[str, Recordings]) -> dict[str, Any]:
+    """Mean scores of DNSMOS for each condition, and by voice; silence at the end is cut off."""
+    voices = [voice for voice, _ in held_out_corpus()]
+    results: dict[str, Any] = {}
+    for condition, recorded in speech.items():
+        scores = np.array([
+            listeners.naturalness(_without_end(pcm), SAMPLE_RATE)
+            for pcm in tqdm(recorded, desc=condition, disable=None)
+        ])  # fmt: skip
+        results[condition] = _scores(scores) | {
+            name: _scores(scores[[voice == name for voice in voices]]) for name in VOICES
         }
-
-    def ends(self, texts: list[str], manner: str) -> dict[str, Any]:
-        """How speech ends without the guard, and with it for speech that does not end normally.
-
-        The guard only ends speech, so that all other speech is the same with and without it.
-        """
-        free, reasons = self.speak(texts, manner, seed=10_000, guard=False)
-        references = _synthesise(texts, _alternate(len(texts)))
-        ratios = [
-            len(pcm) / len(reference) for pcm, reference in zip(free, references, strict=True)
-        ]
-        odd = [i for i, r in enumerate(ratios) if reasons[i] != "eos" or r > _LONG_RATIO]
-        voices = _alternate(len(texts))
-        _, guarded = self._run(
-            [
-                _Job(self._work.voice, texts[i], voices[i], manner, 10_000 + i, guard=True)
-                for i in odd
-            ]
-        )
-        return {
-            "manner": manner,
-            "sentences": len(texts),
-            "ended": reasons.count("eos"),
-            "runaways": sum(reasons[i] != "eos" or ratios[i] > _RUNAWAY_RATIO for i in odd),
-            "runaways_past_the_guard": sum(
-                reason == "length" or (reason == "eos" and ratios[i] > _RUNAWAY_RATIO)
-                for i, reason in zip(odd, guarded, strict=True)
-            ),
-            "length_ratio": _spread(ratios),
-            "odd": [
-                {"text": texts[i], "ratio": round(ratios[i], 2), "free": reasons[i], "guarded": g}
-                for i, g in zip(odd, guarded, strict=True)
-            ],
-        }
+    return results
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    low, middle, high = np.percentile(values, (10, 50, 90))
+def _scores(scores: NDArray[np.float64]) -> dict[str, float]:
+    p808, overall = scores.mean(0).round(3).tolist()
+    return {"p808": p808, "ovrl": overall}
+
+
+def _without_end(pcm: NDArray[np.int16]) -> NDArray[np.int16]:
+    loud = np.flatnonzero(np.abs(pcm.astype(np.int32)) > _SILENCE)
+    return pcm[: loud[-1] + 1] if len(loud) else pcm
+
+
+def intonation(speech: dict[str, Recordings]) -> dict[str, Any]:
+    """Correlation of log-F0 with the teacher and ratio of standard deviations, means."""
+    results: dict[str, Any] = {}
+    for manner in MANNERS:
+        pairs = zip(speech["teacher"], speech[manner], strict=True)
+        found = [pitch.compare(one, other, SAMPLE_RATE) for one, other in pairs]
+        values = np.array([one for one in found if one])
+        correlation, ratio = values.mean(0).round(3).tolist()
+        results[manner] = {"correlation": correlation, "deviation_ratio": ratio}
+        results[manner] |= {"sentences": len(values)}
+    return results
+
+
+def durations(speech: dict[str, Recordings]) -> dict[str, Any]:
+    """Durations relative to the teacher's: mean and percentiles."""
+    results: dict[str, Any] = {}
+    for manner in MANNERS:
+        pairs = zip(speech["teacher"], speech[manner], strict=True)
+        ratios = np.array([len(other) / len(one) for one, other in pairs])
+        low, high = np.percentile(ratios, (10, 90)).round(3).tolist()
+        results[manner] = {"mean": round(float(ratios.mean()), 3), "p10": low, "p90": high}
+    return results
+
+
+def word_times(work: Work, tts: TTS, originals: Recordings) -> dict[str, Any]:
+    """Errors of word starts in seconds on the teacher's recordings, in both layouts."""
+    alignment = tts._loaded.engine.alignment
+    if alignment is None:
+        return {}
+    encoder = _encoder(work)
+    with np.load(work.held_out_speech) as file:
+        starts = file["starts"]
+    corpus = held_out_corpus()
+    ends = np.cumsum([len(text.split()) for _, text in corpus])
+    capture = SpeechCapture(tts._loaded, None, None)
+    off: list[float] = []
+    rows = zip(corpus, originals, np.split(starts, ends[:-1]), strict=True)
+    for (voice, text), pcm, truth in rows:
+        codes = encoder.encode(torch.from_numpy(pcm.astype(np.float32) / 32768))
+        speech = TimedSpeech(text, voice, codes.numpy(), truth.tolist())
+        for captured in capture.capture_attention(speech):
+            found = captured.word_starts(alignment.heads, alignment.lookahead)
+            off += np.abs(np.subtract(found, truth)).tolist()
+    mean, late = float(np.mean(off)), float(np.percentile(off, 95))
+    return {"words": len(off), "mean_s": round(mean, 4), "p95_s": round(late, 4)}
+
+
+def _encoder(work: Work) -> Encoder:
+    config, folder = work.codec_config(), work.voice / "speech_tokenizer"
+    specs = encoder_specs(config.encoder, config.decoder.num_groups)
+    return Encoder(Checkpoint(folder).load(specs, _CPU, torch.float32), config)
+
+
+def speed(tts: TTS) -> dict[str, float]:
+    """Time to the first chunk and real-time factor of single texts on this CPU, medians."""
+    firsts: list[float] = []
+    factors: list[float] = []
+    for voice, text in held_out_corpus()[:_TIMED]:
+        start, samples, first = time.perf_counter(), 0, 0.0
+        for event in tts.stream(text, voice, VOICES[voice].language):
+            if isinstance(event, AudioChunk):
+                first = first or time.perf_counter() - start
+                samples += len(event.pcm)
+        firsts.append(first)
+        factors.append((time.perf_counter() - start) * SAMPLE_RATE / samples)
     return {
-        "mean": round(float(np.mean(values)), 3),
-        "median": round(float(middle), 3),
-        "p10": round(float(low), 3),
-        "p90": round(float(high), 3),
-        "most": round(float(max(values)), 3),
+        "threads": torch.get_num_threads(),
+        "first_chunk_ms": round(1000 * float(np.median(firsts)), 1),
+        "real_time_factor": round(float(np.median(factors)), 3),
     }
-
-
-def fresh_sentences(work: Work, count: int, words: Path) -> list[str]:
-    """Sentences of the corpus's grammar that are not in the corpus."""
-    corpus = set(work.texts())
-    candidates = make_corpus(3 * count, read_words(words), seed=987)
-    fresh = [t for t in candidates if t not in corpus and 3 <= len(t.split()) <= 20]
-    return fresh[:count]
 
 
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
-    parser.add_argument("work", type=Path, help="the run's folder, after `export`")
+    parser.add_argument("work", type=Path, help="the run's folder, after `speak`")
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
-    parser.add_argument(
-        "--sentences", type=int, default=3000, help="sentences that are searched for runaways"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument(
-        "--words", type=Path, default=Path("/usr/share/dict/american-english-small")
-    )
+    parser.add_argument("--whisper", type=Path, help="folder of the wheels of Whisper base")
+    parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
     options = parser.parse_args()
-    work = Work(options.work)
-    start = time.monotonic()
-    evaluation = Evaluation(work, options.processes)
-    results: dict[str, Any] = evaluation.understanding()
-    for name, rates in results["word_error_rate"].items():
-        shown = ", ".join(f"{rate:.3f} ({model} model)" for model, rate in rates.items())
-        print(f"{name:12} word error rate {shown}")
-    texts = fresh_sentences(work, options.sentences, options.words)
-    few = texts[: options.sentences // 10]
-    results["ends"] = [
-        evaluation.ends(few, "streaming"),
-        evaluation.ends(few, "live"),
-        evaluation.ends(texts, "full"),
-    ]
-    for one in results["ends"]:
-        print({name: value for name, value in one.items() if name != "odd"})
+    work, start = Work(options.work), time.monotonic()
+    missing = listeners.missing_packages()
+    if missing:
+        print(f"without Whisper and DNSMOS: {', '.join(missing)} not installed")
+    speech = recordings(work)
+    results: dict[str, Any] = {"sentences": len(held_out()), "durations": durations(speech)}
+    results["intonation"] = intonation(speech)
+    torch.set_num_threads(options.threads)
+    with TTS.load(work.voice, "cpu", slots=1) as tts:
+        results["cpu"] = speed(tts)
+        results["word_starts"] = word_times(work, tts, speech["teacher"])
+    results["ends"] = json.loads(work.ends.read_text(encoding="utf-8"))
+    if not missing:
+        results["naturalness"] = naturalness(speech)
+    if not missing and options.whisper:
+        whisper = listeners.Whisper(options.whisper).transcribe
+        results["whisper"] = understanding(speech, whisper, ("english", "spanish"))
+    pocketsphinx = partial(_transcribe, Judge(None))
+    results["pocketsphinx"] = understanding(speech, pocketsphinx, ("english",))
+    for judge in {"whisper", "pocketsphinx"} & results.keys():
+        for condition, found in results[judge].items():
+            print(f"{judge:12} {condition:10} {found['rate']:.3f} ({found['relative']})")
     results["seconds"] = round(time.monotonic() - start, 1)
-    options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def _transcribe(judge: Judge, pcm: NDArray[np.int16], rate: int, _language: str) -> str:
+    return judge.transcribe(pcm, rate)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+from examples.train_voice.numerals import spell
+
+HERE = Path(__file__).parent
 _DIGITS = "zero one two three four five six seven eight nine".split()
-_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _IRREGULAR = {
     "man": "men", "woman": "women", "child": "children", "person": "people", "foot": "feet",
     "tooth": "teeth", "mouse": "mice", "life": "lives", "wife": "wives", "knife": "knives",
@@ -28,18 +28,7 @@ _FORMS = {
 
 def lines_of(file: str) -> list[str]:
     """Lines of a text file in this module's folder."""
-    return (_HERE / file).read_text(encoding="utf-8").splitlines()
-
-
-def spell(n: int) -> str:
-    """Spells a number below a million."""
-    if n < 20:
-        return (_DIGITS + _TEENS)[n]
-    if n < 100:
-        return _TENS[n // 10 - 2] + (f" {_DIGITS[n % 10]}" if n % 10 else "")
-    if n < 1000:
-        return f"{_DIGITS[n // 100]} hundred" + (f" and {spell(n % 100)}" if n % 100 else "")
-    return f"{spell(n // 1000)} thousand" + (f" {spell(n % 1000)}" if n % 1000 else "")
+    return (HERE / file).read_text(encoding="utf-8").splitlines()
 
 
 def plural(noun: str) -> str:
@@ -53,19 +42,20 @@ def plural(noun: str) -> str:
     return noun + "s"
 
 
-def _articles(text: str) -> str:
+def articles(text: str) -> str:
     """Replaces `a` before a vowel by `an`."""
 
     def fix(match: re.Match[str]) -> str:
         word = match[2]
-        vowel = word[0] in "aeiouAEIOU" and not word.startswith(("use", "uni", "euro", "one"))
+        consonant = word.startswith(("use", "uni", "euro", "one", "US", "UK"))
+        vowel = word[0] in "aeiouAEIOU" and not consonant
         return f"{match[1]}n {word}" if vowel or word.startswith(("hour", "hon")) else match[0]
 
     return re.sub(r"\b([Aa]) (\w+)", fix, text)
 
 
 def _sentence(text: str) -> str:
-    text = _articles(text)
+    text = articles(text)
     return text[0].upper() + text[1:]
 
 
@@ -82,9 +72,9 @@ class Grammar:
         self._random = random.Random(seed)
         self._rare = [w for w in words if w.islower()]
         self._proper = [w for w in words if w.istitle()]
-        lists = tomllib.loads((_HERE / "words.toml").read_text(encoding="utf-8"))
+        lists = tomllib.loads((HERE / "words.toml").read_text(encoding="utf-8"))
         self._words = {name: text.split() for name, text in lists.items()}
-        templates = tomllib.loads((_HERE / "templates.toml").read_text(encoding="utf-8"))
+        templates = tomllib.loads((HERE / "templates.toml").read_text(encoding="utf-8"))
         self._templates = {name: text.strip().splitlines() for name, text in templates.items()}
         self._replies = lines_of("replies.txt")
         self._common = sorted({*" ".join(lists.values()).replace("/", " ").split()})

@@ -20,26 +20,53 @@ import pocketsphinx
 import soxr
 from numpy.typing import NDArray
 
+from examples.train_voice.spoken import spoken_words
+from examples.train_voice.symbols import SPELLED
+
 _RATE = 16_000
 _DISCOUNT = 0.6
 _MIN_COUNT = 8  # of a common word in the corpus
+_MAX_JOINED = 6  # words that may be written as one
+_SPELLINGS = (
+    (r"\b(colo|favo|neighbo|hono|labo|harbo|flavo|behavio)ur", r"\1or"),
+    (r"\bgrey\b", "gray"), (r"cancelled", "canceled"), (r"met(re|res)\b", "meters"),
+    (r"\bok\b", "okay"), (r"\bmiz\b", "ms"), (r"\bmister\b", "mr"), (r"\bmissus\b", "mrs"),
+)  # fmt: skip
 
 
 def words_of(text: str) -> list[str]:
     """Words for comparison: in lower case and without punctuation."""
-    plain = re.sub(r"[^a-z' ]", " ", text.lower().replace("’", "'"))
+    plain = re.sub(r"[^a-záéíóúüñ' ]", " ", text.lower().replace("’", "'"))
     return [word.strip("'") for word in plain.split() if word.strip("'")]
 
 
+def normalised_words(text: str, language: str) -> list[str]:
+    """Spoken words of a text for comparison, whether numbers are in figures or in words."""
+    said = " ".join(" ".join(group) for group in spoken_words(text, language))
+    said = re.sub(r"\b(hundred|thousand|million) and\b", r"\1", said.lower())
+    for british, american in _SPELLINGS:
+        said = re.sub(british, american, said)
+    return words_of(said.replace(SPELLED, " "))
+
+
 def errors(expected: Sequence[str], recognised: Sequence[str]) -> int:
-    """Number of words to insert, delete or replace."""
-    row = list(range(len(recognised) + 1))
-    for i, word in enumerate(expected, 1):
-        diagonal, row[0] = row[0], i
-        for j, other in enumerate(recognised, 1):
-            best = min(row[j] + 1, row[j - 1] + 1, diagonal + (word != other))
-            diagonal, row[j] = row[j], best
-    return row[-1]
+    """Number of words to insert, delete or replace.
+
+    Words that differ only by blanks, such as `a p i` and `api`, are equal.
+    """
+    columns = len(recognised) + 1
+    table = [[i + j for j in range(columns)] for i in range(len(expected) + 1)]
+    for i in range(1, len(expected) + 1):
+        for j in range(1, columns):
+            wrong = expected[i - 1] != recognised[j - 1]
+            best = min(table[i - 1][j] + 1, table[i][j - 1] + 1, table[i - 1][j - 1] + wrong)
+            for m in range(1, min(i, _MAX_JOINED) + 1):
+                for n in range(1, min(j, _MAX_JOINED) + 1):
+                    if 1 in (m, n) and table[i - m][j - n] < best:
+                        same = "".join(expected[i - m : i]) == "".join(recognised[j - n : j])
+                        best = table[i - m][j - n] if same else best
+            table[i][j] = best
+    return table[-1][-1]
 
 
 def dictionary_words() -> set[str]:

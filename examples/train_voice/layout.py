@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.train_voice import phonemes
+from examples.train_voice.phonemes import LANGUAGES, VOICES
 from megakernel_tts.model.config import (
     CodecConfig,
     ModelConfig,
@@ -19,7 +19,6 @@ from megakernel_tts.model.random_checkpoint import (
 )
 
 CODES = 256
-VOICES = {"clara": "slt", "henry": "rms"}  # the first voices, as flite speaks them
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,33 @@ class Work:
 
     @property
     def corpus(self) -> Path:
-        """File of the texts, one per line."""
-        return self.folder / "corpus.txt"
+        """File of the corpus: a voice, a tab and a text per line."""
+        return self.folder / "corpus.tsv"
+
+    @property
+    def phonemes(self) -> Path:
+        """File of the texts' phonemes: words separated by `|`, a text per line."""
+        return self.folder / "phonemes.txt"
+
+    @property
+    def held_out_phonemes(self) -> Path:
+        """File of the phonemes of the held-out sentences, in the same format."""
+        return self.folder / "held_out_phonemes.txt"
+
+    @property
+    def held_out_speech(self) -> Path:
+        """File of the teacher's recordings of the held-out sentences, in a shard's format."""
+        return self.folder / "held_out.npz"
+
+    @property
+    def spoken(self) -> Path:
+        """File of the trained voice's speech of the held-out sentences."""
+        return self.folder / "spoken.npz"
+
+    @property
+    def ends(self) -> Path:
+        """File of how the trained voice's speech ends."""
+        return self.folder / "ends.json"
 
     @property
     def recordings(self) -> Path:
@@ -82,7 +106,18 @@ class Work:
 
     def texts(self) -> list[str]:
         """Texts of the corpus."""
-        return self.corpus.read_text(encoding="utf-8").splitlines()
+        return [text for _, text in self.read_corpus()]
+
+    def read_corpus(self) -> list[tuple[str, str]]:
+        """Voice and text of each line of the corpus."""
+        lines = self.corpus.read_text(encoding="utf-8").splitlines()
+        pairs = (line.split("\t") for line in lines)
+        return [(voice, text) for voice, text in pairs]
+
+    def write_corpus(self, corpus: list[tuple[str, str]]) -> None:
+        """Writes voices and texts."""
+        lines = (f"{voice}\t{text}\n" for voice, text in corpus)
+        self.corpus.write_text("".join(lines), encoding="utf-8")
 
     def model_config(self) -> ModelConfig:
         """Configuration of the checkpoint."""
@@ -112,9 +147,9 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
         "intermediate_size": sizes.intermediate,
         "text_hidden_size": sizes.hidden // 2,
         "text_vocab_size": -(-(len(vocab) + len(specials)) // 8) * 8,
-        "codec_language_id": {n: talker["codec_language_id"][n] for n in phonemes.LANGUAGES},
-        "spk_id": {name: voice.row for name, voice in phonemes.VOICES.items()},
-        "spk_is_dialect": dict.fromkeys(phonemes.VOICES, False),
+        "codec_language_id": {n: talker["codec_language_id"][n] for n in LANGUAGES},
+        "spk_id": {name: voice.row for name, voice in VOICES.items()},
+        "spk_is_dialect": dict.fromkeys(VOICES, False),
     }
     talker["code_predictor_config"] |= {
         "hidden_size": sizes.predictor_hidden,

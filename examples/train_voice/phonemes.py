@@ -7,7 +7,8 @@ diphthongs (A as in day, I my, O go, Q British go, W now, Y boy), and ʤ and ʧ 
 from dataclasses import dataclass
 
 PAUSE = "pause"
-PHONES = (PAUSE, *"AIOQTWYabdefhijklmnoprstuvwxzæðŋɐɑɒɔəɚɛɜɡɣɪɲɹɾʃʊʌʎʒʔʝʤʧʲβθᵊᵻ")
+PHONES = (PAUSE, *"AIOQTWYabdefhijklmnoprstuvwxzæðŋɐɑɒɔəɚɛɜɟɡɣɪɲɹɾʃʊʌʎʒʔʝʤʧβθᵊᵻ")
+PUNCTUATION = frozenset(';:,.!?—…"()“”')
 _MODIFIERS = frozenset("ˈˌː↓→↗↘̃")  # stress, length, intonation: part of the phone beside them
 
 
@@ -52,3 +53,22 @@ def phone_indices(phonemes: str) -> list[int]:
         if phonemes[i] in _MODIFIERS and not indices[i]:
             indices[i] = indices[i - 1]
     return indices
+
+
+def join_words(words: list[str]) -> str:
+    """A line of the phonemes file: the phonemes of each written word, separated by `|`."""
+    return "|".join(words)
+
+
+def split_words(line: str) -> tuple[str, list[tuple[int, int]]]:
+    """Phonemes for the teacher, and the span of each written word in them.
+
+    A word that is not spoken has an empty span.
+    """
+    text = ""
+    spans: list[tuple[int, int]] = []
+    for word in line.split("|"):
+        text += " " if text and word else ""
+        spans.append((len(text), len(text) + len(word)))
+        text += word
+    return text, spans

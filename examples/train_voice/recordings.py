@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from examples.train_voice.layout import Work
-from examples.train_voice.synthesis import FRAME, shard_files
+from examples.train_voice.speech import FRAME
+from examples.train_voice.synthesis import shard_files
 
 HELD_OUT_INTERVAL = 256  # one text in so many is for validation only
 

@@ -1,111 +1,130 @@
-"""Synthesises the corpus with flite, in parallel: shards of 24 kHz speech with phones and words.
+"""Speaks the corpus with the teacher: shards of 24 kHz speech with phones and words by frame.
 
-python -m examples.train_voice.synthesis WORK
+python -m examples.train_voice.synthesis WORK TEACHER
 """
 
 import argparse
-import multiprocessing
-import os
-from functools import cache
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import soxr
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from examples.train_voice.flite import SAMPLE_RATE, Flite, Segment
-from examples.train_voice.layout import VOICES, Work, summary
+from examples.train_voice.layout import Work, summary
+from examples.train_voice.phonemes import VOICES, split_words
+from examples.train_voice.speech import SAMPLE_RATE, Speech, Synthesiser
+from examples.train_voice.text import held_out_corpus
 
-FRAME = 1920  # samples at 24 kHz, 80 ms
-SHARD = 250  # texts
-_MIN_DURATION_S, _MAX_DURATION_S = 0.1, 14.0
-
-
-@cache
-def _flite() -> Flite:
-    """The synthesiser; one per process."""
-    return Flite()
+SHARD = 4000  # texts: the teacher's batches need many of equal length
+_MIN_S, _MAX_S = 0.25, 32.0
+Lines = list[tuple[str, str]]  # voice and line of the phonemes file of each text
 
 
 def shard_files(work: Work) -> list[Path]:
     """Files of all shards of the corpus, whether they exist or not."""
-    count = -(-len(work.texts()) // SHARD)
+    count = -(-len(work.read_corpus()) // SHARD)
     return [work.recordings / f"{i:05d}.npz" for i in range(count)]
 
 
-def resample(samples: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Resamples 16 kHz to 24 kHz and pads with silence to whole frames."""
-    wave = soxr.resample(samples.astype(np.float32), SAMPLE_RATE, 24_000)
-    wave = np.pad(wave, (0, -len(wave) % FRAME))
-    return np.clip(np.round(wave), -32768, 32767).astype(np.int16)
+def synthesise(work: Work, synthesiser: Synthesiser) -> Iterator[float]:
+    """Makes the missing shards, and first the recordings of the held-out sentences.
+
+    Args:
+        work: The run, after `pronunciation`.
+        synthesiser: The teacher.
+
+    Yields:
+        The duration of each new file in seconds.
+    """
+    work.recordings.mkdir(exist_ok=True)
+    held_out = _lines(held_out_corpus(), work.held_out_phonemes)
+    corpus = _lines(work.read_corpus(), work.phonemes)
+    jobs = [(work.held_out_speech, held_out, 0)]
+    for i, file in enumerate(shard_files(work)):
+        jobs.append((file, corpus[i * SHARD : (i + 1) * SHARD], i * SHARD))
+    with ThreadPoolExecutor(1) as writer:  # writes a shard while the next one is spoken
+        writing: Future[float] | None = None
+        for file, lines, first in jobs:
+            if file.exists():
+                continue
+            texts = [(split_words(line)[0], VOICES[voice].style) for voice, line in lines]
+            speeches = synthesiser(texts)
+            if writing:
+                yield writing.result()
+            writing = writer.submit(_write, file, lines, speeches, first)
+        if writing:
+            yield writing.result()
 
 
-def align(utterance: Segment, frames: int) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
-    """Phones [frames, 2] at 1/4 and 3/4 of each frame, and words [frames] at 1/4."""
-    times = (np.arange(frames)[:, None] + np.array([0.25, 0.75])) * 0.08
-    segment = np.searchsorted(utterance.ends, times).clip(max=len(utterance.ends) - 1)
-    phones = utterance.phones[segment].astype(np.uint8)
-    return phones, utterance.words[segment[:, 0]].astype(np.int16)
+def _lines(corpus: list[tuple[str, str]], phonemes: Path) -> Lines:
+    lines = phonemes.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(corpus), "run `pronunciation` again: the corpus has changed"
+    return [(voice, line) for (voice, _), line in zip(corpus, lines, strict=True)]
 
 
-def _make(job: tuple[Path, int, list[str]]) -> float:
-    """Makes a shard; gives its duration in seconds."""
-    file, first, texts = job
-    speakers = np.random.default_rng(first).integers(0, len(VOICES), len(texts))
-    waves: list[NDArray[np.int16]] = []
-    phones: list[NDArray[np.uint8]] = []
-    words: list[NDArray[np.int16]] = []
-    kept: list[int] = []
-    for i, text in enumerate(texts):
-        speech = _flite().speak(text, list(VOICES.values())[speakers[i]])
-        if not _MIN_DURATION_S <= len(speech.samples) / SAMPLE_RATE <= _MAX_DURATION_S:
+def label(lines: Lines, speeches: list[Speech], first: int) -> dict[str, NDArray[Any]]:
+    """Cuts and labels speech.
+
+    Args:
+        lines: Voice and phonemes of each text.
+        speeches: The teacher's speech of each text.
+        first: Index of the first text in the corpus.
+
+    Returns:
+        Arrays of a shard: `wave` int16 [samples], `phones` uint8 [frames, 2], `words` int16
+        [frames] and `starts` float32 [words], the words' starts in seconds, of all texts; `frames`,
+        `text` and `speaker` of each text.
+    """
+    names = list(VOICES)
+    columns: dict[str, list[Any]] = {
+        k: [] for k in ("wave", "phones", "words", "starts", "frames", "text", "speaker")
+    }
+    for i, ((voice, line), whole) in enumerate(zip(lines, speeches, strict=True)):
+        speech, (_, spans) = whole.trimmed(), split_words(line)
+        if not _MIN_S <= len(speech.audio) / SAMPLE_RATE <= _MAX_S:
             continue
-        wave = resample(speech.samples)
-        phone, word = align(speech, len(wave) // FRAME)
-        waves.append(wave)
-        phones.append(phone)
-        words.append(word)
-        kept.append(i)
+        wave, phones, words = speech.frames(spans)
+        starts = np.array(speech.word_starts(spans), np.float32)
+        row = (wave, phones, words, starts, len(words), first + i, names.index(voice))
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    joined = {k: np.concatenate(columns[k]) for k in ("wave", "phones", "words", "starts")}
+    return joined | {k: np.array(columns[k]) for k in ("frames", "text", "speaker")}
+
+
+def _write(file: Path, lines: Lines, speeches: list[Speech], first: int) -> float:
+    """Writes a shard; gives its duration in seconds."""
+    arrays = label(lines, speeches, first)
     part = file.with_suffix(".part")
     with part.open("wb") as out:
-        np.savez(
-            out,
-            wave=np.concatenate(waves),
-            phones=np.concatenate(phones),
-            words=np.concatenate(words),
-            frames=np.array([len(p) for p in phones]),
-            text=np.array(kept) + first,
-            speaker=speakers[kept],
-        )
+        np.savez(out, allow_pickle=False, **arrays)
     part.rename(file)
-    return sum(map(len, waves)) / 24_000
+    return len(arrays["wave"]) / SAMPLE_RATE
 
 
 def main() -> None:
     """Runs the command line."""
+    from examples.train_voice.teacher.kokoro import Kokoro
+
     parser = argparse.ArgumentParser(description=summary(__doc__))
-    parser.add_argument("work", type=Path, help="the run's folder, after `text`")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
+    parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    teacher = Kokoro(options.teacher, torch.device(options.device))
     work = Work(options.work)
-    work.recordings.mkdir(exist_ok=True)
-    texts = work.texts()
-    jobs = [
-        (file, i * SHARD, texts[i * SHARD : (i + 1) * SHARD])
-        for i, file in enumerate(shard_files(work))
-        if not file.exists()
-    ]
+    missing = sum(not file.exists() for file in (work.held_out_speech, *shard_files(work)))
     duration_s = 0.0
-    with (
-        multiprocessing.get_context("spawn").Pool(options.processes) as pool,
-        tqdm(total=len(jobs), desc="shards", disable=None) as progress,
-    ):
-        for shard_s in pool.imap(_make, jobs):
+    with tqdm(total=missing, desc="shards", disable=None) as progress:
+        for shard_s in synthesise(work, teacher):
             duration_s += shard_s
             progress.update()
             progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
-    print(f"{duration_s / 3600:.2f} hours of speech in {len(jobs)} new shards")
+    print(f"{duration_s / 3600:.2f} hours of speech in {missing} new files")
 
 
 if __name__ == "__main__":

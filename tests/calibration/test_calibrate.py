@@ -5,13 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from bench.word_truth import timed_speeches
 from megakernel_tts import TTS
 from megakernel_tts.calibration.ground_truth import FORMAT
 from megakernel_tts.cli.main import main
 from megakernel_tts.model.hub import find_checkpoint
 
 SENTENCES = ["Your package will arrive on Thursday afternoon.", "Thank you for calling."]
+
+
+def timed_speeches() -> list[dict[str, object]]:
+    """The demo voice's own speech with the word starts of its alignment head."""
+    speeches: list[dict[str, object]] = []
+    with TTS.load("demo", "cpu", slots=1) as tts:
+        for text in SENTENCES:
+            speech = tts.say(text, "clara", sampling=tts.sampling.seeded())
+            starts = [word.start for word in speech.words]
+            codes = speech.codes.tolist()
+            speeches.append({"text": text, "voice": "clara", "codes": codes, "starts": starts})
+    return speeches
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def test_calibration_with_own_speech_finds_the_trained_heads(
 
 
 def test_ground_truth_ranks_heads_by_error(tmp_path: Path) -> None:
-    speeches = timed_speeches(SENTENCES)
+    speeches = timed_speeches()
     truth, output = tmp_path / "truth.json", tmp_path / "found.json"
     truth.write_text(json.dumps({"format": FORMAT, "speeches": speeches}))
     arguments = ["calibrate", "demo", "--truth", str(truth), "-o", str(output), "--device", "cpu"]
@@ -62,9 +73,8 @@ def test_ground_truth_ranks_heads_by_error(tmp_path: Path) -> None:
 def test_wrong_number_of_word_starts_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (speech,) = timed_speeches(SENTENCES[1:])
     truth = tmp_path / "truth.json"
-    speech["starts"] = speech["starts"][1:]
+    speech = {"text": SENTENCES[1], "codes": [[0] * 16] * 20, "starts": [0.1, 0.2, 0.3]}
     truth.write_text(json.dumps({"format": FORMAT, "speeches": [speech]}))
     assert main(["calibrate", "demo", "--truth", str(truth), "-o", str(tmp_path / "a.json")]) == 1
     assert "has 4 words (Thank, you, for, calling.) and 3 starts" in capsys.readouterr().err

