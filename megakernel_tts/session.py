@@ -65,7 +65,9 @@ Event = AudioChunk | Finish
 
 @dataclass(frozen=True)
 class ChunkPolicy:
-    """Sizes of a stream's chunks: `first` frames, doubled for each chunk, up to `largest`.
+    """Sizes of a stream's chunks: `first` frames, at most doubled for each chunk, up to `largest`.
+
+    A chunk grows only as far as its frames can be made while the audio before it is played.
 
     Attributes:
         first: Frames of the first chunk; 1 has the lowest latency.

@@ -1,13 +1,25 @@
 """When a stream's next chunk is due, and how many frames it has."""
 
+import math
+
 from torch import Tensor
 
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.session import ChunkPolicy
 
+_FRAME_S = 0.08  # of audio: the codec has 12.5 frames per second
+_USABLE_SHARE = 0.75  # of the buffered audio; the rest covers frames that take longer
+_MAX_LATE = 2  # late chunks in succession, after which larger ones are made
+
 
 class Chunking:
     """Sizes of one stream's chunks.
+
+    A chunk has up to twice as many frames as the one before it: as many as can be made while the
+    audio before them is played. Playback is assumed to begin with the first chunk. The time of a
+    frame is measured from chunk to chunk, so it includes the codec and the work for other streams.
+    If two chunks in succession are late, the engine is too slow for chunks of this size. The size
+    is then doubled, since larger chunks cost less per frame.
 
     A chunk of n frames is due once n + lookahead frames are pending, so that the words that begin
     in it are known. The stream's first chunk does not wait for the lookahead: no word but the
@@ -27,6 +39,37 @@ class Chunking:
         self.size = policy.first
         self._policy = policy
         self._num_lookahead = num_lookahead
+        self._num_out = 0  # frames that were put into the decode pipeline
+        self._last_out_s: float | None = None
+        self._played_until_s = -math.inf
+        self._frame_s = 0.0
+        self._num_late = 0  # in succession
+
+    def plan(self, now_s: float, num_out: int, num_pending: int) -> None:
+        """Sets the size of the next chunk, if the one before it was completed.
+
+        Args:
+            now_s: Clock time in seconds, before a step of the stream.
+            num_out: Frames that the stream has delivered or that are being decoded.
+            num_pending: Frames that are pending.
+        """
+        num_new, self._num_out = num_out - self._num_out, num_out
+        if self._last_out_s is None:  # before the first step
+            self._last_out_s = now_s
+        if num_new <= 0:
+            return
+        frame_s, self._last_out_s = (now_s - self._last_out_s) / num_new, now_s
+        self._frame_s = max(frame_s, (self._frame_s + frame_s) / 2)
+        is_late = -math.inf < self._played_until_s < now_s
+        self._num_late = self._num_late + 1 if is_late else 0
+        self._played_until_s = max(self._played_until_s, now_s) + num_new * _FRAME_S
+        usable_s = _USABLE_SHARE * (self._played_until_s - now_s)
+        num_next = min(2 * self.size, self._policy.largest)
+        if self._num_late < _MAX_LATE:
+            missing = self._num_lookahead - num_pending
+            while num_next > self.size and (num_next + missing) * self._frame_s > usable_s:
+                num_next -= 1
+        self.size = num_next
 
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.
@@ -77,7 +120,3 @@ class Chunking:
     def reader_keeps_up(self, num_unread: int) -> bool:
         """Returns whether more frames may be made while `num_unread` are unread."""
         return num_unread < self._policy.ahead
-
-    def advance(self) -> None:
-        """Doubles the size, up to the policy's largest."""
-        self.size = min(2 * self.size, self._policy.largest)

@@ -121,6 +121,9 @@ class Loop:
         others_wait = self._admit()
         streams = self.scheduler.streams
         moving = [stream for stream in streams if stream.movable]
+        now_s = self.scheduler.clock()
+        for stream in moving:
+            stream.plan_chunk(now_s)
         self._step(moving, self.scheduler.num_frames(moving, others_wait=others_wait))
         self.decoding.decode([stream for stream in streams if stream.due])
         self._stepped = bool(moving)

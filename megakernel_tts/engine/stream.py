@@ -226,6 +226,12 @@ class Stream:
         self.delivery.observe(frames, segment.text)
         segment.add_frames(frames, now_s)
 
+    def plan_chunk(self, now_s: float) -> None:
+        """Sizes the next chunk before a step at `now_s` seconds; see `Chunking.plan`."""
+        segment = self.active_segment
+        num_out = self.delivery.num_frames + segment.num_decoding
+        self.chunking.plan(now_s, num_out, len(segment.pending))
+
     @property
     def num_until_due(self) -> int:
         """Frames to make before the stream needs attention; see `Chunking.num_until_due`."""
@@ -248,7 +254,6 @@ class Stream:
         """Records that the chunk that is due is in the decode pipeline."""
         segment = self.active_segment
         segment.start_decoding(len(self.chunking.next_chunk(segment)))
-        self.chunking.advance()
 
     def end_segment(self) -> None:
         """Leaves the segment, which has ended; one that ran away is spoken again if it may be."""

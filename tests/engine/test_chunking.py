@@ -1,0 +1,150 @@
+"""Sizes of chunks by the speed of the engine, on a virtual clock: arrivals, gaps, growth."""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from megakernel_tts import AudioChunk
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest
+from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
+from megakernel_tts.engine.chunking import Chunking
+from megakernel_tts.loader import Loaded
+from megakernel_tts.session import ChunkPolicy
+from tests.fakes import ScriptedBackend
+from tests.rig import Rig, VirtualClock, drain
+
+FRAME_S = 0.08  # of audio
+NUM_FRAMES = 40  # of a turn
+
+
+class Device:
+    """Advances a clock by the time that work takes.
+
+    Attributes:
+        clock: The engine's clock.
+        frame_s: Time of a frame of the backend.
+        call_s: Time of a call of the codec, beside that of its frames.
+        decode_s: Time of a frame in the codec.
+        jitter: By which share each of these may be longer or shorter.
+    """
+
+    def __init__(
+        self, frame_s: float, call_s: float = 0.0, decode_s: float = 0.0, jitter: float = 0.0
+    ) -> None:
+        self.clock = VirtualClock()
+        self.frame_s, self.call_s, self.decode_s, self.jitter = frame_s, call_s, decode_s, jitter
+        self._rng = random.Random(0)
+
+    def work(self, seconds: float) -> None:
+        self.clock.now_s += seconds * self._rng.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class TimedBackend(ScriptedBackend):
+    """A scripted backend whose frames take time."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.endless = True
+        self._device = device
+
+    def _pass_gate(self) -> None:
+        self._device.work(self._device.frame_s)
+
+
+class TimedVocoder(TorchVocoder):
+    """A vocoder of silence that takes time, during which no frame is made, as on a CPU."""
+
+    def __init__(self, decoder: Decoder, device: Device) -> None:
+        super().__init__(decoder)
+        self._device = device
+
+    def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
+        for request in requests:
+            self._device.work(self._device.call_s + len(request.codes) * self._device.decode_s)
+        return lambda: [np.zeros(1920 * len(request.codes), np.int16) for request in requests]
+
+
+def speak(loaded: Loaded, device: Device, num_turns: int = 1) -> list[list[tuple[float, int]]]:
+    """The arrival in seconds and the frames of every chunk of each turn."""
+    decoder = loaded.engine.decoder
+    rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
+    device.clock = rig.clock
+    turns: list[list[tuple[float, int]]] = []
+    for seed in range(num_turns):
+        session = rig.open(None, seed=seed, max_frames=NUM_FRAMES)
+        arrivals: list[float] = []
+        session._events.set_listener(lambda into=arrivals: into.append(device.clock.now_s))
+        session.push_text("hello to the world.")
+        session.end()
+        chunks = [event for event in drain(session)[0] if isinstance(event, AudioChunk)]
+        sizes = [len(chunk.codes) for chunk in chunks]
+        turns.append(list(zip(arrivals, sizes, strict=False)))  # the last arrival is the finish's
+    rig.close()
+    return turns
+
+
+def gaps(chunks: Sequence[tuple[float, int]]) -> list[float]:
+    """Seconds without audio before each chunk, if playback begins with the first one."""
+    found: list[float] = []
+    played_until_s = chunks[0][0]
+    for arrival_s, num_frames in chunks:
+        found.append(max(0.0, arrival_s - played_until_s))
+        played_until_s = max(played_until_s, arrival_s) + num_frames * FRAME_S
+    return found
+
+
+@pytest.mark.parametrize("real_time_factor", [0.3, 0.45, 0.6, 0.7, 0.79])
+@pytest.mark.parametrize("codec_share", [0.0, 0.4])
+@pytest.mark.parametrize("jitter", [0.0, 0.2])
+def test_ten_turns_have_no_gap_if_the_real_time_factor_is_below_0_8(
+    load: Callable[..., Loaded], real_time_factor: float, codec_share: float, jitter: float
+) -> None:
+    """The factor is that of the smallest chunks."""
+    total_s = real_time_factor * FRAME_S
+    codec_s = codec_share * total_s / 2
+    device = Device(total_s - 2 * codec_s, codec_s, codec_s, jitter)
+    turns = speak(load(), device, num_turns=10)
+    assert all(sum(size for _, size in chunks) == NUM_FRAMES for chunks in turns)
+    assert [max(gaps(chunks)) for chunks in turns] == [0.0] * 10
+
+
+def test_chunks_double_if_the_device_is_idle(load: Callable[..., Loaded]) -> None:
+    """With the times of an H200: 1.2 ms for a frame, 0.4 ms for a call of the codec."""
+    (chunks,) = speak(load(), Device(0.0012, 0.0003, 0.0001))
+    assert [size for _, size in chunks][:6] == [1, 2, 4, 8, 8, 8]
+
+
+def test_chunks_grow_to_the_largest_where_there_is_time(load: Callable[..., Loaded]) -> None:
+    (chunks,) = speak(load(), Device(0.6 * FRAME_S))
+    sizes = [size for _, size in chunks]
+    assert sizes[:2] == [1, 1] and max(sizes) == 8
+    assert all(later >= size for size, later in pairwise(sizes[:-1]))
+
+
+def test_chunks_double_if_the_engine_is_slower_than_playback(load: Callable[..., Loaded]) -> None:
+    """A large chunk costs less per frame: eight frames are made in real time, one is not."""
+    (chunks,) = speak(load(), Device(0.4 * FRAME_S, 0.8 * FRAME_S))
+    assert [size for _, size in chunks][:6] == [1, 1, 1, 2, 4, 8]
+    assert max(gaps(chunks)[6:]) == 0.0
+
+
+def test_a_plan_holds_until_its_chunk_is_complete() -> None:
+    chunking = Chunking(ChunkPolicy(1, 8), num_lookahead=0)
+    chunking.plan(0.0, num_out=0, num_pending=0)
+    chunking.plan(0.01, num_out=1, num_pending=0)
+    assert chunking.size == 2
+    chunking.plan(10.0, num_out=1, num_pending=1)
+    assert chunking.size == 2
+
+
+def test_the_lookahead_is_part_of_the_time_of_a_chunk() -> None:
+    sizes: list[int] = []
+    for num_lookahead in (0, 2):
+        chunking = Chunking(ChunkPolicy(1, 8), num_lookahead)
+        chunking.plan(0.0, num_out=0, num_pending=0)
+        chunking.plan(0.02, num_out=1, num_pending=0)
+        sizes.append(chunking.size)
+    assert sizes == [2, 1]
