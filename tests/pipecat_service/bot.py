@@ -1,6 +1,6 @@
 """A conversation without a network: a scripted language model, the service, a paced output.
 
-It runs in virtual time (`virtual_time`).
+It runs in virtual time (`bench.virtual_time`).
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
+from bench.virtual_time import VirtualClock, run_in_virtual_time
 from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
-from tests.pipecat_service.virtual_time import VirtualClock, run_in_virtual_time
 
 F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)

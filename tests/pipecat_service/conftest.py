@@ -10,9 +10,9 @@ import pytest
 from loguru import logger
 
 from bench.simulation import simulated_tts
+from bench.virtual_time import observable_engines
 from megakernel_tts import TTS
 from tests.pipecat_service.bot import TIMEOUT_S
-from tests.pipecat_service.virtual_time import ObservableWakeup
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,9 +22,7 @@ logger.add(sys.stderr, level="WARNING")
 
 @pytest.fixture(scope="package", autouse=True)
 def _observable_engines() -> Iterator[None]:
-    """Virtual time stands still while an engine works."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("megakernel_tts.engine.loop.Wakeup", ObservableWakeup)
+    with observable_engines():
         yield
 
 

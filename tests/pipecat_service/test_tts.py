@@ -33,10 +33,10 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import simulated_tts, words_in_audio
+from bench.virtual_time import run_in_virtual_time
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from pipecat_service import ColdEngineError, MegakernelTTSService
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
-from tests.pipecat_service.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.contract
 

@@ -2,16 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
-from typing import Any
 
 import numpy as np
 import pytest
 from pipecat.frames.frames import LLMFullResponseStartFrame
 
 from bench.simulation import RATE, word_onsets
-from megakernel_tts import TTS, Session, split_words
-from megakernel_tts.session import Event
+from bench.soak_pipeline import add_stalls
+from megakernel_tts import TTS, split_words
 from tests.pipecat_service.bot import Bot, PacedOutput, run_conversations
 
 pytestmark = pytest.mark.contract
@@ -20,34 +18,6 @@ REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thir
 WORDS = [word.text for word in split_words(REPLY)]
 NUM_BOTS = 5
 RESOLUTION_S = 0.001  # of `word_onsets`
-
-
-class StallingSession:
-    """A session whose events are late at random."""
-
-    def __init__(self, session: Session, rng: random.Random) -> None:
-        self._session = session
-        self._rng = rng
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
-        async for event in self._session:
-            if self._rng.random() < 0.3:
-                await asyncio.sleep(self._rng.choice((0.1, 4.0)) * self._rng.random())
-            yield event
-
-
-def add_stalls(bot: Bot, rng: random.Random) -> None:
-    """Makes the audio of a bot late at random."""
-    synthesizer = bot.tts._synthesizer
-    open_session = synthesizer.open
-
-    async def open_stalling(*args: object) -> StallingSession:
-        return StallingSession(await open_session(*args), rng)  # type: ignore[arg-type]
-
-    synthesizer.open = open_stalling  # type: ignore[method-assign,assignment]
 
 
 def word_starts(output: PacedOutput) -> np.ndarray:
@@ -66,7 +36,7 @@ def test_words_are_committed_when_their_audio_begins(engine: TTS, num_turns: int
     turns: list[tuple[float, list[str], np.ndarray]] = []  # barge-in, words kept, word starts
 
     async def drive(bot: Bot) -> None:
-        add_stalls(bot, random.Random(rng.random()))
+        add_stalls(bot.tts, random.Random(rng.random()), share=0.3)
         for _ in range(num_turns):
             num_said = len(bot.said)
             bot.output.clear()

@@ -9,9 +9,11 @@ import asyncio
 import selectors
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
+from unittest.mock import patch
 from weakref import WeakSet
 
 from pipecat.clocks.base_clock import BaseClock
@@ -25,7 +27,7 @@ _POLL_INTERVAL_S = 0.0005  # real time between two looks at a busy engine
 
 
 class ObservableWakeup(Wakeup):
-    """A wakeup that reports whether its thread waits for it. Replaces `Wakeup` in engines."""
+    """A wakeup that reports whether its thread waits for it. See `observable_engines`."""
 
     _instances: ClassVar[WeakSet["ObservableWakeup"]] = WeakSet()
     _instances_lock: ClassVar = threading.Lock()
@@ -52,20 +54,30 @@ class ObservableWakeup(Wakeup):
             return ended or (self._waiting and not self._is_set)
 
     def set(self) -> None:
+        """See `Wakeup.set`."""
         with self._changed:
             self._is_set = True
             self._changed.notify_all()
 
     def clear(self) -> None:
+        """See `Wakeup.clear`."""
         with self._changed:
             self._thread = threading.current_thread()
             self._is_set = False
 
     def wait(self, timeout_s: float | None) -> None:
+        """See `Wakeup.wait`."""
         with self._changed:
             self._waiting = True
             self._changed.wait_for(lambda: self._is_set, timeout_s)
             self._waiting = False
+
+
+@contextmanager
+def observable_engines() -> Iterator[None]:
+    """Virtual time stands still while an engine works that was loaded in this context."""
+    with patch("megakernel_tts.engine.loop.Wakeup", ObservableWakeup):
+        yield
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -79,6 +91,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.set_default_executor(self._executor)
 
     def time(self) -> float:
+        """Returns the virtual time in seconds."""
         return self._now
 
     def _advance(self, seconds: float) -> None:
@@ -88,6 +101,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return not self._num_jobs and ObservableWakeup.all_idle()
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        """Runs a job on a thread; the clock stands still meanwhile."""
         job = (executor or self._executor).submit(func, *args)
         self._num_jobs += 1
         future = asyncio.wrap_future(job, loop=self)
@@ -125,6 +139,7 @@ class VirtualClock(BaseClock):
     """Pipecat's clock on the time of the running event loop."""
 
     def get_time(self) -> int:
+        """Returns the virtual time in nanoseconds."""
         return round(asyncio.get_running_loop().time() * 1e9)
 
     def start(self) -> None:
