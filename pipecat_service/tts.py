@@ -350,9 +350,10 @@ class MegakernelTTSService(TTSService):
 
     async def _apply_force_complete(self, context_id: str) -> None:
         """Commits a context's last words, unless it ended before they were spoken."""
+        paused = context_id == self._turn_context_id and context_id in self._speeches
         if context_id in self._spoken and self.is_usable:
             await super()._apply_force_complete(context_id)
-        else:
+        elif not paused:  # otherwise Pipecat ended it by timeout, and its next audio opens it again
             others = {other for other in self.get_audio_contexts() if other != context_id}
             self._aggregated_frame_sequencer.clear(keep_contexts=others)
 

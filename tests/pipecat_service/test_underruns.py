@@ -5,7 +5,11 @@ import random
 
 import numpy as np
 import pytest
-from pipecat.frames.frames import LLMFullResponseStartFrame
+from pipecat.frames.frames import (
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+)
 
 from bench.simulation import RATE, word_onsets
 from bench.soak_pipeline import add_stalls
@@ -56,3 +60,23 @@ def test_words_are_committed_when_their_audio_begins(engine: TTS, num_turns: int
         assert len(said) <= np.count_nonzero(starts < now_s + RESOLUTION_S)
     late = [np.any(np.diff(starts) > 0.7) for _, _, starts in turns]  # a word takes 0.5 s at most
     assert len(turns) == NUM_BOTS * num_turns and np.mean(late) > 0.2, "few turns have a gap"
+
+
+@pytest.mark.parametrize("pause_s", [5.0, 25.0])  # Pipecat ends a context after 20 s
+def test_words_after_a_long_pause_of_the_text_are_committed_when_they_are_spoken(
+    engine: TTS, pause_s: float
+) -> None:
+    bot = Bot(engine)
+
+    async def drive(bot: Bot) -> None:
+        await bot.worker.queue_frame(LLMFullResponseStartFrame())
+        for word in ("One ", "two ", "three ", "four. "):
+            await bot.worker.queue_frame(LLMTextFrame(word))
+        await asyncio.sleep(pause_s)
+        for word in ("Five ", "six."):
+            await bot.worker.queue_frame(LLMTextFrame(word))
+        await bot.worker.queue_frame(LLMFullResponseEndFrame())
+        await bot.wait_until(lambda: bool(bot.played_of(LLMFullResponseEndFrame)))
+
+    run_conversations([bot], drive)
+    assert bot.said == ["One two three four. Five six."] and not bot.errors
