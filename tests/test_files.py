@@ -110,10 +110,16 @@ def test_failed_replacement_keeps_the_file_and_leaves_no_other(
     assert target.read_text() == "kept" and list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_missing_permission_is_an_error(tmp_path: Path, write: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("protected", ["target", "."], ids=["file", "folder"])
+def test_missing_permission_is_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path], object],
+    protected: str,
+) -> None:
+    """The answer of the system is replaced, since root may write everywhere."""
     target = _kept(tmp_path / "target")
-    target.chmod(0o400)
-    with pytest.raises((OSError, VoiceError), match="cannot be written"):
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path / protected)
+    with pytest.raises((OSError, VoiceError), match=f"{tmp_path / protected} cannot be written"):
         write(target)
     assert target.read_text() == "kept"
