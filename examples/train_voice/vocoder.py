@@ -1,7 +1,8 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
-The losses and their weights are those of HiFi-GAN and the Descript Audio Codec: log-mels at several
-resolutions, least-squares scores and features of discriminators by period and by spectrum.
+The losses are those of HiFi-GAN and the Descript Audio Codec: log-mels at several resolutions,
+least-squares scores, and features of discriminators by period and by spectrum. Their gradients have
+fixed shares.
 
 python -m examples.train_voice.vocoder WORK --minutes 10
 """
@@ -39,8 +40,8 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 3e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_MEL_WEIGHT, _FEATURE_WEIGHT = 15.0, 2.0
-_MAX_NORM = 200.0  # of gradients
+_SHARES = {"mel": 1.0, "adversarial": 1.0, "features": 2.0}  # of the waveform's gradient
+_MAX_NORM = 200.0  # of the discriminators' gradients
 _RAMP_STEPS = 300  # over which the adversarial losses reach their weight
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
 _LONG_INTERVAL = 3  # one step in so many has a quarter of the crops, four times as long
@@ -58,6 +59,7 @@ class _Training:
         self._spectra = Spectra(device)
         self._fast = fast_type(device)
         self._device = device
+        self._norms = torch.zeros(len(_SHARES), device=device)  # moving averages
         self._parameters = model.decoder_parameters(), list(self.discriminators.parameters())
         self._optimizers = [adamw(p, betas=_BETAS, decay=_DECAY) for p in self._parameters]
 
@@ -78,40 +80,56 @@ class _Training:
         if len(predicted):
             codes = torch.cat([codes, predicted])
         decoded = self.model.decoder(self.model.embed_codes(codes))
+        judged = decoded.detach().requires_grad_()
         enabled = self._fast != torch.float32
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(wave[:, _SKIPPED_SAMPLES:])
-            fake = self.discriminators(decoded[:, _SKIPPED_SAMPLES:])
-        mels = self._spectra.mel_distances(decoded, wave)
-        adversarial, features = adversarial_loss(fake), feature_loss(real, fake)
-        mel = torch.stack(list(mels.values())).sum()
-        generator = _MEL_WEIGHT * mel + weight * (adversarial + _FEATURE_WEIGHT * features)
-        discriminator = discriminator_loss(real, fake)
-        losses, norms = (generator, discriminator), list[Tensor]()
-        for loss, parameters, optimizer in zip(
-            losses, self._parameters, self._optimizers, strict=True
-        ):
-            # Each loss changes its own network only, although both depend on both.
-            grads = torch.autograd.grad(loss, parameters, retain_graph=loss is generator)
-            norms.append(_descend(optimizer, parameters, grads))
-        return {
-            "mel": mel.detach(),
-            "wave_mel": mels[1024].detach(),
-            "adversarial": adversarial.detach(),
-            "features": features.detach(),
-            "discriminator": discriminator.detach(),
-            "norm": norms[0],
-            "discriminator_norm": norms[1],
+            fake = self.discriminators(judged[:, _SKIPPED_SAMPLES:])
+        mels = self._spectra.mel_distances(judged, wave)
+        losses = {
+            "mel": torch.stack(list(mels.values())).sum(),
+            "adversarial": adversarial_loss(fake),
+            "features": feature_loss(real, fake),
         }
+        discriminator = discriminator_loss(real, fake)
+        grad = self._balanced(losses, judged, weight)
+        generator, discriminating = self._parameters
+        grads = torch.autograd.grad(discriminator, discriminating)
+        norm = _descend(self._optimizers[1], discriminating, grads, _MAX_NORM)
+        grads = torch.autograd.grad(decoded, generator, grad)
+        _descend(self._optimizers[0], generator, grads, float("inf"))
+        return {
+            **{name: loss.detach() for name, loss in losses.items()},
+            **{f"norm_{name}": n for name, n in zip(losses, self._norms, strict=True)},
+            "wave_mel": mels[1024].detach(),
+            "discriminator": discriminator.detach(),
+            "norm_discriminator": norm,
+        }
+
+    def _balanced(self, losses: dict[str, Tensor], wave: Tensor, weight: Tensor) -> Tensor:
+        """Gradient of the waveform, to which each loss contributes its share (as in EnCodec).
+
+        Without it the log-mels' gradient is hundreds of times the others'.
+        """
+        grads = [torch.autograd.grad(x, wave, retain_graph=True)[0] for x in losses.values()]
+        norms = torch.stack([grad.norm() for grad in grads])
+        self._norms.copy_(torch.where(self._norms > 0, self._norms.lerp(norms, 0.02), norms))
+        total = torch.zeros_like(wave)
+        for grad, norm, (name, share) in zip(grads, self._norms, _SHARES.items(), strict=True):
+            total += share / (norm + 1e-12) * grad * (1.0 if name == "mel" else weight)
+        return total
 
 
 def _descend(
-    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], grads: tuple[Tensor, ...]
+    optimizer: torch.optim.Optimizer,
+    parameters: list[nn.Parameter],
+    grads: tuple[Tensor, ...],
+    limit: float,
 ) -> Tensor:
     """Makes a step with clipped gradients; gives their norm."""
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
-    norm = torch.nn.utils.clip_grad_norm_(parameters, _MAX_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     optimizer.step()
     return norm
 
