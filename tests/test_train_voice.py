@@ -10,7 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from examples.train_voice import codec, codes, export, predictions, talker, vocoder
+from examples.train_voice import (
+    codec,
+    codes,
+    evaluate,
+    export,
+    predictions,
+    speak,
+    talker,
+    text,
+    vocoder,
+)
 from examples.train_voice.discriminators import (
     Discriminators,
     adversarial_loss,
@@ -25,7 +35,6 @@ from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, Speech
 from examples.train_voice.synthesis import SHARD, shard_files, synthesise
-from examples.train_voice.text import held_out_corpus
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
 from megakernel_tts import TTS, Sampling
@@ -41,8 +50,8 @@ def write_corpus(work: Work, texts: int) -> None:
     corpus = [(name, replies[VOICES[name].language].reply()) for name in names]
     work.folder.mkdir(exist_ok=True)
     work.write_corpus(corpus)
-    for file, pairs in ((work.phonemes, corpus), (work.held_out_phonemes, held_out_corpus())):
-        lines = ["|".join(text.lower()[:40].split()) for _, text in pairs]
+    for file, pairs in ((work.phonemes, corpus), (work.held_out_phonemes, text.held_out_corpus())):
+        lines = ["|".join(one.lower()[:40].split()) for _, one in pairs]
         file.write_text("\n".join(lines) + "\n")
 
 
@@ -71,8 +80,23 @@ def assert_speaks(voice: Path) -> None:
     assert len(speech.pcm) == 1920 * len(speech.codes)
 
 
-def test_stages_train_on_given_speech(tmp_path: Path) -> None:
-    """All stages after synthesis, on noise instead of speech, for a second each."""
+def assert_is_evaluated(work: Work) -> None:
+    """Speech and recordings are compared; transcripts with one error in three have that rate."""
+    with TTS.load(work.voice, device="cpu", slots=2) as tts:
+        speak.speak_held_out(tts, work, streams=2, max_frames=12)
+    speech = evaluate.recordings(work)
+    assert all(len(recorded) == 3 for recorded in speech.values())
+    heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
+    rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES)
+    assert all(found["rate"] == 0.2 and found["relative"] == 1 for found in rates.values())
+    assert rates["live"]["groups"]["lucia"] == 0.5
+    assert set(evaluate.durations(speech)) == set(speak.MANNERS)
+
+
+def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All stages after `pronunciation`, on noise instead of speech, for a second each."""
+    sentences = [("words", "Maybe."), ("short", "Not today."), ("spanish", "Hasta luego.")]
+    monkeypatch.setattr(text, "held_out", lambda: sentences)
     work = Work(tmp_path)
     write_corpus(work, 40)
     write_folder(work.voice, *train_tokenizer(work.texts()), TINY)
@@ -92,6 +116,7 @@ def test_stages_train_on_given_speech(tmp_path: Path) -> None:
     assert_speaks(work.voice)
     (speech,) = timed_speeches(work, 9)
     assert len(speech["starts"]) == len(speech["text"].split())
+    assert_is_evaluated(work)
     for stage in ("codec", "vocoder", "talker"):
         last = json.loads(work.log(stage).read_text().splitlines()[-1])
         held_out = [value for name, value in last.items() if name.startswith("held_")]

@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from examples.train_voice import listeners, pitch
+from examples.train_voice import text as texts
 from examples.train_voice.judge import Judge, errors, normalised_words
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.speak import MANNERS
 from examples.train_voice.speech import SAMPLE_RATE
-from examples.train_voice.text import held_out, held_out_corpus
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.calibration.capture import SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech
+from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
-from megakernel_tts.codec.weights import encoder_specs
+from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.model.checkpoint import Checkpoint
 
 _CPU = torch.device("cpu")
@@ -44,13 +45,28 @@ Transcribe = Callable[[NDArray[np.int16], int, str], str]
 def recordings(work: Work) -> dict[str, Recordings]:
     """The teacher's recordings and the voice's speech of the held-out sentences."""
     with np.load(work.held_out_speech) as file:
-        assert len(file["text"]) == len(held_out()), "run `synthesis` again"
+        assert len(file["text"]) == len(texts.held_out()), "run `synthesis` again"
         ends = np.cumsum(file["frames"]) * (len(file["wave"]) // int(file["frames"].sum()))
         found = {"teacher": np.split(file["wave"], ends[:-1])}
+    decoder = _decoder(work)
     with np.load(work.spoken) as file:
         for manner in MANNERS:
-            found[manner] = np.split(file[manner], np.cumsum(file[f"{manner}_samples"])[:-1])
+            codes = np.split(file[manner], np.cumsum(file[f"{manner}_frames"])[:-1])
+            found[manner] = [decoder(one) for one in tqdm(codes, desc="decoding", disable=None)]
     return found
+
+
+def _decoder(work: Work) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
+    """Codes [frames, groups] to samples, by the voice's codec."""
+    config, folder = work.codec_config(), work.voice / "speech_tokenizer"
+    tensors = Checkpoint(folder).load(decoder_specs(config.decoder), _CPU, torch.float32)
+    decoder = Decoder(tensors, config)
+
+    def run(codes: NDArray[np.int16]) -> NDArray[np.int16]:
+        wave, _ = decoder.decode(torch.from_numpy(codes).long()[None], decoder.start())
+        return (wave[0].numpy() * 32767).round().astype(np.int16)
+
+    return run
 
 
 def understanding(
@@ -70,7 +86,7 @@ def understanding(
     sentences = [
         (i, category, voice, text)
         for i, ((category, text), (voice, _)) in enumerate(
-            zip(held_out(), held_out_corpus(), strict=True)
+            zip(texts.held_out(), texts.held_out_corpus(), strict=True)
         )
         if VOICES[voice].language in languages
     ]
@@ -98,7 +114,7 @@ def understanding(
 
 def naturalness(speech: dict[str, Recordings]) -> dict[str, Any]:
     """Mean scores of DNSMOS for each condition, and by voice; silence at the end is cut off."""
-    voices = [voice for voice, _ in held_out_corpus()]
+    voices = [voice for voice, _ in texts.held_out_corpus()]
     results: dict[str, Any] = {}
     for condition, recorded in speech.items():
         scores = np.array([
@@ -153,7 +169,7 @@ def word_times(work: Work, tts: TTS, originals: Recordings) -> dict[str, Any]:
     encoder = _encoder(work)
     with np.load(work.held_out_speech) as file:
         starts = file["starts"]
-    corpus = held_out_corpus()
+    corpus = texts.held_out_corpus()
     ends = np.cumsum([len(text.split()) for _, text in corpus])
     capture = SpeechCapture(tts._loaded, None, None)
     off: list[float] = []
@@ -178,7 +194,7 @@ def speed(tts: TTS) -> dict[str, float]:
     """Time to the first chunk and real-time factor of single texts on this CPU, medians."""
     firsts: list[float] = []
     factors: list[float] = []
-    for voice, text in held_out_corpus()[:_TIMED]:
+    for voice, text in texts.held_out_corpus()[:_TIMED]:
         start, samples, first = time.perf_counter(), 0, 0.0
         for event in tts.stream(text, voice, VOICES[voice].language):
             if isinstance(event, AudioChunk):
@@ -206,7 +222,7 @@ def main() -> None:
     if missing:
         print(f"without Whisper and DNSMOS: {', '.join(missing)} not installed")
     speech = recordings(work)
-    results: dict[str, Any] = {"sentences": len(held_out()), "durations": durations(speech)}
+    results: dict[str, Any] = {"sentences": len(texts.held_out()), "durations": durations(speech)}
     results["intonation"] = intonation(speech)
     torch.set_num_threads(options.threads)
     with TTS.load(work.voice, "cpu", slots=1) as tts:

@@ -68,7 +68,7 @@ class Work:
 
     @property
     def spoken(self) -> Path:
-        """File of the trained voice's speech of the held-out sentences."""
+        """File of the codes of the trained voice's speech of the held-out sentences."""
         return self.folder / "spoken.npz"
 
     @property

@@ -15,6 +15,7 @@ import soxr
 from numpy.typing import NDArray
 
 _RATE = 16_000
+_CODES = {"english": "en", "spanish": "es"}
 _PAUSE = _RATE * 3 // 10  # samples of silence before and after speech for Whisper
 
 
@@ -59,7 +60,7 @@ class Whisper:
         wave = np.pad(_resampled(samples, rate), _PAUSE)
         segments, _ = self._model.transcribe(
             wave,
-            language=language[:2],
+            language=_CODES[language],
             beam_size=5,
             condition_on_previous_text=False,
             temperature=0.0,

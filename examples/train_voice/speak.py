@@ -17,25 +17,25 @@ from tqdm import tqdm
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import LANGUAGES, VOICES
 from examples.train_voice.replies import Replies
-from examples.train_voice.speech import SAMPLE_RATE
+from examples.train_voice.speech import FRAME, SAMPLE_RATE
 from examples.train_voice.text import held_out_corpus, is_suitable
-from megakernel_tts import TTS, AudioChunk, Finish, Session
+from megakernel_tts import TTS, AudioChunk, Finish, Sampling, Session
 
 MANNERS = ("full", "streaming", "live")  # live: the text is pushed word by word
-_MAX_FRAMES = 600  # 48 s, twice as long as the longest text
+MAX_FRAMES = 600  # 48 s, twice as long as the longest text
 _RUNAWAY_RATIO = 3.0  # duration relative to the usual one of a text of this length
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """Speech of one text: samples [samples] and the reason why it ended."""
+    """Speech of one text: codes [frames, groups] and the reason why it ended."""
 
-    pcm: NDArray[np.int16]
+    codes: NDArray[np.int64]
     reason: str
 
 
 def speak(
-    tts: TTS, corpus: list[tuple[str, str]], manner: str, *, seed: int, guard: bool, streams: int
+    tts: TTS, corpus: list[tuple[str, str]], manner: str, sampling: Sampling, streams: int
 ) -> Iterator[Spoken]:
     """Speaks texts, several at the same time.
 
@@ -43,8 +43,7 @@ def speak(
         tts: The voice.
         corpus: Speaker and text of each.
         manner: One of `MANNERS`.
-        seed: Of the first text; each next one has the next seed.
-        guard: Whether speech that does not end is stopped.
+        sampling: With the seed of the first text; each next one has the next seed.
         streams: Number of simultaneous texts.
 
     Yields:
@@ -52,17 +51,20 @@ def speak(
     """
     for at in range(0, len(corpus), streams):
         part = corpus[at : at + streams]
-        sessions = [_open(tts, one, manner, seed + at + i, guard) for i, one in enumerate(part)]
+        sessions = [
+            _open(tts, one, manner, replace(sampling, seed=(sampling.seed or 0) + at + i))
+            for i, one in enumerate(part)
+        ]
         for session in sessions:
             *chunks, finish = session
             assert isinstance(finish, Finish) and finish.reason != "error", finish
-            pcm = [chunk.pcm for chunk in chunks if isinstance(chunk, AudioChunk)]
-            yield Spoken(np.concatenate([np.zeros(0, np.int16), *pcm]), finish.reason)
+            codes = [chunk.codes for chunk in chunks if isinstance(chunk, AudioChunk)]
+            assert codes, f"no speech for {part}"
+            yield Spoken(np.concatenate(codes), finish.reason)
 
 
-def _open(tts: TTS, line: tuple[str, str], manner: str, seed: int, guard: bool) -> Session:
+def _open(tts: TTS, line: tuple[str, str], manner: str, sampling: Sampling) -> Session:
     voice, text = line
-    sampling = replace(tts.sampling, seed=seed, guard=guard, max_frames=_MAX_FRAMES)
     layout = "full" if manner == "full" else "streaming"
     session = tts.open(voice, VOICES[voice].language, layout=layout, sampling=sampling)
     first, *rest = text.split(" ") if manner == "live" else [text]
@@ -71,6 +73,20 @@ def _open(tts: TTS, line: tuple[str, str], manner: str, seed: int, guard: bool) 
         session.push_text(f" {word}")
     session.end()
     return session
+
+
+def speak_held_out(tts: TTS, work: Work, streams: int, max_frames: int = MAX_FRAMES) -> None:
+    """Speaks the held-out sentences in all manners, and writes their codes."""
+    corpus = held_out_corpus()
+    sampling = replace(tts.sampling, seed=0, max_frames=max_frames)
+    arrays: dict[str, NDArray[Any]] = {}
+    for manner in MANNERS:
+        found = speak(tts, corpus, manner, sampling, streams)
+        rows = tqdm(found, total=len(corpus), desc=manner, disable=None)
+        codes = [one.codes.astype(np.int16) for one in rows]
+        frames = np.array([len(one) for one in codes])
+        arrays |= {manner: np.concatenate(codes), f"{manner}_frames": frames}
+    np.savez(work.spoken, allow_pickle=False, **arrays)
 
 
 def new_texts(work: Work, count: int) -> list[tuple[str, str]]:
@@ -89,9 +105,9 @@ def new_texts(work: Work, count: int) -> list[tuple[str, str]]:
     return texts
 
 
-def ends(corpus: list[tuple[str, str]], spoken: list[Spoken], rate: int) -> dict[str, Any]:
+def ends(corpus: list[tuple[str, str]], spoken: list[Spoken]) -> dict[str, Any]:
     """How the speech of texts ended without the guard."""
-    seconds = np.array([len(one.pcm) / rate for one in spoken])
+    seconds = np.array([len(one.codes) * FRAME / SAMPLE_RATE for one in spoken])
     letters = np.array([[1, len(text)] for _, text in corpus])
     usual = letters @ np.linalg.lstsq(letters, seconds, rcond=None)[0]
     ratios = seconds / np.maximum(usual, 0.5)
@@ -117,18 +133,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=3000, help="texts whose ends are counted")
     options = parser.parse_args()
     work = Work(options.work)
-    arrays: dict[str, NDArray[Any]] = {}
     with TTS.load(work.voice, options.device, slots=options.streams) as tts:
-        sentences = held_out_corpus()
-        for manner in MANNERS:
-            found = speak(tts, sentences, manner, seed=0, guard=True, streams=options.streams)
-            pcm = [one.pcm for one in tqdm(found, total=len(sentences), desc=manner, disable=None)]
-            arrays |= {manner: np.concatenate(pcm), f"{manner}_samples": np.array([*map(len, pcm)])}
+        speak_held_out(tts, work, options.streams)
         texts = new_texts(work, options.texts)
-        found = speak(tts, texts, "full", seed=10_000, guard=False, streams=options.streams)
-        spoken = list(tqdm(found, total=len(texts), desc="ends", disable=None))
-        result = ends(texts, spoken, SAMPLE_RATE)
-    np.savez(work.spoken, allow_pickle=False, **arrays)
+        sampling = replace(tts.sampling, seed=10_000, guard=False, max_frames=MAX_FRAMES)
+        found = speak(tts, texts, "full", sampling, options.streams)
+        result = ends(texts, list(tqdm(found, total=len(texts), desc="ends", disable=None)))
     work.ends.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print({name: value for name, value in result.items() if name != "odd"})
 
