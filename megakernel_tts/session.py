@@ -203,6 +203,20 @@ class Session:
         """Seconds so far for which the stream waited because all slots were in use."""
         return self._events.slot_wait_s
 
+    @property
+    def num_waiting_segments(self) -> int:
+        """Segments of the text (a few sentences each) behind the one that is spoken at present.
+
+        A writer that is faster than the speech bounds the memory of its text by pausing while
+        several segments wait.
+
+        Raises:
+            ForkedProcessError: This process was forked after the session was opened.
+        """
+        self._process.check()
+        with self._text.lock:
+            return self._text.num_waiting
+
     def push_text(self, text: str) -> None:
         """Adds text to be spoken; without effect once the stream has finished.
 

@@ -47,6 +47,9 @@ def test_public_signatures_are_pinned() -> None:
         "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "awarmup",
         "aligned", "warm", "close", "voices", "info", "sampling",
     }  # fmt: skip
+    assert {n for n in vars(Session) if not n.startswith("_")} == {
+        "finish", "slot_wait_s", "num_waiting_segments", "push_text", "flush", "end", "cancel",
+    }  # fmt: skip
     assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
 
 

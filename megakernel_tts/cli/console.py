@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+_PORTION_BYTES = 4096  # of standard input, read at a time
+
 
 class UsageError(Exception):
     """The options or the input of a command are invalid."""
@@ -68,7 +70,7 @@ def discard_unwritten_output() -> None:
 
 
 def arriving_text() -> Iterator[str]:
-    """Yields the text of standard input as it arrives.
+    """Yields the text of standard input as it arrives; reads no more than the caller takes.
 
     Raises:
         UsageError: The input is not UTF-8.
@@ -77,7 +79,7 @@ def arriving_text() -> Iterator[str]:
     num_read = 0  # bytes
     while True:
         # Python's buffered reader has a lock that a thread blocked in it would hold at exit.
-        data = os.read(sys.stdin.fileno(), 1 << 16)
+        data = os.read(sys.stdin.fileno(), _PORTION_BYTES)
         start = num_read - len(decoder.getstate()[0])
         try:
             text = decoder.decode(data, final=not data)

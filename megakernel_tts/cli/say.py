@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 VOICE_FILE_SUFFIX = ".safetensors"
 
+_MAX_WAITING_SEGMENTS = 2  # of live text; more of it is not read
+
 # Why a speech is incomplete, by the reason of its finish.
 _INCOMPLETE = {
     "guard": "The speech continued after its text and was stopped; try another --seed.",
@@ -222,17 +224,21 @@ def _nonempty_input() -> Iterator[str]:
 
 
 def _stream_live(session: "Session", portions: Iterator[str]) -> "Chunks":
-    """Synthesises a text while it is being written."""
+    """Synthesises a text while it is being written, and takes it no faster than it is spoken."""
     from megakernel_tts import AudioChunk
 
     failures: list[Exception] = []
     push_lock = threading.Lock()
+    progress = threading.Event()
 
     def push() -> None:
         try:
             for text in portions:
                 with push_lock:
                     session.push_text(text)
+                while session.num_waiting_segments > _MAX_WAITING_SEGMENTS:
+                    progress.wait()
+                    progress.clear()
             with push_lock:
                 session.end()
         except Exception as error:
@@ -242,6 +248,7 @@ def _stream_live(session: "Session", portions: Iterator[str]) -> "Chunks":
     threading.Thread(target=push, daemon=True).start()  # may block on the input for ever
     try:
         for event in session:
+            progress.set()
             if isinstance(event, AudioChunk):
                 yield event
     finally:

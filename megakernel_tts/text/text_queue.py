@@ -92,6 +92,8 @@ class TextQueue:
             segment.num_whole = len(segment.token_ids)
             segment.ended = True
             self._open = None
+            if not segment.token_ids:  # nothing but whitespace
+                self._segments.pop()
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Returns the bytes of each token."""
@@ -99,14 +101,17 @@ class TextQueue:
 
     def front(self) -> TextSegment | None:
         """Returns the segment to speak now, or None until it has a token."""
-        while self._segments and self._segments[0].ended and not self._segments[0].token_ids:
-            self._segments.popleft()  # nothing but whitespace
         has_token = self._segments and self._segments[0].token_ids
         return self._segments[0] if has_token else None
 
     def pop(self) -> None:
         """Removes the front segment."""
         self._segments.popleft()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of segments behind the front one."""
+        return max(0, len(self._segments) - 1)
 
     @property
     def done(self) -> bool:

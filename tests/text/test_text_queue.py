@@ -29,6 +29,22 @@ def pop_token_ids(queue: TextQueue) -> list[list[int]]:
     return [segment.token_ids for segment in pop_segments(queue)]
 
 
+def test_segments_behind_the_front_one_wait(tokenizer: TextTokenizer) -> None:
+    """Whitespace is no segment, however long it is."""
+    queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=1)))
+    counts: list[int] = []
+    for text in ("", "One. ", "Two. ", " " * 10_000, "Three. ", "Four."):
+        queue.push(text)
+        counts.append(queue.num_waiting)
+    assert counts[:3] == [0, 0, 1] and counts[3] <= 2 and counts[4] <= 3
+    queue.end()
+    assert queue.num_waiting == 3
+    queue.pop()
+    assert queue.num_waiting == 2
+    queue.close()
+    assert queue.num_waiting == 0
+
+
 def test_segments_have_the_tokens_of_their_text(tokenizer: TextTokenizer) -> None:
     queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=1)))
     for char in "  One two.  Three!\n\n Four ":
