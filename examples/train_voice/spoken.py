@@ -352,7 +352,7 @@ def _number(word: _Word) -> str:
         if unit:
             said += f" {UNITS[unit][0 if said == 'one' else 1]}"
         return said + (" plus" if more else "")
-    quantity = rf"[-−]?(?:\d+/\d+)|[-−]?(?:{_NUMBER})(?:\.\d+)?"
+    quantity = rf"\d+/\d+|[-−~≈<>]?(?:{_NUMBER})(?:\.\d+)?"
     if core in UNITS and re.fullmatch(quantity, word.before):
         return UNITS[core][0 if word.before == "1" else 1]
     return ""
