@@ -5,6 +5,8 @@ the audio. Words last as long as the estimate of word times assumes.
 """
 
 import math
+import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ _STEPS = round(_FRAME_S / STEP_SECONDS)
 _GROUPS = 16
 _MIN_LOUDNESS, _LOUDNESS_STEP = 2000, 20  # of 32767; loudness = minimum + index * step
 _NUM_LOUDNESSES = 1000
+_WORD_PIECE = re.compile(r"\s*\S+|\s+")
 _HALF_PERIOD = 24  # samples: 500 Hz
 
 
@@ -83,6 +86,33 @@ class CharacterTokenizer(TextTokenizer):
         return len(text)
 
 
+class WordTokenizer(CharacterTokenizer):
+    """One token per word with the space before it, so that text is as scarce as it can be."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Returns numbers above the code points, one for each word."""
+        return [self._id(piece) for piece in _WORD_PIECE.findall(text)]
+
+    def _id(self, piece: str) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = sys.maxunicode + 1 + len(self._pieces)
+            self._pieces.append(piece)
+        return self._ids[piece]
+
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """Returns the UTF-8 bytes of each word."""
+        return [self._pieces[i - sys.maxunicode - 1].encode() for i in ids]
+
+    def stable_length(self, text: str) -> int:
+        """Returns the length of the text before its last word, which may grow."""
+        *_, last = _WORD_PIECE.finditer(text)
+        return last.start()
+
+
 class SimulatedPromptBuilder(PromptBuilder):
     """A prompt builder whose vectors are the token ids.
 
@@ -90,7 +120,14 @@ class SimulatedPromptBuilder(PromptBuilder):
         opened: Voice, language and instruction of every session.
     """
 
-    def __init__(self, voices: Sequence[str]) -> None:
+    def __init__(self, voices: Sequence[str], num_prompt_tokens: int | None) -> None:
+        """Records no session yet.
+
+        Args:
+            voices: Names of voices.
+            num_prompt_tokens: Tokens in a prompt, before those that frames need; None for all.
+        """
+        self._num_prompt_tokens = num_prompt_tokens
         self.opened: list[tuple[str | Voice | None, str, str | None]] = []
         self.eos = torch.zeros(1, 1)
         self._voices = voices
@@ -109,9 +146,9 @@ class SimulatedPromptBuilder(PromptBuilder):
     def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
     ) -> Prompt | None:
-        """Returns a prompt of all the text so far."""
-        text, lead = self.embed_text(ids), torch.zeros(0, 1)
-        return Prompt(text, 0, lead, num_tokens=len(ids), text_start=0, text_complete=False)
+        """Returns a prompt of the first tokens."""
+        text, lead = self.embed_text(ids[: self._num_prompt_tokens]), torch.zeros(0, 1)
+        return Prompt(text, 0, lead, num_tokens=len(text), text_start=0, text_complete=False)
 
 
 def _nearest_step(seconds: float) -> int:
@@ -130,6 +167,7 @@ class _SimulatedStream:
         num_steps_left: Steps left of it.
         word_end_s: Its exact end in seconds of speech, so that rounding does not accumulate.
         num_silent_steps: Steps of silence left before the first word.
+        num_trailing_steps: Steps of silence left after the last word.
         words: Complete words of the text.
     """
 
@@ -139,6 +177,7 @@ class _SimulatedStream:
     num_steps_left: int = 0
     word_end_s: float = 0.0
     num_silent_steps: int = 0
+    num_trailing_steps: int = 0
     words: list[str] = field(default_factory=list[str])
 
     def feed(self, text: str, last: bool) -> None:
@@ -155,7 +194,8 @@ class _SimulatedStream:
 
     @property
     def done(self) -> bool:
-        return self.closed and not self.num_steps_left and self.next_word is None
+        spoken = self.closed and not self.num_steps_left and self.next_word is None
+        return spoken and self.num_trailing_steps <= 0
 
     def step(self) -> int:
         """Returns 1 + the index of the word in the next step; 0 for silence."""
@@ -167,6 +207,7 @@ class _SimulatedStream:
             before, self.word_end_s = self.word_end_s, self.word_end_s + spoken_seconds(word)
             self.num_steps_left = _nearest_step(self.word_end_s) - _nearest_step(before)
         if not self.num_steps_left:
+            self.num_trailing_steps -= self.closed
             return 0
         self.num_steps_left -= 1
         return self.word_idx + 1
@@ -178,19 +219,22 @@ class SimulatedBackend:
     Attributes:
         frame_seconds: Time of a frame.
         failing_word: A stream fails at the first word that contains it; empty for none.
-        num_silent_steps: Steps of silence before every stream.
+        num_silent_steps: Steps of silence before the words of every segment.
+        num_trailing_steps: Steps of silence after them.
         num_made: Frames made, of all streams.
     """
 
     name = "simulated"
 
-    def __init__(self, num_slots: int, frame_seconds: float) -> None:
+    def __init__(self, num_slots: int, frame_seconds: float, tokenizer: TextTokenizer) -> None:
         self.num_slots = num_slots
         self.max_positions = 1 << 20
         self.frame_seconds = frame_seconds
         self.failing_word = ""
         self.num_silent_steps = 0
+        self.num_trailing_steps = 0
         self.num_made = 0
+        self._tokenizer = tokenizer
         self._streams: dict[int, _SimulatedStream] = {}
 
     @property
@@ -202,7 +246,9 @@ class SimulatedBackend:
         """See `Backend.prefill`."""
         for request in requests:
             self._streams[request.slot] = _SimulatedStream(
-                "", num_silent_steps=self.num_silent_steps
+                "",
+                num_silent_steps=self.num_silent_steps,
+                num_trailing_steps=self.num_trailing_steps,
             )
             self.feed(request.slot, request.prompt, last=False)
 
@@ -211,8 +257,8 @@ class SimulatedBackend:
 
     def feed(self, slot: int, text: Tensor, last: bool) -> None:
         """See `Backend.feed`; the end of the text is a 0."""
-        characters = "".join(chr(int(c)) for c in text[:, 0] if c)
-        self._streams[slot].feed(characters, last)
+        pieces = self._tokenizer.token_bytes([int(i) for i in text[:, 0] if i])
+        self._streams[slot].feed(b"".join(pieces).decode(), last)
 
     def step(
         self,
@@ -281,21 +327,27 @@ class SimulatedDecoder(Decoder):
         return waves.reshape(len(codes), -1), state
 
 
-def simulated_tts(num_slots: int = 8, frame_seconds: float = 0.005) -> TTS:
+def simulated_tts(
+    num_slots: int = 8, frame_seconds: float = 0.005, tokenizer: TextTokenizer | None = None
+) -> TTS:
     """Returns a simulated model with two voices.
 
     Args:
         num_slots: Number of streams that can speak at once.
         frame_seconds: Time of a frame (80 ms of speech), for any number of streams.
+        tokenizer: Tokenizer of the text, a token of which is needed for each frame after the first;
+            None for one token per character, of which speech needs more than one per frame.
     """
+    num_prompt_tokens = 1 if tokenizer else None
+    tokenizer = tokenizer or CharacterTokenizer()
     languages = ("english", "german", "chinese")
     voices = {"ryan": languages, "serena": languages}
     info = ModelInfo("custom_voice", voices, languages, True, note=None, name="simulated")
     engine = Engine(
-        SimulatedBackend(num_slots, frame_seconds),
-        SimulatedPromptBuilder([*voices]),
+        SimulatedBackend(num_slots, frame_seconds, tokenizer),
+        SimulatedPromptBuilder([*voices], num_prompt_tokens),
         SimulatedDecoder(),
         max_waiting=256,
     )
     config = read_model_config(find_checkpoint("demo") / "config.json")
-    return TTS(Loaded(config, Sampling(), CharacterTokenizer(), engine, None), info)
+    return TTS(Loaded(config, Sampling(), tokenizer, engine, None), info)

@@ -1,5 +1,6 @@
 """Errors of the service, and Pipecat's categories of the engine's errors."""
 
+from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.utils.errors import ErrorCategory
 
 from megakernel_tts import (
@@ -30,3 +31,13 @@ def error_category(error: MegakernelTTSError) -> ErrorCategory:
 def is_permanent(error: MegakernelTTSError) -> bool:
     """Whether the service cannot speak any more, whatever the category."""
     return isinstance(error, EngineClosedError)
+
+
+async def report_error(service: FrameProcessor, error: MegakernelTTSError) -> None:
+    """Pushes an error of the engine as an `ErrorFrame` of a service."""
+    await service.push_error(
+        str(error),
+        error,
+        category=error_category(error),
+        force_treat_as_permanent=is_permanent(error),
+    )

@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from megakernel_tts import AudioChunk, Session, Word
 from pipecat_service.audio import Resampler, Trimmer
+from pipecat_service.pace import loop_time_s
 from pipecat_service.playhead import OUTPUT_BLOCK_S
 from pipecat_service.words import needs_space
+
+_SETTLE_S = 0.1  # after a push; an engine takes less unless it is slower than real time
 
 SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
 
@@ -35,6 +38,7 @@ class Speech:
     Attributes:
         session: Session of the engine.
         queued_s: Seconds of output audio that wait behind another context's.
+        unfinished: Whether the text so far is not spoken to its end unless more follows.
     """
 
     def __init__(self, session: Session, rate: int) -> None:
@@ -46,6 +50,8 @@ class Speech:
         """
         self.session = session
         self.queued_s = 0.0
+        self.unfinished = False
+        self._pushed_at_s = 0.0
         self._rate = rate
         self._trimmer = Trimmer(SOURCE_RATE)
         self._resampler = Resampler(SOURCE_RATE, rate)
@@ -60,15 +66,36 @@ class Speech:
         return self._num_output > 0
 
     def push_text(self, text: str) -> None:
-        """Appends text; restores the space before it if another processor stripped it.
+        """Appends words and the space after them, without which the last one might continue.
 
         Args:
             text: Not empty.
         """
-        if needs_space(self._last_char, text[0]):
+        if self._last_char.isspace():
+            text = text.lstrip(" ")
+        elif needs_space(self._last_char, text[0]):
             text = " " + text
+        if needs_space(text[-1], "a"):
+            text += " "
         self._last_char = text[-1]
         self.session.push_text(text)
+        self.unfinished = True
+        self._pushed_at_s = loop_time_s()
+
+    @property
+    def until_settled_s(self) -> float:
+        """Seconds until the engine has made all the audio that the text so far allows."""
+        return max(0.0, self._pushed_at_s + _SETTLE_S - loop_time_s())
+
+    def flush(self) -> None:
+        """Has the text so far spoken to its end."""
+        self.unfinished = False
+        self.session.flush()
+
+    def end_text(self) -> None:
+        """Ends the text; the speech continues to its end."""
+        self.unfinished = False
+        self.session.end()
 
     def take_slot_wait_s(self) -> float:
         """Seconds for which the session has waited for a slot since the last call."""

@@ -11,6 +11,7 @@ from pipecat.frames.frames import (
     CancelFrame,
     Frame,
     InterruptionFrame,
+    TextFrame,
     TTSAudioRawFrame,
     TTSStoppedFrame,
 )
@@ -33,8 +34,9 @@ from megakernel_tts import (
 )
 from pipecat_service.arguments import check_keywords, choose_model
 from pipecat_service.audio import silence
-from pipecat_service.errors import error_category, is_permanent
+from pipecat_service.errors import report_error
 from pipecat_service.metrics import report_slot_wait
+from pipecat_service.pauses import PauseWatch, TextPauseFrame
 from pipecat_service.playhead import Playhead
 from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
 from pipecat_service.speech import OutputChunk, Speech
@@ -60,10 +62,9 @@ class MegakernelTTSService(TTSService):
 
     Words carry times, so that after an interruption the conversation holds the words spoken so far.
 
-    Any number of services may share one engine, which needs a slot for each that speaks at the same
-    time. A server loads the engine before its first caller and passes it to each service
-    (`engine`). A program with one conversation may name a `model` instead, which is loaded while
-    the pipeline is set up, before the pipeline starts.
+    Services may share one engine, which needs a slot for each that speaks at the same time. A
+    server loads it before its first caller and passes it to each service (`engine`). A program with
+    one conversation may name a `model` instead, which is loaded while the pipeline is set up.
 
     Attributes:
         word_times_estimated: Whether word times are estimates: the model's attention was not
@@ -87,10 +88,10 @@ class MegakernelTTSService(TTSService):
         Args:
             engine: An engine that is loaded and warmed up; the caller closes it.
             model: Instead of an engine: `demo`, a checkpoint's folder or a hub id, also given as
-                `Settings(model=...)`. Services of one
-                event loop that name the same model share its engine; the last that is cleaned up
-                closes it. Pipecat waits 20 s for loading: `PipelineWorker(setup_timeout_secs=...)`.
-                If the model cannot be loaded or lacks the voice, the error is permanent.
+                `Settings(model=...)`. Services of one event loop that name the same model share its
+                engine; the last that is cleaned up closes it. Pipecat waits 20 s for loading:
+                `PipelineWorker(setup_timeout_secs=...)`. If the model cannot be loaded or lacks the
+                voice, the error is permanent.
             voices: Cloned voices by name, for `Settings.voice` with a Base model.
             settings: Initial settings; the default of each is the model's.
             **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
@@ -116,7 +117,11 @@ class MegakernelTTSService(TTSService):
             settings=chosen,
             **kwargs,
         )
-        self._text_aggregator = WordGroupAggregator(language=self.text_aggregation_language)
+        self._words = WordGroupAggregator(language=self.text_aggregation_language)
+        self._text_aggregator = self._words
+        self._pause_watch = PauseWatch(
+            self, self._words, lambda: self._speeches.get(self._turn_context_id or ""), self._lead_s
+        )
         self._synthesizer = Synthesizer(model, voices or {})
         if engine is not None:
             self._synthesizer.set_engine(engine, self._settings)
@@ -140,6 +145,7 @@ class MegakernelTTSService(TTSService):
         """
         await super().setup(setup)
         await self._synthesizer.load(self._settings)
+        self._pause_watch.start()
 
     @property
     def word_times_estimated(self) -> bool:
@@ -216,7 +222,7 @@ class MegakernelTTSService(TTSService):
         if context_id is None:
             return
         if speech := self._speeches.get(context_id):
-            speech.session.end()
+            speech.end_text()
         elif self.audio_context_available(context_id):
             if self._wordless_text.pop(context_id, None) is not None:
                 await self._send_placeholder(context_id)
@@ -262,9 +268,7 @@ class MegakernelTTSService(TTSService):
         await self._send_audio(context_id, silence(_PLACEHOLDER_S, self.sample_rate))
 
     async def _finish(self, context_id: str, speech: Speech, finish: Finish) -> None:
-        if (
-            finish.reason == "cancelled"
-        ):  # by the engine: this service drops a speech before it cancels
+        if finish.reason == "cancelled":  # by the engine: `_drop` ends the reader first
             await self._fail(context_id, EngineClosedError("The engine was closed while it spoke."))
         elif finish.error is not None:
             await self._fail(context_id, finish.error)
@@ -288,12 +292,7 @@ class MegakernelTTSService(TTSService):
 
         If no audio was sent, another attempt would fail as well: the rest of the turn is dropped.
         """
-        await self.push_error(
-            str(error),
-            error,
-            category=error_category(error),
-            force_treat_as_permanent=is_permanent(error),
-        )
+        await report_error(self, error)
         speech = self._speeches.pop(context_id, None)
         if speech is not None:
             speech.session.cancel()
@@ -314,12 +313,7 @@ class MegakernelTTSService(TTSService):
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
     ) -> None:
-        """Pushes a frame; adds its audio to the playhead.
-
-        Args:
-            frame: The frame.
-            direction: Downstream or upstream.
-        """
+        """Pushes a frame; adds its audio to the playhead."""
         if isinstance(frame, TTSAudioRawFrame):
             duration_s = frame.num_frames / frame.sample_rate
             self._playhead.add(self.get_clock().get_time(), duration_s)
@@ -386,13 +380,15 @@ class MegakernelTTSService(TTSService):
     # Interruption and end
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Handles a frame.
-
-        Args:
-            frame: The frame.
-            direction: Downstream or upstream.
-        """
-        await super().process_frame(frame, direction)
+        """Handles a frame."""
+        if isinstance(frame, TextPauseFrame):
+            if self._words.until_release_s <= 0 and (group := self._words.release()):
+                await self._handle_aggregated_text(self._aggregated_text_frame(group))
+            self._pause_watch.flush_if_due()
+        else:
+            await super().process_frame(frame, direction)
+        if isinstance(frame, TextPauseFrame | TextFrame):
+            self._pause_watch.notify()
         # The output discards its audio, except speech that may not be interrupted.
         if isinstance(frame, InterruptionFrame) and not self.has_active_audio_context():
             self._playhead.clear()
@@ -445,5 +441,6 @@ class MegakernelTTSService(TTSService):
         await self._synthesizer.close()
 
     async def _teardown(self) -> None:
+        await self._pause_watch.stop()
         for context_id in [*self._readers]:
             await self._drop(context_id)

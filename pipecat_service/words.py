@@ -7,13 +7,16 @@ lose the words that were spoken before a barge-in.
 """
 
 from collections.abc import AsyncIterator
+from math import ceil
 
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 
 from megakernel_tts import split_words
+from pipecat_service.pace import ENGINE_WORDS_PER_S, FRAME_S, WritingPace
 
-_MAX_FIRST_WORDS = 2  # of a turn's first group, so that speech begins early
-_MAX_WORDS = 6  # of a later group in which no clause ends
+_MAX_WORDS = 6  # of a group in which no clause ends
+_PHRASE_WORDS = 14  # of a phrase that is spoken without a gap, however slowly it is written
+_ONSET_S = 0.12  # of silence before speech, and of the last block that an output holds back
 _WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
@@ -39,20 +42,48 @@ def unspaced(word: str) -> bool:
 
 
 class WordGroupAggregator(BaseTextAggregator):
-    """Releases the first two words of a turn, then clauses of up to six words.
+    """Releases the first words of a turn, then clauses or groups of a few words.
 
-    The groups of a turn concatenate to its text, whitespace included.
+    The groups of a turn concatenate to its text, whitespace included. The slower the model writes,
+    the more words are held at the start of a phrase, so that speech does not run out of text within
+    it: a phrase of up to 14 words is spoken without a gap.
+
+    Attributes:
+        pace: Pace of the text.
+        phrase_starts: Whether a phrase starts with the next group.
     """
 
-    def __init__(self, *, language: str | None = None) -> None:
+    def __init__(self, *, language: str | None = None, pace: WritingPace | None = None) -> None:
+        """Starts without text.
+
+        Args:
+            language: Of the text, for Pipecat.
+            pace: Records the arrival of the text.
+        """
         super().__init__(aggregation_type=TextType.SENTENCE, language=language)
+        self.pace = pace or WritingPace()
         self._text = ""
-        self._max_words = _MAX_FIRST_WORDS
+        self._speech_starts = True  # with the next group
+        self.phrase_starts = True
+        self._num_in_phrase = 0  # words released of the phrase
+        self._clause_ended = False  # with the last word that arrived
+        self._started_s = 0.0  # release of the group with which speech started
+        self._num_released = 0  # words since then
 
     @property
     def text(self) -> Aggregation:
         """Text that has not been released."""
         return Aggregation(self._text, TextType.SENTENCE)
+
+    @property
+    def until_pause_s(self) -> float:
+        """Seconds until the text pauses unless more arrives; 0 if it pauses."""
+        return self.pace.until_pause_s(clause_ended=self._clause_ended)
+
+    @property
+    def until_release_s(self) -> float:
+        """Seconds until text is to be released unless more arrives; infinite if none is held."""
+        return self.until_pause_s if self._text.strip() else float("inf")
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
         """Appends text.
@@ -63,22 +94,60 @@ class WordGroupAggregator(BaseTextAggregator):
         Yields:
             Groups of whole words that are complete.
         """
+        num_words_before = _num_spoken(self._text)
         self._text += text
+        self.pace.add(_num_spoken(self._text) - num_words_before)
+        if words := split_words(self._text):
+            self._clause_ended = words[-1].ends_clause
         while end := self._group_end():
-            group, self._text = self._text[:end], self._text[end:]
-            self._max_words = _MAX_WORDS
-            yield Aggregation(group, TextType.SENTENCE)
+            yield self._take(end)
+
+    def release(self) -> Aggregation | None:
+        """Releases the held text, because the text pauses."""
+        return self._take(len(self._text)) if self._text.strip() else None
+
+    def restart_speech(self) -> None:
+        """Has the next group start speech, because all released text is spoken to its end."""
+        self._speech_starts = self.phrase_starts = True
+        self._num_in_phrase = 0
+
+    def _take(self, end: int) -> Aggregation:
+        group, self._text = self._text[:end], self._text[end:]
+        if self._speech_starts:
+            self._started_s, self._num_released = self.pace.now_s, 0
+        words = split_words(group)
+        self._num_released += len(words)
+        self._num_in_phrase += len(words)
+        too_long = self.pace.slow and self._num_in_phrase >= _PHRASE_WORDS
+        self.phrase_starts = too_long or (bool(words) and words[-1].ends_clause)
+        if self.phrase_starts:
+            self._num_in_phrase = 0
+        self._speech_starts = False
+        return Aggregation(group, TextType.SENTENCE)
 
     def _group_end(self) -> int | None:
         """End of the first group if it is complete: after one space behind its last word."""
-        num_words = 0
+        num_words, max_words = 0, self._max_words()
         for word in split_words(self._text):
             if word.stop == len(self._text):
                 return None  # the word may continue
             num_words += word.spoken
-            if num_words and (num_words >= self._max_words or word.ends_clause):
+            if num_words and (num_words >= max_words or word.ends_clause):
                 return word.stop + self._text[word.stop].isspace()
         return None
+
+    def _max_words(self) -> int:
+        """Words of the next group in which no clause ends.
+
+        The engine takes one word per frame or less. Groups are so large that the speech of the
+        released words lasts until the next group is written.
+        """
+        words_per_s = self.pace.words_per_s or 0.0
+        if self._speech_starts or (self.phrase_starts and self.pace.slow):
+            return _words_before_phrase(words_per_s)
+        lead_s = self._num_released * FRAME_S - _ONSET_S - (self.pace.now_s - self._started_s)
+        num_words = lead_s / 2 * words_per_s  # half, so that a pause is noticed in time
+        return int(min(_MAX_WORDS, num_words)) if num_words >= 1 else 1
 
     async def flush(self) -> Aggregation | None:
         """Ends the turn's text and gives its last group, if any."""
@@ -93,4 +162,24 @@ class WordGroupAggregator(BaseTextAggregator):
     async def reset(self) -> None:
         """Starts a new turn."""
         self._text = ""
-        self._max_words = _MAX_FIRST_WORDS
+        self._clause_ended = False
+        self.restart_speech()
+
+
+def _words_before_phrase(words_per_s: float) -> int:
+    """Words that must be written before a phrase is spoken, so that it has no gap.
+
+    Speech of k words' tokens lasts k frames without the silence before it. If it begins after m
+    words, word k + 1 is written in time if m / pace + k * frame - silence >= (k + 1) / pace. For a
+    model that is slower than the engine, the last word decides, otherwise the first one after m.
+    """
+    if not words_per_s:
+        return _PHRASE_WORDS
+    if words_per_s < ENGINE_WORDS_PER_S:
+        missing = _PHRASE_WORDS * (1 - FRAME_S * words_per_s)
+        return ceil(missing + (FRAME_S + _ONSET_S) * words_per_s)
+    return ceil((_ONSET_S + 1 / words_per_s) / FRAME_S)
+
+
+def _num_spoken(text: str) -> int:
+    return sum(word.spoken for word in split_words(text))

@@ -41,16 +41,37 @@ from pipecat_service import MegakernelTTSService
 
 F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
-Reply = Sequence[str | Frame]
+Reply = Sequence[str | Frame | float]
 
 TIMEOUT_S = 60.0  # for an event that a test waits for
 _LOUD = 1000  # of 32767: above the silence between words
 
 
-class ScriptedLLM(LLMService):
-    """Writes prepared replies: text word by word, frames as they are."""
+def spaced_words(text: str) -> list[str]:
+    """The words of a text, each with a space after it."""
+    return [f"{word} " for word in text.split()]
 
-    def __init__(self, replies: Sequence[Reply], word_interval_s: float) -> None:
+
+class ScriptedLLM(LLMService):
+    """Writes prepared replies: text token by token, frames as they are, numbers as pauses.
+
+    Attributes:
+        times_s: Time in seconds of each token.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[Reply],
+        word_interval_s: float,
+        tokenize: Callable[[str], list[str]],
+    ) -> None:
+        """Prepares replies.
+
+        Args:
+            replies: In order.
+            word_interval_s: Seconds per word, divided among the tokens.
+            tokenize: Divides a text into tokens.
+        """
         super().__init__(
             settings=LLMSettings(
                 model="scripted",
@@ -67,7 +88,9 @@ class ScriptedLLM(LLMService):
             )
         )
         self._replies = list(replies)
+        self.times_s: list[float] = []
         self._word_interval_s = word_interval_s
+        self._tokenize = tokenize
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -79,9 +102,14 @@ class ScriptedLLM(LLMService):
             if isinstance(part, Frame):
                 await self.push_frame(part)
                 continue
-            for word in part.split():
-                await asyncio.sleep(self._word_interval_s)
-                await self.push_frame(LLMTextFrame(word + " "))
+            if isinstance(part, int | float):
+                await asyncio.sleep(part)
+                continue
+            tokens = self._tokenize(part)
+            for token in tokens:
+                await asyncio.sleep(self._word_interval_s * len(part.split()) / len(tokens))
+                self.times_s.append(asyncio.get_running_loop().time())
+                await self.push_frame(LLMTextFrame(token))
         await self.push_frame(LLMFullResponseEndFrame())
 
 
@@ -147,6 +175,7 @@ class Bot:
 
     Attributes:
         tts: The service under test.
+        llm: The language model.
         context: The conversation.
         output: The loudspeaker.
         errors: Errors that the service reported.
@@ -158,6 +187,7 @@ class Bot:
         *replies: str | Reply,
         rate: int = 24_000,
         word_interval_s: float = 0.005,
+        tokenize: Callable[[str], list[str]] = spaced_words,
         tracing: bool = False,
         **service: object,
     ) -> None:
@@ -168,6 +198,7 @@ class Bot:
             *replies: Of the language model, in order.
             rate: Sample rate of the pipeline.
             word_interval_s: Between two words of the language model.
+            tokenize: Divides a text of the language model into tokens.
             tracing: Whether the pipeline is traced.
             **service: Further arguments of the service.
         """
@@ -179,7 +210,7 @@ class Bot:
         self._sent, self._played = Recorder(self._notify), Recorder(self._notify)
         pair = LLMContextAggregatorPair(self.context)
         prepared = [[reply] if isinstance(reply, str) else reply for reply in replies]
-        llm = ScriptedLLM(prepared, word_interval_s)
+        self.llm = llm = ScriptedLLM(prepared, word_interval_s, tokenize)
         pipeline = Pipeline(
             [pair.user(), llm, self.tts, self._sent, self.output, self._played, pair.assistant()]
         )

@@ -10,7 +10,7 @@ from pipecat.services.stt_service import STTService
 from pipecat.utils.time import time_now_iso8601
 
 from examples import voice_agent
-from tests.pipecat_service.bot import ScriptedLLM
+from tests.pipecat_service.bot import ScriptedLLM, spaced_words
 
 GREETING = "Hello, and welcome. What can I do for you today?"
 ANSWER = "I am sorry, I have heard that before."
@@ -37,7 +37,7 @@ class ScriptedSTT(STTService):
 async def bot(args: RunnerArguments) -> None:
     """Handles one call."""
     transport = await create_transport(args, voice_agent.TRANSPORTS)
-    llm = ScriptedLLM([[GREETING], [ANSWER], [ANSWER]], word_interval_s=0.02)
+    llm = ScriptedLLM([[GREETING], [ANSWER], [ANSWER]], 0.02, spaced_words)
     await voice_agent.converse(transport, ScriptedSTT(), llm, args)
 
 

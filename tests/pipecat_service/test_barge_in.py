@@ -173,7 +173,7 @@ def test_scripts_without_spaces_are_committed_one_character_at_a_time(engine: TT
     assert text.startswith(cut.said[0]) and 6 <= len(cut.said[0]) <= 10
 
 
-@pytest.mark.parametrize("word_interval_s", [0.005, 0.1])
+@pytest.mark.parametrize("word_interval_s", [0.005, 0.03])
 def test_first_audio_waits_for_no_timer(engine: TTS, word_interval_s: float) -> None:
     """Only timers take virtual time: the first audio is sent with the second word."""
     bot = Bot(engine, REPLY, word_interval_s=word_interval_s)

@@ -56,7 +56,7 @@ def test_an_interruption_leaves_no_gap_in_another_conversation(engine: TTS) -> N
 
 def test_a_failure_within_a_turn_keeps_the_words_spoken_before(own_engine: TTS) -> None:
     own_engine._loaded.engine.backend.failing_word = "poison"  # type: ignore[attr-defined]
-    failing = Bot(own_engine, "One two three poison four five.", "Six seven.")
+    failing = Bot(own_engine, "One two three poison.", "Six seven.")
     other = Bot(own_engine, "One two three four five six.")
 
     async def drive(bot: Bot) -> None:

@@ -1,0 +1,174 @@
+"""Pauses of the language model do not stop speech within a phrase."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from pipecat.frames.frames import LLMFullResponseEndFrame, TTSStartedFrame, TTSTextFrame
+
+from bench.simulation import SimulatedBackend, WordTokenizer, simulated_tts
+from megakernel_tts import TTS, split_words
+from megakernel_tts.align.estimate import spoken_seconds
+from tests.pipecat_service.bot import Bot, run_conversations
+
+pytestmark = pytest.mark.contract
+
+SENTENCES = (
+    "Let me check that for you.",
+    "Your package will arrive on Thursday afternoon, between two and four.",
+    "I am sorry, but the library closes early on Sunday.",
+    "Can you tell me more about the problem?",
+    "My brother works for a large company in Berlin, and he likes it there.",
+    "There is no sugar left in the kitchen; I will buy some tomorrow.",
+    "Yes, of course!",
+    "I have turned off the lights in the living room and locked the door.",
+    "The train to Hamburg leaves at nine, and the next one an hour later.",
+    "Is there anything else that I can do for you today?",
+)
+STALL_S = 3.0
+MAX_GAP_S = 0.08
+_STEP_S = 0.02  # of the analysis of audio
+
+
+@pytest.fixture(scope="module")
+def scarce() -> Iterator[TTS]:
+    """A model with one token per word; a segment begins with 60 ms of silence and ends with 80."""
+    with simulated_tts(64, 0.001, WordTokenizer()) as tts:
+        backend = tts._loaded.engine.backend
+        assert isinstance(backend, SimulatedBackend)
+        backend.num_silent_steps, backend.num_trailing_steps = 3, 4
+        tts.warmup()
+        yield tts
+
+
+def leading_spaces(text: str) -> list[str]:
+    """One token per word, with the space before it."""
+    return re.findall(r"\s*\S+", text)
+
+
+def spoken_words(bot: Bot, max_gap_s: float = MAX_GAP_S) -> list[tuple[float, float, float]]:
+    """Start, end and duration in seconds of each played word.
+
+    A gap that is longer than allowed divides a word in two.
+    """
+    words: list[tuple[float, float, float]] = []
+    level_before = 0
+    for chunk_s, pcm in bot.output.chunks:
+        steps = np.abs(pcm.astype(int)).reshape(-1, int(_STEP_S * bot.output.sample_rate))
+        for i, level in enumerate(np.median(steps, axis=1).astype(int).tolist()):
+            start_s, end_s = chunk_s + i * _STEP_S, chunk_s + (i + 1) * _STEP_S
+            if level and level == level_before and start_s - words[-1][1] <= max_gap_s:
+                words[-1] = words[-1][0], end_s, words[-1][2] + _STEP_S
+            elif level:
+                words.append((start_s, end_s, _STEP_S))
+            level_before = level or level_before
+    return words
+
+
+def assert_spoken(bot: Bot, text: str, allowed: set[int], max_gap_s: float = MAX_GAP_S) -> None:
+    """Every word was spoken once and as a whole, with long gaps at allowed places only.
+
+    Args:
+        bot: After its reply.
+        text: The reply.
+        allowed: Numbers of words after which there may be a gap.
+        max_gap_s: Gap in seconds that is allowed at other places.
+    """
+    words = spoken_words(bot, max_gap_s)
+    expected = [spoken_seconds(word) for word in text.split()]
+    assert [duration for *_, duration in words] == pytest.approx(expected, abs=1.5 * _STEP_S)
+    gaps = {i: words[i][0] - words[i - 1][1] for i in range(1, len(words))}
+    bad = {i: round(gap, 3) for i, gap in gaps.items() if gap > max_gap_s and i not in allowed}
+    assert not bad, f"gaps in seconds after words: {bad}"
+    assert bot.said == [text] and not bot.errors
+
+
+def phrase_ends(text: str) -> set[int]:
+    """Numbers of words after which a phrase ends."""
+    return {i for i, word in enumerate(split_words(text), 1) if word.ends_clause}
+
+
+@pytest.mark.parametrize("tokenize", [leading_spaces, list], ids=["words", "characters"])
+def test_a_steady_model_leaves_no_gap_within_a_phrase(
+    scarce: TTS, tokenize: Callable[[str], list[str]]
+) -> None:
+    text = " ".join(SENTENCES[4:])
+    bots = [
+        Bot(scarce, text, word_interval_s=1 / words_per_s, tokenize=tokenize)
+        for words_per_s in (3, 4, 5, 7, 10, 13, 30)
+    ]
+    run_conversations(bots, Bot.reply)
+    for bot in bots:
+        assert_spoken(bot, text, phrase_ends(text))
+
+
+@pytest.mark.parametrize(
+    ("words_per_s", "tokenize", "sentences"),
+    [
+        (30, leading_spaces, SENTENCES),
+        (5, leading_spaces, SENTENCES[:2]),
+        (30, list, SENTENCES[:2]),
+    ],
+)
+def test_a_stall_stops_no_word_before_it(
+    scarce: TTS, words_per_s: int, tokenize: Callable[[str], list[str]], sentences: tuple[str, ...]
+) -> None:
+    """The words before a stall are spoken during it. Every word boundary has a stall in one run."""
+    bots: dict[Bot, tuple[str, range]] = {}
+    for sentence in sentences:
+        words = leading_spaces(sentence)
+        for first in (1, 2, 3):
+            stalls = range(first, len(words), 3)
+            reply: list[str | float] = []
+            for start, stop in pairwise([0, *stalls, len(words)]):
+                reply += ["".join(words[start:stop]), STALL_S]
+            bot = Bot(scarce, reply[:-1], word_interval_s=1 / words_per_s, tokenize=tokenize)
+            bots[bot] = sentence, stalls
+    run_conversations([*bots], Bot.reply)
+    for bot, (sentence, stalls) in bots.items():
+        # Words are held for 150 ms at a stall, in which the first two may run out of text.
+        assert_spoken(bot, sentence, {*stalls, *phrase_ends(sentence)}, 0.13)
+        spoken, words = spoken_words(bot, 0.13), leading_spaces(sentence)
+        for k in stalls:
+            stalled_s = bot.llm.times_s[len(tokenize("".join(words[:k]))) - 1]
+            assert spoken[k - 1][1] < stalled_s + STALL_S < spoken[k][0]
+
+
+def test_a_sentence_before_a_tool_call_is_spoken_to_its_end(scarce: TTS) -> None:
+    first, second = "Let me check that for you.", " The library closes early."
+    bot = Bot(scarce, [first, 6.0, second], word_interval_s=0.02, tokenize=leading_spaces)
+
+    async def drive(bot: Bot) -> None:
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(TTSTextFrame)))
+        await asyncio.sleep(3.0)
+        words = [frame.text for frame in bot.played_of(TTSTextFrame)]
+        assert words == first.split(), "words are committed during the call"
+        await bot.wait_until(lambda: bool(bot.played_of(LLMFullResponseEndFrame)))
+
+    run_conversations([bot], drive)
+    assert_spoken(bot, first + second, {6})
+    assert len(bot.frames_of(TTSStartedFrame)) == 1, "the turn has one context"
+
+
+def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
+    """Speech continues in the same segment if text arrives before its audio ends."""
+    reply = [f"{SENTENCES[0]} Your package will arrive on", 0.17, " Thursday."]
+    bot = Bot(scarce, reply, word_interval_s=0.02, tokenize=leading_spaces)
+    run_conversations([bot], Bot.reply)
+    assert_spoken(bot, f"{SENTENCES[0]} Your package will arrive on Thursday.", set())
+
+
+def test_an_interruption_discards_held_words(scarce: TTS) -> None:
+    bot = Bot(scarce, ["Let", 60.0, " me."], word_interval_s=0.02, tokenize=leading_spaces)
+
+    async def drive(bot: Bot) -> None:
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.llm.times_s))
+        await bot.interrupt(settle_s=2.0)
+
+    run_conversations([bot], drive)
+    assert not bot.output.chunks and not bot.said and not bot.errors
