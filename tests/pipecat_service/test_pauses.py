@@ -156,10 +156,11 @@ def test_a_sentence_before_a_tool_call_is_spoken_to_its_end(scarce: TTS) -> None
 
 def test_a_short_stall_does_not_divide_speech(scarce: TTS) -> None:
     """Speech continues in the same segment if text arrives before its audio ends."""
-    reply = [f"{SENTENCES[0]} Your package will arrive on", 0.17, " Thursday."]
+    start = f"{SENTENCES[0]} {SENTENCES[2]} Your package will arrive on"
+    reply = [start, 0.3, " Thursday."]
     bot = Bot(scarce, reply, word_interval_s=0.02, tokenize=leading_spaces)
     run_conversations([bot], Bot.reply)
-    assert_spoken(bot, f"{SENTENCES[0]} Your package will arrive on Thursday.", set())
+    assert_spoken(bot, f"{start} Thursday.", set())
 
 
 def test_an_interruption_discards_held_words(scarce: TTS) -> None:
