@@ -10,7 +10,7 @@ import pytest
 
 from examples.train_voice import sources
 from examples.train_voice.grammar import Grammar, articles, plural
-from examples.train_voice.judge import errors, normalised_words, words_of
+from examples.train_voice.judge import errors, normalised_words, text_errors, words_of
 from examples.train_voice.numerals import ordinal, roman, spell, spell_es, to_roman, year
 from examples.train_voice.phonemes import LANGUAGES, VOICES
 from examples.train_voice.replies import Replies
@@ -174,6 +174,21 @@ def test_words_are_compared_as_they_are_said() -> None:
     assert compare("one hundred twenty", "120") == 0
     assert compare("on March 3, 2021", "on March 3rd, 2021") == 0
     assert compare("It is 8%.", "It is 9%.") == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "heard", "wrong"),
+    [
+        ("Could we talk at 8:15 tomorrow?", "Could we talk at 815 tomorrow?", 0),
+        ("between 6:30 and 10 AM", "between 6.30 and 10 a.m.", 0),
+        ("at 11:40 p.m.", "at 11.40pm.", 0),
+        ("came to $2,375", "came to $2,300 and $75", 0),
+        ("In 1969, 3.75 tons", "In 1969, 3.75 tons", 0),
+        ("at 8:15", "at 8:50", 1),
+    ],
+)
+def test_figures_are_read_in_the_way_that_fits(written: str, heard: str, wrong: int) -> None:
+    assert text_errors(written, heard, "english") == wrong
 
 
 def test_word_errors_are_counted() -> None:

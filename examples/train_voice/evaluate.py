@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from examples.train_voice import listeners, pitch
 from examples.train_voice import text as texts
-from examples.train_voice.judge import Judge, errors, normalised_words
+from examples.train_voice.judge import Judge, normalised_words, text_errors
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.speak import MANNERS
@@ -96,12 +96,11 @@ def understanding(
         wrong: list[str] = []
         for i, category, voice, text in tqdm(sentences, desc=condition, disable=None):
             language = VOICES[voice].language
-            expected = normalised_words(text, language)
             heard = transcribe(recorded[i], SAMPLE_RATE, language)
-            num_errors = errors(expected, normalised_words(heard, language))
+            num_errors = text_errors(text, heard, language)
             for group in ("all", voice, category):
                 counts[group][0] += num_errors
-                counts[group][1] += len(expected)
+                counts[group][1] += len(normalised_words(text, language))
             if num_errors:
                 wrong.append(f"{num_errors} | {voice} | {text} | {heard.strip()}")
         rates = {group: round(e / n, 4) for group, (e, n) in counts.items()}

@@ -27,6 +27,12 @@ _RATE = 16_000
 _DISCOUNT = 0.6
 _MIN_COUNT = 8  # of a common word in the corpus
 _MAX_JOINED = 6  # words that may be written as one
+_FIGURES = (
+    (r"\b(\d{1,2})\.([0-5]\d)(?!\d)", r"\1:\2"),
+    (r"(?<![\d,.:$€£])(\d{1,2})([0-5]\d)(?![\d,.:]\d|\d)", r"\1:\2"),
+    (r"\$(\d+),?(\d)00 and \$?(\d\d)\b", r"$\1,\2\3"),
+    (r"\b(\d+),?(\d)00 and (\d\d)\b", r"\1,\2\3"),
+)
 _SPELLINGS = (
     (r"\b(colo|favo|neighbo|hono|labo|harbo|flavo|behavio)ur", r"\1or"),
     (r"\bgrey\b", "gray"), (r"cancelled", "canceled"), (r"met(re|res)\b", "meters"),
@@ -67,6 +73,18 @@ def errors(expected: Sequence[str], recognised: Sequence[str]) -> int:
                         best = table[i - m][j - n] if same else best
             table[i][j] = best
     return table[-1][-1]
+
+
+def text_errors(expected: str, heard: str, language: str) -> int:
+    """Number of wrong words of a transcript, in the reading of its figures that fits best.
+
+    Recognisers write `8:15` also as `815` or `8.15`, and `$2,375` as `$2,300 and $75`.
+    """
+    words = normalised_words(expected, language)
+    readings = {heard}
+    for pattern, replacement in _FIGURES:
+        readings |= {re.sub(pattern, replacement, reading) for reading in readings}
+    return min(errors(words, normalised_words(reading, language)) for reading in readings)
 
 
 def dictionary_words() -> set[str]:
