@@ -118,6 +118,16 @@ class TTS:
         """The model's default sampling parameters."""
         return self._loaded.sampling
 
+    @property
+    def slots(self) -> int:
+        """Number of streams that can speak at once."""
+        return self._loaded.engine.backend.num_slots
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine can speak: it was not closed and has not failed."""
+        return self._loaded.engine.running
+
     def say(
         self,
         text: str,
@@ -213,8 +223,10 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
+        *,
+        text: str | None = None,
     ) -> Session:
-        """Opens a session for text that is still being written.
+        """Opens a session for text that is still being written, or for a whole text.
 
         Args:
             voice: As in `say`.
@@ -225,13 +237,17 @@ class TTS:
                 `streaming` waits for as many tokens as the recording has frames beyond it.
             sampling: As in `say`.
             chunks: Sizes of the chunks.
+            text: A whole text, which is spoken as `say` speaks it; the session's text is ended.
 
         Raises:
+            TextError: `text` is empty, or not Unicode text.
             VoiceError: The model has no such voice or language, or takes no instruction.
             EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
             ForkedProcessError: This process was forked after the model was loaded.
         """
+        if text is not None:
+            return self._open_with_text(text, voice, language, instruct, layout, sampling, chunks)
         sentences = _SENTENCES if layout == "full" else None
         live_layout = "streaming" if layout == "auto" else layout
         splitter = Splitter(_normalized(language), sentences)

@@ -35,7 +35,7 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.say) == f"(text, {VOICE}, *, retries=0)"
     assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None)"
     assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None)"
-    assert signature(TTS.open) == f"({VOICE}, chunks=None)"
+    assert signature(TTS.open) == f"({VOICE}, chunks=None, *, text=None)"
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
@@ -45,7 +45,7 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
         "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "awarmup",
-        "aligned", "warm", "close", "voices", "info", "sampling",
+        "aligned", "warm", "close", "voices", "info", "sampling", "slots", "running",
     }  # fmt: skip
     assert {n for n in vars(Session) if not n.startswith("_")} == {
         "finish", "slot_wait_s", "num_waiting_segments", "push_text", "flush", "end", "cancel",

@@ -42,7 +42,8 @@ RULES: dict[str, set[str]] = {
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "files", "model"},
-    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine"},
+    "server": {""},
+    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
 # Checkpoints with random weights hold the codec's tensors as well.
@@ -97,7 +98,7 @@ def test_imports_follow_the_folder_rules(file: Path) -> None:
     assert folder in RULES, f"{folder} has no rule in RULES"
     for name in imported(file) & MODULES:
         target = name.removeprefix(NAME).removeprefix(".")
-        if target == "" and folder not in ("calibration", "bench", "cli"):
+        if target == "" and folder not in ("calibration", "bench", "cli", "server"):
             continue  # the parent package, which every absolute import names
         top = target.split(".")[0]
         module = module_of(file).removeprefix(f"{NAME}.")
@@ -132,6 +133,13 @@ def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     names = imported(file)
     assert {name for name in names if name.split(".")[0] == NAME} <= PUBLIC
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "server").glob("*.py")), ids=module_of)
+def test_the_server_uses_public_names_only(file: Path) -> None:
+    ours = {name for name in imported(file) if name.split(".")[0] == NAME}
+    assert {name for name in ours if not name.startswith(f"{NAME}.server")} <= PUBLIC
+    assert "torch" not in {name.split(".")[0] for name in imported(file)}
 
 
 # Training a voice writes checkpoints, samples and word times: it uses the models' layout, the

@@ -1,4 +1,4 @@
-"""`megakernel-tts`: say, voices, calibrate, bench, doctor."""
+"""`megakernel-tts`: say, serve, voices, calibrate, bench, doctor."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import megakernel_tts
 from megakernel_tts import MegakernelTTSError
-from megakernel_tts.cli import bench, calibrate, say
+from megakernel_tts.cli import bench, calibrate, say, serve
 from megakernel_tts.cli.console import (
     UsageError,
     discard_unwritten_output,
@@ -62,6 +62,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=say.run)
     say.add_options(command)
+    _add_model(command)
+
+    command = commands.add_parser(
+        "serve",
+        help="serve speech over HTTP and WebSockets",
+        description="Serves speech to applications that speak OpenAI's or Cartesia's protocol.",
+    )
+    command.set_defaults(run=serve.run)
+    serve.add_options(command)
     _add_model(command)
 
     command = commands.add_parser("voices", help="list a model's voices and their languages")

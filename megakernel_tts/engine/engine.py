@@ -164,6 +164,11 @@ class Engine:
             self._loop.wakeup.set()
 
     @property
+    def running(self) -> bool:
+        """Whether the engine was neither closed nor has failed."""
+        return not self._loop.closed
+
+    @property
     def num_sessions(self) -> int:
         """Number of open sessions."""
         return len(self._loop.scheduler.streams)

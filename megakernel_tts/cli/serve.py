@@ -1,0 +1,121 @@
+"""`megakernel-tts serve`: serves speech over HTTP and WebSockets."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from megakernel_tts.cli.console import UsageError, file_path, nonempty
+
+if TYPE_CHECKING:
+    from megakernel_tts import Voice
+    from megakernel_tts.server.settings import ServerSettings
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command to its parser, except for `--model`."""
+    parser.add_argument(
+        "--host", type=nonempty, default="127.0.0.1", help="address (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port; 0 selects a free one (default: 8000)"
+    )
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=8, help="streams that speak at once (default: 8)"
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=int,
+        default=32,
+        help="streams that may wait in addition; more are refused at once (default: 32)",
+    )
+    parser.add_argument(
+        "--queue-timeout",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="a request without audio after this time is refused (default: 5)",
+    )
+    parser.add_argument(
+        "--voice",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="a cloned voice for a Base model, from say --save-voice; may be repeated",
+    )
+    parser.add_argument(
+        "--api-key-file", type=file_path, help="a file with the keys of clients, one per line"
+    )
+    parser.add_argument(
+        "--no-auth",
+        action="store_true",
+        help="serve without keys although other machines reach the address",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT.
+
+    Returns:
+        0, after the open streams have finished; errors are raised.
+
+    Raises:
+        UsageError: The extra `server` is not installed, or the options are invalid.
+        MegakernelTTSError: The model cannot be loaded.
+        ValueError: The device is invalid, or the voices do not suit the model.
+        OSError: The address is in use, or a file cannot be read.
+    """
+    try:
+        from megakernel_tts.server.app import Server
+        from megakernel_tts.server.serving import authority, bind, serve
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error.name} is not installed; install the extra server: "
+            "pip install 'megakernel-tts[server]'"
+        ) from None
+    settings = _settings(options)
+    from megakernel_tts import TTS
+
+    with (
+        bind(options.host, options.port) as listener,
+        TTS.load(options.model, options.device, slots=options.slots) as tts,
+    ):
+        server = Server(tts, settings)
+        address = authority(listener)
+        print(f"OpenAI base URL: http://{address}/v1")
+        print(f"Cartesia WebSocket: ws://{address}/tts/websocket", flush=True)
+        serve(server, listener)
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> "ServerSettings":
+    from megakernel_tts.server.serving import is_loopback
+    from megakernel_tts.server.settings import ServerSettings, read_api_keys
+
+    if options.api_key_file and options.no_auth:
+        raise UsageError("--api-key-file and --no-auth contradict each other; give one of them")
+    if not (options.api_key_file or options.no_auth or is_loopback(options.host)):
+        raise UsageError(
+            f"other machines reach {options.host}; give --api-key-file with keys, or --no-auth if "
+            "all of them may use this server"
+        )
+    try:
+        keys = read_api_keys(options.api_key_file) if options.api_key_file else ()
+        return ServerSettings(
+            api_keys=keys,
+            voices=dict(map(_cloned_voice, options.voice)),
+            max_queue=options.max_queue,
+            queue_timeout_s=options.queue_timeout,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _cloned_voice(option: str) -> "tuple[str, Voice]":
+    from megakernel_tts import Voice
+
+    name, separator, file = option.partition("=")
+    if not (name.strip() and separator and file):
+        raise UsageError(f"--voice {option!r} must be NAME=FILE")
+    return name, Voice.load(file)

@@ -1,0 +1,1 @@
+"""The speech server: adapters from protocols of voice applications to sessions of the engine."""

@@ -1,0 +1,100 @@
+"""The application: all protocols, health and metrics, over one engine."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+
+from megakernel_tts import TTS, MegakernelTTSError
+from megakernel_tts.server.auth import Authentication
+from megakernel_tts.server.cartesia import Cartesia
+from megakernel_tts.server.http import RequestIds
+from megakernel_tts.server.openai import OpenAI
+from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.streams import SpeechStreams
+
+_log = logging.getLogger("megakernel_tts.server")
+
+
+class Server:
+    """An ASGI application that speaks with one engine.
+
+    Attributes:
+        app: The application.
+        streams: Its open streams.
+    """
+
+    def __init__(self, tts: TTS, settings: ServerSettings | None = None) -> None:
+        """Makes the application; its start warms up the engine, if it is cold.
+
+        Args:
+            tts: The engine, whose owner closes it. A stop during the warm-up closes it as well.
+            settings: The defaults if None.
+
+        Raises:
+            ValueError: The settings do not suit the model.
+        """
+        settings = settings or ServerSettings()
+        self.streams = SpeechStreams(tts, settings)
+        self._tts = tts
+        self._stopping = False
+        self.app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._metrics),
+                Mount("/v1", OpenAI(self.streams).application()),
+                Mount("/tts", Cartesia(self.streams).application()),
+            ],
+            middleware=[
+                Middleware(RequestIds),
+                Middleware(Authentication, keys=settings.api_keys),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
+        warmup = asyncio.create_task(self._warm_up())
+        yield
+        self._stopping = True
+        if not warmup.done():
+            self._tts.close()  # ends the warm-up, whose thread a cancellation would not stop
+        await warmup
+
+    async def _warm_up(self) -> None:
+        try:
+            if not self._tts.warm:
+                await self._tts.awarmup()
+        except MegakernelTTSError:
+            if self._stopping:
+                return
+            _log.exception("The engine could not be warmed up; the server does not become ready.")
+
+    async def _health(self, _: Request) -> Response:
+        """Whether the engine's thread runs."""
+        healthy = self.streams.running
+        return JSONResponse({"healthy": healthy}, 200 if healthy else 503)
+
+    async def _ready(self, _: Request) -> Response:
+        """Whether a load balancer should send requests."""
+        reason = None
+        if not self.streams.running:
+            reason = "the engine has stopped"
+        elif self.streams.draining:
+            reason = "the server is stopping"
+        elif not self._tts.warm:
+            reason = "the engine is warming up"
+        elif self.streams.full:
+            reason = "the queue is full"
+        return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
+
+    async def _metrics(self, _: Request) -> Response:
+        metrics = self.streams.metrics
+        return PlainTextResponse(metrics.text(), headers={"content-type": metrics.MEDIA_TYPE})

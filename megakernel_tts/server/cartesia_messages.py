@@ -1,0 +1,130 @@
+"""Cartesia's messages: requests of a client, and the events that answer them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megakernel_tts import Word
+from megakernel_tts.server.encoding import AudioFormat
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS, get_field, sampling_of, voice_name
+from megakernel_tts.server.http import base64_text
+from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+
+_PARTIAL = 206  # status code of an event
+_SECONDS_PER_CHARACTER = 0.07  # of a word whose end is not known yet
+
+
+def transcript_of(message: Mapping[str, Any]) -> str:
+    """The text of a request.
+
+    Raises:
+        RequestError: It is no string, or too long.
+    """
+    text = message.get("transcript")
+    if not isinstance(text, str):
+        raise RequestError("transcript must be a string.", parameter="transcript")
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise RequestError(
+            f"transcript has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are "
+            "allowed.",
+            parameter="transcript",
+        )
+    return text
+
+
+def output_format(message: Mapping[str, Any]) -> tuple[AudioFormat, str]:
+    """The format of the audio, and its container (`raw` or `wav`).
+
+    Raises:
+        RequestError: The format is not supported.
+    """
+    fields = get_field(message, "output_format", dict, {})
+    container = get_field(fields, "container", str, "raw")
+    if container not in ("raw", "wav"):
+        raise RequestError(
+            f"container is {container!r}; choose raw or wav.", parameter="output_format"
+        )
+    encoding = fields.get("encoding", "pcm_s16le")
+    return AudioFormat.parse(encoding, fields.get("sample_rate", 24_000)), container
+
+
+def speech_request(
+    message: Mapping[str, Any], streams: SpeechStreams, *, text: str | None, paced: bool
+) -> SpeechRequest:
+    """The speech that a message describes.
+
+    Args:
+        message: A request. The model is not checked: this server has one.
+        streams: The streams of the server.
+        text: The whole text; None if more may follow.
+        paced: See `SpeechRequest`.
+
+    Raises:
+        RequestError: A field is invalid.
+    """
+    language = message.get("locale") or get_field(message, "language", str, "auto")
+    if not isinstance(language, str):
+        raise RequestError("locale must be a string.", parameter="locale")
+    return SpeechRequest(
+        text=text,
+        voice=streams.catalog.voice(voice_name(message.get("voice"))),
+        language=streams.catalog.language(language),
+        instruct=get_field(message, "instruct", str, "") or None,
+        sampling=sampling_of(message, streams.default_sampling),
+        audio_format=output_format(message)[0],
+        paced=paced,
+    )
+
+
+def chunk_event(chunk: SpeechChunk, step_ms: float) -> dict[str, Any]:
+    """The event with a chunk's audio, which must not be empty.
+
+    Args:
+        chunk: The chunk.
+        step_ms: Milliseconds since the chunk before.
+    """
+    return _event("chunk", data=base64_text(chunk.audio), step_time=round(step_ms, 3))
+
+
+def timestamps_event(words: Sequence[Word]) -> dict[str, Any]:
+    """The event with words that begin in the next chunk.
+
+    The end of a word is the start of the next one, or an estimate from its length while that is
+    unknown.
+    """
+    starts = [word.start for word in words]
+    last = words[-1]
+    estimate = round(last.start + _SECONDS_PER_CHARACTER * len(last.text), 3)
+    texts = [word.text for word in words]
+    times = {"words": texts, "start": starts, "end": [*starts[1:], estimate]}
+    return _event("timestamps", word_timestamps=times)
+
+
+def flush_done_event(flush_id: int) -> dict[str, Any]:
+    """The event after the audio of the text before a flush."""
+    return _event("flush_done", flush_done=True, flush_id=flush_id)
+
+
+def done_event() -> dict[str, Any]:
+    """The last event."""
+    return _event("done") | {"done": True}
+
+
+def error_event(error: RequestError, request_id: str) -> dict[str, Any]:
+    """The event of an error.
+
+    `done` is false: LiveKit's client takes an event with a true one for an ordinary end.
+    """
+    return {
+        "type": "error",
+        "done": False,
+        "status_code": error.status,
+        "error_code": error.code,
+        "title": "Server error" if error.status >= 500 else "Request error",
+        "message": error.message,
+        "request_id": request_id,
+    }
+
+
+def _event(kind: str, **fields: object) -> dict[str, Any]:
+    return {"type": kind, "done": False, "status_code": _PARTIAL, **fields}

@@ -1,0 +1,108 @@
+"""Fields of a JSON request that several protocols share; unknown fields are ignored."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from megakernel_tts import Sampling, SamplingError
+from megakernel_tts.server.errors import RequestError, request_error
+
+MAX_TEXT_CHARACTERS = 1 << 16  # of a request, or of a context: about 70 minutes of speech
+
+T = TypeVar("T")
+
+# Field of vLLM-Omni, SGLang-Omni and Nari -> field of `Sampling`.
+_SAMPLING = {
+    "seed": "seed",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+    "subtalker_temperature": "predictor_temperature",
+    "subtalker_top_k": "predictor_top_k",
+    "subtalker_top_p": "predictor_top_p",
+    "max_new_tokens": "max_frames",
+}
+_GREEDY = {"do_sample": "temperature", "subtalker_dosample": "predictor_temperature"}
+
+
+def parse_object(data: str | bytes) -> dict[str, Any]:
+    """Parses a JSON object.
+
+    Raises:
+        RequestError: It is no JSON object.
+    """
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"The request is not valid JSON ({error}).", 400, "invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise RequestError("The request must be a JSON object.", 400, "invalid_json")
+    return value
+
+
+def get_field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """Gives a field; the default if it is missing or null.
+
+    Raises:
+        RequestError: It has another type.
+    """
+    value = fields.get(name)
+    if value is None:
+        return default
+    if kind is float and type(value) is int:
+        return kind(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise RequestError(
+            f"{name} is {str(value)[:100]!r}; it must be a {_JSON_TYPES[kind]}.", parameter=name
+        )
+    return value
+
+
+_JSON_TYPES: dict[type, str] = {
+    str: "string",
+    int: "whole number",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+}
+
+
+def voice_name(value: object) -> str | None:
+    """The name in a field `voice`: a string, or an object with `id`.
+
+    Raises:
+        RequestError: It is neither.
+    """
+    if isinstance(value, dict):
+        value = value.get("id")
+        if value is None:
+            raise RequestError("voice must be a name, or an object with an id.", parameter="voice")
+    if not isinstance(value, str | None):
+        raise RequestError("voice must be a name, or an object with an id.", parameter="voice")
+    return value
+
+
+def sampling_of(fields: Mapping[str, Any], default: Sampling) -> Sampling:
+    """Sampling parameters of a request.
+
+    Args:
+        fields: The request. `do_sample` and `subtalker_dosample` select greedy decoding if false.
+        default: Parameters that the request does not set.
+
+    Raises:
+        RequestError: A value is invalid.
+    """
+    given = {
+        ours: fields[theirs] for theirs, ours in _SAMPLING.items() if fields.get(theirs) is not None
+    }
+    given |= {
+        ours: 0.0 for name, ours in _GREEDY.items() if not get_field(fields, name, bool, True)
+    }
+    try:
+        return replace(default, **given)
+    except SamplingError as error:
+        raise request_error(error) from None

@@ -1,0 +1,182 @@
+"""HTTP requests and replies: bounded bodies, audio that is streamed, identifiers of requests."""
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from megakernel_tts import Finish
+from megakernel_tts.server.encoding import AudioFormat, wav_header
+from megakernel_tts.server.errors import RequestError, SlowClientError
+from megakernel_tts.server.fields import parse_object
+from megakernel_tts.server.streams import SpeechChunk, SpeechStream
+
+MAX_BODY_BYTES = 1 << 20
+_BODY_TIMEOUT_S = 30.0
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Reads the JSON object in a request's body.
+
+    Raises:
+        RequestError: It is too large, too slow, or no JSON object.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise RequestError(
+                        f"The request is larger than {MAX_BODY_BYTES >> 20} MiB.",
+                        413,
+                        "request_too_large",
+                    )
+    except TimeoutError:
+        raise RequestError("The request was not sent in time.", 408, "request_timeout") from None
+    return parse_object(bytes(body))
+
+
+class AudioBody(Protocol):
+    """The body of a reply, as a sequence of parts."""
+
+    media_type: str
+
+    def begin(self) -> bytes:
+        """What precedes the first chunk."""
+        ...
+
+    def encode(self, chunk: SpeechChunk) -> bytes:
+        """A chunk."""
+        ...
+
+    def end(self, finish: Finish, num_frames: int) -> bytes:
+        """What follows the last chunk of `num_frames` frames in all."""
+        ...
+
+    def fail(self, error: RequestError) -> bytes:
+        """What reports an error after the first chunk; empty to end the connection instead."""
+        ...
+
+
+class RawBody:
+    """Plain samples, with or without a wav header."""
+
+    def __init__(self, audio_format: AudioFormat, media_type: str, *, wav: bool) -> None:
+        self.media_type = media_type
+        self._header = wav_header(audio_format) if wav else b""
+
+    def begin(self) -> bytes:
+        """See `AudioBody`."""
+        return self._header
+
+    def encode(self, chunk: SpeechChunk) -> bytes:
+        """See `AudioBody`."""
+        return chunk.audio
+
+    def end(self, finish: Finish, num_frames: int) -> bytes:
+        """See `AudioBody`."""
+        return b""
+
+    def fail(self, error: RequestError) -> bytes:
+        """See `AudioBody`."""
+        return b""
+
+
+class SpeechResponse(Response):
+    """A reply that sends a stream while it is spoken; its headers leave with the first audio.
+
+    An error before that is raised, and becomes a reply of its own. The client's disconnection stops
+    the stream.
+    """
+
+    def __init__(self, stream: SpeechStream, body: AudioBody, headers: Mapping[str, str]) -> None:
+        """Takes over a stream, which the reply closes."""
+        super().__init__(None, 200, headers, body.media_type)
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+        self._stream = stream
+        self._body = body
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the reply."""
+        delivery = asyncio.create_task(self._deliver(send))
+        disconnection = asyncio.create_task(_wait_for_disconnection(receive))
+        try:
+            await asyncio.wait({delivery, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            disconnection.cancel()
+            delivery.cancel()  # without effect on a task that is done
+            self._stream.close()
+        if delivery.done():
+            await delivery
+
+    async def _deliver(self, send: Send) -> None:
+        async def send_chunk(chunk: SpeechChunk) -> None:
+            await self._send(send, self._body.encode(chunk))
+
+        try:
+            finish = await self._stream.deliver(send_chunk)
+        except RequestError as error:
+            if not self._started:
+                raise
+            if report := self._body.fail(error):
+                await self._send(send, report, last=True)
+        except SlowClientError:
+            pass  # an incomplete reply ends the connection
+        else:
+            await self._send(send, self._body.end(finish, self._stream.num_frames), last=True)
+
+    async def _send(self, send: Send, part: bytes, *, last: bool = False) -> None:
+        if not self._started:
+            self._started = True
+            start: Message = {"type": "http.response.start", "status": self.status_code}
+            await send(start | {"headers": self.raw_headers})
+            part = self._body.begin() + part
+        await send({"type": "http.response.body", "body": part, "more_body": not last})
+
+
+async def _wait_for_disconnection(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(name: str, data: str) -> bytes:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {data}\n\n".encode()
+
+
+def base64_text(audio: bytes) -> str:
+    """Audio in base64."""
+    return base64.b64encode(audio).decode("ascii")
+
+
+class RequestIds:
+    """Middleware that gives each request and socket an identifier and returns it as a header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        header = (b"x-request-id", request_id.encode())
+        starts = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] in starts:
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,53 @@
+"""Settings of a server."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megakernel_tts import Voice
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of a server.
+
+    Attributes:
+        api_keys: Keys of which a request must have one; without any, every request is served.
+        voices: Cloned voices by name, for a Base model.
+        max_queue: Streams that may be open in addition to the engine's slots.
+        queue_timeout_s: Seconds from the end (or a flush) of a request's text to its first audio,
+            after which the request is refused.
+        drain_timeout_s: Seconds that open streams have to finish after a stop signal.
+    """
+
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
+    max_queue: int = 32
+    queue_timeout_s: float = 5.0
+    drain_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_queue < 0:
+            raise ValueError(f"max_queue is {self.max_queue}; it must be 0 or more.")
+        if not self.queue_timeout_s > 0:
+            raise ValueError(f"queue_timeout_s is {self.queue_timeout_s}; it must be above 0.")
+
+
+def read_api_keys(path: Path) -> tuple[str, ...]:
+    """Reads keys from a file: one per line; blank lines and lines that start with # are ignored.
+
+    Args:
+        path: A UTF-8 file.
+
+    Raises:
+        ValueError: It holds no key, or one with spaces or characters beyond ASCII.
+        OSError: It cannot be read.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ValueError(f"{path} holds no key; write one key per line.")
+    for number, key in enumerate(keys, start=1):
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"Key {number} of {path} must be printable ASCII without spaces.")
+    return keys

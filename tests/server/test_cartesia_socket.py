@@ -1,0 +1,381 @@
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import websockets
+
+from bench.simulation import simulated_tts, words_in_audio
+from megakernel_tts import TTS
+from megakernel_tts.server.settings import ServerSettings
+from tests.fakes import TIMEOUT_S
+from tests.server.running import (
+    TEXT,
+    Client,
+    RunningServer,
+    audio_of,
+    connected,
+    pcm_of,
+    running_server,
+    until,
+    words_of,
+)
+
+LONG_TEXT = TEXT * 500
+
+T = TypeVar("T")
+
+
+def converse(server: RunningServer, act: Callable[[Client], Awaitable[T]]) -> T:
+    """Runs a conversation over one connection."""
+
+    async def run() -> T:
+        async with connected(server) as client:
+            return await act(client)
+
+    return asyncio.run(run())
+
+
+def test_audio_and_word_starts_are_those_of_the_engine(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", TEXT, add_timestamps=True)
+        return await client.until_done("a")
+
+    events = converse(server, act)
+    speech = server.tts.say(TEXT)
+    assert np.array_equal(pcm_of(events), speech.pcm)
+    assert words_of(events) == [(word.text, word.start) for word in speech.words]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_every_word_of_text_in_portions_is_spoken_once(server: RunningServer, size: int) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        for start in range(0, len(TEXT), size):
+            await client.send("a", TEXT[start : start + size], **{"continue": True})
+        await client.send("a", "", **{"continue": False})
+        return await client.until_done("a")
+
+    assert words_in_audio(pcm_of(converse(server, act))) == [0, 1, 2, 3]
+
+
+def test_words_precede_the_audio_in_which_they_begin(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", TEXT, add_timestamps=True)
+        return await client.until_done("a")
+
+    seconds = 0.0
+    for event in converse(server, act):
+        if event["type"] == "timestamps":
+            assert min(event["word_timestamps"]["start"]) >= seconds - 0.02
+        elif event["type"] == "chunk":
+            seconds += len(pcm_of([event])) / 24_000
+
+
+def test_contexts_of_one_socket_speak_at_the_same_time(server: RunningServer) -> None:
+    async def act(client: Client) -> dict[str, list[dict[str, Any]]]:
+        events: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
+        for name in events:
+            await client.send(name, TEXT)
+        while not all(e and e[-1]["done"] for e in events.values()):
+            event = await client.receive()
+            events[event["context_id"]].append(event)
+        return events
+
+    events = converse(server, act)
+    assert all(np.array_equal(pcm_of(e), server.speech()) for e in events.values())
+
+
+def test_sentences_without_a_space_between_them_are_separate_words(
+    server: RunningServer,
+) -> None:
+    """Pipecat sends sentences so, and ends with an empty text."""
+
+    async def act(client: Client) -> list[dict[str, Any]]:
+        fields = {"max_buffer_delay_ms": 0, "add_timestamps": True}
+        await client.send("a", "Hello there.", **fields, **{"continue": True})
+        await client.send("a", "My friend.", **fields, **{"continue": True})
+        await client.send("a", "", **{"continue": False})
+        return await client.until_done("a")
+
+    events = converse(server, act)
+    assert [word for word, _ in words_of(events)] == ["Hello", "there.", "My", "friend."]
+    assert [e["flush_id"] for e in events if e["type"] == "flush_done"] == [1, 2]
+
+
+def test_portions_of_words_are_joined_as_they_are(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        for text in ("It costs 3.", "50 in all", ".", ""):
+            await client.send("a", text, add_timestamps=True, **{"continue": bool(text)})
+        return await client.until_done("a")
+
+    words = [word for word, _ in words_of(converse(server, act))]
+    assert words == ["It", "costs", "3.50", "in", "all."]
+
+
+def test_a_flush_is_reported_after_its_audio_and_before_later_audio(
+    server: RunningServer,
+) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", "One two.", flush=True, **{"continue": True})
+        await client.send("a", " Three four.", **{"continue": False})
+        return await client.until_done("a")
+
+    events = converse(server, act)
+    flush = next(i for i, e in enumerate(events) if e["type"] == "flush_done")
+    assert words_in_audio(pcm_of(events[:flush])) == [0, 1]
+    assert words_in_audio(pcm_of(events[flush:])) == [0, 1]
+
+
+def test_flushed_text_is_spoken_while_the_context_stays_open(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", "One two.", flush=True, **{"continue": True})
+        events = [await client.receive()]
+        while events[-1]["type"] != "flush_done":
+            events.append(await client.receive())
+        await client.cancel("a")
+        return events
+
+    assert words_in_audio(pcm_of(converse(server, act))) == [0, 1]
+
+
+def test_text_is_spoken_to_its_end_after_the_buffer_delay(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", "One two three", max_buffer_delay_ms=50, **{"continue": True})
+        events: list[dict[str, Any]] = []
+        while words_in_audio(pcm_of(events)) != [0, 1, 2]:
+            events.append(await client.receive())
+        return events
+
+    converse(server, act)
+
+
+@pytest.mark.parametrize("text", ["", " ", "...", "— !"])
+def test_a_context_without_words_ends_at_once(server: RunningServer, text: str) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", text, **{"continue": False})
+        return await client.until_done("a")
+
+    assert [event["type"] for event in converse(server, act)] == ["done"]
+
+
+def test_nothing_is_sent_for_a_cancelled_context(server: RunningServer) -> None:
+    async def act(client: Client) -> None:
+        await client.send("a", LONG_TEXT)
+        assert (await client.receive())["type"] == "chunk"
+        await client.cancel("a")
+        await client.send("b", TEXT)  # answered after what was sent for the first one
+        while (event := await client.receive())["context_id"] == "a":
+            pass
+        events = [event, *await client.until_done("b")]
+        assert np.array_equal(pcm_of(events), server.speech())
+        await until(lambda: server.num_streams == 0)
+
+    converse(server, act)
+
+
+def test_closing_a_socket_stops_all_of_its_contexts(server: RunningServer) -> None:
+    aborted = server.metric('requests_success_total{finished_reason="abort"}')
+
+    async def act(client: Client) -> None:
+        for name in ("a", "b", "c"):
+            await client.send(name, LONG_TEXT)
+        while server.metric("num_requests_running") < 3:
+            await client.receive()
+
+    converse(server, act)
+    asyncio.run(until(lambda: server.num_streams == 0))
+    assert server.metric('requests_success_total{finished_reason="abort"}') == aborted + 3
+    assert server.metric("websocket_connections") == 0
+
+
+def test_cancellation_frees_the_slot_within_a_frame() -> None:
+    frame_s = 0.05
+    with simulated_tts(num_slots=1, frame_seconds=frame_s) as tts:
+        tts._warm = True
+        with running_server(tts) as server:
+
+            async def act(client: Client) -> None:
+                for i in range(3):
+                    await client.send(f"{i}", LONG_TEXT)
+                    while (await client.receive())["context_id"] != f"{i}":
+                        pass
+                    await client.cancel(f"{i}")
+
+            converse(server, act)
+            asyncio.run(until(lambda: server.num_streams == 0))
+            assert server.metric("cancel_latency_s_count") == 3
+            assert server.metric('cancel_latency_s_bucket{le="0.2"}') == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"voice": {"mode": "id", "id": "nobody"}}, "invalid_voice"),
+        ({"voice": {"mode": "embedding", "embedding": [0.1]}}, "invalid_value"),
+        ({"output_format": {"container": "mp3"}}, "invalid_value"),
+        ({"output_format": {"encoding": "pcm_s24le", "sample_rate": 8000}}, "invalid_value"),
+        ({"output_format": {"encoding": "pcm_s16le", "sample_rate": 8001}}, "invalid_value"),
+        ({"language": "klingon"}, "invalid_language"),
+        ({"transcript": None}, "invalid_value"),
+        ({"transcript": "a\ud800b"}, "invalid_text"),
+        ({"max_buffer_delay_ms": -1}, "invalid_value"),
+        ({"continue": "yes"}, "invalid_value"),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_an_invalid_message_is_an_error_of_its_context(
+    server: RunningServer, fields: dict[str, Any], code: str
+) -> None:
+    async def act(client: Client) -> None:
+        await client.send("a", TEXT, **fields)
+        error = await client.receive()
+        assert (error["type"], error["context_id"], error["done"]) == ("error", "a", False)
+        assert (error["error_code"], error["status_code"]) == (code, 400)
+        assert error["request_id"].startswith("req_") and error["title"] and error["message"]
+        await client.send("b", TEXT)  # the socket remains usable
+        assert (await client.until_done("b"))[-1]["type"] == "done"
+
+    converse(server, act)
+    assert server.num_streams == 0
+
+
+@pytest.mark.parametrize("data", ["{", "[]", '"cancel"', "{}", '{"context_id": 3}'])
+def test_a_message_without_context_is_an_error_with_an_empty_one(
+    server: RunningServer, data: str
+) -> None:
+    async def act(client: Client) -> None:
+        await client.websocket.send(data)
+        assert (await client.receive())["context_id"] == ""
+
+    converse(server, act)
+
+
+def test_text_after_the_end_of_a_context_is_an_error(server: RunningServer) -> None:
+    async def act(client: Client) -> dict[str, Any]:
+        await client.send("a", LONG_TEXT)
+        await client.send("a", "More.")
+        return (await client.until_done("a"))[-1]
+
+    assert converse(server, act)["error_code"] == "context_closed"
+
+
+def test_the_voice_of_a_context_cannot_change(server: RunningServer) -> None:
+    async def act(client: Client) -> dict[str, Any]:
+        await client.send("a", "Hello ", **{"continue": True})
+        await client.send("a", "there.", voice={"id": "serena"})
+        return (await client.until_done("a"))[-1]
+
+    assert "voice" in converse(server, act)["message"]
+
+
+def test_a_context_id_may_be_used_again_after_its_end(server: RunningServer) -> None:
+    async def act(client: Client) -> None:
+        for _ in range(2):
+            await client.send("a", TEXT)
+            assert np.array_equal(pcm_of(await client.until_done("a")), server.speech())
+
+    converse(server, act)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "width"),
+    [("pcm_s16le", 2), ("pcm_f32le", 4), ("pcm_mulaw", 1), ("pcm_alaw", 1)],
+)
+@pytest.mark.parametrize("rate", [8_000, 48_000])
+def test_every_encoding_and_rate_keeps_the_duration(
+    server: RunningServer, encoding: str, width: int, rate: int
+) -> None:
+    async def act(client: Client) -> bytes:
+        audio_format = {"container": "raw", "encoding": encoding, "sample_rate": rate}
+        await client.send("a", TEXT, output_format=audio_format)
+        return audio_of(await client.until_done("a"))
+
+    seconds = len(converse(server, act)) / (rate * width)
+    assert abs(seconds - len(server.speech()) / 24_000) < 1e-3
+
+
+def test_a_failure_is_an_error_and_others_continue(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.tts._loaded.engine.backend, "failing_word", "Failing")
+
+    async def act(client: Client) -> None:
+        await client.send("a", "Failing.")
+        assert (await client.until_done("a"))[-1]["status_code"] == 500
+        await client.send("b", TEXT)
+        assert (await client.until_done("b"))[-1]["type"] == "done"
+
+    converse(server, act)
+
+
+def test_overload_is_an_error_message_and_the_handshake_does_not_wait(engine: TTS) -> None:
+    with running_server(engine, ServerSettings(max_queue=0)) as server:
+
+        async def act(client: Client) -> None:
+            for i in range(engine.slots):
+                await client.send(f"{i}", LONG_TEXT)
+            await client.send("late", TEXT)
+            error = (await client.until_done("late"))[-1]
+            assert (error["type"], error["status_code"]) == ("error", 429)
+            async with connected(server) as other:
+                await other.send("late", TEXT)
+                assert (await other.until_done("late"))[-1]["status_code"] == 429
+
+        converse(server, act)
+
+
+def test_a_stream_without_a_slot_is_refused_after_the_deadline(engine: TTS) -> None:
+    with running_server(engine, ServerSettings(queue_timeout_s=0.05)) as server:
+
+        async def act(client: Client) -> None:
+            for i in range(engine.slots):
+                await client.send(f"{i}", LONG_TEXT)
+                while (await client.receive())["context_id"] != f"{i}":
+                    pass
+            await client.send("late", TEXT)
+            error = (await client.until_done("late"))[-1]
+            assert (error["type"], error["status_code"]) == ("error", 503)
+
+        converse(server, act)
+        assert server.metric('rejected_requests_total{reason="timeout"}') == 1
+
+
+def test_speech_is_at_most_three_seconds_ahead_of_playback(server: RunningServer) -> None:
+    async def act(client: Client) -> None:
+        start_s = time.monotonic()
+        frames = server.tts._loaded.engine.backend.num_made  # type: ignore[attr-defined]
+        await client.send("a", LONG_TEXT)
+        sent_s = 0.0
+        while sent_s < 3.0:
+            sent_s += len(pcm_of([await client.receive()])) / 24_000
+        played_s = time.monotonic() - start_s
+        assert sent_s <= played_s + 2
+        made = server.tts._loaded.engine.backend.num_made - frames  # type: ignore[attr-defined]
+        assert 0.08 * made <= played_s + 3
+
+    converse(server, act)
+
+
+def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
+    engine: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.3)
+    monkeypatch.setattr("megakernel_tts.server.streams._MAX_LEAD_S", 1e9)
+
+    async def act(server: RunningServer) -> None:
+        async with connected(server, max_queue=1) as idle, connected(server) as client:
+            idle_format = {"encoding": "pcm_f32le", "sample_rate": 48_000}
+            await idle.send("a", LONG_TEXT, output_format=idle_format)
+            await client.send("b", TEXT)
+            assert np.array_equal(pcm_of(await client.until_done("b")), server.speech())
+            await until(lambda: server.num_streams == 0)
+            with pytest.raises(websockets.ConnectionClosed):
+                async with asyncio.timeout(TIMEOUT_S):
+                    while True:
+                        await idle.websocket.recv()
+
+    with running_server(engine) as server:
+        asyncio.run(act(server))
