@@ -174,6 +174,7 @@ def test_words_are_compared_as_they_are_said() -> None:
     assert compare("one hundred twenty", "120") == 0
     assert compare("on March 3, 2021", "on March 3rd, 2021") == 0
     assert compare("It is 8%.", "It is 9%.") == 1
+    assert text_errors("¿Qué hora es?", "Que hora es.", "spanish") == 0
 
 
 @pytest.mark.parametrize(

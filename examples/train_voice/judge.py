@@ -33,6 +33,7 @@ _FIGURES = (
     (r"\$(\d+),?(\d)00 and \$?(\d\d)\b", r"$\1,\2\3"),
     (r"\b(\d+),?(\d)00 and (\d\d)\b", r"\1,\2\3"),
 )
+_ACCENTS = str.maketrans("áéíóúü", "aeiouu")  # do not change what is heard
 _SPELLINGS = (
     (r"\b(colo|favo|neighbo|hono|labo|harbo|flavo|behavio)ur", r"\1or"),
     (r"\bgrey\b", "gray"), (r"cancelled", "canceled"), (r"met(re|res)\b", "meters"),
@@ -52,7 +53,7 @@ def normalised_words(text: str, language: str) -> list[str]:
     said = re.sub(r"\b(hundred|thousand|million) and\b", r"\1", said.lower())
     for british, american in _SPELLINGS:
         said = re.sub(british, american, said)
-    return words_of(said.replace(SPELLED, " "))
+    return words_of(said.replace(SPELLED, " ").translate(_ACCENTS))
 
 
 def errors(expected: Sequence[str], recognised: Sequence[str]) -> int:
