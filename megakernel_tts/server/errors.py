@@ -4,7 +4,6 @@ from megakernel_tts import (
     EngineBusyError,
     EngineClosedError,
     MegakernelTTSError,
-    SamplingError,
     TextError,
     VoiceError,
 )
@@ -46,8 +45,6 @@ def request_error(error: MegakernelTTSError) -> RequestError:
     message = str(error)
     if isinstance(error, TextError):
         return RequestError(message, 400, "invalid_text", "input")
-    if isinstance(error, SamplingError):
-        return RequestError(message, 400, "invalid_sampling", message.partition(" ")[0])
     if isinstance(error, VoiceError):
         return RequestError(message, 400, "invalid_voice", "voice")
     if isinstance(error, EngineBusyError):

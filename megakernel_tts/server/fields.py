@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from megakernel_tts import Sampling, SamplingError
-from megakernel_tts.server.errors import RequestError, request_error
+from megakernel_tts.server.errors import RequestError
 
 MAX_TEXT_CHARACTERS = 1 << 16  # of a request, or of a context: about 70 minutes of speech
 
@@ -96,13 +96,17 @@ def sampling_of(fields: Mapping[str, Any], default: Sampling) -> Sampling:
     Raises:
         RequestError: A value is invalid.
     """
-    given = {
-        ours: fields[theirs] for theirs, ours in _SAMPLING.items() if fields.get(theirs) is not None
-    }
-    given |= {
-        ours: 0.0 for name, ours in _GREEDY.items() if not get_field(fields, name, bool, True)
-    }
-    try:
-        return replace(default, **given)
-    except SamplingError as error:
-        raise request_error(error) from None
+    parameters: dict[str, Any] = {}
+    for name, ours in _GREEDY.items():
+        if not get_field(fields, name, bool, True):
+            parameters[ours] = 0.0
+    sampling = replace(default, **parameters)
+    for name, ours in _SAMPLING.items():
+        if fields.get(name) is None or ours in parameters:
+            continue
+        try:
+            sampling = replace(sampling, **{ours: fields[name]})
+        except SamplingError as error:
+            message = str(error).replace(ours, name, 1)
+            raise RequestError(message, 400, "invalid_sampling", name) from None
+    return sampling

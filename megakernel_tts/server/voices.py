@@ -64,7 +64,7 @@ class Catalog:
             RequestError: It is another one.
         """
         known = {self.model, self._info.name, *_OPENAI_MODELS}
-        if name is not None and name not in known:
+        if name is not None and not (isinstance(name, str) and name in known):
             raise RequestError(
                 f"The model {name!r} does not exist; {self.model} is served.",
                 404,

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import websockets
 from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS
 from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.streams import SpeechStream
 from tests.fakes import TIMEOUT_S
 from tests.server.running import (
     TEXT,
@@ -148,6 +150,22 @@ def test_text_is_spoken_to_its_end_after_the_buffer_delay(server: RunningServer)
         while words_in_audio(pcm_of(events)) != [0, 1, 2]:
             events.append(await client.receive())
         return events
+
+    converse(server, act)
+
+
+@pytest.mark.parametrize(
+    ("text", "early"), [("One two. ", True), ("One two ", True), ("One tw", False)]
+)
+def test_text_that_pauses_is_flushed_before_playback_ends_but_not_within_a_word(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, text: str, early: bool
+) -> None:
+    flushed = threading.Event()
+    monkeypatch.setattr(SpeechStream, "flush", lambda stream: flushed.set())
+
+    async def act(client: Client) -> None:
+        await client.send("a", text, max_buffer_delay_ms=5000, **{"continue": True})
+        assert await asyncio.to_thread(flushed.wait, TIMEOUT_S if early else 1.0) is early
 
     converse(server, act)
 

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import socket
 import struct
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_a_disconnection_stops_the_stream_and_frees_its_slot(server: RunningServ
     assert server.metric('requests_success_total{finished_reason="abort"}') == cancelled + 1
 
 
+def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.3)
+    body = json.dumps({"input": TEXT * 1000, "response_format": "pcm", "sample_rate": 48_000})
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = server.authority.split(":")
+    with socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        idle.connect((host, int(port)))
+        idle.sendall((head + body).encode())
+        wait_until(lambda: server.num_streams == 1)
+        assert len(speak(server).content) == 2 * len(server.speech())
+        wait_until(lambda: server.num_streams == 0)
+
+
 def test_openai_voices_are_those_of_the_model(server: RunningServer) -> None:
     for voice in (*OPENAI_VOICES, "ryan", {"id": "Serena"}, None):
         assert speak(server, input="Hi.", voice=voice).status_code == 200
@@ -153,6 +170,8 @@ def test_seed_and_sampling_fields_are_those_of_the_engine(
         ({"speed": 2.0}, "speed"),
         ({"stream_format": "ogg"}, "stream_format"),
         ({"temperature": -1}, "temperature"),
+        ({"subtalker_top_k": 1.5}, "subtalker_top_k"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seed": "7"}, "seed"),
         ({"do_sample": 1}, "do_sample"),
         ({"instructions": ["Calm."]}, "instructions"),
@@ -167,6 +186,10 @@ def test_an_invalid_field_is_a_400_that_names_it(
     assert response.status_code == 400
     assert error_of(response)["param"] == parameter
     assert error_of(response)["type"] == "invalid_request_error"
+
+
+def test_a_model_that_is_no_name_is_a_404(server: RunningServer) -> None:
+    assert speak(server, model=["tts-1"]).status_code == 404
 
 
 @pytest.mark.parametrize(
