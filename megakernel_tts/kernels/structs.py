@@ -3,8 +3,8 @@
 `codec_structs` and `align_structs` declare those of the other kernels in the same way.
 
 A build appends `layout_checks` to its source, so it fails if a field of csrc has another name,
-type or offset than the field here, or an enumerator another value. csrc/params.cuh explains the
-fields.
+type or offset than the field here, or an enumerator another value. csrc/params.cuh,
+csrc/workspace.cuh and csrc/decode/kernels.cuh explain the fields.
 """
 
 import ctypes
