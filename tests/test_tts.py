@@ -89,6 +89,23 @@ def test_streaming_does_not_change_codes(tts: TTS) -> None:
     )
 
 
+@pytest.mark.parametrize("layout", ["auto", "full", "streaming"])
+def test_a_session_for_a_whole_text_has_the_codes_of_say(tts: TTS, layout: Any) -> None:
+    session = tts.open(layout=layout, sampling=SHORT, text=TEXT)
+    with pytest.raises(TextError, match="ended"):
+        session.push_text("More.")
+    codes = np.concatenate([e.codes for e in session if isinstance(e, AudioChunk)])
+    np.testing.assert_array_equal(codes, tts.say(TEXT, layout=layout, sampling=SHORT).codes)
+    with pytest.raises(TextError, match="empty"):
+        tts.open(text=" ")
+
+
+def test_an_engine_runs_until_it_is_closed(checkpoint: Callable[..., Path]) -> None:
+    with TTS.load(checkpoint(), device="cpu", slots=3) as one:
+        assert one.running and one.slots == 3
+    assert not one.running
+
+
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 def test_pushing_single_characters_does_not_change_codes(tts: TTS, layout: str) -> None:
     text = "你好 to the world. It is e\u0301t\u0323e\u0301, don't you know? 3.14 👩\u200d👧!"
