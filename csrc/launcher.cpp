@@ -124,12 +124,13 @@ int64_t read_symbol(int64_t context, int64_t module, std::string name, const Ten
   return driver().cuMemcpyDtoH(bytes.mutable_data_ptr(), address, size);
 }
 
-// Launches a kernel on a stream of its context. `params` holds the kernel's only argument, with the
-// addresses of the tensors in `writes`, which the kernel changes. All bits of `set_bits` are set
-// beforehand. The status is written: torch cannot trace operators that return numbers.
+// Launches a kernel on a stream of its context. `params` is the address of the kernel's only
+// argument, which holds the addresses of the tensors in `writes`, which the kernel changes. All
+// bits of `set_bits` are set beforehand. The status is written: torch cannot trace operators that
+// return numbers.
 void launch(int64_t context, int64_t kernel, int64_t stream, int64_t num_blocks,
             int64_t num_threads, int64_t shared_bytes, bool cooperative, bool overlap_previous,
-            const Tensor& params, at::TensorList writes, const std::optional<Tensor>& set_bits,
+            int64_t params, at::TensorList writes, const std::optional<Tensor>& set_bits,
             const Tensor& status) {
   int64_t& result = *static_cast<int64_t*>(status.mutable_data_ptr());
   const CurrentContext current(context);
@@ -159,7 +160,7 @@ void launch(int64_t context, int64_t kernel, int64_t stream, int64_t num_blocks,
   config.hStream = queue;
   config.attrs = attributes;
   config.numAttrs = num_attributes;
-  void* arguments[] = {const_cast<void*>(params.const_data_ptr())};
+  void* arguments[] = {reinterpret_cast<void*>(params)};
   result =
       driver().cuLaunchKernelEx(&config, reinterpret_cast<CUfunction>(kernel), arguments, nullptr);
 }
@@ -177,7 +178,7 @@ TORCH_LIBRARY_FRAGMENT(megakernel_tts, m) {
         &megakernel::read_symbol);
   m.def(
       "launch(int context, int kernel, int stream, int num_blocks, int num_threads, "
-      "int shared_bytes, bool cooperative, bool overlap_previous, Tensor params, "
+      "int shared_bytes, bool cooperative, bool overlap_previous, int params, "
       "Tensor(a!)[] writes, Tensor(b!)? set_bits, Tensor(c!) status) -> ()");
 }
 
@@ -185,7 +186,6 @@ TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) { m.impl("launch", &megakernel::laun
 
 // Nothing is returned, so that fake tensors need nothing either.
 TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
-  m.impl("launch",
-         [](int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, const at::Tensor&,
-            at::TensorList, const std::optional<at::Tensor>&, const at::Tensor&) {});
+  m.impl("launch", [](int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t,
+                      at::TensorList, const std::optional<at::Tensor>&, const at::Tensor&) {});
 }

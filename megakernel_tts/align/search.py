@@ -32,7 +32,8 @@ _LIBRARY.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.define(
-    "mas_path(Tensor durations, SymInt frames, ScalarType dtype) -> Tensor",
+    "mas_path(Tensor scores, Tensor? text_lengths, Tensor? frame_lengths, Tensor? mask, "
+    "ScalarType dtype) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -86,14 +87,18 @@ def mas(
     """
     if out not in ("durations", "path", "index"):
         raise ValueError(f"out must be 'durations', 'path' or 'index', found {out!r}.")
-    durations = _checked_durations(scores, text_lengths, frame_lengths, mask, layout)
-    if out == "durations":
-        return durations
-    frames = scores.shape[2 if layout == "BTS" else 1]
-    if out == "index":
-        return _index(durations, frames)
-    path = torch.ops.megakernel_tts.mas_path.default(durations, frames, torch.bool)
-    return path if layout == "BTS" else path.transpose(1, 2)
+    _check(scores, text_lengths, frame_lengths, mask, layout)
+    scores = scores.detach()
+    if layout == "BST":
+        scores = scores.transpose(1, 2)
+        mask = None if mask is None else mask.transpose(1, 2)
+    if out == "path":
+        path = torch.ops.megakernel_tts.mas_path.default(
+            scores, text_lengths, frame_lengths, mask, torch.bool
+        )
+        return path if layout == "BTS" else path.transpose(1, 2)
+    durations = torch.ops.megakernel_tts.mas.default(scores, text_lengths, frame_lengths, mask)
+    return durations if out == "durations" else _index(durations, scores.shape[2])
 
 
 def maximum_path(value: Tensor, mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -113,18 +118,18 @@ def maximum_path(value: Tensor, mask: Tensor, dtype: torch.dtype = torch.float32
         ValueError: See `mas`.
         RuntimeError: See `mas`.
     """
-    durations = _checked_durations(value, None, None, mask, "BTS")
-    return torch.ops.megakernel_tts.mas_path.default(durations, value.shape[2], dtype)
+    _check(value, None, None, mask, "BTS")
+    return torch.ops.megakernel_tts.mas_path.default(value.detach(), None, None, mask, dtype)
 
 
-def _checked_durations(
+def _check(
     scores: Tensor,
     text_lengths: Tensor | None,
     frame_lengths: Tensor | None,
     mask: Tensor | None,
     layout: Layout,
-) -> Tensor:
-    """Checks the arguments and runs the search; durations int32 [B, T]."""
+) -> None:
+    """Checks the arguments of `mas`."""
     if layout not in ("BTS", "BST"):
         raise ValueError(f"layout must be 'BTS' or 'BST', found {layout!r}.")
     if scores.dim() != 3 or scores.dtype not in _DTYPES:
@@ -140,10 +145,9 @@ def _checked_durations(
                 f"mask must be {list(scores.shape)} on {scores.device} as the scores, and not "
                 f"complex, found {mask.dtype} {list(mask.shape)} on {mask.device}."
             )
-    if layout == "BST":
-        scores = scores.transpose(1, 2)
-        mask = None if mask is None else mask.transpose(1, 2)
     items, tokens, frames = scores.shape
+    if layout == "BST":
+        tokens, frames = frames, tokens
     for name, lengths in (("text_lengths", text_lengths), ("frame_lengths", frame_lengths)):
         if lengths is None:
             continue
@@ -166,9 +170,8 @@ def _checked_durations(
             _check_lengths(
                 _on_host(text_lengths, items, tokens),
                 _on_host(frame_lengths, items, frames),
-                scores.shape,
+                (tokens, frames),
             )
-    return torch.ops.megakernel_tts.mas.default(scores.detach(), text_lengths, frame_lengths, mask)
 
 
 def _has_no_path(tokens: int, frames: int) -> bool:
@@ -182,13 +185,16 @@ def _no_path_message(item: str, tokens: int, frames: int) -> str:
     )
 
 
-def _check_lengths(text: NDArray[np.int64], frames: NDArray[np.int64], shape: torch.Size) -> None:
-    """Checks lengths on the host against the scores [B, T, S]."""
+def _check_lengths(
+    text: NDArray[np.int64], frames: NDArray[np.int64], num_scores: tuple[int, int]
+) -> None:
+    """Checks lengths on the host against the numbers of tokens and frames that have scores."""
+    num_tokens, num_frames = num_scores
     for item, (t, s) in enumerate(zip(text.tolist(), frames.tolist(), strict=True)):
-        if not (0 <= t <= shape[1] and 0 <= s <= shape[2]):
+        if not (0 <= t <= num_tokens and 0 <= s <= num_frames):
             raise ValueError(
-                f"Item {item} has {t} tokens and {s} frames: there are scores for {shape[1]} and "
-                f"{shape[2]}."
+                f"Item {item} has {t} tokens and {s} frames: there are scores for {num_tokens} and "
+                f"{num_frames}."
             )
         if _has_no_path(t, s):
             raise ValueError(_no_path_message(f"Item {item}", t, s))
@@ -214,7 +220,7 @@ def _search(
         frame_lengths = mask[:, :1].ne(0).sum((1, 2))
     text = _on_host(text_lengths, items, tokens)
     ends = _on_host(frame_lengths, items, frames)
-    _check_lengths(text, ends, scores.shape)
+    _check_lengths(text, ends, (tokens, frames))
     return torch.from_numpy(_trace(_directions(scores), text, ends))
 
 
@@ -237,16 +243,6 @@ def _search_on_gpu(
 ) -> Tensor:
     """The operator `mas` on a GPU: scores [B, T, S] to durations int32 [B, T]."""
     return _kernels(scores.device).search(scores, text_lengths, frame_lengths, mask)
-
-
-@torch.library.impl(_LIBRARY, "mas", "CompositeExplicitAutograd")
-def _(
-    scores: Tensor,
-    text_lengths: Tensor | None = None,
-    frame_lengths: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    raise _unsupported(scores.device)
 
 
 def _directions(scores: Tensor) -> NDArray[np.bool_]:
@@ -296,27 +292,47 @@ def _index(durations: Tensor, frames: int) -> Tensor:
 
 
 @torch.library.impl(_LIBRARY, "mas_path", "CPU")
-def _path(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    """The operator `mas_path` on the CPU: durations int32 [B, T] to zeros and ones [B, T, S]."""
+def _search_path(
+    scores: Tensor,
+    text_lengths: Tensor | None,
+    frame_lengths: Tensor | None,
+    mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The operator `mas_path` on the CPU: scores [B, T, S] to zeros and ones [B, T, S]."""
+    durations = _search(scores, text_lengths, frame_lengths, mask)
     ends = durations.cumsum(1)[..., None]
-    frame_indices = torch.arange(frames)
+    frame_indices = torch.arange(scores.shape[2])
     return ((ends - durations[..., None] <= frame_indices) & (frame_indices < ends)).to(dtype)
 
 
 @torch.library.register_fake("megakernel_tts::mas_path", lib=_LIBRARY)
-def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    return durations.new_empty((*durations.shape, frames), dtype=dtype)
+def _(
+    scores: Tensor, text_lengths: object, frame_lengths: object, mask: object, dtype: torch.dtype
+) -> Tensor:
+    return scores.new_empty(scores.shape, dtype=dtype)
 
 
 @torch.library.impl(_LIBRARY, "mas_path", "CUDA")
-def _path_on_gpu(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    """The operator `mas_path` on a GPU: durations int32 [B, T] to zeros and ones [B, T, S]."""
-    return _kernels(durations.device).path(durations.contiguous(), frames, dtype)
+def _search_path_on_gpu(
+    scores: Tensor,
+    text_lengths: Tensor | None,
+    frame_lengths: Tensor | None,
+    mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The operator `mas_path` on a GPU: scores [B, T, S] to zeros and ones [B, T, S]."""
+    kernels = _kernels(scores.device)
+    durations = kernels.search(scores, text_lengths, frame_lengths, mask)
+    return kernels.path(durations, scores.shape[2], dtype)
 
 
+@torch.library.impl(_LIBRARY, "mas", "CompositeExplicitAutograd")
 @torch.library.impl(_LIBRARY, "mas_path", "CompositeExplicitAutograd")
-def _(durations: Tensor, frames: int, dtype: torch.dtype) -> Tensor:
-    raise _unsupported(durations.device)
+def _(scores: Tensor, *_: object) -> Tensor:
+    raise RuntimeError(
+        f"The kernels support NVIDIA GPUs only; the scores are on {scores.device}. {_USE_CPU}"
+    )
 
 
 @cache
@@ -325,9 +341,3 @@ def _kernels(device: torch.device) -> AlignKernels:
     if reason := obstacle(device):
         raise RuntimeError(f"{reason} {_USE_CPU}")
     return load_align_kernels(device)
-
-
-def _unsupported(device: torch.device) -> RuntimeError:
-    return RuntimeError(
-        f"The kernels support NVIDIA GPUs only; the scores are on {device}. {_USE_CPU}"
-    )

@@ -209,17 +209,18 @@ class AlignKernels:
         _check_search(scores, text_lengths, frame_lengths, mask)
         if scores.numel() == 0:
             return scores.new_zeros(scores.shape[:2], dtype=torch.int32)
-        rows = _readable(scores)
-        lengths = [
-            None if each is None else each.to(rows.device).contiguous()
-            for each in (text_lengths, frame_lengths)
-        ]
+        rows, alignment = _readable(scores)
         if mask is not None:
-            lengths = [*self.count_lengths(mask)]
-        aligned = _begins_at_multiples(rows, self.info.step_columns * rows.element_size())
+            text_lengths, frame_lengths = self.count_lengths(mask).unbind()
+        else:
+            text_lengths, frame_lengths = (
+                None if each is None else each.to(rows.device).contiguous()
+                for each in (text_lengths, frame_lengths)
+            )
+        aligned = alignment >= self.info.step_columns * rows.element_size()
         items, tokens, frames = rows.shape
         plan = self._plan((items, tokens, frames), self.tile_bytes(rows.dtype))
-        return self.launch_search(rows, lengths[0], lengths[1], plan, aligned=aligned)
+        return self.launch_search(rows, text_lengths, frame_lengths, plan, aligned=aligned)
 
     def launch_search(
         self,
@@ -370,24 +371,25 @@ def _check_search(
         )
 
 
-def _readable(scores: Tensor) -> Tensor:
-    """Scores as the kernel reads them, copied if necessary.
+def _readable(scores: Tensor) -> tuple[Tensor, int]:
+    """Scores as the kernel reads them, copied if necessary, and the alignment of their rows.
 
     Frames are adjacent, rows do not overlap, and each begins at a multiple of four bytes.
     """
     is_apart = scores.shape[1] == 1 or scores.stride(1) >= scores.shape[2]
     rows = scores if scores.stride(2) == 1 and is_apart else scores.contiguous()
-    if _begins_at_multiples(rows, _COPY_BYTES):
-        return rows
-    return rows.float().contiguous()
+    if (alignment := _row_alignment(rows)) >= _COPY_BYTES:
+        return rows, alignment
+    rows = rows.float().contiguous()
+    return rows, _row_alignment(rows)
 
 
-def _begins_at_multiples(rows: Tensor, num_bytes: int) -> bool:
-    """Whether every row begins at a multiple of so many bytes."""
-    if rows.data_ptr() % num_bytes:
-        return False
-    strides = (rows.stride(dim) for dim in (0, 1) if rows.shape[dim] > 1)
-    return not any(stride * rows.element_size() % num_bytes for stride in strides)
+def _row_alignment(rows: Tensor) -> int:
+    """The largest power of two of which the address of every row is a multiple."""
+    (items, tokens, _), (item_stride, row_stride, _) = rows.shape, rows.stride()
+    steps = (item_stride if items > 1 else 0) | (row_stride if tokens > 1 else 0)
+    bits = rows.data_ptr() | steps * rows.element_size()
+    return bits & -bits
 
 
 @cache

@@ -1,8 +1,7 @@
 """The protocol of compiled kernels: one module holds the kernels of a program on one device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from megakernel_tts.kernels.structs import DeviceStruct
 
@@ -13,8 +12,7 @@ DEFAULT_SHARED_BYTES = 48 * 1024  # dynamic shared memory that any kernel may us
 Struct = TypeVar("Struct", bound=DeviceStruct)
 
 
-@dataclass(frozen=True)
-class LaunchConfig:
+class LaunchConfig(NamedTuple):
     """The geometry of a launch.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Launches kernels through the torch operators of csrc/launcher.cpp."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
 
@@ -24,10 +25,9 @@ class OperatorModule:
         Raises:
             RuntimeError: CUDA refused the cubin, or it lacks a kernel.
         """
-        self._ops = torch.ops.megakernel_tts
-        self._device = device
+        self._ops, self._device_index = torch.ops.megakernel_tts, device.index or 0
         image = torch.frombuffer(bytearray(cubin), dtype=torch.uint8)
-        status, self._context, self._module = self._ops.load_module(image, device.index or 0)
+        status, self._context, self._module = self._ops.load_module(image, self._device_index)
         self._check(status, "load the kernels")
         self._kernels = {name: self._find(name) for name in kernels}
         self._shared_bytes = dict.fromkeys(kernels, DEFAULT_SHARED_BYTES)
@@ -79,16 +79,18 @@ class OperatorModule:
             )
             self._check(status, f"give {kernel} {config.shared_bytes} bytes of shared memory")
             self._shared_bytes[kernel] = config.shared_bytes
+        # A `Stream` of torch.cuda would take 3 us more.
+        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
         return (
             self._context,
             self._kernels[kernel],
-            torch.cuda.current_stream(self._device).cuda_stream,
+            stream,
             config.num_blocks,
             config.num_threads,
             config.shared_bytes,
             config.cooperative,
             config.overlap_previous,
-            torch.frombuffer(params, dtype=torch.uint8),
+            ctypes.addressof(params),
             writes,
             set_bits,
             self._status.tensor,

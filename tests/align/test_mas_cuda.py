@@ -357,7 +357,8 @@ def test_compiled_calls_match_eager_calls() -> None:
     torch.library.opcheck(search, (scores, text, frames))
     torch.library.opcheck(search, (scores, None, None, torch.ones_like(scores)))
     path = torch.ops.megakernel_tts.mas_path.default
-    torch.library.opcheck(path, (mas(scores), scores.shape[2], torch.float32))
+    torch.library.opcheck(path, (scores, text, frames, None, torch.bool))
+    torch.library.opcheck(path, (scores, None, None, torch.ones_like(scores), torch.float32))
 
 
 @pytest.mark.gpu

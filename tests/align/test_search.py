@@ -225,8 +225,8 @@ def test_operators_pass_opcheck() -> None:
     torch.library.opcheck(search, (batch.scores, batch.text, batch.frames))
     torch.library.opcheck(search, (batch.scores, None, None))
     torch.library.opcheck(search, (batch.scores, None, None, _mask(batch)))
-    durations = mas(batch.scores, batch.text, batch.frames)
-    torch.library.opcheck(path, (durations, batch.scores.shape[2], torch.float32))
+    torch.library.opcheck(path, (batch.scores, batch.text, batch.frames, None, torch.bool))
+    torch.library.opcheck(path, (batch.scores, None, None, _mask(batch), torch.float32))
 
 
 @pytest.mark.parametrize("out", ["durations", "index", "path"])

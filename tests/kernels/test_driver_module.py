@@ -73,8 +73,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.delitem(sys.modules, "megakernel_tts.kernels.driver_module", raising=False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    stream = SimpleNamespace(cuda_stream=STREAM)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
     return recording
 
 
