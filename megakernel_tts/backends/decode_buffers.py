@@ -264,14 +264,14 @@ class DecodeBuffers:
             tiles: bfloat16 [positions, hidden] on the host; together the columns of all batches.
             batches: The batches.
         """
-        num_rows, hidden_size = sum(map(len, tiles)), tiles[0].shape[1]
-        vector_bytes = num_rows * hidden_size * torch.bfloat16.itemsize
-        num_bytes = vector_bytes + ctypes.sizeof(batches)
+        num_vectors, hidden_size = sum(map(len, tiles)), tiles[0].shape[1]
+        row_bytes = hidden_size * torch.bfloat16.itemsize
+        vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(batches)
+        num_rows = num_vectors + -(-batch_bytes // row_bytes)  # the batches are in the last rows
         # Joined in pinned memory: one copy, and the host does not wait for the upload.
         pinned = self._device.type == "cuda"
-        staged = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        vectors = staged[:vector_bytes].view(torch.bfloat16).view(num_rows, hidden_size)
-        torch.cat([*tiles], out=vectors)
-        staged[vector_bytes:] = torch.frombuffer(batches, dtype=torch.uint8)
+        staged = torch.empty((num_rows, hidden_size), dtype=torch.bfloat16, pin_memory=pinned)
+        torch.cat([*tiles], out=staged[:num_vectors])
+        ctypes.memmove(staged.data_ptr() + vector_bytes, batches, batch_bytes)
         data = staged.to(self._device, non_blocking=True)
         return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)

@@ -175,6 +175,25 @@ def test_emulated_reads_stay_inside_the_scores(
         assert torch.equal(found, plain_batch_durations(Batch(scores, *full_lengths(scores))))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_emulated_searches_of_strided_views_match_the_cpu(
+    emulated: EmulatedAlign, dtype: torch.dtype
+) -> None:
+    """Views that begin at any element, with gaps between rows and items; with lengths or a mask."""
+    whole = torch.randn(3, 40, 103).to(dtype)
+    views = [whole[1:, 3:, offset : offset + 80] for offset in range(5)]
+    views += [whole[:, ::2, :100], whole[:, :30, 1:102:2], whole[:1].expand(3, -1, -1)]
+    views += [whole[:, :1], whole[:, :1].expand(-1, 30, -1), whole.transpose(0, 1)[:4]]
+    for view in views:
+        assert torch.equal(emulated.search(view, None, None, None), mas(view))
+        items, tokens, frames = view.shape
+        text, ends = torch.randint(1, tokens + 1, (items,)), torch.full((items,), frames)
+        mask = (torch.arange(tokens) < text[:, None])[:, :, None].expand(view.shape)
+        expected = mas(view, text, ends)
+        assert torch.equal(emulated.search(view, text, ends, None), expected)
+        assert torch.equal(emulated.search(view, None, None, mask), expected)
+
+
 @pytest.mark.parametrize("dtype", PATH_DTYPES, ids=str)
 def test_emulated_paths_match_the_cpu(emulated: EmulatedAlign, dtype: torch.dtype) -> None:
     for seed in range(8):
