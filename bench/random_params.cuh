@@ -191,7 +191,7 @@ inline Stream stream_at(int slot, int position, int positions) {
   s.text_complete = 1;
   s.seed[0] = slot;
   s.repetition_penalty = 1.05f;
-  s.talker = s.predictor = {0.9f, 50, 1.0f};
+  s.talker = s.predictor = {.temperature = 0.9f, .top_k = 50, .top_p = 1.0f};
   return s;
 }
 
