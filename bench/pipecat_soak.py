@@ -144,7 +144,12 @@ class Conversation:
             await running
         if self._num_refused:
             self._violate("an invalid voice was not refused")
-        if self._service._speeches or self._service._readers or self._service.get_audio_contexts():
+        contexts = self._service.get_audio_contexts()  # Pipecat keeps those of a cancelled pipeline
+        if (
+            self._service._speeches
+            or self._service._readers
+            or (contexts and not self._output.lost)
+        ):
             self._violate("a pipeline left speech behind")
 
     async def _run_turn(self) -> None:

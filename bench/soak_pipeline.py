@@ -111,7 +111,7 @@ class RecordingService(MegakernelTTSService):
         sizes = [-(-speech.num_samples // block) * block for speech in self.sent.values()]
         starts = [0, *accumulate(sizes)]
         return sum(
-            start / RATE + word <= played_s
+            start / RATE + word < played_s - 1e-6
             for start, speech in zip(starts, self.sent.values(), strict=False)
             for word in speech.words
         )
