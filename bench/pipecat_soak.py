@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.aggregators.llm_response_universal import LLMAssistantAggregator
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.transcriptions.language import Language
 from pipecat.workers.runner import WorkerRunner
@@ -101,9 +102,9 @@ class Conversation:
         self._context = LLMContext()
         self._num_refused = 0  # updates that were sent and are to be refused
         add_stalls(self._service, rng, _AUDIO_STALL_SHARE)
-        pair = LLMContextAggregatorPair(self._context)
+        aggregator = LLMAssistantAggregator(self._context)
         self._worker = PipelineWorker(
-            Pipeline([self._service, self._output, self._end, pair.assistant()]),
+            Pipeline([self._service, self._output, self._end, aggregator]),
             params=PipelineParams(audio_out_sample_rate=RATE, enable_metrics=True),
             clock=VirtualClock(),
             enable_rtvi=False,
@@ -242,8 +243,7 @@ async def _run_all(engine: TTS, totals: _Totals, seed: int) -> int:
 
     async def converse(rng: random.Random) -> None:
         while totals.counts["turns"] < totals.num_turns:
-            turns = (i for i, _ in zip(indices, range(_TURNS_PER_PIPELINE), strict=False))
-            await Conversation(engine, rng, totals).run(turns)
+            await Conversation(engine, rng, totals).run(islice(indices, _TURNS_PER_PIPELINE))
 
     await asyncio.gather(*(converse(random.Random(seed + i)) for i in range(_NUM_CONVERSATIONS)))
     await asyncio.sleep(1)  # virtual: the pipelines' last tasks end

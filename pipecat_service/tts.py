@@ -49,6 +49,7 @@ _MAX_LEAD_S = 1.5  # audio sent before it is played
 _CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # and 12 frames (1 s) made before they are sent
 
 _POLL_INTERVAL_S = 0.1  # between two looks at the playhead
+_MIN_SLEEP_S = 0.001  # a rounding error is too short for a clock
 _CONTEXT_TIMEOUT_S = 20.0  # without audio, after which Pipecat ends a context
 _PLACEHOLDER_S = 0.02  # silence in place of speech for text without words
 
@@ -241,7 +242,7 @@ class MegakernelTTSService(TTSService):
                     await self._send(context_id, speech.process(event))
                     # There is no event for the progress or the interruption of playback.
                     while (early_s := self._lead_s(speech) - _MAX_LEAD_S) > 0:  # noqa: ASYNC110
-                        await asyncio.sleep(min(early_s, _POLL_INTERVAL_S))
+                        await asyncio.sleep(min(max(early_s, _MIN_SLEEP_S), _POLL_INTERVAL_S))
                 elif self._speeches.get(context_id) is speech:
                     await self._finish(context_id, speech, event)
 
