@@ -108,7 +108,7 @@ async def _run_session(tts: TTS, rng: random.Random) -> tuple[int, bool]:
         return num_frames, num_chunks >= max_chunks
     failing = kind == "failing" and not isinstance(voice, str)
     if kind == "failing" and not isinstance(voice, str):  # a prompt longer than any slot
-        voice = Voice(voice.x_vector, torch.full((1, 16), 7), "Many words. " * 500)
+        voice = Voice(voice.x_vector, torch.full((1, 16), 7), "Many words. " * 227)
     layout = "full" if failing else rng.choice(("full", "streaming"))
     session = tts.open(voice, layout=layout, sampling=sampling, chunks=ChunkPolicy(1, 2, 3))
     session.push_text(text)

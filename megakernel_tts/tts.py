@@ -31,6 +31,8 @@ watch_forks()
 _log = logging.getLogger("megakernel_tts")
 _WARMUP = Sampling(seed=0, max_frames=16, guard=False)
 _MODEL_TYPES = (str, os.PathLike)
+# Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.
+_EQUAL_CHUNKS = ChunkPolicy(first=8, largest=8)
 _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
 
 
@@ -161,7 +163,7 @@ class TTS:
         """
         check_type("retries", retries, int, "a whole number")
         session = self._open_with_text(
-            text, voice, language, instruct, layout, sampling, None, retries
+            text, voice, language, instruct, layout, sampling, _EQUAL_CHUNKS, retries
         )
         groups = self._loaded.config.talker.num_groups
         return collect(session, groups, self._loaded.engine.decoder.sample_rate)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_streaming_does_not_change_codes(tts: TTS) -> None:
     whole = tts.say(TEXT, "serena", "english", sampling=SHORT)
     policy = ChunkPolicy(first=2, largest=5)
     streamed = list(tts.stream(TEXT, "serena", "english", sampling=SHORT, chunks=policy))
-    assert [len(c.codes) for c in streamed] == [2, 4, 5, 3]
+    sizes = [len(chunk.codes) for chunk in streamed]
+    assert sizes[0] == 2 and all(b <= min(2 * a, 5) for a, b in pairwise(sizes))
     np.testing.assert_array_equal(np.concatenate([c.codes for c in streamed]), whole.codes)
     pcm = np.concatenate([c.pcm for c in streamed]).astype(int)
     assert np.abs(pcm - whole.pcm).max() <= 1
@@ -309,7 +311,8 @@ def test_arguments_of_a_wrong_type_are_named_at_the_call(
     tts: TTS, name: str, value: object, expected: str
 ) -> None:
     every = (partial(tts.say, text=TEXT), partial(tts.stream, text=TEXT), tts.open)
-    calls = [call for call in every if name in inspect.signature(call).parameters]
+    parameters = [(call, inspect.signature(call).parameters.get(name)) for call in every]
+    calls = [call for call, parameter in parameters if parameter and parameter.default is not value]
     assert calls
     for call in calls:
         with pytest.raises((MegakernelTTSError, ValueError, TypeError), match=expected):

@@ -194,7 +194,12 @@ def test_incomplete_speech_is_explained_and_its_random_seed_printed(
     assert reason in explanation and "another --seed" in explanation
     seed = re.fullmatch(r".* real-time factor \S+, seed (\d+)", last)
     assert seed is not None
-    assert program(*command, "--seed", seed[1]).stdout == unseeded.stdout != b""
+    # Sizes of streamed chunks follow the speed, and plain torch rounds with the size.
+    first, again = (
+        np.frombuffer(output, "<i2").astype(int)
+        for output in (unseeded.stdout, program(*command, "--seed", seed[1]).stdout)
+    )
+    assert len(first) == len(again) > 0 and np.abs(first - again).max() <= 1
 
 
 @contextmanager
