@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,8 +122,14 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
         await bot.wait_until(lambda: bool(bot.played_of(InterruptionFrame)))
         proceed.set()
         await opened.wait()
-        await asyncio.sleep(0.2)
-        assert own_engine._loaded.engine.num_sessions == 0
+        await asyncio.to_thread(wait_until_no_session)
+
+    def wait_until_no_session() -> None:
+        """The job's thread drops the session after the job has ended."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while own_engine._loaded.engine.num_sessions:
+            assert time.monotonic() < deadline_s, "the session was kept"
+            time.sleep(0.001)
 
     num_frames_before = own_engine._loaded.engine.backend.num_made  # type: ignore[attr-defined]
     run_conversations([bot], drive)
