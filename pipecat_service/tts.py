@@ -38,6 +38,7 @@ from pipecat_service.errors import report_error
 from pipecat_service.metrics import report_slot_wait
 from pipecat_service.pauses import PauseWatch, TextPauseFrame
 from pipecat_service.playhead import Playhead
+from pipecat_service.rewriting import TextRewriting
 from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
 from pipecat_service.speech import OutputChunk, Speech
 from pipecat_service.synthesizer import Synthesizer
@@ -118,7 +119,9 @@ class MegakernelTTSService(TTSService):
             settings=chosen,
             **kwargs,
         )
-        self._words = WordGroupAggregator(language=self.text_aggregation_language)
+        self._words = WordGroupAggregator(
+            language=self.text_aggregation_language, rewriting=TextRewriting(self)
+        )
         self._text_aggregator = self._words
         self._pause_watch = PauseWatch(
             self, self._words, lambda: self._speeches.get(self._turn_context_id or ""), self._lead_s
@@ -383,7 +386,7 @@ class MegakernelTTSService(TTSService):
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         """Handles a frame."""
         if isinstance(frame, TextPauseFrame):
-            if self._words.until_release_s <= 0 and (group := self._words.release()):
+            if self._words.until_release_s <= 0 and (group := await self._words.release()):
                 await self._handle_aggregated_text(self._aggregated_text_frame(group))
             self._pause_watch.flush_if_due()
         else:

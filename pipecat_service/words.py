@@ -13,10 +13,13 @@ from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggrega
 
 from megakernel_tts import split_words
 from pipecat_service.pace import ENGINE_WORDS_PER_S, FRAME_S, WritingPace
+from pipecat_service.rewriting import TextRewriting
 
 _MAX_WORDS = 6  # of a group in which no clause ends
 _PHRASE_WORDS = 14  # of a phrase that is spoken without a gap, however slowly it is written
 _ONSET_S = 0.12  # of silence before speech, and of the last block that an output holds back
+_LOOKAHEAD_WORDS = 2  # behind a boundary at which rewritten text is divided
+_MAX_HELD_CHARS = 500  # of text that is not divided because of markup without an end
 _WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
@@ -46,23 +49,34 @@ class WordGroupAggregator(BaseTextAggregator):
 
     The groups of a turn concatenate to its text, whitespace included. The slower the model writes,
     the more words are held at the start of a phrase, so that speech does not run out of text within
-    it: a phrase of up to 14 words is spoken without a gap.
+    it: a phrase of up to 14 words is spoken without a gap. Where text is rewritten, groups end at
+    boundaries at which it may be divided (`TextRewriting`), two words later than otherwise.
 
     Attributes:
         pace: Pace of the text.
         phrase_starts: Whether a phrase starts with the next group.
     """
 
-    def __init__(self, *, language: str | None = None, pace: WritingPace | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        language: str | None = None,
+        pace: WritingPace | None = None,
+        rewriting: TextRewriting | None = None,
+    ) -> None:
         """Starts without text.
 
         Args:
             language: Of the text, for Pipecat.
             pace: Records the arrival of the text.
+            rewriting: Filters and transforms of the groups; None for none.
         """
         super().__init__(aggregation_type=TextType.SENTENCE, language=language)
+        self._rewriting = rewriting
         self.pace = pace or WritingPace()
         self._text = ""
+        self._checked_end = 0  # of the boundaries at which the text may not be divided
+        self._pause_handled = False  # the rest of the text waits for more
         self._speech_starts = True  # with the next group
         self.phrase_starts = True
         self._num_in_phrase = 0  # words released of the phrase
@@ -83,7 +97,8 @@ class WordGroupAggregator(BaseTextAggregator):
     @property
     def until_release_s(self) -> float:
         """Seconds until text is to be released unless more arrives; infinite if none is held."""
-        return self.until_pause_s if self._text.strip() else float("inf")
+        waiting = bool(self._text.strip()) and not self._pause_handled
+        return self.until_pause_s if waiting else float("inf")
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
         """Appends text.
@@ -96,15 +111,22 @@ class WordGroupAggregator(BaseTextAggregator):
         """
         num_words_before = _num_spoken(self._text)
         self._text += text
+        self._pause_handled = False
         self.pace.add(_num_spoken(self._text) - num_words_before)
         if words := split_words(self._text):
             self._clause_ended = words[-1].ends_clause
-        while end := self._group_end():
+        while end := await self._next_end():
             yield self._take(end)
 
-    def release(self) -> Aggregation | None:
-        """Releases the held text, because the text pauses."""
-        return self._take(len(self._text)) if self._text.strip() else None
+    async def release(self) -> Aggregation | None:
+        """Releases held text up to the last boundary at which it may be divided: it pauses."""
+        self._pause_handled = True
+        if not self._text.strip():
+            return None
+        for end in (len(self._text), *reversed(_word_ends(self._text))):
+            if await self._may_divide(self._text, end):
+                return self._take(end)
+        return None
 
     def restart_speech(self) -> None:
         """Has the next group start speech, because all released text is spoken to its end."""
@@ -113,6 +135,7 @@ class WordGroupAggregator(BaseTextAggregator):
 
     def _take(self, end: int) -> Aggregation:
         group, self._text = self._text[:end], self._text[end:]
+        self._checked_end = 0
         if self._speech_starts:
             self._started_s, self._num_released = self.pace.now_s, 0
         words = split_words(group)
@@ -124,6 +147,28 @@ class WordGroupAggregator(BaseTextAggregator):
             self._num_in_phrase = 0
         self._speech_starts = False
         return Aggregation(group, TextType.SENTENCE)
+
+    async def _next_end(self) -> int | None:
+        """End of the first group if it is complete and the text may be divided there.
+
+        Each boundary is checked once, when two words behind it are complete.
+        """
+        min_end = self._group_end()
+        if min_end is None or self._rewriting is None or not self._rewriting.active:
+            return min_end
+        text = self._text[:_MAX_HELD_CHARS]
+        spoken = [w.start for w in split_words(text) if w.spoken and w.stop < len(text)]
+        for end in _word_ends(text) if len(spoken) >= _LOOKAHEAD_WORDS else ():
+            if max(min_end, self._checked_end + 1) <= end <= spoken[-_LOOKAHEAD_WORDS]:
+                if await self._may_divide(text, end):
+                    return end
+                self._checked_end = end
+        return min_end if len(self._text) >= _MAX_HELD_CHARS else None
+
+    async def _may_divide(self, text: str, end: int) -> bool:
+        if self._rewriting is None or not self._rewriting.active:
+            return True
+        return await self._rewriting.may_divide(text, end)
 
     def _group_end(self) -> int | None:
         """End of the first group if it is complete: after one space behind its last word."""
@@ -162,6 +207,7 @@ class WordGroupAggregator(BaseTextAggregator):
     async def reset(self) -> None:
         """Starts a new turn."""
         self._text = ""
+        self._checked_end = 0
         self._clause_ended = False
         self.restart_speech()
 
@@ -179,6 +225,12 @@ def _words_before_phrase(words_per_s: float) -> int:
         missing = _PHRASE_WORDS * (1 - FRAME_S * words_per_s)
         return ceil(missing + (FRAME_S + _ONSET_S) * words_per_s)
     return ceil((_ONSET_S + 1 / words_per_s) / FRAME_S)
+
+
+def _word_ends(text: str) -> list[int]:
+    """Indices after the complete words of a text and one space behind each."""
+    words = [word for word in split_words(text) if word.stop < len(text)]
+    return [word.stop + text[word.stop].isspace() for word in words]
 
 
 def _num_spoken(text: str) -> int:

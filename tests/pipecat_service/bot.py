@@ -179,6 +179,7 @@ class Bot:
         context: The conversation.
         output: The loudspeaker.
         errors: Errors that the service reported.
+        timeout_s: Virtual time after which an event that does not occur fails the test.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class Bot:
         word_interval_s: float = 0.005,
         tokenize: Callable[[str], list[str]] = spaced_words,
         tracing: bool = False,
+        timeout_s: float = TIMEOUT_S,
         **service: object,
     ) -> None:
         """Builds the pipeline.
@@ -200,9 +202,11 @@ class Bot:
             word_interval_s: Between two words of the language model.
             tokenize: Divides a text of the language model into tokens.
             tracing: Whether the pipeline is traced.
+            timeout_s: See the class.
             **service: Further arguments of the service.
         """
         self.tts = MegakernelTTSService(engine=engine, **service)  # type: ignore[arg-type]
+        self.timeout_s = timeout_s
         self.context = LLMContext(messages=[{"role": "user", "content": "Hello?"}])
         self.output = PacedOutput(rate, self._notify)
         self.errors: list[ErrorFrame] = []
@@ -285,7 +289,7 @@ class Bot:
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition on frames, audio and errors."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(self.timeout_s):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
@@ -323,4 +327,4 @@ def run_conversations(bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None
     async def run_all() -> None:
         await asyncio.gather(*(bot.run(drive) for bot in bots))
 
-    run_in_virtual_time(run_all(), 3 * TIMEOUT_S)
+    run_in_virtual_time(run_all(), 3 * max(bot.timeout_s for bot in bots))
