@@ -235,8 +235,9 @@ def extras() -> set[str]:
 
 
 def links_of(page: Path) -> list[str]:
+    """Targets of the links outside code."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    return re.findall(r"\]\(([^)\s]+)\)", text)
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
