@@ -57,6 +57,10 @@ class Delivery:
         """Frames in the session's queue."""
         return self._events.num_unread
 
+    def add_slot_wait(self, seconds: float) -> None:
+        """Adds to the time for which the stream has waited for a slot."""
+        self._events.slot_wait_s += seconds
+
     def begin_segment(self, word_timer: WordTimer) -> None:
         """Starts a segment, whose words `word_timer` finds."""
         self._current_timer = word_timer

@@ -136,16 +136,11 @@ class Scheduler:
         """Records the time from which streams wait for a slot, if none is free."""
         if not self._free_slots:
             for stream in streams:
-                if stream.waiting_since_s is None:
-                    stream.waiting_since_s = self.clock()
+                stream.wait_for_slot(self.clock())
 
     def acquire(self, stream: Stream) -> None:
         """Assigns a free slot to a stream."""
-        assert stream.slot is None, "the stream has a slot"
-        stream.slot = self._free_slots.pop(0)
-        if stream.waiting_since_s is not None:
-            stream.events.slot_wait_s += self.clock() - stream.waiting_since_s
-            stream.waiting_since_s = None
+        stream.enter_slot(self._free_slots.pop(0), self.clock())
 
     def release(self, stream: Stream) -> None:
         """Takes the slot from a stream that has one, and drops its state."""
@@ -154,25 +149,21 @@ class Scheduler:
 
     def swap_out(self, stream: Stream) -> None:
         """Copies a stream's state to the host and takes its slot."""
-        slot, segment = stream.active_slot, stream.active_segment
-        assert segment.num_decoding == 0, "the slot's codes are being decoded"
-        segment.swapped = SwappedState(self._backend.swap_out(slot), self._vocoder.save_slot(slot))
+        slot = stream.active_slot
+        stream.active_segment.swap_out(
+            SwappedState(self._backend.swap_out(slot), self._vocoder.save_slot(slot))
+        )
         self._vacate(stream)
 
     def swap_in(self, stream: Stream) -> None:
         """Assigns a free slot to a stream that was swapped out, and copies its state there."""
         self.acquire(stream)
-        segment, slot = stream.active_segment, stream.active_slot
-        assert segment.swapped is not None, "the stream was not swapped out"
-        self._backend.swap_in(slot, segment.swapped.backend)
-        self._vocoder.load_slot(slot, segment.swapped.vocoder)
-        segment.swapped = None
+        slot, state = stream.active_slot, stream.active_segment.swap_in()
+        self._backend.swap_in(slot, state.backend)
+        self._vocoder.load_slot(slot, state.vocoder)
 
     def _vacate(self, stream: Stream) -> int:
         """Takes the slot from a stream and returns it."""
-        segment = stream.segment
-        assert segment is None or segment.num_decoding == 0, "the slot's codes are being decoded"
-        slot = stream.active_slot
-        stream.slot = None
+        slot = stream.leave_slot()
         self._free_slots.append(slot)
         return slot

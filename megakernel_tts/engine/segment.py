@@ -42,7 +42,6 @@ class Segment:
         outcome: How the segment ended; None before its end.
         error: The failure if `outcome` is `error`.
         last_step_s: Clock time of the last step, in seconds.
-        swapped: The stream's state if it has no slot at present.
     """
 
     text: TextSegment
@@ -56,7 +55,7 @@ class Segment:
     num_decoding: int = 0
     outcome: FinishReason | None = None
     error: Exception | None = None
-    swapped: SwappedState | None = None
+    _swapped: SwappedState | None = field(default=None, init=False)
 
     @property
     def ready(self) -> bool:
@@ -94,6 +93,17 @@ class Segment:
             self.outcome = "eos"
         elif self.num_frames >= self.max_frames:
             self.outcome = "length"
+
+    def swap_out(self, state: SwappedState) -> None:
+        """Keeps a copy of the state of the stream's slot, which the stream leaves."""
+        assert self.num_decoding == 0, "the slot's codes are being decoded"
+        self._swapped = state
+
+    def swap_in(self) -> SwappedState:
+        """Returns and drops the copy, which is loaded into another slot."""
+        assert self._swapped is not None, "the stream was not swapped out"
+        state, self._swapped = self._swapped, None
+        return state
 
     def start_decoding(self, num_frames: int) -> None:
         """Moves the first pending frames to the decode pipeline's batch."""

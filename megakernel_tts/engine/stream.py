@@ -65,7 +65,6 @@ class Stream:
         delivery: Turns decoded frames into events.
         chunking: Sizes the chunks.
         slot: Slot of the backend and of the vocoder, while it has one.
-        waiting_since_s: Time since which it waits because all slots are in use; else None.
         segment: The segment being spoken; None between segments.
         num_draws: Frame numbers used up in the random generator by earlier segments.
         reason: The worst outcome of its segments.
@@ -86,7 +85,6 @@ class Stream:
         self.text_queue = text_queue
         self.events = events
         self.slot: int | None = None
-        self.waiting_since_s: float | None = None
         self.segment: Segment | None = None
         self.num_draws = 0
         self.reason: FinishReason = "eos"
@@ -99,6 +97,7 @@ class Stream:
         num_lookahead = request.alignment.lookahead if request.alignment else 0
         self.chunking = Chunking(request.chunks, num_lookahead)
         self._sample_rate = sample_rate
+        self._waiting_since_s: float | None = None  # because all slots are in use
 
     # --- state, read by the scheduler and the decode pipeline ---
 
@@ -179,6 +178,28 @@ class Stream:
         """Whether the next chunk is the stream's first."""
         decoding = self.segment is not None and self.segment.num_decoding > 0
         return self.delivery.num_frames == 0 and not decoding
+
+    # --- slot ---
+
+    def wait_for_slot(self, now_s: float) -> None:
+        """Records that the stream waits because all slots are in use."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+
+    def enter_slot(self, slot: int, now_s: float) -> None:
+        """Records the stream's slot, and how long the stream waited for it."""
+        assert self.slot is None, "the stream has a slot"
+        self.slot = slot
+        if self._waiting_since_s is not None:
+            self.delivery.add_slot_wait(now_s - self._waiting_since_s)
+            self._waiting_since_s = None
+
+    def leave_slot(self) -> int:
+        """Records that the stream has no slot; returns the slot that it had."""
+        segment, slot = self.segment, self.active_slot
+        assert segment is None or segment.num_decoding == 0, "the slot's codes are being decoded"
+        self.slot = None
+        return slot
 
     # --- text ---
 
