@@ -4,7 +4,7 @@ The program is compiled with nvcc for the GPU at hand, with random weights of a 
 frame figure comes from one launch of many frames, a prefill figure from one prompt or one prefill
 batch. Each is the median of several launches by CUDA events; every launch must give the same codes.
 
-To measure a change of the kernels, run this in two checkouts by turns on one GPU.
+To measure a change of the kernels, run this in two checkouts alternately on one GPU.
 
 python -m bench.kernel_timing --model 0.6B --streams 1,8 --positions 16,100,300,484
 """

@@ -1,7 +1,7 @@
 """The megakernel behind the backend's protocol.
 
-The host's state is the authority: each launch gets its streams from the host, and publishes the
-frames that it generates in pinned memory.
+The host holds the state of every stream. A launch receives it as an argument, and publishes its
+frames in pinned memory.
 """
 
 import time

@@ -214,7 +214,7 @@ class Backend(Protocol):
         ...
 
     def clear_interrupt(self) -> None:
-        """Lets steps make as many frames as requested again."""
+        """Ends the effect of `interrupt`."""
         ...
 
     def release(self, slot: int) -> None:

@@ -39,7 +39,7 @@ def raise_interrupts() -> None:
 
 
 def open_closed_streams() -> None:
-    """Opens the null device for closed standard streams, so that no other file gets their numbers.
+    """Opens the null device for closed standard streams, so that no file gets descriptors 0 to 2.
 
     `sys.stdin` and `sys.stdout` remain None if they were closed.
     """
@@ -47,7 +47,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, `number`
     if sys.stderr is None:  # print(file=None) would write to standard output
         sys.stderr = open(os.devnull, "w")
 

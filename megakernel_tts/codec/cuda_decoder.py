@@ -249,12 +249,12 @@ class CudaDecoder:
         """Writes the table of requests and starts the decoder."""
         table, first = self._kernels.requests, 0
         for request in requests:
-            rows, num_known = table[first : first + request.num_frames], len(request.known)
+            rows, num_received = table[first : first + request.num_frames], len(request.received)
             rows["slot"], rows["first_frame"] = request.slot, first
             rows["position"] = self._positions[request.slot] + np.arange(request.num_frames)
-            rows["codes"][:num_known] = request.known
-            rows["pending_address"][:num_known] = 0
-            rows["pending_address"][num_known:] = _row_addresses(request.pending)
+            rows["codes"][:num_received] = request.received
+            rows["pending_address"][:num_received] = 0
+            rows["pending_address"][num_received:] = _row_addresses(request.pending)
             first += request.num_frames
         self._kernels.non_finite.numpy()[:first] = 0
         self._launch(first)

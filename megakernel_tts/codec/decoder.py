@@ -48,19 +48,19 @@ class PendingDecodeRequest(NamedTuple):
 
     Attributes:
         slot: The stream's slot in the vocoder.
-        known: Codes of the first frames, int64 [frames, groups].
+        received: Codes of the first frames, int64 [frames, groups].
         pending: Host memory that receives the codes of the remaining frames, int32
             [frames, groups].
     """
 
     slot: int
-    known: NDArray[np.int64]
+    received: NDArray[np.int64]
     pending: NDArray[np.int32]
 
     @property
     def num_frames(self) -> int:
         """Known and pending frames."""
-        return len(self.known) + len(self.pending)
+        return len(self.received) + len(self.pending)
 
 
 @dataclass(frozen=True)

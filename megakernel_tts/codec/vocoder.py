@@ -140,7 +140,7 @@ class TorchVocoder:
         confirmed: list[DecodeRequest] = []
         for request, count in zip(requests, counts, strict=True):
             if count:
-                codes = torch.from_numpy(np.concatenate([request.known, request.pending]))
+                codes = torch.from_numpy(np.concatenate([request.received, request.pending]))
                 confirmed.append(DecodeRequest(request.slot, codes[:count]))
         return self.decode(confirmed)
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.session import ChunkPolicy
 
-_FRAME_S = 0.08  # of audio: the codec has 12.5 frames per second
-_USABLE_SHARE = 0.75  # of the buffered audio; the rest covers frames that take longer
+_FRAME_S = 0.08  # seconds of audio per frame
+_USABLE_SHARE = 0.75  # share of the buffered audio in which the next chunk must be made
 _MAX_LATE = 2  # late chunks in succession, after which larger ones are made
 
 

@@ -101,10 +101,12 @@ class DecodePipeline:
         if not 0 < num_frames <= self._vocoder.max_pending_frames:
             return None
         pending = stream.active_segment.pending[:num_frames]
-        known = np.empty((0, upcoming.shape[1]), np.int64)
+        received = np.empty((0, upcoming.shape[1]), np.int64)
         if pending:
-            known = torch.stack(pending).numpy()
-        return PendingDecodeRequest(stream.active_slot, known, upcoming[: num_frames - len(known)])
+            received = torch.stack(pending).numpy()
+        return PendingDecodeRequest(
+            stream.active_slot, received, upcoming[: num_frames - len(received)]
+        )
 
     def confirm_early(self, *, step_failed: bool = False) -> None:
         """Confirms, after the step, the early chunks that are due; cancels the rest.

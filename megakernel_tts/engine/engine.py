@@ -1,4 +1,4 @@
-"""The engine as its users see it: opens sessions, and closes. The work is done by the `loop`."""
+"""Opens sessions and owns the engine thread, which runs the `loop`."""
 
 import atexit
 import threading
@@ -188,9 +188,10 @@ class Engine:
 def _end_at_exit(loop: Loop, thread: threading.Thread) -> None:
     """Has the interpreter stop a loop and join its thread when it exits.
 
-    A thread that is still inside torch when the interpreter is finalised aborts the process. It may
-    be there until its very end, since it frees what the loop owns. The registration therefore lasts
-    as long as the `Thread` object, which the thread itself frees last, and keeps nothing alive.
+    A thread that is still inside torch when the interpreter is finalised aborts the process. The
+    thread may be inside torch until its end, because it frees what the loop owns. The registration
+    therefore lasts as long as the `Thread` object, which the thread frees last. It holds weak
+    references only.
 
     Args:
         loop: The engine's loop.

@@ -1,9 +1,9 @@
 """Runaway guard: ends speech that has missed its end.
 
 A sampled speech model sometimes misses its end-of-speech code and continues with silence, noise or
-a loop; 0.3 to 0.7 % of requests are reported for this model. The guard acts only after the whole
-text was fed. It ends the speech far beyond the text's ordinary length. From twice the ordinary
-length on, it also ends it after seconds of near silence or repetition, or after the last word.
+a loop. The guard acts only after the whole text was fed. It ends the speech far beyond the text's
+ordinary length. From twice the ordinary length on, it also ends it after seconds of near silence or
+repetition, or after the last word.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MAX_LENGTH = 4.0  # times the ordinary length: slow, emotional speech stays below
-_GRACE_FRAMES = 60  # on top: short texts may have long pauses and breaths
+_GRACE_FRAMES = 60  # added to the limit, for pauses and breaths in short texts
 _OVERDUE_LENGTH = 2.0  # times the ordinary length, from which silence and loops end the speech
 _QUIET_FRAMES = 50  # 4 s
 _QUIET_PEAK = 0.002 * 32767  # of a quiet frame (-54 dBFS), in 16-bit steps
@@ -26,7 +26,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._num_frames = 0
-        self._num_spent = 0.0  # frames, quiet ones counted half: a runaway has few pauses
+        self._num_counted = 0.0  # frames; a quiet one counts half, since a runaway has few pauses
         self._num_quiet = 0
         self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)
         self._num_repeats = [0] * (_MAX_LOOP_FRAMES + 1)  # by length of the loop
@@ -54,7 +54,7 @@ class Guard:
         """
         self._num_frames += 1
         quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET_PEAK
-        self._num_spent += 0.5 if quiet else 1.0
+        self._num_counted += 0.5 if quiet else 1.0
         if not used_up:
             return False
         for length, earlier in enumerate(reversed(self._codes), start=1):
@@ -69,4 +69,4 @@ class Guard:
             or idle >= _IDLE_FRAMES
         )
         limit = _GRACE_FRAMES + _MAX_LENGTH * expected_frames
-        return (overdue and lost) or self._num_spent >= limit
+        return (overdue and lost) or self._num_counted >= limit

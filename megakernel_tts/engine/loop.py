@@ -1,9 +1,10 @@
 """The engine's main loop: text in, frames out, for all streams together.
 
-One thread owns the backend, the vocoder and the state of every stream. An iteration ends what is
-over, feeds text, assigns slots to waiting streams, steps the streams that can move until the first
-chunk is due, and begins to decode what is due. Streams join and leave between steps. A new session,
-a cancellation, or text for a stream that lacks it ends the step with the frame under way.
+One thread owns the backend, the vocoder and the state of every stream. An iteration ends finished
+segments, feeds text and assigns slots to waiting streams. It then steps the streams that can move
+until the first chunk is due, and starts to decode the chunks that are due. Streams join and leave
+between steps. A new session, a cancellation, or text for a stream that lacks it ends the step with
+the frame under way.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
@@ -130,7 +131,7 @@ class Loop:
         return self._stepped or self.decoding.in_flight or bool(self.scheduler.leaving)
 
     def _deliver_if_required(self) -> None:
-        """Delivers the batch in flight if no device work would hide it, or a slot may be left."""
+        """Delivers the batch in flight if no device work overlaps it, or a slot may become free."""
         scheduler = self.scheduler
         if not self._stepped or scheduler.leaving or scheduler.swap_candidate is not None:
             self.decoding.deliver()

@@ -133,17 +133,17 @@ def test_batching_and_chunking_do_not_change_samples(decoder: CudaDecoder) -> No
 
 
 def pending_request(
-    slot: int, codes: Tensor, known: int, frames: int, rng: random.Random
+    slot: int, codes: Tensor, received: int, frames: int, rng: random.Random
 ) -> tuple[PendingDecodeRequest, NDArray[np.int32]]:
-    """A request of `frames` frames of which the first `known` have codes.
+    """A request of `frames` frames of which the first `received` have codes.
 
     Returns:
-        The request, and its pending codes [frames - known, 16], filled with arbitrary values; the
-        rows have a stride of 17.
+        The request, and its pending codes [frames - received, 16], filled with arbitrary values;
+        the rows have a stride of 17.
     """
-    junk = [rng.choice([-7, 0, CODES, 2150, 2**31 - 1]) for _ in range((frames - known) * 17)]
-    rows = np.array(junk, np.int32).reshape(frames - known, 17)[:, 1:]
-    return PendingDecodeRequest(slot, codes[:known].numpy(), rows), rows
+    junk = [rng.choice([-7, 0, CODES, 2150, 2**31 - 1]) for _ in range((frames - received) * 17)]
+    rows = np.array(junk, np.int32).reshape(frames - received, 17)[:, 1:]
+    return PendingDecodeRequest(slot, codes[:received].numpy(), rows), rows
 
 
 def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) -> None:
@@ -159,9 +159,9 @@ def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) ->
         counts: list[int] = []
         for s in slots:
             left, frames = codes[s][at[s] :], rng.randint(1, 8)
-            known, count = (rng.randint(0, min(frames, len(left))) for _ in range(2))
-            part, rows = pending_request(s, left, known, frames, rng)
-            rows[: max(count - known, 0)] = left[known : max(count, known)]
+            received, count = (rng.randint(0, min(frames, len(left))) for _ in range(2))
+            part, rows = pending_request(s, left, received, frames, rng)
+            rows[: max(count - received, 0)] = left[received : max(count, received)]
             parts.append(part)
             counts.append(count)
             fewer += 0 < count < frames
