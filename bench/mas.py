@@ -20,7 +20,7 @@ column ends where a run takes more than two seconds.
 before each call.
 
 python -m bench.mas --json bench/results/mas.json --plot mas.png
-python -m bench.mas --drawn bench/results/mas.json --plot mas.png  # needs matplotlib
+python -m bench.mas --from-json bench/results/mas.json --plot mas.png  # needs matplotlib
 """
 
 import argparse
@@ -285,13 +285,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="file for the plot")
     parser.add_argument(
-        "--drawn", type=Path, metavar="FILE", help="plot these figures and measure nothing"
+        "--from-json", type=Path, metavar="FILE", help="plot these figures and measure nothing"
     )
     options = parser.parse_args()
-    if options.drawn is not None:
+    if options.from_json is not None:
         if options.plot is None:
-            parser.error("--drawn needs --plot: name the file for the plot")
-        figures = json.loads(options.drawn.read_text())
+            parser.error("--from-json needs --plot: name the file for the plot")
+        figures = json.loads(options.from_json.read_text())
         return plot(figures["rows"], figures["gpu"], options.plot)
     source = options.super_mas
     if source is not None and not (source / _SUPER_MAS / "__init__.py").is_file():

@@ -25,16 +25,16 @@ class EventLoop:
         rounds: Number of rounds.
         p50: Median while the streams are synthesised.
         p99: 99th percentile while the streams are synthesised.
-        most: Maximum while the streams are synthesised.
-        most_at_rest: Maximum while the event loop is idle: the delay of the machine itself.
+        max: Maximum while the streams are synthesised.
+        max_idle: Maximum while the event loop is idle: the delay of the machine itself.
     """
 
     streams: int
     rounds: int
     p50: float
     p99: float
-    most: float
-    most_at_rest: float
+    max: float
+    max_idle: float
 
 
 def measure_event_loop(tts: TTS, request: Request, streams: int, rounds: int) -> EventLoop:

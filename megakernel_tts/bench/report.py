@@ -131,7 +131,7 @@ def table(report: Report) -> Iterator[str]:
     yield ""
     yield (
         f"Event loop delay, {delay.streams} streams: p50 {delay.p50:.2f} ms, "
-        f"p99 {delay.p99:.2f} ms, maximum {delay.most:.2f} ms ({delay.most_at_rest:.2f} when idle)"
+        f"p99 {delay.p99:.2f} ms, maximum {delay.max:.2f} ms ({delay.max_idle:.2f} when idle)"
     )
     for peer in report.peers:
         yield ""

@@ -47,7 +47,7 @@ class TextFeeder:
                     stream.active_slot,
                     prompt.prefill,
                     stream.request.sampling.next_seed(stream.delivery.attempt),
-                    stream.num_draws,
+                    stream.num_sampled_frames,
                     prompt.num_common,
                 )
                 for stream, prompt in prompts

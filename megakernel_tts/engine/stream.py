@@ -66,7 +66,7 @@ class Stream:
         chunking: Sizes the chunks.
         slot: Slot of the backend and of the vocoder, while it has one.
         segment: The segment being spoken; None between segments.
-        num_draws: Frame numbers used up in the random generator by earlier segments.
+        num_sampled_frames: Frame numbers of the random generator that earlier segments have used.
         reason: The worst outcome of its segments.
     """
 
@@ -86,7 +86,7 @@ class Stream:
         self.events = events
         self.slot: int | None = None
         self.segment: Segment | None = None
-        self.num_draws = 0
+        self.num_sampled_frames = 0
         self.reason: FinishReason = "eos"
         self.delivery = Delivery(
             events,
@@ -287,7 +287,7 @@ class Stream:
             return
         if _SEVERITY.index(segment.outcome) > _SEVERITY.index(self.reason):
             self.reason = segment.outcome
-        self.num_draws += segment.num_frames + 1  # the end of speech was sampled as well
+        self.num_sampled_frames += segment.num_frames + 1  # the end of speech was sampled as well
         with self.text_queue.lock:
             self.text_queue.pop()
 

@@ -129,13 +129,15 @@ def test_emulated_tokens_of_any_duration_are_found(emulated: EmulatedAlign) -> N
     for seed in range(24):
         rng = random.Random(seed)
         rows = rng.randint(60, 200) if seed < 12 else rng.randint(4, 30)
-        planted = torch.tensor([[rng.choice(similar if seed % 3 else mixed) for _ in range(rows)]])
-        path = torch.repeat_interleave(torch.arange(rows), planted[0])
+        durations = torch.tensor(
+            [[rng.choice(similar if seed % 3 else mixed) for _ in range(rows)]]
+        )
+        path = torch.repeat_interleave(torch.arange(rows), durations[0])
         scores = torch.randn(1, rows, len(path)) + 9 * (torch.arange(rows)[:, None] == path)
         num_shared += rows <= 64 and len(path) <= 960
-        assert torch.equal(mas(scores), planted.int())
+        assert torch.equal(mas(scores), durations.int())
         assert torch.equal(
-            emulated.durations(scores, strips_per_block=rng.randint(1, 2)), planted.int()
+            emulated.durations(scores, strips_per_block=rng.randint(1, 2)), durations.int()
         )
     assert num_shared >= 8
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from megakernel_tts.align.word_times import AlignedWordTimer, with_ends
 from megakernel_tts.align.words import Word
-from tests.align.planted import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
+from tests.align.synthetic_attention import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 
 TOKENS = ["One", ",", " two", " thr", "ee", "."]

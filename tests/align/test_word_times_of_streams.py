@@ -12,12 +12,12 @@ from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.loader import Loaded
 from megakernel_tts.text.splitter import SplitLimits
-from tests.align.planted import (
+from tests.align.synthetic_attention import (
     FRAMES_PER_TOKEN,
     SAMPLE_RATE,
     SAMPLES_PER_FRAME,
     LoudDecoder,
-    PlantedBackend,
+    SyntheticAttentionBackend,
 )
 from tests.align.texts import words_of
 from tests.fakes import ScriptedBackend
@@ -34,7 +34,7 @@ def make(load: Callable[..., Loaded]) -> Iterator[Make]:
     def one(lookahead: int | None = 0, backend: ScriptedBackend | None = None) -> Rig:
         """A rig whose words are aligned; with `lookahead=None` they are estimated."""
         alignment = None if lookahead is None else Alignment(((0, 0),), 1e-4, lookahead, {})
-        backend = backend or PlantedBackend()
+        backend = backend or SyntheticAttentionBackend()
         rigs.append(Rig(load(), backend, decoder=LoudDecoder(), alignment=alignment))
         return rigs[-1]
 
@@ -48,7 +48,7 @@ def words_of_chunks(chunks: list[AudioChunk]) -> list[Word]:
     return [word for chunk in chunks for word in chunk.words]
 
 
-def planted(rig: Rig, text: str, segment_start: float = 0.0) -> list[tuple[str, float]]:
+def expected_words(rig: Rig, text: str, segment_start: float = 0.0) -> list[tuple[str, float]]:
     """The words of a segment, and when its frames first attend to their first tokens."""
     tokenizer = rig.loaded.tokenizer
     transcript = Transcript(tokenizer.token_bytes)
@@ -77,7 +77,7 @@ def test_words_are_delivered_with_the_audio_in_which_they_begin(
     rig = make(lookahead)
     chunks, finish = drain(rig.open(first=policy[0], largest=policy[1]))
     assert finish.reason == "eos"
-    assert planted(rig, TEXT) == timed(words_of_chunks(chunks))
+    assert expected_words(rig, TEXT) == timed(words_of_chunks(chunks))
     for chunk in chunks:
         begin, end = chunk.frame * SECONDS, (chunk.frame + len(chunk.codes)) * SECONDS
         assert all(begin <= word.start + 1e-3 < end + 1e-3 for word in chunk.words)
@@ -94,7 +94,7 @@ def test_first_chunk_does_not_wait_for_lookahead(make: Make) -> None:
     assert chunks[-1].frame + len(chunks[-1].codes) == sum(len(c.codes) for c in chunks)
 
 
-class GlancingBackend(PlantedBackend):
+class EarlyAttentionBackend(SyntheticAttentionBackend):
     """One frame attends to the next word long before that word is spoken."""
 
     def _scores(self, slot: int, first: int, count: int) -> Tensor:
@@ -109,9 +109,9 @@ class GlancingBackend(PlantedBackend):
 def test_lookahead_decides_whether_a_word_has_begun(
     make: Make, lookahead: int, right: bool
 ) -> None:
-    rig = make(lookahead, GlancingBackend())
+    rig = make(lookahead, EarlyAttentionBackend())
     chunks, _ = drain(rig.open("a b c", first=1, largest=1))
-    assert (planted(rig, "a b c") == timed(words_of_chunks(chunks))) == right
+    assert (expected_words(rig, "a b c") == timed(words_of_chunks(chunks))) == right
 
 
 def test_stream_continues_when_lookahead_exceeds_what_may_be_unread(make: Make) -> None:
@@ -125,7 +125,7 @@ def test_live_text_is_aligned_like_complete_text(make: Make) -> None:
     for char in TEXT:
         session.push_text(char)
     session.end()
-    assert planted(rig, TEXT) == timed(words_of_chunks(drain(session)[0]))
+    assert expected_words(rig, TEXT) == timed(words_of_chunks(drain(session)[0]))
 
 
 def test_word_times_of_segments_share_one_clock(make: Make) -> None:
@@ -133,7 +133,9 @@ def test_word_times_of_segments_share_one_clock(make: Make) -> None:
     first, second = "This is the first sentence. ", "And this is the other one."
     chunks, _ = drain(rig.open(first + second, limits=SplitLimits(sentence=1)))
     length = FRAMES_PER_TOKEN * len(rig.loaded.tokenizer.encode(first.strip())) * SECONDS
-    expected = planted(rig, first.strip()) + planted(rig, second, segment_start=length)
+    expected = expected_words(rig, first.strip()) + expected_words(
+        rig, second, segment_start=length
+    )
     assert expected == timed(words_of_chunks(chunks))
 
 
@@ -142,7 +144,7 @@ def test_words_of_a_discarded_attempt_are_not_delivered(make: Make) -> None:
     rig.backend.runaway = {1}
     chunks, finish = drain(rig.open("hello", seed=1, max_retries=1))
     assert finish.reason == "eos"
-    assert planted(rig, "hello") == timed(words_of_chunks(chunks))
+    assert expected_words(rig, "hello") == timed(words_of_chunks(chunks))
 
 
 def test_words_that_were_not_reached_are_not_delivered(make: Make) -> None:
@@ -163,7 +165,7 @@ def _read_until_starved(session: Session, frames: int) -> list[AudioChunk]:
     raise AssertionError
 
 
-class EndsWithText(PlantedBackend):
+class TextEndBackend(SyntheticAttentionBackend):
     """The speech ends when the text ends."""
 
     def _ends(self, stream: dict[str, int]) -> bool:
@@ -171,7 +173,7 @@ class EndsWithText(PlantedBackend):
 
 
 def test_remaining_words_are_delivered_when_no_frame_follows(make: Make) -> None:
-    rig = make(2, EndsWithText())
+    rig = make(2, TextEndBackend())
     session = rig.open(None)
     session.push_text("hello to the world ")
     tokens = len(rig.loaded.tokenizer.encode("hello to the world"))

@@ -9,7 +9,7 @@ from megakernel_tts.calibration.ranking import (
     monotonicity,
     rank,
 )
-from tests.align.planted import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
+from tests.align.synthetic_attention import SAMPLE_RATE, SAMPLES_PER_FRAME, attending, loud_frames
 from tests.align.texts import transcript
 
 TOKENS = ["One", ",", " two", " three", " four", " five", "."]

@@ -12,7 +12,7 @@ from megakernel_tts.engine.engine import Engine
 from megakernel_tts.info import model_info
 from megakernel_tts.loader import Loaded
 from pipecat_service import MegakernelTTSService
-from tests.align.planted import LoudDecoder, PlantedBackend
+from tests.align.synthetic_attention import LoudDecoder, SyntheticAttentionBackend
 from tests.pipecat_service.bot import Bot, run_conversations
 from tests.pipecat_service.test_barge_in import assert_words_match_audio
 
@@ -21,31 +21,31 @@ WORDS: list[str] = [*REPLY.split()]
 
 
 @pytest.fixture
-def planted(load: Callable[..., Loaded]) -> Iterator[TTS]:
+def timed_tts(load: Callable[..., Loaded]) -> Iterator[TTS]:
     """A model with prescribed attention, every frame of which is loud."""
     loaded = load()
     engine = Engine(
-        PlantedBackend(num_slots=8),
+        SyntheticAttentionBackend(num_slots=8),
         loaded.engine.prompt_builder,
         LoudDecoder(),
         None,
         Alignment(((0, 0),), 1e-4, 2, {}),
     )
     model = Loaded(loaded.config, Sampling(seed=1, guard=False), loaded.tokenizer, engine, None)
-    with TTS(model, model_info(loaded.config, "planted")) as tts:
+    with TTS(model, model_info(loaded.config, "synthetic attention")) as tts:
         tts.warmup()
         yield tts
 
 
-def test_barge_in_leaves_the_words_that_had_begun(planted: TTS) -> None:
-    stream = planted.stream(REPLY, layout="streaming")
+def test_barge_in_leaves_the_words_that_had_begun(timed_tts: TTS) -> None:
+    stream = timed_tts.stream(REPLY, layout="streaming")
     chunks = [chunk for chunk in stream if isinstance(chunk, AudioChunk)]
     words = [word for chunk in chunks for word in chunk.words]
     starts = [word.start for word in words]
     assert [word.text for word in words] == WORDS
     duration_s = min(8.0, sum(len(chunk.pcm) for chunk in chunks) / 24_000)
     rng = random.Random(5)
-    bots = {Bot(planted, REPLY): rng.uniform(0.1, duration_s) for _ in range(6)}
+    bots = {Bot(timed_tts, REPLY): rng.uniform(0.1, duration_s) for _ in range(6)}
 
     async def drive(bot: Bot) -> None:
         await bot.request_reply()

@@ -44,7 +44,7 @@ def loud_frames(audible: Sequence[bool]) -> NDArray[np.int16]:
     return np.repeat(np.array(audible, np.int16)[:, None] * 3000, SAMPLES_PER_FRAME, axis=1)
 
 
-class PlantedBackend(ScriptedBackend):
+class SyntheticAttentionBackend(ScriptedBackend):
     """A streaming-layout backend that spends `FRAMES_PER_TOKEN` frames on every token."""
 
     def __init__(self, num_slots: int = 2) -> None:
