@@ -88,6 +88,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
+            import_module("megakernel_tts.process")  # first: it notes whether torch was imported
             return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import stat
+from functools import partial
 from pathlib import Path
 
 
@@ -40,7 +41,9 @@ def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
     check_output(file)
     temporary = file.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as stream:
+        # Readable by no other user before it has the mode of the file that it replaces.
+        mode = 0o600 if file.exists() else 0o666
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as stream:
             stream.write(content)
         if file.exists():
             temporary.chmod(stat.S_IMODE(file.stat().st_mode))

@@ -5,12 +5,16 @@ torch's thread pool are missing there, and waiting for them would never end.
 """
 
 import os
+import sys
 import threading
 from functools import cache, partial
 
 from megakernel_tts.errors import ForkedProcessError
 
 _USE_SPAWN = "Start processes with multiprocessing.get_context('spawn')"
+
+# By other code, which may have started torch's thread pool: its threads cannot be told apart.
+_TORCH_WAS_IMPORTED = "torch" in sys.modules
 
 
 class OwnerProcess:
@@ -42,14 +46,16 @@ def check_torch() -> None:
     """Checks that torch can be used in this process, and records that it is.
 
     Raises:
-        ForkedProcessError: This process was forked after torch had run in its parent.
+        ForkedProcessError: This process was forked after torch had run in its parent, or may have
+            run, because torch was imported before this package.
     """
     import torch
 
     if _torch_process() != os.getpid() or torch.cuda._is_in_bad_fork():
         raise ForkedProcessError(
-            "Torch had run before this process was forked, and its threads run in the parent only. "
-            f"{_USE_SPAWN}, or fork before torch is used."
+            "Torch ran, or may have run, before this process was forked, and its threads run in the "
+            f"parent only. {_USE_SPAWN}, or import megakernel_tts before torch and fork before "
+            "torch is used."
         )
 
 
@@ -62,7 +68,8 @@ def _torch_process() -> int:
 @cache
 def watch_forks() -> None:
     """Watches for forks after torch was used by other code; call it when torch is imported."""
-    os.register_at_fork(before=partial(_before_fork, _native_threads()))
+    at_import = frozenset[int]() if _TORCH_WAS_IMPORTED else _native_threads()
+    os.register_at_fork(before=partial(_before_fork, at_import))
 
 
 def _before_fork(at_import: frozenset[int]) -> None:

@@ -71,6 +71,22 @@ def test_target_that_is_not_a_regular_file_is_refused_and_kept(
     assert all(path.read_text() == "kept" for path in tmp_path.glob("kept"))
 
 
+def test_content_has_the_mode_of_a_private_file_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, modes = _kept(tmp_path / "target"), list[int]()
+    target.chmod(0o640)
+    chmod = Path.chmod
+
+    def record(file: Path, mode: int) -> None:
+        modes.append(stat.S_IMODE(file.stat().st_mode))
+        chmod(file, mode)
+
+    monkeypatch.setattr(Path, "chmod", record)
+    replace_file(target, b"content")
+    assert modes == [0o600] and stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o755])
 def test_mode_of_an_existing_file_is_kept(
     tmp_path: Path, write: Callable[[Path], object], mode: int

@@ -161,6 +161,25 @@ def test_recording_longer_than_a_slot_is_refused_before_its_codes_are_read() -> 
         Voice(torch.zeros(3), codes, "text")
 
 
+def test_recording_that_leaves_no_position_for_text_is_refused_before_it_is_embedded(
+    base: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embed(codes: bytes) -> torch.Tensor:
+        raise AssertionError(len(codes))
+
+    monkeypatch.setattr(base._loaded.engine.prompt_builder, "_embed_recording", embed)
+    codes = CODES[:1].expand(2040, -1).contiguous()
+    for layout in ("full", "streaming"):
+        with pytest.raises(VoiceError, match=r"takes 2,0\d\d positions"):
+            base.open(Voice(torch.zeros(192), codes, "hello"), layout=layout)
+
+
+def test_instruction_longer_than_a_slot_is_refused(checkpoint: Callable[..., Path]) -> None:
+    with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as tts:
+        with pytest.raises(VoiceError, match=r"instruction has [\d,]+ tokens"):
+            tts.open(instruct="hello there " * 10_000)
+
+
 def test_transcript_longer_than_a_slot_is_refused_before_it_is_embedded(
     base: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:

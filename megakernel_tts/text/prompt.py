@@ -161,6 +161,11 @@ class PromptBuilder:
         sections = [self.embed_text(role), text_vectors + codec_vectors]
         if instruct and instruct.strip():
             user = self._tokenizer.encode(f"user\n{instruct.strip()}")
+            if len(user) >= MAX_POSITIONS:
+                raise VoiceError(
+                    f"The instruction has {len(user):,} tokens, and a prompt has at most "
+                    f"{MAX_POSITIONS:,} positions; use a shorter one."
+                )
             instruction = [text.im_start, *user, text.im_end, *self._newline]
             sections.insert(0, self.embed_text(instruction))
         vectors = torch.cat(sections)
@@ -171,6 +176,12 @@ class PromptBuilder:
             raise VoiceError(
                 f"The voice's transcript has {len(transcript):,} tokens, and a prompt has at most "
                 f"{MAX_POSITIONS:,} positions; clone the voice from a shorter recording."
+            )
+        num_positions = len(vectors) + len(self._codec_bos) + len(voice.codes)
+        if num_positions >= MAX_POSITIONS:  # a text needs at least one more
+            raise VoiceError(
+                f"The voice takes {num_positions:,} positions, and a prompt with text has at most "
+                f"{MAX_POSITIONS:,}; clone the voice from a shorter recording."
             )
         recording = self._embed_recording(voice.codes.numpy(force=True).tobytes())
         return Prefix(
