@@ -16,6 +16,7 @@ _MAX_WAV_BYTES = (1 << 32) - 1 - 36  # of samples: the header's sizes have 32 bi
 _MIN_SECONDS, _MAX_SECONDS = 0.5, 60.0  # of a reference recording
 _MIN_RATE, _MAX_RATE = 1_000, 768_000  # of a reference recording, in Hz
 _MAX_VALUES = 1 << 24  # samples of all channels of a reference recording: 64 MiB
+_MAX_FILE_BYTES = 8 * _MAX_VALUES + (1 << 20)  # of an open file: float64 samples and a header
 _MAX_SAMPLE = 4.0  # of a reference recording, whose full scale is 1
 _SILENCE_RMS = 3e-3  # 20 ms with a lower root mean square are silent (-50 dBFS)
 _MIN_SOUND_SECONDS = 0.3  # of a reference recording that must not be silent
@@ -162,7 +163,12 @@ def _read(recording: Recording) -> tuple[str, NDArray[np.float32], int]:
             if not Path(source).is_file():
                 raise ReferenceAudioError(f"{name[:200]} does not exist or is not a file.")
         else:
-            source = io.BytesIO(recording.read())
+            encoded = recording.read(_MAX_FILE_BYTES + 1)
+            if len(encoded) > _MAX_FILE_BYTES:
+                raise ReferenceAudioError(
+                    f"{name} has more than {_MAX_FILE_BYTES >> 20} MiB; give a shorter recording."
+                )
+            source = io.BytesIO(encoded)
         with soundfile.SoundFile(source) as file:
             rate = _check_rate(name, file.samplerate)
             # The length in the header may be missing or wrong, so the samples are counted.

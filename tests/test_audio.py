@@ -173,6 +173,21 @@ def test_loud_recording_without_clipping_is_accepted() -> None:
     assert len(read_reference((tone.astype(np.float32), 24_000), 24_000)) == 48_000
 
 
+def test_an_open_file_is_read_up_to_a_limit() -> None:
+    class Endless(io.RawIOBase):
+        num_read = 0
+
+        def read(self, size: int = -1) -> bytes:
+            assert size >= 0, "an endless file is read to its end"
+            self.num_read += size
+            return bytes(size)
+
+    file = Endless()
+    with pytest.raises(ReferenceAudioError, match="more than 129 MiB"):
+        read_reference(file, 24_000)  # pyright: ignore[reportArgumentType]  # no BinaryIO
+    assert file.num_read <= 130 << 20
+
+
 def test_open_files_are_read_from_their_position(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     soundfile.write(path, speech(), 24_000)
