@@ -19,7 +19,8 @@ class Chunking:
     audio before them is played. Playback is assumed to begin with the first chunk. The time of a
     frame is measured from chunk to chunk, so it includes the codec and the work for other streams.
     If two chunks in succession are late, the engine is too slow for chunks of this size. The size
-    is then doubled, since larger chunks cost less per frame.
+    is then doubled, since larger chunks cost less per frame. If the audio was played while text was
+    missing, sizes begin with the first one again.
 
     A chunk of n frames is due once n + lookahead frames are pending, so that the words that begin
     in it are known. The stream's first chunk does not wait for the lookahead: no word but the
@@ -70,6 +71,22 @@ class Chunking:
             while num_next > self.size and (num_next + missing) * self._frame_s > usable_s:
                 num_next -= 1
         self.size = num_next
+
+    def resume(self, now_s: float, num_out: int) -> None:
+        """Records, instead of `plan`, that text was missing since the step before.
+
+        Args:
+            now_s: Clock time in seconds, before a step of the stream.
+            num_out: Frames that the stream has delivered or that are being decoded.
+        """
+        num_new, self._num_out = num_out - self._num_out, num_out
+        if num_new and self._last_out_s is not None:
+            out_s = min(now_s, self._last_out_s + num_new * self._frame_s)
+            self._played_until_s = max(self._played_until_s, out_s) + num_new * _FRAME_S
+        self._last_out_s = now_s
+        if self._played_until_s < now_s:
+            self.size, self._num_late = self._policy.first, 0
+            self._played_until_s = -math.inf
 
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.

@@ -82,4 +82,4 @@ class TextFeeder:
         if text.ended:
             vectors = torch.cat([vectors, self._prompt_builder.eos])
         self._backend.feed(stream.active_slot, vectors, text.ended)
-        segment.add_text(len(new_ids), len(vectors), closed=text.ended)
+        stream.add_text(len(new_ids), len(vectors), closed=text.ended)

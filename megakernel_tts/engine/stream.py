@@ -98,6 +98,7 @@ class Stream:
         self.chunking = Chunking(request.chunks, num_lookahead)
         self._sample_rate = sample_rate
         self._waiting_since_s: float | None = None  # because all slots are in use
+        self._resumed = False  # text was missing since the last step
 
     # --- state, read by the scheduler and the decode pipeline ---
 
@@ -218,6 +219,12 @@ class Stream:
             return False
         return text.ended or len(text.token_ids) > segment.num_tokens
 
+    def add_text(self, num_tokens: int, num_vectors: int, *, closed: bool) -> None:
+        """Records text that was fed to the backend; see `Segment.add_text`."""
+        segment = self.active_segment
+        self._resumed |= segment.outcome is None and not segment.ready
+        segment.add_text(num_tokens, num_vectors, closed=closed)
+
     def read_text(self) -> None:
         """Passes the segment's text, as far as it is known, to word alignment."""
         if self.segment is not None:
@@ -248,10 +255,14 @@ class Stream:
         segment.add_frames(frames, now_s)
 
     def plan_chunk(self, now_s: float) -> None:
-        """Sizes the next chunk before a step at `now_s` seconds; see `Chunking.plan`."""
+        """Sizes the next chunk before a step at `now_s` seconds; see `Chunking`."""
         segment = self.active_segment
         num_out = self.delivery.num_frames + segment.num_decoding
-        self.chunking.plan(now_s, num_out, len(segment.pending))
+        if self._resumed:
+            self.chunking.resume(now_s, num_out)
+        else:
+            self.chunking.plan(now_s, num_out, len(segment.pending))
+        self._resumed = False
 
     @property
     def num_until_due(self) -> int:
@@ -290,6 +301,7 @@ class Stream:
         self.num_sampled_frames += segment.num_frames + 1  # the end of speech was sampled as well
         with self.text_queue.lock:
             self.text_queue.pop()
+            self._resumed = self.text_queue.front() is None
 
     def finish(self, reason: FinishReason, error: BaseException | None = None) -> None:
         """Delivers the last event; further text is ignored."""

@@ -13,6 +13,7 @@ from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.loader import Loaded
 from megakernel_tts.session import ChunkPolicy
+from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend
 from tests.rig import Rig, VirtualClock, drain
 
@@ -129,6 +130,32 @@ def test_chunks_double_if_the_engine_is_slower_than_playback(load: Callable[...,
     (chunks,) = speak(load(), Device(0.4 * FRAME_S, 0.8 * FRAME_S))
     assert [size for _, size in chunks][:6] == [1, 1, 1, 2, 4, 8]
     assert max(gaps(chunks)[6:]) == 0.0
+
+
+@pytest.mark.parametrize(("stall_s", "restarts"), [(0.05, False), (5.0, True)])
+@pytest.mark.parametrize("continued", [" the quick brown fox jumps over the lazy dog", ". the end"])
+def test_chunks_begin_small_again_after_their_audio_was_played_while_text_was_missing(
+    load: Callable[..., Loaded], stall_s: float, continued: str, restarts: bool
+) -> None:
+    loaded, device = load(), Device(0.1 * FRAME_S)
+    vocoder = TimedVocoder(loaded.engine.decoder, device)
+    rig = Rig(loaded, TimedBackend(device), vocoder=vocoder)
+    device.clock = rig.clock
+    rig.backend.endless = False
+    session = rig.open(None, ahead=400, limits=SplitLimits(sentence=1))
+    session.push_text("hello to the world and to the quick brown fox and the lazy dog")
+    if continued.startswith("."):
+        session.flush()
+    rig.settle()
+    num_before = session._events.num_unread
+    rig.advance(stall_s)
+    session.push_text(continued)
+    session.end()
+    chunks, _ = drain(session)
+    rig.close()
+    ends = np.cumsum([len(chunk.codes) for chunk in chunks])
+    first_after = chunks[int(np.searchsorted(ends, num_before)) + 1]
+    assert (len(first_after.codes) == 1) == restarts
 
 
 def test_a_plan_holds_until_its_chunk_is_complete() -> None:
