@@ -27,12 +27,14 @@ class Recorder(FrameProcessor):
 
     def __init__(self, file: wave.Wave_write) -> None:
         super().__init__()
+        self.num_frames = 0
         self._file = file
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame):
             self._file.writeframes(frame.audio)
+            self.num_frames += frame.num_frames
         await self.push_frame(frame, direction)
 
 
@@ -51,12 +53,22 @@ async def main(recording: str, transcript: str, text: str, model: str, seconds: 
         )
         with wave.open("clone_voice.wav", "wb") as file:
             file.setparams((1, 2, RATE, 0, "NONE", ""))
-            worker = PipelineWorker(Pipeline([tts, Recorder(file)]), enable_rtvi=False)
+            recorder = Recorder(file)
+            worker = PipelineWorker(Pipeline([tts, recorder]), enable_rtvi=False)
             runner = WorkerRunner()
             await runner.add_workers(worker)
             await worker.queue_frames([TTSSpeakFrame(text), EndFrame()])
             await runner.run()
+    if not recorder.num_frames:
+        raise SystemExit("Nothing was spoken; the log above gives the reason.")
     print("The voice is in voice.safetensors, its speech in clone_voice.wav.")
+
+
+def duration(value: str) -> float:
+    """Seconds of speech."""
+    if not 0 < (seconds := float(value)) <= 160:
+        raise ValueError(value)
+    return seconds
 
 
 if __name__ == "__main__":
@@ -65,7 +77,7 @@ if __name__ == "__main__":
     parser.add_argument("transcript", help="the text of the recording")
     parser.add_argument("--text", default="Hello. This is my voice, and I never said this.")
     parser.add_argument("--model", default="Qwen/Qwen3-TTS-12Hz-0.6B-Base")
-    parser.add_argument("--seconds", type=float, default=60, help="limit of the duration of speech")
+    parser.add_argument("--seconds", type=duration, default=60, help="of speech, 160 at most")
     options = parser.parse_args()
     try:
         asyncio.run(main(**vars(options)))

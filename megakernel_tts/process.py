@@ -53,8 +53,8 @@ def check_torch() -> None:
 
     if _torch_process() != os.getpid() or torch.cuda._is_in_bad_fork():
         raise ForkedProcessError(
-            "Torch ran, or may have run, before this process was forked, and its threads run in the "
-            f"parent only. {_USE_SPAWN}, or import megakernel_tts before torch and fork before "
+            "Torch ran, or may have run, before this process was forked, and its threads run only "
+            f"in the parent. {_USE_SPAWN}, or import megakernel_tts before torch and fork before "
             "torch is used."
         )
 

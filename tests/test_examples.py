@@ -154,6 +154,24 @@ def test_clone_voice_speaks_with_a_recording(
 
 
 @pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--text", ""], 1, "Nothing was spoken"),
+        (["--seconds", "nan"], 2, "invalid duration value: 'nan'"),
+    ],
+)
+def test_clone_voice_reports_that_it_made_no_speech(
+    checkpoint: Callable[..., Path], tmp_path: Path, options: list[str], status: int, message: str
+) -> None:
+    rng = np.random.default_rng(0)
+    soundfile.write(tmp_path / "me.wav", rng.uniform(-0.3, 0.3, 24_000 * 3), 24_000)
+    model = str(checkpoint("base"))
+    result = run("clone_voice", tmp_path, "me.wav", "The text.", "--model", model, *options)
+    assert result.returncode == status and message in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr and "is in voice.safetensors" not in result.stdout
+
+
+@pytest.mark.parametrize(
     ("example", "arguments", "message"),
     [
         ("text_only", ["--model", "no model"], "'no model' is not a model"),
