@@ -37,8 +37,7 @@ class Cartesia:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _websocket(self, websocket: WebSocket) -> None:
-        with self._streams.websocket():
-            await CartesiaSocket(websocket, self._streams).run()
+        await CartesiaSocket(websocket, self._streams).run()
 
     async def _bytes(self, request: Request) -> Response:
         fields = await read_object(request)

@@ -1,18 +1,20 @@
 """Cartesia's WebSocket: messages to contexts, which speak at the same time."""
 
-import asyncio
-import json
+import time
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from megakernel_tts.server import cartesia_messages as messages
-from megakernel_tts.server.cartesia_context import Context
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, parse_object
-from megakernel_tts.server.streams import SpeechStreams
+from megakernel_tts.server.live_speech import MAX_PAUSE_S, LiveSpeech
+from megakernel_tts.server.speech_socket import SpeechSocket
+from megakernel_tts.server.streams import SpeechChunk, SpeechStreams
 
-_MAX_CONTEXTS = 64  # of a socket
+_MAX_BUFFER_DELAY_MS = 5000
+_DEFAULT_BUFFER_DELAY_MS = int(1000 * MAX_PAUSE_S)
+_FIXED_FIELDS = ("model_id", "voice", "output_format", "language", "locale")  # of a context
 
 
 class CartesiaSocket:
@@ -20,38 +22,11 @@ class CartesiaSocket:
 
     def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
         """Takes over a connection whose handshake has not been answered."""
-        self.streams = streams
-        self.request_id: str = websocket.scope["state"]["request_id"]
-        self.contexts: dict[str, Context] = {}
-        self._websocket = websocket
-        self._sending = asyncio.Lock()  # fair, so that contexts take turns
-        self._too_slow = asyncio.Event()
+        self._socket = SpeechSocket[_Context](websocket, streams)
 
     async def run(self) -> None:
-        """Serves the connection until it closes, which stops all of its contexts."""
-        await self._websocket.accept()
-        reading = asyncio.create_task(self._read())
-        too_slow = asyncio.create_task(self._too_slow.wait())
-        try:
-            await asyncio.wait({reading, too_slow}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reading.cancel()
-            too_slow.cancel()
-            for context in [*self.contexts.values()]:
-                context.cancel()
-        if reading.done():
-            await reading
-
-    def close_slow(self) -> None:
-        """Ends the connection of a client that does not read."""
-        self._too_slow.set()
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                await self._handle(await self._websocket.receive_text())
-        except (WebSocketDisconnect, KeyError):  # KeyError: a binary message
-            return
+        """Serves the connection until it closes."""
+        await self._socket.run(self._handle)
 
     async def _handle(self, data: str) -> None:
         context_id = ""
@@ -62,34 +37,104 @@ class CartesiaSocket:
                 raise RequestError("A message needs a context_id.", parameter="context_id")
             await self._dispatch(context_id, message)
         except RequestError as error:
-            if context := self.contexts.get(context_id):
-                context.cancel()
-            await self.send(context_id, messages.error_event(error, self.request_id))
+            if speech := self._socket.speeches.get(context_id):
+                speech.cancel()
+            event = messages.error_event(error, self._socket.request_id)
+            await self._socket.send(event | {"context_id": context_id})
 
     async def _dispatch(self, context_id: str, message: dict[str, Any]) -> None:
-        context = self.contexts.get(context_id)
-        more = get_field(message, "continue", bool, False)
+        speech = self._socket.speeches.get(context_id)
         if get_field(message, "cancel", bool, False):
-            if context is not None:
-                context.cancel()
+            if speech is not None:
+                speech.cancel()
             return
-        if context is None:
-            if len(self.contexts) >= _MAX_CONTEXTS:
-                raise RequestError(
-                    f"A socket has at most {_MAX_CONTEXTS} contexts.", 429, "too_many_contexts"
-                )
-            if not more and not messages.transcript_of(message).strip():
-                await self.send(context_id, messages.done_event())
+        text = messages.transcript_of(message)
+        more = get_field(message, "continue", bool, False)
+        at_end = not more and not text.strip()
+        if speech is None:
+            if at_end:
+                await self._socket.send(messages.done_event() | {"context_id": context_id})
                 return
-            request = messages.speech_request(message, self.streams, text=None, paced=True)
-            context = self.contexts[context_id] = Context(self, context_id, message, request)
-        await context.add(message)
+            request = messages.speech_request(message, self._socket.streams, text=None, paced=True)
+            context = _Context(self._socket, context_id, message)
+            speech = self._socket.open(context_id, request, context)
+        elif speech.ended and at_end:
+            return  # the end of the text is repeated
+        await _add(speech, message, text, more=more)
 
-    async def send(self, context_id: str, event: dict[str, Any]) -> None:
-        """Sends an event of a context; does nothing once the connection is closed."""
-        text = json.dumps(event | {"context_id": context_id})
-        async with self._sending:
-            try:
-                await self._websocket.send_text(text)
-            except (WebSocketDisconnect, RuntimeError):  # RuntimeError: it was closed before
-                return
+
+class _Context:
+    """The events of one context; see `Listener`."""
+
+    def __init__(
+        self, socket: "SpeechSocket[_Context]", context_id: str, message: dict[str, Any]
+    ) -> None:
+        """Starts without an event.
+
+        Args:
+            socket: Its connection.
+            context_id: Its name.
+            message: The first message, which fixes voice, language and format.
+        """
+        self._socket = socket
+        self._id = context_id
+        self._fixed = {name: message.get(name) for name in _FIXED_FIELDS}
+        self._wants_words = get_field(message, "add_timestamps", bool, False)
+        self._sent_s = time.monotonic()
+
+    def check(self, message: dict[str, Any]) -> None:
+        """Checks a later message.
+
+        Raises:
+            RequestError: It changes a field that the first message has fixed.
+        """
+        for name, value in self._fixed.items():
+            if name in message and message[name] != value:
+                raise RequestError(
+                    f"{name} differs from that of the context's first message.", parameter=name
+                )
+
+    async def send_chunk(self, chunk: SpeechChunk) -> None:
+        """See `Listener`."""
+        if chunk.words and self._wants_words:
+            await self._send(messages.timestamps_event(chunk.words))
+        if chunk.audio:
+            now_s = time.monotonic()
+            await self._send(messages.chunk_event(chunk, 1000 * (now_s - self._sent_s)))
+            self._sent_s = now_s
+
+    async def report_flush(self, number: int) -> None:
+        """See `Listener`."""
+        await self._send(messages.flush_done_event(number))
+
+    async def report_end(self) -> None:
+        """See `Listener`."""
+        await self._send(messages.done_event())
+
+    async def report_error(self, error: RequestError) -> None:
+        """See `Listener`."""
+        await self._send(messages.error_event(error, self._socket.request_id))
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        await self._socket.send(event | {"context_id": self._id})
+
+
+async def _add(
+    speech: LiveSpeech[_Context], message: dict[str, Any], text: str, *, more: bool
+) -> None:
+    """Adds the text of a message."""
+    delay_ms = get_field(message, "max_buffer_delay_ms", int, _DEFAULT_BUFFER_DELAY_MS)
+    if not 0 <= delay_ms <= _MAX_BUFFER_DELAY_MS:
+        raise RequestError(
+            f"max_buffer_delay_ms is {delay_ms}; it must be from 0 to {_MAX_BUFFER_DELAY_MS}.",
+            parameter="max_buffer_delay_ms",
+        )
+    flush = get_field(message, "flush", bool, False) or (delay_ms == 0 and bool(text.strip()))
+    speech.listener.check(message)
+    await speech.add(text, whole_sentences=delay_ms == 0)
+    if not more:
+        await speech.end()
+    elif flush:
+        speech.flush()
+    else:
+        speech.flush_when_paused(delay_ms / 1000)

@@ -1,0 +1,119 @@
+"""A WebSocket whose client speaks in live turns: what all protocols' sockets have in common."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.live_speech import L, LiveSpeech
+from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+
+_MAX_SPEECHES = 64  # of a socket
+_MAX_REASON_BYTES = 123  # of a close frame
+
+
+class SpeechSocket(Generic[L]):
+    """One connection. Messages are handled in order; speeches go on at the same time.
+
+    Attributes:
+        streams: The streams of the server.
+        request_id: Identifier of the connection.
+        speeches: The open speeches, by the client's name for them.
+    """
+
+    def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
+        """Takes over a connection whose handshake has not been answered."""
+        self.streams = streams
+        self.request_id: str = websocket.scope["state"]["request_id"]
+        self.speeches: dict[str, LiveSpeech[L]] = {}
+        self._websocket = websocket
+        self._sending = asyncio.Lock()  # fair, so that speeches take turns
+        self._closing = asyncio.Event()
+        self._close_frame: tuple[int, str] | None = None
+
+    async def run(
+        self, handle: Callable[[str], Awaitable[None]], subprotocol: str | None = None
+    ) -> None:
+        """Serves the connection until it closes, which stops all of its speeches.
+
+        Args:
+            handle: Handles a message; the next one is read when it returns.
+            subprotocol: The subprotocol to agree on, if any.
+        """
+        with self.streams.websocket():
+            await self._websocket.accept(subprotocol)
+            reading = asyncio.create_task(self._read(handle))
+            closing = asyncio.create_task(self._closing.wait())
+            try:
+                await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                reading.cancel()
+                closing.cancel()
+                for speech in [*self.speeches.values()]:
+                    speech.cancel()
+            if self._close_frame is not None:
+                await self._send_close(*self._close_frame)
+            elif reading.done():
+                await reading
+
+    async def _read(self, handle: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            while True:
+                await handle(await self._websocket.receive_text())
+        except (WebSocketDisconnect, KeyError):  # KeyError: a binary message
+            return
+
+    def open(
+        self, name: str, request: SpeechRequest, listener: L, *, max_idle_s: float | None = None
+    ) -> LiveSpeech[L]:
+        """Opens a speech.
+
+        Args:
+            name: The client's name for it; no open speech has it.
+            request: The stream.
+            listener: See `LiveSpeech`.
+            max_idle_s: See `LiveSpeech`.
+
+        Raises:
+            RequestError: Too many are open.
+        """
+        if len(self.speeches) >= _MAX_SPEECHES:
+            raise RequestError(
+                f"A socket has at most {_MAX_SPEECHES} contexts.", 429, "too_many_contexts"
+            )
+        speech = self.speeches[name] = LiveSpeech(
+            self.streams,
+            request,
+            listener,
+            on_close=lambda: self.speeches.pop(name),
+            on_slow_client=self._closing.set,
+            max_idle_s=max_idle_s,
+        )
+        return speech
+
+    async def send(self, message: Mapping[str, Any] | bytes) -> None:
+        """Sends an object as JSON, or bytes; does nothing once the connection is closed."""
+        async with self._sending:
+            try:
+                if isinstance(message, bytes):
+                    await self._websocket.send_bytes(message)
+                else:
+                    await self._websocket.send_text(json.dumps(message))
+            except (WebSocketDisconnect, RuntimeError):  # RuntimeError: it was closed before
+                return
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Closes the connection after what was sent; speeches that are open are cancelled."""
+        self._close_frame = code, reason
+        self._closing.set()
+
+    async def _send_close(self, code: int, reason: str) -> None:
+        reason = reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
+        async with self._sending:
+            try:
+                await self._websocket.close(code, reason)
+            except (WebSocketDisconnect, RuntimeError):
+                return
