@@ -9,15 +9,18 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 
 from megakernel_tts import TTS, MegakernelTTSError
 from megakernel_tts.server.auth import Authentication
 from megakernel_tts.server.cartesia import Cartesia
+from megakernel_tts.server.elevenlabs import ElevenLabs
 from megakernel_tts.server.http import RequestIds
+from megakernel_tts.server.nari import Nari
 from megakernel_tts.server.openai import OpenAI
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.streams import SpeechStreams
+from megakernel_tts.server.vapi import Vapi
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -49,8 +52,11 @@ class Server:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
+                *ElevenLabs(self.streams).routes(),
+                WebSocketRoute("/v1/audio/speech/ws", Nari(self.streams).serve),
                 Mount("/v1", OpenAI(self.streams).application()),
                 Mount("/tts", Cartesia(self.streams).application()),
+                Mount("/vapi", Vapi(self.streams).application()),
             ],
             middleware=[
                 Middleware(RequestIds),

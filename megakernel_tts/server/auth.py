@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
-_KEY_HEADERS = ("x-api-key", "xi-api-key")
+_KEY_HEADERS = ("x-api-key", "xi-api-key", "x-vapi-secret")
 _KEY_PARAMETERS = ("api_key", "access_token")
 _SCHEMES = ("bearer", "token")
 
@@ -17,9 +17,10 @@ _SCHEMES = ("bearer", "token")
 class Authentication:
     """Middleware that refuses requests without a valid key, and those of other sites' pages.
 
-    A key is sent as `Authorization: Bearer` (or `Token`), as `X-API-Key` (or `xi-api-key`), or as
-    the query parameter `api_key` or `access_token`. A browser sends the header `Origin` with the
-    requests of a page; a page of another site could otherwise use a server on the same machine.
+    A key is sent as `Authorization: Bearer` (or `Token`), as `X-API-Key` (or `xi-api-key`, or
+    `X-Vapi-Secret`), or as the query parameter `api_key` or `access_token`. A browser sends the
+    header `Origin` with the requests of a page; a page of another site could otherwise use a server
+    on the same machine.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:

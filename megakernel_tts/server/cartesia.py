@@ -15,7 +15,7 @@ from megakernel_tts import Finish
 from megakernel_tts.server import cartesia_messages as messages
 from megakernel_tts.server.cartesia_socket import CartesiaSocket
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field
+from megakernel_tts.server.fields import get_field, text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, event, read_object
 from megakernel_tts.server.streams import SpeechChunk, SpeechStream, SpeechStreams
 
@@ -37,6 +37,7 @@ class Cartesia:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _websocket(self, websocket: WebSocket) -> None:
+        await websocket.accept()
         await CartesiaSocket(websocket, self._streams).run()
 
     async def _bytes(self, request: Request) -> Response:
@@ -57,7 +58,7 @@ class Cartesia:
         return SpeechResponse(await self._open(fields), body, {})
 
     async def _open(self, fields: dict[str, Any]) -> SpeechStream:
-        text = messages.transcript_of(fields)
+        text = text_field(fields, "transcript")
         request = messages.speech_request(fields, self._streams, text=text, paced=False)
         return await self._streams.open(request)
 

@@ -6,30 +6,16 @@ from typing import Any
 from megakernel_tts import Word
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS, get_field, sampling_of, voice_name
+from megakernel_tts.server.fields import get_field, sampling_of, voice_name
 from megakernel_tts.server.http import base64_text
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+from megakernel_tts.server.streams import (
+    SECONDS_PER_CHARACTER,
+    SpeechChunk,
+    SpeechRequest,
+    SpeechStreams,
+)
 
 _PARTIAL = 206  # status code of an event
-_SECONDS_PER_CHARACTER = 0.07  # of a word whose end is not known yet
-
-
-def transcript_of(message: Mapping[str, Any]) -> str:
-    """The text of a request.
-
-    Raises:
-        RequestError: It is no string, or too long.
-    """
-    text = message.get("transcript")
-    if not isinstance(text, str):
-        raise RequestError("transcript must be a string.", parameter="transcript")
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise RequestError(
-            f"transcript has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are "
-            "allowed.",
-            parameter="transcript",
-        )
-    return text
 
 
 def output_format(message: Mapping[str, Any]) -> tuple[AudioFormat, str]:
@@ -94,7 +80,7 @@ def timestamps_event(words: Sequence[Word]) -> dict[str, Any]:
     """
     starts = [word.start for word in words]
     last = words[-1]
-    estimate = round(last.start + _SECONDS_PER_CHARACTER * len(last.text), 3)
+    estimate = round(last.start + SECONDS_PER_CHARACTER * len(last.text), 3)
     texts = [word.text for word in words]
     times = {"words": texts, "start": starts, "end": [*starts[1:], estimate]}
     return _event("timestamps", word_timestamps=times)

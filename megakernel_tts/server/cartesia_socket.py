@@ -7,7 +7,7 @@ from starlette.websockets import WebSocket
 
 from megakernel_tts.server import cartesia_messages as messages
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, parse_object
+from megakernel_tts.server.fields import get_field, parse_object, text_field
 from megakernel_tts.server.live_speech import MAX_PAUSE_S, LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
 from megakernel_tts.server.streams import SpeechChunk, SpeechStreams
@@ -21,7 +21,7 @@ class CartesiaSocket:
     """One connection. Messages are handled in order; contexts speak at the same time."""
 
     def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
-        """Takes over a connection whose handshake has not been answered."""
+        """Takes over a connection whose handshake was answered."""
         self._socket = SpeechSocket[_Context](websocket, streams)
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class CartesiaSocket:
             if speech is not None:
                 speech.cancel()
             return
-        text = messages.transcript_of(message)
+        text = text_field(message, "transcript")
         more = get_field(message, "continue", bool, False)
         at_end = not more and not text.strip()
         if speech is None:

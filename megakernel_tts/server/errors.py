@@ -35,6 +35,11 @@ class RequestError(Exception):
         """HTTP headers of the reply: `Retry-After` for an overload."""
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
 
+    @property
+    def close_code(self) -> int:
+        """Code with which the error closes a WebSocket: a server error, or a policy violation."""
+        return 1011 if self.status >= 500 else 1008
+
 
 class SlowClientError(Exception):
     """The client reads audio more slowly than it is played, beyond the tolerance."""

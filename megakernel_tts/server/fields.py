@@ -71,6 +71,25 @@ _JSON_TYPES: dict[type, str] = {
 }
 
 
+def text_field(fields: Mapping[str, Any], name: str) -> str:
+    """The text in a field.
+
+    Raises:
+        RequestError: It is no string, or too long.
+    """
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise RequestError(f"{name} must be a string: the text to speak.", parameter=name)
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise RequestError(
+            f"{name} has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are allowed.",
+            400,
+            "string_above_max_length",
+            name,
+        )
+    return text
+
+
 def voice_name(value: object) -> str | None:
     """The name in a field `voice`: a string, or an object with `id`.
 

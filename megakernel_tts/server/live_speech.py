@@ -68,8 +68,8 @@ class LiveSpeech(Generic[L]):
         request: SpeechRequest,
         listener: L,
         *,
-        on_close: Callable[[], None],
-        on_slow_client: Callable[[], None],
+        on_close: Callable[[], object],
+        on_slow_client: Callable[[], object],
         max_idle_s: float | None = None,
     ) -> None:
         """Starts without text.
@@ -108,10 +108,13 @@ class LiveSpeech(Generic[L]):
 
     def keep_alive(self) -> None:
         """Restarts the time after which the text ends by itself."""
-        if self._idle is not None:
-            self._idle.cancel()
+        self._stop_idle_time()
         if self._max_idle_s is not None and not (self.ended or self._closed):
             self._idle = asyncio.get_running_loop().call_later(self._max_idle_s, self._end_idle)
+
+    def _stop_idle_time(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
 
     def _end_idle(self) -> None:
         self._ending = asyncio.create_task(self.end())
@@ -128,7 +131,6 @@ class LiveSpeech(Generic[L]):
         """
         if self.ended:
             raise RequestError("The context has closed: its text has ended.", 400, "context_closed")
-        self.keep_alive()
         if len(self._text) + len(text) > MAX_TEXT_CHARACTERS:
             raise RequestError(
                 f"The text has more than {MAX_TEXT_CHARACTERS:,} characters.",
@@ -141,6 +143,12 @@ class LiveSpeech(Generic[L]):
         self._text += text
         if self._pause is not None:
             self._pause.cancel()
+        self._stop_idle_time()  # a stream may take long to open
+        await self._push()
+        self.keep_alive()
+
+    async def _push(self) -> None:
+        """Passes new text to the stream, which its first word opens."""
         if self._stream is None:
             if not _count_words(self._text):
                 return
@@ -181,7 +189,7 @@ class LiveSpeech(Generic[L]):
         if self.ended:
             return
         self.ended = True
-        self.keep_alive()
+        self._stop_idle_time()
         if self._stream is not None:
             self._stream.end()
         else:  # text without words
@@ -245,7 +253,8 @@ class LiveSpeech(Generic[L]):
         if self._closed:
             return
         self._closed = True
-        for task in (self._pause, self._watch, self._idle):
+        self._stop_idle_time()
+        for task in (self._pause, self._watch):
             if task is not None:
                 task.cancel()
         self._on_close()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from megakernel_tts import Finish
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS, get_field, sampling_of, voice_name
+from megakernel_tts.server.fields import get_field, sampling_of, text_field, voice_name
 from megakernel_tts.server.http import (
     AudioBody,
     RawBody,
@@ -88,19 +88,9 @@ class OpenAI:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    text = fields.get("input")
-    if not isinstance(text, str):
-        raise RequestError("input must be a string: the text to speak.", parameter="input")
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise RequestError(
-            f"input has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are allowed.",
-            400,
-            "string_above_max_length",
-            "input",
-        )
     if get_field(fields, "speed", float, 1.0) != 1.0:
         raise RequestError("speed is not supported; leave it out.", parameter="speed")
-    return text
+    return text_field(fields, "input")
 
 
 def _audio_format(fields: dict[str, Any]) -> tuple[AudioFormat, str]:

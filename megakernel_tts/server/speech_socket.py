@@ -25,7 +25,7 @@ class SpeechSocket(Generic[L]):
     """
 
     def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
-        """Takes over a connection whose handshake has not been answered."""
+        """Takes over a connection whose handshake was answered."""
         self.streams = streams
         self.request_id: str = websocket.scope["state"]["request_id"]
         self.speeches: dict[str, LiveSpeech[L]] = {}
@@ -34,17 +34,13 @@ class SpeechSocket(Generic[L]):
         self._closing = asyncio.Event()
         self._close_frame: tuple[int, str] | None = None
 
-    async def run(
-        self, handle: Callable[[str], Awaitable[None]], subprotocol: str | None = None
-    ) -> None:
+    async def run(self, handle: Callable[[str], Awaitable[None]]) -> None:
         """Serves the connection until it closes, which stops all of its speeches.
 
         Args:
             handle: Handles a message; the next one is read when it returns.
-            subprotocol: The subprotocol to agree on, if any.
         """
         with self.streams.websocket():
-            await self._websocket.accept(subprotocol)
             reading = asyncio.create_task(self._read(handle))
             closing = asyncio.create_task(self._closing.wait())
             try:
@@ -54,17 +50,15 @@ class SpeechSocket(Generic[L]):
                 closing.cancel()
                 for speech in [*self.speeches.values()]:
                     speech.cancel()
+            if reading.done():
+                await reading
             if self._close_frame is not None:
                 await self._send_close(*self._close_frame)
-            elif reading.done():
-                await reading
 
     async def _read(self, handle: Callable[[str], Awaitable[None]]) -> None:
-        try:
-            while True:
-                await handle(await self._websocket.receive_text())
-        except (WebSocketDisconnect, KeyError):  # KeyError: a binary message
-            return
+        # `receive_text` would raise another error once a message could not be sent.
+        while (text := (await self._websocket.receive()).get("text")) is not None:
+            await handle(text)
 
     def open(
         self, name: str, request: SpeechRequest, listener: L, *, max_idle_s: float | None = None
@@ -105,10 +99,28 @@ class SpeechSocket(Generic[L]):
             except (WebSocketDisconnect, RuntimeError):  # RuntimeError: it was closed before
                 return
 
-    def close(self, code: int = 1000, reason: str = "") -> None:
-        """Closes the connection after what was sent; speeches that are open are cancelled."""
-        self._close_frame = code, reason
+    def close(self, error: RequestError | None = None) -> None:
+        """Ends `run`: closes the connection after what was sent, and stops all speeches.
+
+        Args:
+            error: The reason, unless the client has all that it asked for.
+        """
+        self._close_frame = (1000, "") if error is None else (error.close_code, error.message)
         self._closing.set()
+
+    async def refuse(
+        self, code: int, reason: str, message: Mapping[str, Any] | None = None
+    ) -> None:
+        """Closes a connection instead of running it; most clients show no refused handshake.
+
+        Args:
+            code: Code of the close frame.
+            reason: Why.
+            message: Reports the reason as well, if the protocol has such a message.
+        """
+        if message is not None:
+            await self.send(message)
+        await self._send_close(code, reason)
 
     async def _send_close(self, code: int, reason: str) -> None:
         reason = reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")

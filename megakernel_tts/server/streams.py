@@ -24,6 +24,8 @@ from megakernel_tts.server.playback import PlaybackClock
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voices import Catalog
 
+SECONDS_PER_CHARACTER = 0.07  # of ordinary speech, where only the starts of words are known
+
 # Together at most 3 s: what an interruption discards.
 _MAX_LEAD_S = 1.5  # audio of a paced stream that is sent before it is played
 _CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # and 12 frames (1 s) made before they are sent

@@ -14,6 +14,7 @@ WAYS: list[tuple[dict[str, str], str]] = [
     ({"Authorization": f"Bearer {KEY}"}, ""),
     ({"X-API-Key": KEY}, ""),
     ({"xi-api-key": KEY}, ""),
+    ({"X-Vapi-Secret": KEY}, ""),
     ({"Authorization": f"Token {KEY}"}, ""),
     ({}, f"?api_key={KEY}"),
     ({}, f"?cartesia_version=2025-04-16&access_token={KEY}"),

@@ -4,8 +4,10 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import pytest
@@ -25,12 +27,14 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.cartesia.tts import CartesiaHttpTTSService, CartesiaTTSService
+from pipecat.services.elevenlabs.tts import ElevenLabsHttpTTSService, ElevenLabsTTSService
 from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.services.tts_service import TTSService
 from pipecat.workers.runner import WorkerRunner
 
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS, Sampling
+from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
 from tests.server.running import RunningServer, connected, pcm_of, running_server, until
 
@@ -71,6 +75,13 @@ def of_events(server: RunningServer) -> NDArray[np.int16]:
     return np.frombuffer(_audio_of(reply.text, "data"), "<i2")
 
 
+def of_elevenlabs(server: RunningServer) -> NDArray[np.int16]:
+    voice = server.tts.info.voices and next(iter(server.tts.info.voices))
+    url = f"{server.url}/v1/text-to-speech/{voice}?output_format=pcm_24000"
+    reply = httpx.post(url, json={"text": TEXT} | SEED, timeout=TIMEOUT_S)
+    return np.frombuffer(reply.content, "<i2")
+
+
 def of_socket(server: RunningServer) -> NDArray[np.int16]:
     async def speak() -> NDArray[np.int16]:
         fields: dict[str, Any] = {"voice": None, **SEED}
@@ -95,6 +106,7 @@ def _audio_of(events: str, name: str) -> bytes:
         (of_speech_events, "full"),
         (of_bytes, "full"),
         (of_events, "full"),
+        (of_elevenlabs, "full"),
         (of_socket, "streaming"),
     ],
 )
@@ -116,6 +128,7 @@ class Sink(FrameProcessor):
         super().__init__()
         self.audio = b""
         self.words: list[str] = []
+        self.word_times_ns: list[int] = []
         self.errors: list[str] = []
         self.started = asyncio.Event()
         self.stopped = asyncio.Event()
@@ -127,6 +140,7 @@ class Sink(FrameProcessor):
             self.started.set()
         elif isinstance(frame, TTSTextFrame):
             self.words.append(frame.text)
+            self.word_times_ns.append(frame.pts or 0)
         elif isinstance(frame, ErrorFrame):
             self.errors.append(frame.error)
         elif isinstance(frame, TTSStoppedFrame):
@@ -134,23 +148,43 @@ class Sink(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-async def turn(worker: PipelineWorker, *texts: str) -> None:
+async def turn(worker: PipelineWorker, *texts: str, ended: bool = True) -> None:
     frames = [LLMTextFrame(text) for text in texts]
-    await worker.queue_frames([LLMFullResponseStartFrame(), *frames, LLMFullResponseEndFrame()])
+    await worker.queue_frames([LLMFullResponseStartFrame(), *frames])
+    if ended:
+        await worker.queue_frames([LLMFullResponseEndFrame()])
 
 
-async def speak(service: TTSService, *, interrupted: str = "", text: str = TEXT) -> Sink:
-    """Speaks a turn, after another one that is interrupted."""
+@dataclass
+class Interruption:
+    """A turn that is interrupted once it speaks.
+
+    Attributes:
+        text: Its text.
+        ended: Whether the language model has written it to its end.
+        stopped: Whether the server has stopped it.
+    """
+
+    text: str
+    ended: bool
+    stopped: Callable[[], bool]
+
+
+async def speak(
+    service: TTSService, text: str = TEXT, interruption: Interruption | None = None
+) -> Sink:
+    """Speaks a turn, after another one that is interrupted; | separates portions of the text."""
     sink = Sink()
     params = PipelineParams(audio_out_sample_rate=24_000)
     worker = PipelineWorker(Pipeline([service, sink]), params=params)
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
-    if interrupted:
-        await turn(worker, interrupted)
+    if interruption is not None:
+        await turn(worker, interruption.text, ended=interruption.ended)
         await asyncio.wait_for(sink.started.wait(), TIMEOUT_S)
         await worker.queue_frames([InterruptionFrame()])
+        await until(interruption.stopped)
         await asyncio.sleep(0.2)  # Pipecat has no event for the end of an interruption
         sink.audio, sink.words = b"", []
         sink.stopped.clear()
@@ -171,12 +205,36 @@ def http_service(server: RunningServer) -> TTSService:
     return CartesiaHttpTTSService(api_key="none", base_url=server.url, settings=settings)
 
 
+def elevenlabs_service(server: RunningServer, key: str = "none") -> ElevenLabsTTSService:
+    settings = ElevenLabsTTSService.Settings(voice="ryan", model="simulated")
+    return ElevenLabsTTSService(api_key=key, url=f"ws://{server.authority}", settings=settings)
+
+
+def elevenlabs_http_service(server: RunningServer) -> ElevenLabsHttpTTSService:
+    settings = ElevenLabsHttpTTSService.Settings(voice="ryan", model="simulated")
+    return ElevenLabsHttpTTSService(
+        api_key="none",
+        base_url=server.url,
+        aiohttp_session=aiohttp.ClientSession(),
+        settings=settings,
+    )
+
+
 def openai_service(server: RunningServer) -> OpenAITTSService:
     settings = OpenAITTSService.Settings(voice="alloy", model="simulated")
     return OpenAITTSService(api_key="none", base_url=f"{server.url}/v1", settings=settings)
 
 
-@pytest.mark.parametrize("make", [socket_service, http_service, openai_service])
+@pytest.mark.parametrize(
+    "make",
+    [
+        socket_service,
+        http_service,
+        elevenlabs_service,
+        elevenlabs_http_service,
+        openai_service,
+    ],
+)
 def test_unmodified_services_of_pipecat_speak(
     server: RunningServer, make: Callable[[RunningServer], TTSService]
 ) -> None:
@@ -185,6 +243,8 @@ def test_unmodified_services_of_pipecat_speak(
         sink = await speak(service)
         if isinstance(service, OpenAITTSService):
             await service._client.close()  # which Pipecat leaves to the collector
+        elif isinstance(service, ElevenLabsHttpTTSService):
+            await service._session.close()
         return sink
 
     sink = asyncio.run(run())
@@ -192,21 +252,56 @@ def test_unmodified_services_of_pipecat_speak(
     assert words_in_audio(np.frombuffer(sink.audio, "<i2")) == [0, 1]
 
 
-def test_pipecat_gets_every_word_of_every_sentence(server: RunningServer) -> None:
+@pytest.mark.parametrize("make", [socket_service, elevenlabs_service])
+def test_pipecat_gets_every_word_of_every_sentence(
+    server: RunningServer, make: Callable[[RunningServer], TTSService]
+) -> None:
     async def run() -> Sink:
-        return await speak(socket_service(server), text="Hello there. |My friend, good day.")
+        return await speak(make(server), text="Hello there. |My friend, good day.")
 
     sink = asyncio.run(run())
     assert not sink.errors
     assert " ".join(sink.words) == "Hello there. My friend, good day."
 
 
-def test_an_interruption_of_pipecat_stops_the_context(server: RunningServer) -> None:
+@pytest.mark.parametrize("make", [socket_service, elevenlabs_service])
+def test_word_times_in_pipecat_are_those_of_the_engine(
+    server: RunningServer, make: Callable[[RunningServer], TTSService]
+) -> None:
     async def run() -> Sink:
-        sink = await speak(socket_service(server), interrupted="A long turn. " * 200)
-        await until(lambda: server.num_streams == 0)
-        return sink
+        return await speak(make(server), text="Hello there, my friend.")
+
+    times_ns = asyncio.run(run()).word_times_ns
+    starts = [word.start for word in server.tts.say("Hello there, my friend.").words]
+    assert [(time_ns - times_ns[0]) / 1e9 for time_ns in times_ns] == pytest.approx(starts)
+
+
+@pytest.mark.parametrize("make", [socket_service, elevenlabs_service])
+@pytest.mark.parametrize("ended", [True, False], ids=["whole reply", "unfinished reply"])
+def test_an_interruption_of_pipecat_stops_the_context(
+    server: RunningServer, make: Callable[[RunningServer], TTSService], ended: bool
+) -> None:
+    interruption = Interruption("A long turn. " * 200, ended, lambda: server.num_streams == 0)
+
+    async def run() -> Sink:
+        return await speak(make(server), interruption=interruption)
 
     sink = asyncio.run(run())
     assert not sink.errors
     assert words_in_audio(np.frombuffer(sink.audio, "<i2")) == [0, 1]
+
+
+def test_pipecat_reports_an_invalid_key(engine: TTS) -> None:
+    async def run(server: RunningServer) -> list[str]:
+        service = elevenlabs_service(server, "other")
+        errors: list[str] = []
+
+        @service.event_handler("on_connection_error")
+        async def _(_: TTSService, error: str) -> None:
+            errors.append(error)
+
+        await service._connect()
+        return errors
+
+    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+        assert "401" in asyncio.run(run(server))[0]

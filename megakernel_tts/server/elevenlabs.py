@@ -1,0 +1,116 @@
+"""ElevenLabs' API: `/v1/text-to-speech/{voice_id}` and its WebSockets, `/v1/voices`."""
+
+import json
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from megakernel_tts import Finish
+from megakernel_tts.server import elevenlabs_messages as messages
+from megakernel_tts.server.character_times import CharacterTimes
+from megakernel_tts.server.elevenlabs_socket import serve_socket
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.fields import text_field
+from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
+from megakernel_tts.server.streams import SpeechChunk, SpeechStream, SpeechStreams
+
+
+class ElevenLabs:
+    """The endpoints, over the streams of a server."""
+
+    def __init__(self, streams: SpeechStreams) -> None:
+        self._streams = streams
+
+    def routes(self) -> list[BaseRoute]:
+        """Its routes; `/v1/models` and the rest of `/v1` are OpenAI's."""
+        routes = [
+            Route("/{voice_id}", self._audio, methods=["POST"]),
+            Route("/{voice_id}/stream", self._audio, methods=["POST"]),
+            Route("/{voice_id}/stream/with-timestamps", self._timed_audio, methods=["POST"]),
+            WebSocketRoute("/{voice_id}/stream-input", self._single),
+            WebSocketRoute("/{voice_id}/multi-stream-input", self._multi),
+        ]
+        handlers: dict[Any, Any] = {RequestError: _error, HTTPException: _http_error}
+        return [
+            Mount("/v1/text-to-speech", Starlette(routes=routes, exception_handlers=handlers)),
+            Route("/v1/voices", self._voices),
+            Route("/v2/voices", self._voices),
+        ]
+
+    async def _audio(self, request: Request) -> Response:
+        audio_format, media_type = messages.output_format(request.query_params)
+        body = RawBody(audio_format, media_type, wav=False)
+        return SpeechResponse(await self._open(request), body, {})
+
+    async def _timed_audio(self, request: Request) -> Response:
+        return SpeechResponse(await self._open(request), _TimedBody(), {})
+
+    async def _open(self, request: Request) -> SpeechStream:
+        fields = await read_object(request)
+        speech = messages.speech_request(
+            request.path_params["voice_id"],
+            request.query_params,
+            fields,
+            self._streams,
+            text=text_field(fields, "text"),
+        )
+        return await self._streams.open(speech)
+
+    async def _single(self, websocket: WebSocket) -> None:
+        await serve_socket(websocket, self._streams, multi=False)
+
+    async def _multi(self, websocket: WebSocket) -> None:
+        await serve_socket(websocket, self._streams, multi=True)
+
+    async def _voices(self, _: Request) -> Response:
+        voices = [
+            {"voice_id": name, "name": name, "category": "premade"}
+            for name in self._streams.catalog.voices
+        ]
+        total = {"has_more": False, "total_count": len(voices)}  # of /v2/voices
+        return JSONResponse({"voices": voices} | total)
+
+
+class _TimedBody:
+    """One JSON object in each line, with audio in base64 and the times of characters."""
+
+    media_type = "application/json"
+
+    def __init__(self) -> None:
+        self._times = CharacterTimes()
+
+    def begin(self) -> bytes:
+        """See `AudioBody`."""
+        return b""
+
+    def encode(self, chunk: SpeechChunk) -> bytes:
+        """See `AudioBody`."""
+        return _line(messages.timed_audio(chunk.audio, self._times.add(chunk)))
+
+    def end(self, finish: Finish, num_frames: int) -> bytes:
+        """See `AudioBody`."""
+        rest = self._times.end()
+        return _line(messages.timed_audio(b"", rest)) if rest.characters else b""
+
+    def fail(self, error: RequestError) -> bytes:
+        """See `AudioBody`; the protocol has no message of an error."""
+        return b""
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+async def _error(_: Request, error: RequestError) -> Response:
+    return JSONResponse(messages.error_body(error), error.status, error.headers)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """An unknown path or method."""
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    return await _error(request, RequestError(message, error.status_code, "http_error"))

@@ -1,0 +1,164 @@
+"""ElevenLabs' messages: parameters and requests of a client, and what answers them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from megakernel_tts.server.character_times import CharacterSpan
+from megakernel_tts.server.encoding import AudioFormat, Encoding
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.fields import get_field, sampling_of
+from megakernel_tts.server.http import base64_text
+from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+
+_ENCODINGS: dict[str, tuple[Encoding, str]] = {  # and the media type
+    "pcm": ("pcm_s16le", "audio/pcm"),
+    "ulaw": ("pcm_mulaw", "audio/basic"),
+    "alaw": ("pcm_alaw", "audio/x-alaw-basic"),
+}
+_DEFAULT_FORMAT = "mp3_44100_128"
+_WHOLE_NUMBER = re.compile("[0-9]{1,18}")
+_MAX_IDLE_S, _DEFAULT_IDLE_S = 180, 20
+
+
+def output_format(query: Mapping[str, str]) -> tuple[AudioFormat, str]:
+    """The format of the audio, and its media type.
+
+    Args:
+        query: Parameters of the URL; `output_format` is a codec and a sample rate: `pcm_24000`.
+
+    Raises:
+        RequestError: The format is not supported.
+    """
+    name = query.get("output_format", _DEFAULT_FORMAT)
+    codec, _, rate = name.partition("_")
+    if codec not in _ENCODINGS or not _WHOLE_NUMBER.fullmatch(rate):
+        raise RequestError(
+            f"output_format {name[:100]} is not supported; choose pcm_24000 (or another rate), "
+            "ulaw_8000 or alaw_8000.",
+            400,
+            "unsupported_output_format",
+            "output_format",
+        )
+    encoding, media_type = _ENCODINGS[codec]
+    return AudioFormat.parse(encoding, int(rate)), media_type
+
+
+def speech_request(
+    voice_id: str,
+    query: Mapping[str, str],
+    fields: Mapping[str, Any],
+    streams: SpeechStreams,
+    *,
+    text: str | None,
+) -> SpeechRequest:
+    """The speech that a request describes.
+
+    Args:
+        voice_id: A voice, from the URL.
+        query: Parameters of the URL.
+        fields: The body, if any. The model is not checked: this server has one.
+        streams: The streams of the server.
+        text: The whole text; None if it is still being written.
+
+    Raises:
+        RequestError: A parameter or field is invalid.
+    """
+    language = get_field(fields, "language_code", str, query.get("language_code", "auto"))
+    if "seed" in query:
+        fields = {"seed": _whole_number(query, "seed", 0), **fields}
+    return SpeechRequest(
+        text=text,
+        voice=streams.catalog.voice(voice_id),
+        language=streams.catalog.language(language),
+        instruct=get_field(fields, "instruct", str, "") or None,
+        sampling=sampling_of(fields, streams.default_sampling),
+        audio_format=output_format(query)[0],
+        paced=text is None,
+    )
+
+
+def max_idle_s(query: Mapping[str, str]) -> int:
+    """Seconds without a message after which the text of a context ends.
+
+    Raises:
+        RequestError: `inactivity_timeout` is no number from 1 to 180.
+    """
+    seconds = _whole_number(query, "inactivity_timeout", _DEFAULT_IDLE_S)
+    if not 1 <= seconds <= _MAX_IDLE_S:
+        raise RequestError(
+            f"inactivity_timeout is {seconds}; it must be from 1 to {_MAX_IDLE_S} seconds.",
+            parameter="inactivity_timeout",
+        )
+    return seconds
+
+
+def _whole_number(query: Mapping[str, str], name: str, default: int) -> int:
+    value = query.get(name, str(default))
+    if not _WHOLE_NUMBER.fullmatch(value):
+        raise RequestError(f"{name} is {value[:100]!r}; it must be a whole number.", parameter=name)
+    return int(value)
+
+
+def audio_message(audio: bytes, span: CharacterSpan, *, synchronous: bool) -> dict[str, Any]:
+    """The message with a chunk's audio and the characters that start in it.
+
+    Clients without `sync_alignment` take the times as relative to the message, and add up either
+    the audio or the durations of characters. A message without a character then has a space, so
+    that both sums are the same. LiveKit's client takes the times as relative to the context.
+
+    Args:
+        audio: Encoded samples; may be empty.
+        span: The characters.
+        synchronous: Whether the client asked for `sync_alignment`.
+    """
+    origin_ms = 0 if synchronous else span.start_ms
+    if not span.characters and not synchronous:
+        span = replace(span, characters=[" "], starts_ms=[span.start_ms])
+    times = zip(span.starts_ms, span.stops_ms, strict=True)
+    alignment = {
+        "chars": span.characters,
+        "charStartTimesMs": [start_ms - origin_ms for start_ms in span.starts_ms],
+        "charDurationsMs": [stop_ms - start_ms for start_ms, stop_ms in times],
+    }
+    return {
+        "audio": base64_text(audio),
+        "isFinal": None,
+        "alignment": alignment if span.characters else None,
+        "normalizedAlignment": alignment if span.characters else None,
+    }
+
+
+def timed_audio(audio: bytes, span: CharacterSpan) -> dict[str, Any]:
+    """A line of the HTTP reply with times, which are seconds from its start."""
+    alignment = {
+        "characters": span.characters,
+        "character_start_times_seconds": [start_ms / 1000 for start_ms in span.starts_ms],
+        "character_end_times_seconds": [stop_ms / 1000 for stop_ms in span.stops_ms],
+    }
+    times = alignment if span.characters else None
+    return {
+        "audio_base64": base64_text(audio),
+        "alignment": times,
+        "normalized_alignment": times,
+    }
+
+
+def final_message() -> dict[str, Any]:
+    """The last message of a context."""
+    return {"audio": None, "isFinal": True}
+
+
+def error_message(error: RequestError) -> dict[str, Any]:
+    """The message of an error, which is the last one of its context.
+
+    LiveKit's client ends a context for `error`, Pipecat's for `isFinal` only.
+    """
+    message = {"error": error.code, "message": error.message, "code": error.close_code}
+    return message | {"isFinal": True}
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """The body of an HTTP error."""
+    return {"detail": {"status": error.code, "message": error.message}}

@@ -1,0 +1,50 @@
+"""Vapi's custom voice, `/vapi/voice`: one text, answered with raw audio at the rate of the call."""
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from megakernel_tts.server.encoding import AudioFormat
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.fields import get_field, text_field
+from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
+from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+
+
+class Vapi:
+    """The endpoint, over the streams of a server."""
+
+    def __init__(self, streams: SpeechStreams) -> None:
+        self._streams = streams
+
+    def application(self) -> Starlette:
+        """The application for the path `/vapi`."""
+        handlers: dict[Any, Any] = {RequestError: _error}
+        routes = [Route("/voice", self._voice, methods=["POST"])]
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    async def _voice(self, request: Request) -> Response:
+        message = get_field(await read_object(request), "message", dict, {})
+        if message.get("type") != "voice-request":
+            raise RequestError("message.type must be voice-request.", parameter="type")
+        audio_format = AudioFormat.parse("pcm_s16le", message.get("sampleRate", 24_000))
+        catalog, query = self._streams.catalog, request.query_params
+        speech = SpeechRequest(
+            text=text_field(message, "text"),
+            voice=catalog.voice(query.get("voice")),  # requests name none; the URL may
+            language=catalog.language(query.get("language")),
+            instruct=None,
+            sampling=self._streams.default_sampling,
+            audio_format=audio_format,
+            paced=False,
+        )
+        body = RawBody(audio_format, "audio/raw", wav=False)
+        return SpeechResponse(await self._streams.open(speech), body, {})
+
+
+async def _error(_: Request, error: RequestError) -> Response:
+    content = {"error": {"code": error.code, "message": error.message}}
+    return JSONResponse(content, error.status, error.headers)

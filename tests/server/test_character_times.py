@@ -1,0 +1,89 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megakernel_tts import Word
+from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
+from megakernel_tts.server.streams import SpeechChunk
+
+WORDS = ["Hello", "there,", "a", "friend.", "incomprehensibilities"]
+
+
+def spans_of(
+    starts: Sequence[tuple[str, float]], durations: Sequence[float]
+) -> list[CharacterSpan]:
+    """The spans of a stream whose chunks have these durations."""
+    times, spans, end_s = CharacterTimes(), list[CharacterSpan](), 0.0
+    words = [Word(text, start, None, False) for text, start in starts]
+    for seconds in durations:
+        end_s += seconds
+        last = len(spans) == len(durations) - 1
+        begun = tuple(word for word in words if last or word.start < end_s)
+        words = words[len(begun) :]
+        spans.append(times.add(SpeechChunk(b"", begun, seconds)))
+    return [*spans, times.end()]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[tuple[str, float]], list[float]]:
+    """Words with increasing starts, and the durations of chunks."""
+    durations = draw(st.lists(st.sampled_from([0.08, 0.16, 0.0793]), min_size=1, max_size=30))
+    texts = draw(st.lists(st.sampled_from(WORDS), max_size=8))
+    total_ms = int(1000 * sum(durations))
+    starts = draw(st.lists(st.integers(0, total_ms), min_size=len(texts), max_size=len(texts)))
+    seconds = [ms / 1000 for ms in sorted(starts)]
+    return list(zip(texts, seconds, strict=True)), durations
+
+
+@given(streams())
+def test_every_character_is_in_one_span_and_words_begin_when_the_engine_says(
+    stream: tuple[list[tuple[str, float]], list[float]],
+) -> None:
+    words, durations = stream
+    spans = spans_of(words, durations)
+    assert "".join(c for span in spans for c in span.characters) == "".join(
+        f"{text} " for text, _ in words
+    )
+    starts = [start for span in spans for start in span.starts_ms]
+    assert starts == sorted(starts)
+    first = 0
+    for text, start in words:
+        assert starts[first] == round(1000 * start)
+        first += len(text) + 1
+
+
+@given(streams())
+def test_spans_are_those_of_the_audio(
+    stream: tuple[list[tuple[str, float]], list[float]],
+) -> None:
+    *spans, rest = spans_of(*stream)
+    durations = stream[1]
+    assert spans[0].start_ms == 0
+    assert rest.start_ms == rest.stop_ms == round(1000 * sum(durations))
+    for span, after in zip(spans, [*spans[1:], rest], strict=True):
+        assert span.stop_ms == after.start_ms
+        assert all(span.start_ms <= start <= span.stop_ms for start in span.starts_ms)
+        if span.characters:
+            assert span.stops_ms == [*span.starts_ms[1:], span.stop_ms]
+
+
+def test_characters_of_unspaced_scripts_have_no_space_between_them() -> None:
+    spans = spans_of([("你", 0.0), ("好。", 0.2)], [0.08] * 5)
+    assert "".join(c for span in spans for c in span.characters) == "你好。 "
+
+
+def test_a_word_that_is_reported_late_begins_with_its_chunk() -> None:
+    """The engine reports a word once its text is complete."""
+    times = CharacterTimes()
+    times.add(SpeechChunk(b"", (), 0.5))
+    span = times.add(SpeechChunk(b"", (Word("Hi", 0.4, None, False),), 0.5))
+    assert span.starts_ms[0] == 500
+
+
+@pytest.mark.parametrize("words", [[], [("Hi", 0.0)]])
+def test_a_text_ends_with_a_space_once(words: list[tuple[str, float]]) -> None:
+    spans = spans_of(words, [0.08] * 10)
+    characters = [c for span in spans for c in span.characters]
+    assert characters == ([*"Hi "] if words else [])
