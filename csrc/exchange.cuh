@@ -1,42 +1,42 @@
 // Exchange of activations between thread blocks without grid-wide barriers.
 //
-// Every exchanged value is a 32-bit word of two bits of epoch tag and 30 bits of data. A producer
-// stores it with one relaxed store. A consumer polls the very words that it needs until all of them
-// carry the tag of the current use. No flag, fence or barrier is involved.
+// Every exchanged value has 32 bits: two of epoch tag, 30 of data. A producer stores it with one
+// relaxed store. A consumer polls the values that it needs until all of them carry the tag of the
+// current use. There is no flag, fence or barrier.
 //
 // A buffer of ExchangeBuffers has a single copy. One use is one pass of a layer (of a head, of a
-// sample) by all columns. Use n has the tag n mod 3; tag 3 marks a word that was never written.
+// sample) by all columns. Use n has the tag n mod 3; tag 3 marks a value that was never written.
 //
-// Why a tag of two bits is enough. U(n) is use n of a buffer.
+// Why two bits of tag suffice. U(n) is use n of a buffer.
 //
-//  1. One producer. Every word of a buffer has one writer per use, and its phase is the same in
+//  1. One producer. Every value of a buffer has one writer per use, and its phase is the same in
 //     every use. All thread blocks execute the same sequence of phases.
 //  2. Dependence. A thread block stores a row of a phase only after it has read all inputs of the
-//     phase, because a row is a sum over all of K (or an attention item over its queries, keys and
-//     values). So a row of down(l) depends on all rows of gate_up(l), these on all rows of out(l),
-//     these on all attention items of layer l, these together on all rows of qkv(l), and these on
-//     all rows of down(l - 1).
-//  3. Every thread block has rows of qkv and of gate_up: the grid is at most `max_blocks` of
+//     phase: a row is a sum over all of K, an attention item needs its queries, keys and values.
+//     So down(l) depends on all rows of gate_up(l), gate_up(l) on all rows of out(l), out(l) on all
+//     attention items of layer l, these together on all rows of qkv(l), and qkv(l) on all rows of
+//     down(l - 1).
+//  3. Every thread block has rows of qkv and of gate_up. The grid is at most `max_blocks` of
 //     shapes.cuh, and RowGroupRange distributes row groups evenly.
-//  4. U(n) is not overwritten before it is read. A thread block that reads U(n) either stores rows
-//     of the reading phase afterwards, or (a wait at the end of a pass) stores rows of qkv in the
-//     next pass. A writer of U(n + 1) depends on these rows by 2.
+//  4. U(n) is not overwritten before it is read. A thread block that reads U(n) stores rows of the
+//     reading phase afterwards. After a wait at the end of a pass it stores rows of qkv in the next
+//     pass. A writer of U(n + 1) depends on these rows by 2.
 //  5. A reader of U(n) finds U(n - 1) complete. Before the reading phase of layer l + 1 the thread
 //     block has computed rows of qkv(l + 1), see 3, and thus read all rows of down(l). By 2 every
-//     word of every buffer of layer l was written before. Two buffers have words that are not
-//     written in every use: attention_partials and softmax_stats have one per span. While the
-//     number of spans of a column does not decrease within a launch, such words keep the tag 3. It
-//     never decreases in a generation launch. The host begins a new prefill launch where it would.
-//  6. By 4 and 5 a reader of U(n) finds a word of U(n - 1) or of U(n), or one never written. Their
+//     value of every buffer of layer l was written before. Two buffers have values that some uses
+//     do not write: attention_partials and softmax_stats have values per span. Such a value keeps
+//     the tag 3 if the number of spans of a column does not decrease within a launch. It never
+//     decreases in a generation launch. The host begins a new prefill launch where it would.
+//  6. By 4 and 5 a reader of U(n) finds a value of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
-//  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream,
-//     and every launch counts its uses from 0. So no word of an earlier launch has a tag of a use.
+//  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
+//     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
 //  8. Timeouts. A thread that has timed out continues with the values that it has; its thread block
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.
 //
-// Two epochs would do. The third makes U(n + 1) and U(n - 2) distinguishable from U(n - 1): the
-// emulator counts every poll that finds them (see `observe_epoch`), under random schedules, in
+// Two epochs suffice. The third makes U(n + 1) and U(n - 2) distinguishable from U(n - 1). The
+// emulator counts polls that find them (`observe_epoch`), under random schedules, in
 // tests/kernels/test_exchange.py.
 //
 // Keys and values are ordinary memory. Their writer fences them at the end of a pass, before it
@@ -52,11 +52,12 @@ namespace megakernel {
 
 constexpr uint32_t kTagMask = 3;
 constexpr uint32_t kNumTags = 3;  // tags of uses are 0, 1 and 2
-static_assert(kNumTags < kTagMask + 1, "one tag must be left for words that were never written");
+static_assert(kNumTags < kTagMask + 1, "one tag must be left for values that were never written");
 
 // The tags of a buffer's current use: two bits per column.
 class EpochTags {
  public:
+  // The tag of a column.
   DEVICE uint32_t of(int column) const { return tags_ >> 2 * column & kTagMask; }
 
   // The tags of the columns from `column` on.
@@ -66,16 +67,16 @@ class EpochTags {
     return tags;
   }
 
-  // Begins the next use, by the first `num_columns` columns.
+  // Advances the tags of the first `num_columns` columns to the next use.
   DEVICE void advance(int num_columns) {
-    const uint32_t next = tags_ + (0x55555555u >> 2 * (kMaxColumns - num_columns));
+    const uint32_t next = tags_ + (0x55555555u >> 2 * (kNumTaggedColumns - num_columns));
     const uint32_t overflow = next & next >> 1 & 0x55555555u;  // columns with tag 3
     tags_ = next & ~(3 * overflow);
   }
 
  private:
-  static constexpr int kMaxColumns = 16;
-  static_assert(kMaxPrefillColumns <= kMaxColumns && kBufferColumns <= kMaxColumns,
+  static constexpr int kNumTaggedColumns = 16;
+  static_assert(kMaxPrefillColumns <= kNumTaggedColumns && kBufferColumns <= kNumTaggedColumns,
                 "two bits per column must fit into 32 bits");
 
   uint32_t tags_ = 0;
@@ -97,6 +98,7 @@ DEVICE float4 untag(uint4 v) { return {untag(v.x), untag(v.y), untag(v.z), untag
 constexpr uint32_t kPairTagMask = 0x40004000u;
 constexpr float kPairScale = 0x1p-64f, kPairUnscale = 0x1p64f;
 
+// The tag in the place where a pair carries it.
 DEVICE uint32_t pair_tag_bits(uint32_t tag) { return (tag & 1) << 14 | (tag & 2) << 29; }
 DEVICE uint32_t tag_pair(float first, float second, uint32_t tag) {
   return (pack_bf16(first * kPairScale, second * kPairScale) & ~kPairTagMask) | pair_tag_bits(tag);
@@ -108,9 +110,10 @@ DEVICE bool pairs_have_tag(uint4 v, uint32_t tag) {
 DEVICE uint4 untag_pairs(uint4 v) {
   return {v.x & ~kPairTagMask, v.y & ~kPairTagMask, v.z & ~kPairTagMask, v.w & ~kPairTagMask};
 }
+// Whether a value can be exchanged in a pair; NaN cannot.
 DEVICE bool fits_in_pair(float value) { return fabsf(value) < kPairUnscale; }
 
-// The two encodings, as `wait_for_vectors` takes them.
+// The two encodings of exchanged values, as template arguments of `wait_for_vectors`.
 struct FloatValues {
   DEVICE static bool have_tag(uint4 v, uint32_t tag) { return has_tag(v, tag); }
   DEVICE static uint32_t tag_of(uint32_t v) { return v & kTagMask; }
@@ -123,9 +126,9 @@ struct PairValues {
 // --- layouts ---
 
 // Positions of values that all thread blocks read, [columns, Count]. Polls of one 128-byte cache
-// line are served one after another, and compete with its stores. With one stream, runs of eight
-// values, which one or two thread blocks write, are therefore spread over `Interleave` times the
-// space. A second column fills the next runs.
+// line are served one after another, and delay its stores. With one stream, runs of eight values
+// are therefore spread over `Interleave` times the space. One or two thread blocks write a run. A
+// second column fills the next runs.
 template <int Count, int MaxColumns, int Interleave>
 struct ExchangeLayout {
   static constexpr int kRunLength = 8;
@@ -133,6 +136,7 @@ struct ExchangeLayout {
   static_assert(Count % kRunLength == 0, "a column must consist of whole runs");
   static_assert(interleave <= kBufferColumns, "spread columns must fit into the buffer");
 
+  // The position of a value of a column.
   DEVICE static int index(int column, int value) {
     return distance(column, value - value % kRunLength) + value % kRunLength;
   }
@@ -164,8 +168,8 @@ enum Phase : int {
   kNumPhases
 };
 
-// Returns the time at which the wait began, or 0 if it has lasted longer than the timeout or
-// another thread block has aborted; then sets `timed_out`.
+// Returns the time at which the wait began. Returns 0 and sets `timed_out` after the timeout, or
+// if another thread block has aborted.
 DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, int& timed_out,
                                                 uint64_t start_ns) {
   const uint64_t now = global_time_ns();
@@ -182,8 +186,8 @@ DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, in
   return 0;
 }
 
-// The timeout of one wait. `timed_out`, in shared memory, is set if it expires. The thread then
-// continues; the thread block leaves at the end of the phase.
+// The timeout of one wait. When it expires, `timed_out` in shared memory is set and the thread
+// continues. The thread block leaves at the end of the phase.
 class SpinTimeout {
  public:
   DEVICE SpinTimeout(const Params& p, Phase phase, int& timed_out)
@@ -228,7 +232,7 @@ DEVICE uint32_t wait_for_value(const uint32_t* at, uint32_t tag, int shift, Spin
 }
 
 // Waits for v[i], four values at address(i) with tag(i), for every bit i of `missing`. All loads
-// are in flight together; those whose values have not arrived are repeated.
+// are in flight together. Loads whose values have not arrived are repeated.
 template <class Values, int N, class Address, class Tag>
 DEVICE void wait_for_vectors(uint4 (&v)[N], uint32_t missing, Address address, Tag tag,
                              SpinTimeout timeout) {

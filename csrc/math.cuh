@@ -6,6 +6,8 @@
 #ifndef MEGAKERNEL_EMULATOR
 
 namespace megakernel {
+
+// The same bits as another type.
 DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
 
@@ -25,6 +27,7 @@ DEVICE uint32_t pack_bf16(float low, float high) {
 DEVICE float clamp_to_f16(float value) {
   return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
 }
+// Conversions round to nearest, and clamp.
 DEVICE float to_float(f16 value) { return __half2float(value); }
 DEVICE f16 to_f16(float value) { return __float2half_rn(clamp_to_f16(value)); }
 DEVICE uint32_t pack_f16(float low, float high) {
@@ -51,10 +54,8 @@ DEVICE float divide(float a, float b) {
   return fmaf(inverted, fmaf(-b, nearly, a), nearly);
 }
 // The maximum; if one operand is NaN, the other operand.
-DEVICE float max_ignore_nan(float a, float b) {
-  // The maximum; NaN if an operand is NaN.
-  return fmaxf(a, b);
-}  // of one and no number: the one
+DEVICE float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
+// The maximum; NaN if an operand is NaN.
 DEVICE float max_propagate_nan(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -63,6 +64,7 @@ DEVICE float max_propagate_nan(float a, float b) {
 
 // --- bits ---
 
+// The index of the lowest set bit; -1 if there is none.
 DEVICE int count_trailing_zeros(uint64_t bits) { return __ffsll(bits) - 1; }
 // Shifts `bits` left by one and appends the bit a < b, which is the sign of a - b. Neither operand
 // may be NaN, and a must not be -0 where b is 0. The difference of equal infinities is a NaN whose

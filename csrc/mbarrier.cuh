@@ -1,7 +1,8 @@
 // Mbarriers and the asynchronous copies that complete on them.
 //
-// A phase of an mbarrier completes once the expected threads have arrived and the expected bytes
-// have been copied. A waiter names the phase by its parity (the lowest bit of its number).
+// An mbarrier completes once the expected threads have arrived and the expected bytes have been
+// copied; then it begins again. Completions are counted from 0. A wait names the completion by its
+// parity, the lowest bit of its number.
 #pragma once
 
 #include "warp.cuh"
@@ -12,6 +13,7 @@ namespace megakernel {
 
 using Mbarrier = uint64_t;
 
+// A completion takes `count` arrivals.
 DEVICE void mbarrier_init(Mbarrier& barrier, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(count));
 }
@@ -21,6 +23,7 @@ DEVICE void mbarrier_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
+// The thread arrives. Its earlier accesses precede the completion.
 DEVICE void mbarrier_arrive(Mbarrier& barrier) {
   asm volatile(
       "{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(&barrier))
@@ -33,7 +36,7 @@ DEVICE void mbarrier_arrive_if(bool wanted, Mbarrier& barrier) {
       "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
-// Returns whether the phase has completed; does not block.
+// Returns whether the completion of this parity has occurred; does not block.
 DEVICE bool mbarrier_test_wait(const Mbarrier& barrier, uint32_t parity) {
   uint32_t open;
   asm volatile(
@@ -43,7 +46,7 @@ DEVICE bool mbarrier_test_wait(const Mbarrier& barrier, uint32_t parity) {
       : "memory");
   return open;
 }
-// The same; may suspend the thread for a while. For threads that have nothing else to do.
+// The same; may suspend the thread for a short time. For threads without other work.
 DEVICE bool mbarrier_try_wait(const Mbarrier& barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t open;
@@ -60,7 +63,8 @@ DEVICE bool mbarrier_try_wait(const Mbarrier& barrier, uint32_t parity) {
 
 // --- copies from global to shared memory ---
 
-// L2 policies of copies and loads: data that is read once, and data that is read again soon.
+// L2 policies of copies and loads. Evict first: data that is read once. Evict last: data that is
+// read again soon.
 DEVICE uint64_t l2_evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -91,6 +95,7 @@ DEVICE void mbarrier_expect_copy(Mbarrier& barrier, int bytes) {
       : "memory");
 #endif
 }
+// Copies `bytes` from global to shared memory; the mbarrier completes after the copy.
 DEVICE void copy_async(void* shared, const void* global, int bytes, Mbarrier& barrier,
                        uint64_t policy) {
 #if __CUDA_ARCH__ >= 900

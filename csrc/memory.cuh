@@ -11,8 +11,8 @@ namespace megakernel {
 // --- values that other thread blocks write while this one reads ---
 
 // Relaxed accesses at GPU scope; they never read a stale line of the L1 cache. Functions with the
-// suffix `_if` are one predicated instruction: a branch would cost more, see `warp_uniform`. A load
-// that is not executed leaves its result as it was.
+// suffix `_if` are one predicated instruction, which costs less than a branch (`warp_uniform`). A
+// load that is not executed leaves its result unchanged.
 DEVICE uint4 load_relaxed(const uint4* at) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -34,13 +34,13 @@ DEVICE void load_relaxed_if(bool wanted, const uint4* at, uint4& v) {
       : "l"(at), "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
-DEVICE void store_relaxed(uint32_t* at, uint32_t word) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+DEVICE void store_relaxed(uint32_t* at, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-DEVICE void store_relaxed_if(bool wanted, uint32_t* at, uint32_t word) {
+DEVICE void store_relaxed_if(bool wanted, uint32_t* at, uint32_t value) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.relaxed.gpu.global.u32 [%0], %1; }" ::"l"(at),
-      "r"(word), "r"(static_cast<uint32_t>(wanted))
+      "r"(value), "r"(static_cast<uint32_t>(wanted))
       : "memory");
 }
 // Orders this thread's earlier writes before its later ones, for all threads of the GPU.
@@ -66,7 +66,7 @@ DEVICE uint2 load_l2(const uint2* at, uint64_t policy) {
                : "l"(at), "l"(policy));
   return v;
 }
-// A store for a later phase. Its address is in global memory for the compiler too; a generic store
+// A store for a later phase, to an address that the compiler knows to be global. A generic store
 // could alias shared memory, and the compiler would have to assume that the lanes diverge.
 template <class T>
 DEVICE void store_l2(T* at, T value) {
@@ -101,6 +101,7 @@ DEVICE unsigned atomic_increment(unsigned* counter) { return atomicAdd(counter, 
 
 // --- shared memory ---
 
+// One predicated instruction each, as above.
 DEVICE void store_shared_if(bool wanted, uint4& at, uint4 v) {
   asm volatile(
       "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.shared.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"r"(
@@ -122,12 +123,13 @@ DEVICE uint4 load_shared_volatile(const uint4* shared) {
                : "r"(shared_address(shared)));
   return v;
 }
-// Copies eight bytes from global to shared memory, for the calling thread only. The thread sees
-// them after `copy_async_wait_all`.
+// Copies eight bytes from global to shared memory, for the calling thread only. They are visible to
+// it after `copy_async_wait_all`.
 DEVICE void copy_async_8_bytes(uint2* shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(shared)), "l"(global)
                : "memory");
 }
+// Waits for the thread's earlier copies by cp.async.
 DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Copies the first `bytes` of kBytes from global to shared memory and fills the rest with zeros;
 // reads nothing if `bytes` is 0. Copies of sixteen bytes fetch their line of 128 bytes into L2.
@@ -159,14 +161,15 @@ DEVICE unsigned load_host_flag(const unsigned* from_host) {
 
 // --- polls ---
 
-// The emulator counts polls that find a word of another use than the last one or the current one.
+// The emulator counts polls that find a value of another use than the last one or the current one.
 template <class Values>
 DEVICE void observe_epoch(uint4, uint32_t) {}
-// One turn of a loop that polls. The emulator switches to another thread here.
+// One iteration of a polling loop. The emulator switches to another thread here.
 DEVICE void spin_pause() {}
 
 // --- time ---
 
+// The GPU's clock, and the multiprocessor's cycle counter.
 DEVICE uint64_t global_time_ns() {
   uint64_t v;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));

@@ -123,7 +123,7 @@ struct Params {
   uint32_t* sampled_codes;    // [streams]: bits 0-11 the code, bit 12 active, bits 30-31 the tag
   uint32_t* non_finite;       // [columns]: 1 after an activation was not finite
   uint32_t* abort_flag;       // 1 after a thread block has timed out
-  uint64_t* phase_times;      // profiling build: [blocks, phases, 3] cycles, see phase_timer.cuh
+  uint64_t* phase_times;  // profiling build: [blocks, phases, intervals], cycles (phase_timer.cuh)
 };
 static_assert(sizeof(Params) <= 4096, "kernel arguments are limited to 4096 bytes");
 

@@ -1,24 +1,28 @@
-// The weight ring: a copy warp (the producer) streams a thread block's weights into stages of
-// shared memory; the compute warps (the consumers) multiply them. Weights do not depend on other
-// thread blocks, so the copy warp runs ahead as far as the ring has free stages.
-//
-// Shared memory: uint4 [NumStages, StageSteps, kNumThreads] and two mbarriers per stage.
-// `full` completes when a copy has arrived, `empty` when all compute threads have released a stage.
+// The weight ring: a copy warp (the producer) copies a thread block's weights into stages of shared
+// memory; the compute warps (the consumers) multiply them. Weights do not depend on other thread
+// blocks, so the copy warp copies ahead as far as the ring has empty stages.
 #pragma once
 
 #include "weights.cuh"
 
 namespace megakernel {
 
+// --- shared memory ---
+
+// uint4 [NumStages, StageSteps, kNumThreads] and two mbarriers per stage. `full` completes when a
+// copy has arrived, `empty` when all compute threads have released a stage.
 template <int StageSteps, int NumStages>
 struct Ring {
   static constexpr int stage_steps = StageSteps;
   static constexpr int stage_bytes = StageSteps * kNumThreads * 16;
   static constexpr int low_stages = NumStages > 2 ? 2 : 1;
+  static_assert(NumStages > low_stages, "a nearly empty ring must have an empty stage");
+  static_assert(stage_bytes < 1 << 20, "an mbarrier counts less than 1 MiB of a copy");
   uint4 stages[NumStages][StageSteps][kNumThreads];
   Mbarrier full[NumStages], empty[NumStages];
   int stop;  // 1 after the compute warps have left
 
+  // Initialises the mbarriers. Called by all threads, which then synchronise.
   DEVICE void init() {
     for (int i = thread_idx(); i < NumStages; i += kNumThreads) {
       mbarrier_init(full[i], 32);
@@ -28,7 +32,7 @@ struct Ring {
     if (thread_idx() == 0) stop = 0;
   }
 
-  // A stage and the parity of its use.
+  // A stage, and the parity of its use.
   struct Cursor {
     int stage = 0;
     uint32_t parity = 0;
@@ -38,11 +42,10 @@ struct Ring {
     }
   };
 
-  // Whether at most `low_stages` stages before the cursor are full or being copied, so that the
-  // compute warps may soon wait.
+  // Whether at most `low_stages` stages before the cursor are full or being copied.
   DEVICE bool is_nearly_empty(Cursor cursor) const {
     const int stage = cursor.stage + NumStages - 1 - low_stages;
-    const bool wrapped = stage >= NumStages;  // in this round, else in the one before
+    const bool wrapped = stage >= NumStages;  // the use of this round, else of the one before
     const Mbarrier& barrier = empty[wrapped ? stage - NumStages : stage];
     return warp_all(mbarrier_test_wait(barrier, cursor.parity ^ 1 ^ wrapped));
   }
@@ -60,11 +63,12 @@ struct Ring {
   }
 };
 
-// The copy warp: copies the segments get_segment(i) for i from `first` to `num_segments - 1`, until
-// the compute warps have left. With `kCanHurry` two copies are in flight while the ring is nearly
-// empty.
-template <bool kCanHurry, class R, class GetSegment>
-DEVICE void copy_weights(R& ring, int first, int num_segments, GetSegment get_segment) {
+// --- copy warp ---
+
+// Copies the ranges get_range(i) for i from `first` to `num_ranges - 1`, until the compute warps
+// have left. With `kAllowSecondCopy` two copies are in flight while the ring is nearly empty.
+template <bool kAllowSecondCopy, class R, class GetRange>
+DEVICE void copy_weights(R& ring, int first, int num_ranges, GetRange get_range) {
   typename R::Cursor cursor, oldest;  // the next copy, and the oldest one in flight
   int num_in_flight = 0;
   auto wait_for_copies = [&](int max_in_flight) {
@@ -75,8 +79,8 @@ DEVICE void copy_weights(R& ring, int first, int num_segments, GetSegment get_se
   bool running = true;
   const uint64_t policy = l2_evict_first_policy();
 #pragma unroll 1
-  for (int i = first; i < num_segments && running; ++i) {
-    WeightSegment s = get_segment(i);
+  for (int i = first; i < num_ranges && running; ++i) {
+    WeightRange s = get_range(i);
 #pragma unroll 1
     for (; s.num_steps > 0; s.num_steps -= R::stage_steps, s.next += R::stage_steps * kNumThreads) {
       while (running && !warp_all(mbarrier_try_wait(ring.empty[cursor.stage], cursor.parity ^ 1))) {
@@ -85,9 +89,9 @@ DEVICE void copy_weights(R& ring, int first, int num_segments, GetSegment get_se
       }
       if (!running) break;
       mbarrier_expect_copy(ring.full[cursor.stage], R::stage_bytes);
-      const bool hurry = kCanHurry && ring.is_nearly_empty(cursor);
-      // The time from the end of this wait to the next copy is idle time of the memory.
-      wait_for_copies((hurry ? 2 : s.max_copies_in_flight) - 1);
+      const bool second_copy = kAllowSecondCopy && ring.is_nearly_empty(cursor);
+      // The memory is idle from the end of this wait to the next copy.
+      wait_for_copies((second_copy ? 2 : s.max_copies_in_flight) - 1);
       copy_async(ring.stages[cursor.stage], s.next, R::stage_bytes, ring.full[cursor.stage],
                  policy);
       cursor.advance();
@@ -97,12 +101,14 @@ DEVICE void copy_weights(R& ring, int first, int num_segments, GetSegment get_se
   wait_for_copies(0);  // the thread block must not exit before its copies have arrived
 }
 
-// A compute warp's view of the ring: one stage after the other.
+// --- compute warps ---
+
+// A compute warp's position in the ring.
 template <class R>
 class RingConsumer {
  public:
-  // `num_full` stages from `cursor` on are known to be full, so that their mbarriers, whose latency
-  // is long, are not tested.
+  // `num_full` stages from `cursor` on are known to be full. Their mbarriers are not tested,
+  // because a test has a long latency.
   DEVICE RingConsumer(R& ring, typename R::Cursor cursor, int num_full)
       : ring_(ring), cursor_(cursor), num_full_(num_full) {}
 

@@ -8,13 +8,13 @@ namespace megakernel {
 #endif
 
 constexpr int kSharedMemoryBytes = MEGAKERNEL_SHARED_KB * 1024;
-constexpr bool kSmallSharedMemory = MEGAKERNEL_SHARED_KB < 200;  // half as many columns then
+constexpr bool kSmallSharedMemory = MEGAKERNEL_SHARED_KB < 200;  // halves the number of columns
 
 // --- the thread block ---
 
 constexpr int kNumWarps = 8;  // compute warps; one more warp copies weights
 constexpr int kNumThreads = 32 * kNumWarps;
-#ifdef MEGAKERNEL_MOVES_REGISTERS  // setmaxnreg works by groups of four warps
+#ifdef MEGAKERNEL_MOVES_REGISTERS  // setmaxnreg applies to groups of four warps
 constexpr int kNumLaunchedThreads = kNumThreads + 128;
 constexpr bool kManyRegisters = true;  // 232 for each compute thread
 #else
@@ -63,8 +63,8 @@ constexpr int kMaxResidualRowGroups = 32;  // row groups of the residual that a 
 template <int MaxColumns>
 constexpr int kMaxChunkSteps = MaxColumns > kMaxStreams ? 8 : 12;
 
-// The largest divisor of `num_steps` that is a multiple of four and at most `max_steps`; all steps
-// where they fit.
+// The steps of a chunk: `num_steps` if they fit into `max_steps`, otherwise the largest divisor of
+// `num_steps` that is a multiple of four and fits.
 constexpr int largest_chunk(int num_steps, int max_steps) {
   if (num_steps <= max_steps) return num_steps;
   int chunk = max_steps - max_steps % 4;

@@ -11,17 +11,20 @@
 #ifndef MEGAKERNEL_EMULATOR
 
 #define DEVICE __device__ __forceinline__
-// For code that is rarely needed, and for code that several callers share: the instructions of a
-// layer have to fit into the instruction cache of 32 KiB.
+// For rare code, and for code that several callers share: the instructions of a layer have to fit
+// into the instruction cache of 32 KiB.
 #define DEVICE_NOINLINE __device__ __noinline__
 
 namespace megakernel {
-// The index is opaque to the compiler at every call: values derived from it are recomputed instead
-// of occupying registers for a whole frame.
+
+// --- indices ---
+
+// The index is opaque to the compiler at every call, so that values derived from it are recomputed
+// and do not occupy registers for a whole frame.
 DEVICE int thread_idx() {
   unsigned index = threadIdx.x;
   asm volatile("" : "+r"(index));
-  __builtin_assume(index < 1024);  // or each division would mind the sign
+  __builtin_assume(index < 1024);  // divisions then need no code for negative numbers
   return static_cast<int>(index);
 }
 DEVICE int block_idx() { return blockIdx.x; }
@@ -60,6 +63,7 @@ DEVICE void lower_register_limit() {
 
 // --- warp collectives ---
 
+// The value of lane `lane ^ mask`, and of lane `lane`.
 template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);
@@ -74,26 +78,28 @@ DEVICE float shuffle_up(float value) { return __shfl_up_sync(~0u, value, 1); }
 // branches on it, about ten instructions per branch.
 DEVICE int warp_uniform(int value) { return shuffle_from(value, 0); }
 DEVICE int uniform_warp_idx() { return warp_uniform(warp_idx()); }
+// Reductions over the lanes, with the result in every lane.
 DEVICE bool warp_all(bool value) { return __all_sync(~0u, value); }
 DEVICE unsigned warp_ballot(bool value) { return __ballot_sync(~0u, value); }
 DEVICE unsigned warp_add(unsigned value) { return __reduce_add_sync(~0u, value); }
 DEVICE unsigned warp_max(unsigned value) { return __reduce_max_sync(~0u, value); }
 DEVICE unsigned warp_min(unsigned value) { return __reduce_min_sync(~0u, value); }
 
-// --- values that are computed early ---
+// --- values that are computed before a wait ---
 
+// The address within shared memory, as PTX takes it.
 DEVICE uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
-// The same object. The compiler does not see where the address comes from, so that it keeps the
-// address in a register instead of recomputing it.
+// The same object, at an address whose origin is hidden from the compiler. The compiler keeps it in
+// a register instead of recomputing it.
 template <class T>
 DEVICE T& opaque_reference(T& shared) {
   const size_t at = warp_uniform(shared_address(&shared));
   return *static_cast<T*>(__cvta_shared_to_generic(at));
 }
-// The same value, computed here. The compiler cannot move the computation past the shuffle into a
-// place where other threads wait.
+// The same value, computed here. The shuffle keeps the compiler from moving the computation behind
+// a wait.
 DEVICE int pin_register(int value) { return shuffle_from(value, threadIdx.x % 32); }
 // An address in shared memory that is computed once and stays in a register.
 template <class T>

@@ -1,7 +1,7 @@
 // Transfer of the sums of a strip's last row to the strip below, one tile at a time.
 //
-// Within a block the sums pass through a ring in shared memory, guarded by mbarriers. Between
-// blocks they pass through global memory, where a value is its own ready flag: it differs from
+// Within a block the sums are written to a ring in shared memory, with mbarriers. Between blocks
+// they are written to global memory, where a value is its own ready flag: it differs from
 // kNotReady.
 #pragma once
 
@@ -10,35 +10,41 @@
 
 namespace megakernel::align {
 
+// --- shared memory ---
+
 // A tile's stage in the ring, and how many tiles used the stage before.
 DEVICE unsigned edge_stage(int tile) { return static_cast<unsigned>(tile) % kEdgeStages; }
 DEVICE unsigned edge_use(int tile) { return static_cast<unsigned>(tile) / kEdgeStages; }
 
+// Sums of a row, [stages, columns of a tile].
 struct EdgeRing {
   alignas(16) float values[kEdgeStages][kTileColumns];
 };
 
-// `full` is signalled by the last lane of the warp above, `empty` by the first lane of the warp
-// below.
+// The last lane of the warp above arrives at `full`, the first lane of the warp below at `empty`.
 struct EdgeBarriers {
   Mbarrier full[kEdgeStages], empty[kEdgeStages];
 };
 
-// A completed phase of a barrier that a warp waits for; phases are counted from 0.
+// --- waits ---
+
+// A completion of a barrier that a warp waits for; completions are counted from 0.
 struct BarrierWait {
   const Mbarrier& barrier;
-  unsigned phase;
+  unsigned completion;
 
-  DEVICE bool is_done() const { return mbarrier_try_wait(barrier, phase & 1); }
+  DEVICE bool is_done() const { return mbarrier_try_wait(barrier, completion & 1); }
 };
 
-// Waits for all; one branch for all of them.
+// Waits for all, with one branch.
 template <class... Waits>
 DEVICE void wait_for_all(const Waits&... waits) {
   while (!warp_all((waits.is_done() & ...))) spin_pause();
 }
 
-// Reads the sums of the row above a strip.
+// --- the two ends of an edge ---
+
+// Reads the sums of the row above a strip, [tiles, columns of a tile].
 template <bool kSharedDirections>
 struct EdgeReader {
   EdgeRing& ring;
@@ -51,20 +57,22 @@ struct EdgeReader {
   DEVICE bool has(int tile) const { return tile < num_tiles; }
   DEVICE const float* values(int tile) const { return ring.values[edge_stage(tile)]; }
 
-  // The wait for a tile; `otherwise` if there is nothing to wait for. A tile in global memory is
-  // loaded here. All lanes call this for the tiles in order.
+  // The wait for a tile; `otherwise` if there is no wait. A tile in global memory is loaded here.
+  // All lanes call this for the tiles in order.
   DEVICE BarrierWait acquire(int tile, const BarrierWait& otherwise) {
     if (!has(tile)) return otherwise;
     if (is_within_block()) return {barriers.full[edge_stage(tile)], edge_use(tile)};
     load_tile(tile);
     return otherwise;
   }
+  // Releases the tile's stage for the strip above.
   DEVICE void release(int tile) {
     mbarrier_arrive_if(has(tile) && is_within_block() && lane_idx() == 0,
                        barriers.empty[edge_stage(tile)]);
   }
 
  private:
+  // Waits for a tile in global memory and copies it to the ring.
   DEVICE void load_tile(int tile) {
     float* values = ring.values[edge_stage(tile)];
     const uint32_t* from = edge + kTileColumns * tile + lane_idx();
@@ -77,13 +85,14 @@ struct EdgeReader {
     prefetched = has(tile + 1) ? load(from + kTileColumns) : uint2{kNotReady, kNotReady};
     sync_warp();
   }
-  static_assert(kTileColumns == 64, "A lane loads two columns of a tile.");
+  static_assert(kTileColumns == 64, "a lane loads two columns of a tile");
+  // Loads the lane's two columns of a tile.
   DEVICE static uint2 load(const uint32_t* from) {
     return {load_relaxed(from), load_relaxed(from + 32)};
   }
 };
 
-// Writes the sums of a strip's last row.
+// Writes the sums of a strip's last row, [tiles, columns of a tile].
 template <bool kSharedDirections>
 struct EdgeWriter {
   EdgeRing& ring;
@@ -96,14 +105,14 @@ struct EdgeWriter {
     return static_cast<unsigned>(tile) < static_cast<unsigned>(num_tiles);
   }
   DEVICE float* values(int tile) const { return ring.values[edge_stage(tile)]; }
-  // The wait for a free stage; `otherwise` if there is nothing to wait for.
+  // The wait for an empty stage; `otherwise` if there is no wait.
   DEVICE BarrierWait acquire(int tile, const BarrierWait& otherwise) {
     if (!is_within_block() || tile < kEdgeStages || !has(tile)) return otherwise;
     return {barriers.empty[edge_stage(tile)], edge_use(tile) - 1};
   }
   // Whether this lane stores a tile's sums into the ring.
   DEVICE bool stores(int tile) const { return lane_idx() == 31 && has(tile); }
-  // Passes on a complete tile.
+  // Releases a complete tile to the strip below.
   DEVICE void publish(int tile) {
     if (is_within_block()) {
       return mbarrier_arrive_if(stores(tile), barriers.full[edge_stage(tile)]);

@@ -7,7 +7,7 @@ namespace megakernel::align {
   extern "C" __global__ void __launch_bounds__(64 * kMaxStripsPerBlock, kMaxBlocksPerSm) \
       name(const __grid_constant__ SearchParams p) {                                     \
     extern __shared__ __align__(kLineBytes) unsigned char dynamic_shared[];              \
-    __shared__ SearchShared shared;                                                      \
+    __shared__ SearchSharedMemory shared;                                                \
     search<Score, kAligned, kSharedDirections>(p, shared, dynamic_shared);               \
   }
 MEGAKERNEL_ALIGN_SEARCHES(MEGAKERNEL_DEFINE_SEARCH)
@@ -16,7 +16,7 @@ MEGAKERNEL_ALIGN_SEARCHES(MEGAKERNEL_DEFINE_SEARCH)
 #define MEGAKERNEL_DEFINE_PATH(name, Element)                   \
   extern "C" __global__ void __launch_bounds__(32 * kPathWarps) \
       name(const __grid_constant__ PathParams p) {              \
-    __shared__ PathShared shared;                               \
+    __shared__ PathSharedMemory shared;                         \
     write_path<Element>(p, shared);                             \
   }
 MEGAKERNEL_ALIGN_PATHS(MEGAKERNEL_DEFINE_PATH)

@@ -52,8 +52,8 @@ constexpr AlignInfo make_align_info() {
           kMaxScoreStages,
           static_cast<int>(sizeof(ScoreTile<float>)),
           static_cast<int>(sizeof(ScoreTile<bf16>)),
-          static_cast<int>(sizeof(SearchShared)),
-          static_cast<int>(sizeof(TraceShared)),
+          static_cast<int>(sizeof(SearchSharedMemory)),
+          static_cast<int>(sizeof(TraceSharedMemory)),
           32 * kMaskWarps,
           32 * kPathWarps,
           kPathRows};

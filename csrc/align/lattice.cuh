@@ -1,4 +1,4 @@
-// The part of an item's [rows, columns] lattice that has a path, from the item's lengths.
+// An item's lattice [rows, columns], and its division into strips and tiles.
 #pragma once
 
 #include "../memory.cuh"
@@ -11,11 +11,12 @@ struct Lattice {
   int item, num_rows, num_columns, num_strips;
 };
 
-// The two halves of an int64 length. They are combined at the first use, so that both lengths of an
-// item are loaded before either is waited for.
+// The two halves of an int64 length. They are combined at the first use, so that the loads of an
+// item's lengths are in flight together.
 struct Length {
   uint32_t low, high;
 
+  // Loads the length of an item.
   DEVICE Length(const Lengths& lengths, int item) : low(lengths.common), high(0) {
     const uint32_t* at = static_cast<const uint32_t*>(lengths.per_item);
     if (at != nullptr) low = at[lengths.is_int64 ? 2 * item : item];
@@ -27,6 +28,7 @@ struct Length {
   }
 };
 
+// The lengths of an item.
 struct ItemLengths {
   Length text, frames;
 
@@ -34,6 +36,7 @@ struct ItemLengths {
       : text(p.text_lengths, item), frames(p.frame_lengths, item) {}
 };
 
+// The lattice of an item; empty if its lengths are not valid.
 DEVICE Lattice make_lattice(const SearchParams& p, int item, const ItemLengths& lengths) {
   const int num_rows = lengths.text.checked(p.num_rows);
   const int num_columns = lengths.frames.checked(p.num_columns);
@@ -41,6 +44,7 @@ DEVICE Lattice make_lattice(const SearchParams& p, int item, const ItemLengths& 
   return {item, num_rows, num_columns, (num_rows + kStripRows - 1) / kStripRows};
 }
 
+// Rows of a strip.
 DEVICE int num_rows_of(const Lattice& lattice, int strip) {
   return min(kStripRows, lattice.num_rows - kStripRows * strip);
 }
@@ -53,8 +57,8 @@ DEVICE int num_tiles_of(const Lattice& lattice, int strip) {
   return (end - kStripRows * strip + kTileColumns - 1) / kTileColumns;
 }
 
-// A strip's directions in global memory: words of 32 columns, the first column in the highest bit;
-// [words, kStripRows].
+// A strip's directions in global memory, [words, kStripRows]: words of 32 columns, the first column
+// in the highest bit.
 DEVICE uint32_t* strip_directions(const SearchParams& p, int item, int strip) {
   const int64_t num_words = static_cast<int64_t>(kWordsPerTile) * p.num_tiles * kStripRows;
   return p.directions + (static_cast<int64_t>(item) * p.num_strips + strip) * num_words;

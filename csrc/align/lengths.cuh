@@ -11,8 +11,24 @@
 
 namespace megakernel::align {
 
-constexpr int kMaskWarps = 4;  // of a block
+// --- static asserts ---
 
+constexpr int kMaskWarps = 4;  // of a block
+static_assert(kMaskWarps <= 32, "a block has at most 1024 threads");
+static_assert(sizeof(MaskParams::nonzero_bits) == 8, "the bits must cover the largest element");
+
+// --- shared memory ---
+
+// The warps' counts, [warps].
+
+// --- warp roles ---
+
+// All warps do the same. A thread counts every (32 kMaskWarps)-th element; thread 0 adds the warps'
+// counts.
+
+// --- body ---
+
+// Whether element `at` of the mask is not zero.
 DEVICE bool is_nonzero(const MaskParams& p, int64_t at) {
   switch (p.element_bytes) {
     case 1:
@@ -26,7 +42,7 @@ DEVICE bool is_nonzero(const MaskParams& p, int64_t at) {
   }
 }
 
-// Reads mask [items, rows, columns]; writes lengths [2, items].
+// The kernel that counts lengths. Reads mask [items, rows, columns]; writes lengths [2, items].
 DEVICE void count_lengths(const MaskParams& p, unsigned (&warp_counts)[kMaskWarps]) {
   const bool counts_tokens = block_idx() < p.num_items;
   const int64_t first = (counts_tokens ? block_idx() : block_idx() - p.num_items) * p.item_stride;

@@ -22,11 +22,11 @@ constexpr int kMaxScoreStages = 4;          // tiles of scores of a strip in sha
 constexpr int kWindowWords = 32;            // words of directions of a row in shared memory
 constexpr int kPaddingWords = 2;            // empty words before the first one of a strip
 constexpr int kTraceRows = 4;               // rows that the traceback follows per branch
-constexpr uint32_t kNotReady = 0xFFFFFFFF;  // a NaN: not a sum, because sums are never NaN
+constexpr uint32_t kNotReady = 0xFFFFFFFF;  // a NaN, which no sum is
 constexpr int kLineBytes = 128;             // alignment of scores in shared memory
 
-static_assert(kStripRows % kTileColumns == 0, "A strip begins at the boundary of a tile.");
-static_assert(kTileLag * kTileColumns == 32 * kStepColumns, "The lanes span whole tiles.");
+static_assert(kStripRows % kTileColumns == 0, "a strip must begin at the boundary of a tile");
+static_assert(kTileLag * kTileColumns == 32 * kStepColumns, "the lanes must span whole tiles");
 
 // Rows or columns of each item.
 struct Lengths {

@@ -3,7 +3,7 @@
 //   path[item, i, j] = 1 if end[i] - duration[i] <= j < end[i],  end = inclusive sum of the
 //   durations
 //
-// One block per kPathRows rows of an item; a warp writes a row.
+// One block per kPathRows rows of an item.
 #pragma once
 
 #include "../memory.cuh"
@@ -11,17 +11,30 @@
 
 namespace megakernel::align {
 
-constexpr int kPathWarps = 8, kPathRows = 16;  // of a block
-static_assert(kPathRows <= 32 * kPathWarps, "A thread computes the end of at most one row.");
+// --- static asserts ---
 
-struct PathShared {
+constexpr int kPathWarps = 8, kPathRows = 16;  // of a block
+static_assert(kPathRows <= 32 * kPathWarps, "a thread computes the end of at most one row");
+
+// --- shared memory ---
+
+// The warps' sums of the durations before the block's rows, and the ends of the block's rows.
+struct PathSharedMemory {
   int warp_sums[kPathWarps], row_ends[kPathRows];
 };
 
+// --- warp roles ---
+
+// All warps add up the durations before the block's rows. Thread i computes the end of row i. Then
+// warp w writes rows w, w + kPathWarps, ..
+
+// --- body ---
+
+// The sum over the lanes of a warp, in every lane.
 DEVICE int warp_sum(int value) { return static_cast<int>(warp_add(static_cast<unsigned>(value))); }
 
-// A warp writes a row that is 1 from `begin` to `end`, with stores of 16 bytes where they are
-// aligned.
+// A warp writes a row [columns] that is 1 from `begin` to `end` - 1, with stores of 16 bytes where
+// they are aligned.
 template <class Element>
 DEVICE void write_row(Element* row, int num_columns, int begin, int end, Element one) {
   constexpr int kVectorSize = 16 / sizeof(Element);
@@ -48,10 +61,10 @@ DEVICE void write_row(Element* row, int num_columns, int begin, int end, Element
   if (tail + lane_idx() < num_columns) row[tail + lane_idx()] = element(tail + lane_idx());
 }
 
-// Reads durations [items, rows]; writes path [items, rows, columns]. Elements are copied as
-// unsigned integers of their size.
+// The path kernel. Reads durations [items, rows]; writes path [items, rows, columns]. Elements are
+// unsigned integers of the size of the path's elements.
 template <class Element>
-DEVICE void write_path(const PathParams& p, PathShared& shared) {
+DEVICE void write_path(const PathParams& p, PathSharedMemory& shared) {
   wait_for_prerequisite_grids();
   const int blocks_per_item = (p.num_rows + kPathRows - 1) / kPathRows;
   const int item = block_idx() / blocks_per_item;

@@ -6,14 +6,17 @@
 
 namespace megakernel::align {
 
+// --- shared memory ---
+
 // Scores of one strip and one tile of columns. A lane's scores are shifted by one step to the left
-// of those of the lane before, because a lane runs one step behind it.
+// of those of the previous lane, because the lane is one step behind it.
 template <class Score>
 struct alignas(kLineBytes) ScoreTile {
   Score cells[kWordsPerTile][kStripRows][kWordColumns];
 };
 
-// A lane's scores of one step of a word, permuted so that the lanes of a warp use different banks.
+// A lane's scores of one step of a word, [kStepColumns], permuted so that the lanes of a warp use
+// different banks.
 template <class Score>
 DEVICE Score* lane_scores(ScoreTile<Score>& tile, int word, int lane, int row, int step) {
   constexpr int kRowsPerBankCycle = 128 / (kWordColumns * sizeof(Score));
@@ -21,6 +24,7 @@ DEVICE Score* lane_scores(ScoreTile<Score>& tile, int word, int lane, int row, i
          kStepColumns * (step ^ lane / kRowsPerBankCycle % kStepsPerWord);
 }
 
+// Loads a step's scores as float32.
 DEVICE void load_step(const float* from, float (&scores)[kStepColumns]) {
   const float4 v = *reinterpret_cast<const float4*>(from);
   scores[0] = v.x, scores[1] = v.y, scores[2] = v.z, scores[3] = v.w;
@@ -35,6 +39,8 @@ DEVICE void load_step(const Score* from, float (&scores)[kStepColumns]) {
   for (int c = 0; c < kStepColumns; ++c) scores[c] = to_float(v.values[c]);
 }
 
+// --- copies from global memory ---
+
 // Copies a strip's scores with one warp: eight lanes per row, four rows at a time.
 template <class Score>
 struct ScoreCopier {
@@ -43,22 +49,23 @@ struct ScoreCopier {
   int64_t stride;            // from row to row
   int step = lane_idx() % kStepsPerWord, owner = lane_idx() / kStepsPerWord;  // of this lane
 
-  // Starts copying a tile. Unaligned rows begin at a multiple of four bytes. Rows and columns
-  // beyond the item's lengths are copied as they are: no path passes through them.
+  // Starts to copy a tile of scores [rows, columns]. Unaligned rows begin at a multiple of four
+  // bytes. Rows and columns beyond the item's lengths are copied too: no path contains them.
   template <bool kAligned>
   DEVICE void copy(ScoreTile<Score>& tile, int tile_idx) const {
 #pragma unroll 1
     for (int w = 0; w < kWordsPerTile; ++w) {
       const int word = kWordsPerTile * tile_idx + w;
       const Score* last = first + (kStripRows - 1) * stride + kWordColumns * (word + 1);
-      // If rows are shorter than that, the shifted rows begin before the tensor's first cell.
+      // With shorter rows, the shifted rows begin before the tensor's first cell.
       const bool is_inside = stride >= kStepColumns / kRowsPerLane && last <= end;
       is_inside ? copy_word<kAligned, true>(tile, w, word)
                 : copy_word<kAligned, false>(tile, w, word);
     }
   }
 
-  // `kInside`: all cells lie inside the tensor. Otherwise cells outside are not read.
+  // Starts to copy a word of a tile. `kInside`: all cells lie inside the tensor. Otherwise cells
+  // outside are not read.
   template <bool kAligned, bool kInside>
   DEVICE void copy_word(ScoreTile<Score>& tile, int to_word, int word) const {
     constexpr int kCopyBytes = kAligned ? kStepColumns * sizeof(Score) : 4;
@@ -83,6 +90,7 @@ struct ScoreCopier {
   }
 };
 
+// The copier of a strip of an item of scores [items, rows, columns].
 template <class Score>
 DEVICE ScoreCopier<Score> make_score_copier(const SearchParams& p, int item, int strip) {
   const Score* begin = static_cast<const Score*>(p.scores) + item * p.item_stride;

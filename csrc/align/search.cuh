@@ -3,10 +3,8 @@
 //
 //   sum[i, j] = max(sum[i, j - 1], sum[i - 1, j - 1]) + score[i, j]
 //
-// A warp sums up a strip of 64 rows. A lane has two rows and their sums in registers. Each lane
-// runs one step of four columns behind the lane before it, which passes on the sums of its last row
-// by a shuffle as soon as they exist. A second warp per strip copies the scores. Only one direction
-// bit per cell is stored. Only columns from which the end can be reached are processed.
+// One direction bit per cell is stored, and the traceback (trace.cuh) follows it. Only columns from
+// which the end can be reached are processed.
 #pragma once
 
 #include "edge.cuh"
@@ -16,13 +14,20 @@
 
 namespace megakernel::align {
 
+// --- static asserts ---
+
+static_assert(kRowsPerLane == 2, "a lane stores the directions of two rows at once");
+static_assert(kStepColumns == 4, "a lane stores the sums of a step with 16 bytes");
+
+// --- shared memory ---
+
 // Barriers between the copying and the summing warp of a strip.
 struct ScoreBarriers {
   Mbarrier full[kMaxScoreStages], empty[kMaxScoreStages];
   Mbarrier first_tile_done;  // completes once, when the first tile is summed up
 };
 
-struct alignas(kLineBytes) SearchShared {
+struct alignas(kLineBytes) SearchSharedMemory {
   EdgeRing edge_rings[kMaxStripsPerBlock + 1];
   EdgeBarriers edge_barriers[kMaxStripsPerBlock + 1];
   ScoreBarriers score_barriers[kMaxStripsPerBlock];
@@ -31,8 +36,8 @@ struct alignas(kLineBytes) SearchShared {
 };
 
 // Each summing warp initialises the barriers of its strip's scores and of the edge above it. One
-// thread does so: threads with different addresses would be serialised.
-DEVICE void init_shared(const SearchParams& p, int strip_in_block, SearchShared& shared) {
+// thread does so, because threads with different addresses would be serialised.
+DEVICE void init_shared(const SearchParams& p, int strip_in_block, SearchSharedMemory& shared) {
   for (int i = thread_idx(); i < kTileColumns; i += 32 * p.strips_per_block) {
     shared.minus_infinity[i] = -INFINITY;
   }
@@ -51,107 +56,20 @@ DEVICE void init_shared(const SearchParams& p, int strip_in_block, SearchShared&
   mbarrier_fence_init();
 }
 
-// The sums of one lane's rows.
-struct RowSums {
-  float sum[kRowsPerLane] = {-INFINITY, -INFINITY};
-  // The row above's sums of the next step, except in the first lane.
-  float above[kStepColumns] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-  float above_previous;                    // the row above's sum one column earlier
-  uint32_t directions[kRowsPerLane] = {};  // of the last columns, the latest in the lowest bit
+// --- warp roles ---
 
-  // Processes a step. `entering` is the row above the first lane. Returns the sums of the lane's
-  // last row. A NaN counts as minus infinity. `kAssumeNumbers` omits that rule: a NaN then persists
-  // to the end of its row, where `has_numbers` finds it.
-  template <bool kAssumeNumbers>
-  DEVICE float4 advance(const float (&entering)[kStepColumns],
-                        const float (&scores)[kRowsPerLane][kStepColumns]) {
-    float below[kStepColumns], above_now[kStepColumns];
-#pragma unroll
-    for (int c = 0; c < kStepColumns; ++c) above_now[c] = lane_idx() == 0 ? entering[c] : above[c];
-#pragma unroll
-    for (int c = 0; c < kStepColumns; ++c) {
-      const float from_above[kRowsPerLane] = {c == 0 ? above_previous : above_now[c - 1], sum[0]};
-#pragma unroll
-      for (int r = 0; r < kRowsPerLane; ++r) {
-        directions[r] = shift_in_less_than(directions[r], sum[r], from_above[r]);
-        sum[r] =
-            kAssumeNumbers
-                ? max_propagate_nan(sum[r], from_above[r]) + scores[r][c]
-                : max_ignore_nan(max_ignore_nan(sum[r], from_above[r]) + scores[r][c], -INFINITY);
-      }
-      below[c] = sum[kRowsPerLane - 1];
-      above[c] = shuffle_up(below[c]);  // at once, because of its latency
-    }
-    above_previous = above_now[kStepColumns - 1];
-    return {below[0], below[1], below[2], below[3]};
-  }
-  DEVICE bool has_numbers() const { return sum[0] == sum[0] && sum[1] == sum[1]; }
-};
+// A strip has two warps. The first half of a block's warps sum up a strip each; the second half
+// copy its scores. A lane of a summing warp has two rows and their sums in registers. It is one
+// step of four columns behind the previous lane, whose last row it receives by a shuffle.
 
-// Operands of a lane's step.
-struct StepOperands {
-  float scores[kRowsPerLane][kStepColumns], entering[kStepColumns];
+// --- warp roles: copying warp ---
 
-  template <class Score>
-  DEVICE void load(ScoreTile<Score>& tile, const float* edge, int step) {
-#pragma unroll
-    for (int r = 0; r < kRowsPerLane; ++r) {
-      load_step(lane_scores(tile, step / kStepsPerWord, lane_idx(), r, step % kStepsPerWord),
-                scores[r]);
-    }
-    load_step(edge + kStepColumns * step, entering);
-  }
-};
-
-// Destinations of the sums of a lane's last row, for two tiles: the last lane is 31 steps behind,
-// so its last step of a tile is the first step of a later one.
-struct EdgeTargets {
-  float* values[2];
-  bool enabled[2];
-};
-
-// A word of directions for each of a lane's rows.
-struct DirectionWords {
-  uint32_t words[kRowsPerLane];
-};
-
-// Processes a tile of columns; see RowSums::advance.
-template <bool kAssumeNumbers, class Score>
-DEVICE void advance_tile(RowSums& sums, ScoreTile<Score>& tile, const float* edge,
-                         const EdgeTargets& targets, DirectionWords (&directions)[kWordsPerTile]) {
-  constexpr int kNumSteps = kWordsPerTile * kStepsPerWord;
-  constexpr int kPrefetchSteps = 2;
-  StepOperands prefetched[kPrefetchSteps];
-#pragma unroll
-  for (int step = 0; step < kPrefetchSteps; ++step) prefetched[step].load(tile, edge, step);
-#pragma unroll
-  for (int step = 0; step < kNumSteps; ++step) {
-    const StepOperands operands = prefetched[step % kPrefetchSteps];
-    const int next = step + 1;
-    // Before the store, which would delay the load.
-    if (step + kPrefetchSteps < kNumSteps) {
-      prefetched[step % kPrefetchSteps].load(tile, edge, step + kPrefetchSteps);
-    }
-    const float4 below = sums.advance<kAssumeNumbers>(operands.entering, operands.scores);
-    const int target = next / kNumSteps;
-    if (targets.enabled[target]) {
-      *reinterpret_cast<float4*>(targets.values[target] + next % kNumSteps * kStepColumns) = below;
-    }
-    if (next % kStepsPerWord == 0) {
-#pragma unroll
-      for (int r = 0; r < kRowsPerLane; ++r) {
-        directions[step / kStepsPerWord].words[r] = sums.directions[r];
-      }
-    }
-  }
-}
-
-// The copying warp of a strip: fills the stages, then refills them as they become empty. The first
-// copies start before the barriers are initialised and before the item's lengths are known, except
-// where they would delay the scores of the strip above.
+// Copies a strip's scores [rows, columns] to `stages` [stages], and refills a stage when it is
+// empty. The first copies start before the barriers are initialised and before the item's lengths
+// are loaded, except where they would delay the scores of the strip above.
 template <bool kAligned, bool kSharedDirections, class Score>
 DEVICE void copy_scores(const SearchParams& p, int item, const ItemLengths& lengths, int strip,
-                        SearchShared& shared, ScoreTile<Score>* stages) {
+                        SearchSharedMemory& shared, ScoreTile<Score>* stages) {
   const ScoreCopier<Score> copier = make_score_copier<Score>(p, item, strip);
   const int strip_in_block = strip % p.strips_per_block;
   ScoreBarriers& barriers = shared.score_barriers[strip_in_block];
@@ -177,10 +95,112 @@ DEVICE void copy_scores(const SearchParams& p, int item, const ItemLengths& leng
   copy_async_wait_all();
 }
 
-// The summing warp of a strip.
+// --- warp roles: summing warp ---
+
+// The sums of one lane's rows.
+struct RowSums {
+  float sum[kRowsPerLane] = {-INFINITY, -INFINITY};
+  // The row above's sums of the next step, except in the first lane.
+  float above[kStepColumns] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  float above_previous;                    // the row above's sum one column earlier
+  uint32_t directions[kRowsPerLane] = {};  // of the last columns, the latest in the lowest bit
+
+  // Processes a step. `entering` is the row above the first lane. Returns the sums of the lane's
+  // last row, [kStepColumns]. A NaN counts as minus infinity. `kAssumeNumbers` omits that rule: a
+  // NaN then persists to the end of its row, where `has_numbers` finds it.
+  template <bool kAssumeNumbers>
+  DEVICE float4 advance(const float (&entering)[kStepColumns],
+                        const float (&scores)[kRowsPerLane][kStepColumns]) {
+    float below[kStepColumns], above_now[kStepColumns];
+#pragma unroll
+    for (int c = 0; c < kStepColumns; ++c) above_now[c] = lane_idx() == 0 ? entering[c] : above[c];
+#pragma unroll
+    for (int c = 0; c < kStepColumns; ++c) {
+      const float from_above[kRowsPerLane] = {c == 0 ? above_previous : above_now[c - 1], sum[0]};
+#pragma unroll
+      for (int r = 0; r < kRowsPerLane; ++r) {
+        directions[r] = shift_in_less_than(directions[r], sum[r], from_above[r]);
+        sum[r] =
+            kAssumeNumbers
+                ? max_propagate_nan(sum[r], from_above[r]) + scores[r][c]
+                : max_ignore_nan(max_ignore_nan(sum[r], from_above[r]) + scores[r][c], -INFINITY);
+      }
+      below[c] = sum[kRowsPerLane - 1];
+      above[c] = shuffle_up(below[c]);  // as early as possible: a shuffle has a long latency
+    }
+    above_previous = above_now[kStepColumns - 1];
+    return {below[0], below[1], below[2], below[3]};
+  }
+  // Whether no sum is NaN.
+  DEVICE bool has_numbers() const { return sum[0] == sum[0] && sum[1] == sum[1]; }
+};
+
+// Operands of a lane's step: scores, and the row above the strip.
+struct StepOperands {
+  float scores[kRowsPerLane][kStepColumns], entering[kStepColumns];
+
+  // Loads the operands of a step of the tile; `edge` is the row above, [kTileColumns].
+  template <class Score>
+  DEVICE void load(ScoreTile<Score>& tile, const float* edge, int step) {
+#pragma unroll
+    for (int r = 0; r < kRowsPerLane; ++r) {
+      load_step(lane_scores(tile, step / kStepsPerWord, lane_idx(), r, step % kStepsPerWord),
+                scores[r]);
+    }
+    load_step(edge + kStepColumns * step, entering);
+  }
+};
+
+// Destinations of the sums of a lane's last row, for two tiles: the last lane is 31 steps behind,
+// so its last step of a tile is the first step of a later one.
+struct EdgeTargets {
+  float* values[2];
+  bool enabled[2];
+};
+
+// A word of directions for each of a lane's rows.
+struct DirectionWords {
+  uint32_t words[kRowsPerLane];
+};
+
+// Processes a tile of columns with `RowSums::advance`. Reads the row above the strip, edge
+// [kTileColumns]; writes the last lane's sums to `targets` and the lane's directions.
+template <bool kAssumeNumbers, class Score>
+DEVICE void advance_tile(RowSums& sums, ScoreTile<Score>& tile, const float* edge,
+                         const EdgeTargets& targets, DirectionWords (&directions)[kWordsPerTile]) {
+  constexpr int kNumSteps = kWordsPerTile * kStepsPerWord;
+  constexpr int kPrefetchSteps = 2;
+  StepOperands prefetched[kPrefetchSteps];
+#pragma unroll
+  for (int step = 0; step < kPrefetchSteps; ++step) prefetched[step].load(tile, edge, step);
+#pragma unroll
+  for (int step = 0; step < kNumSteps; ++step) {
+    const StepOperands operands = prefetched[step % kPrefetchSteps];
+    const int next = step + 1;
+    // The load precedes the store, which would delay it.
+    if (step + kPrefetchSteps < kNumSteps) {
+      prefetched[step % kPrefetchSteps].load(tile, edge, step + kPrefetchSteps);
+    }
+    const float4 below = sums.advance<kAssumeNumbers>(operands.entering, operands.scores);
+    const int target = next / kNumSteps;
+    if (targets.enabled[target]) {
+      *reinterpret_cast<float4*>(targets.values[target] + next % kNumSteps * kStepColumns) = below;
+    }
+    if (next % kStepsPerWord == 0) {
+#pragma unroll
+      for (int r = 0; r < kRowsPerLane; ++r) {
+        directions[step / kStepsPerWord].words[r] = sums.directions[r];
+      }
+    }
+  }
+}
+
+// Sums up a strip. Reads `stages` [stages] and the row above; writes the strip's last row to the
+// strip below, and directions [words, kStripRows].
 template <bool kSharedDirections, class Score>
 DEVICE void sum_strip(const SearchParams& p, const Lattice& lattice, int strip,
-                      SearchShared& shared, ScoreTile<Score>* stages, DirectionWindow& window) {
+                      SearchSharedMemory& shared, ScoreTile<Score>* stages,
+                      DirectionWindow& window) {
   const int strip_in_block = strip % p.strips_per_block, lane = lane_idx();
   const int num_tiles = num_tiles_of(lattice, strip), num_delayed_tiles = num_tiles + kTileLag;
   const bool is_first = strip == 0, is_last = strip == lattice.num_strips - 1;
@@ -252,9 +272,11 @@ DEVICE void sum_strip(const SearchParams& p, const Lattice& lattice, int strip,
   }
 }
 
+// --- body ---
+
 // The block's number in the order in which blocks start. A block waits only for blocks of lower
 // numbers, which have started.
-DEVICE int take_block_number(const SearchParams& p, SearchShared& shared) {
+DEVICE int take_block_number(const SearchParams& p, SearchSharedMemory& shared) {
   if (p.blocks_per_item == 1) return block_idx();
   if (thread_idx() == 0) {
     shared.block_number = atomic_increment(p.block_counter) + 1;  // the counter starts at -1
@@ -263,9 +285,9 @@ DEVICE int take_block_number(const SearchParams& p, SearchShared& shared) {
   return static_cast<int>(shared.block_number);
 }
 
-// Whether all other blocks of the item have finished; their directions are visible then.
+// Whether all other blocks of the item have finished. If so, their directions are visible.
 template <bool kSharedDirections>
-DEVICE bool is_last_block(const SearchParams& p, int item, SearchShared& shared) {
+DEVICE bool is_last_block(const SearchParams& p, int item, SearchSharedMemory& shared) {
   sync_all_threads();
   if (kSharedDirections || p.blocks_per_item == 1) return true;
   if (thread_idx() == 0) {
@@ -277,25 +299,24 @@ DEVICE bool is_last_block(const SearchParams& p, int item, SearchShared& shared)
   return static_cast<int>(shared.block_number) == p.blocks_per_item - 1;
 }
 
-// Reads scores [items, rows, columns]; writes durations [items, rows]. The first half of a block's
-// warps sum up a strip each, the second half copy its scores. The last block of an item to finish
-// runs the traceback. `kSharedDirections`: the item has one
-// block, and its directions stay in the block's shared memory.
+// The search kernel. Reads scores [items, rows, columns]; writes durations [items, rows]. The last
+// block of an item to finish runs the traceback. `kSharedDirections`: an item has one block, and
+// its directions stay in shared memory.
 template <class Score, bool kAligned, bool kSharedDirections>
-DEVICE void search(const SearchParams& p, SearchShared& static_shared,
+DEVICE void search(const SearchParams& p, SearchSharedMemory& static_shared,
                    unsigned char* dynamic_shared) {
   trigger_dependent_grids();
-  SearchShared& shared = opaque_reference(static_shared);
+  SearchSharedMemory& shared = opaque_reference(static_shared);
   unsigned char* dynamic = &opaque_reference(*dynamic_shared);
   const int warp = uniform_warp_idx();
   const int block = kSharedDirections ? block_idx() : take_block_number(p, shared);
   const int item = block / p.blocks_per_item;
   const int strip_in_block = warp % p.strips_per_block;
   const int strip = block % p.blocks_per_item * p.strips_per_block + strip_in_block;
-  TraceShared& trace_shared = *reinterpret_cast<TraceShared*>(dynamic);
-  ScoreTile<Score>* stages =
-      reinterpret_cast<ScoreTile<Score>*>(dynamic + (kSharedDirections ? sizeof(TraceShared) : 0)) +
-      strip_in_block * p.num_stages;
+  TraceSharedMemory& trace_shared = *reinterpret_cast<TraceSharedMemory*>(dynamic);
+  ScoreTile<Score>* stages = reinterpret_cast<ScoreTile<Score>*>(
+                                 dynamic + (kSharedDirections ? sizeof(TraceSharedMemory) : 0)) +
+                             strip_in_block * p.num_stages;
   const bool copies = warp >= p.strips_per_block;
   const ItemLengths lengths(p, item);  // loaded before the barriers are initialised
   if (copies) {

@@ -1,19 +1,21 @@
 // Traceback: follows the directions from the last cell to the first and writes durations.
 //
-// A row starts at the last of its columns, up to the column where the row below starts, whose
-// direction bit says that the path enters from the row above. Directions are read as pairs of
-// words: the word of the current column and the word before it.
+// A row ends before the column at which the row below starts. It starts at its last column before
+// that whose direction bit is set: there the path enters from the row above. Directions are read as
+// pairs of words: the word of the current column and the word before it.
 #pragma once
 
 #include "lattice.cuh"
 
 namespace megakernel::align {
 
-// Directions of a strip in shared memory. Words before the first one are read but do not count.
-struct alignas(16) DirectionWindow {
-  uint32_t padding[kTraceRows];
-  uint32_t words[kWindowWords][kStripRows];
-};
+// --- static asserts ---
+
+static_assert(kTraceRows == 4, "a group of rows is loaded with 16 bytes");
+static_assert(kStripRows == 2 * 32, "a strip has two warps and 64 rows: one thread per row");
+static_assert(kWordColumns == 32, "two words of directions are one WordPair");
+
+// --- shared memory ---
 
 // The columns of two adjacent words; the earlier word is the upper half, later columns are lower
 // bits.
@@ -23,11 +25,18 @@ DEVICE WordPair make_pair(uint32_t word, uint32_t previous) {
 }
 // All columns up to this one.
 DEVICE WordPair columns_up_to(int column) { return ~WordPair{0} << (~column & 31); }
+// Whether there is a column.
 DEVICE bool has_any(WordPair columns) {
   return static_cast<uint32_t>(columns | columns >> 32) != 0;
 }
 // All columns before the last of these; none if there are none.
 DEVICE WordPair columns_before_last(WordPair columns) { return ~(columns ^ (columns - 1)); }
+
+// Directions of a strip in shared memory. Words before the first one are read, but have no effect.
+struct alignas(16) DirectionWindow {
+  uint32_t padding[kTraceRows];
+  uint32_t words[kWindowWords][kStripRows];
+};
 
 // Start columns of a strip's rows. `candidates` holds the columns of two words at which a row can
 // start; the row starts at the last of them. `words` is the index of the later word.
@@ -35,28 +44,36 @@ struct RowStarts {
   alignas(16) WordPair candidates[kStripRows];
   alignas(16) int words[kStripRows];
 
+  // The column at which a row starts.
   DEVICE int column(int row) const {
     return kWordColumns * words[row] + 31 - count_trailing_zeros(candidates[row]);
   }
 };
 
 // Shared memory of the traceback, for a strip and the next one. Scores may follow it.
-struct alignas(kLineBytes) TraceShared {
+struct alignas(kLineBytes) TraceSharedMemory {
   DirectionWindow windows[2];
   RowStarts starts[2];
 };
 
+// --- warp roles ---
+
+// The first warp follows the path from strip to strip (StripTracer). With directions in global
+// memory, the second warp copies the directions of the next strip and writes the durations of the
+// previous one. With directions in shared memory, all threads write durations at the end.
+
 // The first word of a window that ends with this word.
 DEVICE int first_window_word(int last) { return max(-kPaddingWords, last - kWindowWords + 1); }
 
-// A warp clears the words before a strip's first one, in a window that begins with them.
+// A warp clears the words before a strip's first one, [kPaddingWords, kStripRows], in a window that
+// begins with them.
 DEVICE void clear_padding(DirectionWindow& window) {
   for (int word = 0; word < kPaddingWords; ++word) {
     for (int row = lane_idx(); row < kStripRows; row += 32) window.words[word][row] = 0;
   }
 }
 
-// A warp starts copying a strip's directions up to a word.
+// A warp starts to copy a strip's directions [words, kStripRows] up to word `last`.
 DEVICE void copy_window(DirectionWindow& window, const uint32_t* from, int last) {
   const int first = first_window_word(last), num_words = (last - first + 1) * kStripRows;
 #pragma unroll 1
@@ -81,7 +98,7 @@ class StripTracer {
         word_(column / kWordColumns),
         open_(columns_up_to(column)) {}
 
-  // Finds the start of every row.
+  // Finds the start of every row, [kStripRows].
   DEVICE void run(RowStarts& starts) {
     while (row_ >= 0) {
       if (!is_in_window(word_)) load_window();
@@ -90,11 +107,10 @@ class StripTracer {
   }
 
  private:
-  // Follows groups of kTraceRows rows while all rows of a group start in the current pair of words;
-  // returns whether that holds for the last group. Both pairs that the next group may need are
-  // loaded first. There is one branch per group, because its latency exceeds the work of a row.
+  // Follows groups of kTraceRows rows while all rows of a group start in the current pair of words.
+  // Returns whether that holds for the last group. The two pairs that the next group may need are
+  // loaded first. There is one branch per group, because a branch takes longer than a row.
   DEVICE bool follow_groups(RowStarts& starts) {
-    static_assert(kTraceRows == 4, "A group of rows is a 16-byte load.");
     uint4 words = load_rows(row_, word_), previous = load_rows(row_, word_ - 1);
     while (true) {
       const uint4 next = load_rows(row_ - kTraceRows, word_);
@@ -155,6 +171,7 @@ class StripTracer {
   // Whether the window holds all words that are read for a column in this word.
   DEVICE bool is_in_window(int word) const { return kWholeStrip || word >= first_ + kPaddingWords; }
 
+  // Loads the window that ends with the current word.
   DEVICE void load_window() {
     sync_warp();
     copy_window(window_, directions_, word_);
@@ -163,7 +180,7 @@ class StripTracer {
     first_ = first_window_word(word_);
   }
 
-  // A word of kTraceRows rows, of which this is the last.
+  // A word of kTraceRows rows, of which `last` is the last.
   DEVICE uint4 load_rows(int last, int word) const {
     const uint32_t* at = window_.words[word - first_] + last - kTraceRows + 1;
     return load_shared_volatile(reinterpret_cast<const uint4*>(at));
@@ -189,7 +206,7 @@ DEVICE int last_word_of(int strip, int end_column) {
   return (end_column - kStripRows * strip - 1) / kWordColumns;
 }
 
-// Writes the durations of every `stride`th row from `first` on: from the start of a row to the
+// Writes durations [rows] of every `stride`th row from `first` on: from the start of a row to the
 // start of the next one. `end`: the end of the last row.
 DEVICE void write_durations(const RowStarts& starts, int num_rows, int end, int* durations,
                             int first, int stride) {
@@ -199,9 +216,11 @@ DEVICE void write_durations(const RowStarts& starts, int num_rows, int end, int*
   }
 }
 
-// Traceback of an item with one block, whose directions are in shared memory. All threads of the
-// block; the first warp follows the path.
-DEVICE void trace_shared_directions(const Lattice& lattice, int warp, TraceShared& shared,
+// --- body ---
+
+// Traceback of an item with one block, whose directions are in shared memory. Called by all
+// threads. Writes durations [rows].
+DEVICE void trace_shared_directions(const Lattice& lattice, int warp, TraceSharedMemory& shared,
                                     int* durations) {
   if (warp == 0) {
     int end = lattice.num_columns;  // the item's column after the strip's last row
@@ -215,7 +234,6 @@ DEVICE void trace_shared_directions(const Lattice& lattice, int warp, TraceShare
       end = top + shared.starts[strip].column(0);
     }
   }
-  static_assert(kStripRows == 2 * 32, "A strip has two warps and 64 rows: one thread per row.");
   sync_all_threads();
   const int strip = thread_idx() / kStripRows, top = kStripRows * strip;
   if (strip >= lattice.num_strips) return;
@@ -226,11 +244,9 @@ DEVICE void trace_shared_directions(const Lattice& lattice, int warp, TraceShare
                   thread_idx() % kStripRows, kStripRows);
 }
 
-// Traceback with directions in global memory. All threads of the block: while the first warp
-// follows a strip, the second warp copies the directions of the next strip and writes the durations
-// of the previous one.
-DEVICE void trace(const SearchParams& p, const Lattice& lattice, int warp, TraceShared& shared,
-                  int* durations) {
+// Traceback with directions in global memory. Called by all threads. Writes durations [rows].
+DEVICE void trace(const SearchParams& p, const Lattice& lattice, int warp,
+                  TraceSharedMemory& shared, int* durations) {
   const auto copy = [&](int strip, int end_column) {
     if (strip < 0) return;
     copy_window(shared.windows[strip % 2], strip_directions(p, lattice.item, strip),

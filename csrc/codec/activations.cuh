@@ -1,4 +1,4 @@
-// Access to activation rows: where a row and its history lie, and stores to one or two planes.
+// Access to activation rows: addresses of a row and its history, and stores to one or two planes.
 #pragma once
 
 #include "../memory.cuh"
@@ -14,6 +14,7 @@ struct RowAddress {
   int rows_since_start;  // rows of the same stream before this one in the call
 };
 
+// The address of a row of `input` [rows, planes, channels].
 DEVICE RowAddress row_address(const Activations& input, const Frame* frames, int row) {
   const Frame& frame = frames[row / input.rows_per_frame];
   const int rows_since_start = row - frame.first_frame * input.rows_per_frame;
@@ -24,7 +25,8 @@ DEVICE RowAddress row_address(const Activations& input, const Frame* frames, int
           rows_since_start};
 }
 
-// Stores channels `channel` and `channel + 1` of a row; plane 1 receives the rounding errors.
+// Stores channels `channel` and `channel + 1` of a row of `output` [rows, planes, channels]. The
+// second plane receives the rounding errors.
 DEVICE void store_activations(const Activations& output, long long row, int channel, float low,
                               float high) {
   f16* at = output.data + row * output.num_planes * output.num_channels + channel;
@@ -35,6 +37,7 @@ DEVICE void store_activations(const Activations& output, long long row, int chan
   *reinterpret_cast<uint32_t*>(at + output.num_channels) =
       pack_f16(low - rounded.x, high - rounded.y);
 }
+// The same for one channel.
 DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
   f16* at = output.data + row * output.num_planes * output.num_channels + channel;
   *at = to_f16(value);

@@ -2,41 +2,52 @@
 //
 //   output = sum over k of exp(query . key[k]) value[k] / sum over k of exp(query . key[k])
 //
-// k runs over the last kAttentionWindow frames of the stream. One block per frame and head. Each
-// warp takes a quarter of the window: head_dim / 8 lanes share a key, and all keys of the warp are
-// loaded before the first score is computed. The warps' partial results are merged in shared
-// memory.
+// k runs over the last kAttentionWindow frames of the stream. One block per frame and head.
 #pragma once
 
 #include "activations.cuh"
 
 namespace megakernel::codec {
 
+// --- static asserts ---
+
 constexpr int kAttentionWarps = 4;
 constexpr int kKeysPerWarp = kAttentionWindow / kAttentionWarps;
-static_assert(kAttentionWindow % kAttentionWarps == 0, "Warps share the window evenly.");
+static_assert(kAttentionWindow % kAttentionWarps == 0, "warps have equal parts of the window");
 
+// --- shared memory ---
+
+// The warps' weighted sums of values [warps, head_dim], maxima and sums of weights [warps].
 template <int kHeadDim>
-struct AttentionShared {
+struct AttentionSharedMemory {
   float weighted_values[kAttentionWarps][kHeadDim];
   float max_scores[kAttentionWarps], exp_sums[kAttentionWarps];
 };
+
+// --- warp roles ---
+
+// Warp w has the w-th quarter of the window. head_dim / 8 lanes share a key, eight channels each.
+// All keys and values of a warp are loaded before the first score is computed. After a block
+// barrier, a thread merges the warps' results for two channels.
+
+// --- body ---
 
 struct Float8 {
   float values[8];
 };
 
+// Loads eight channels.
 DEVICE Float8 load_float8(const float* at) {
   const float4 a = reinterpret_cast<const float4*>(at)[0];
   const float4 b = reinterpret_cast<const float4*>(at)[1];
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-// Reads queries [frames, heads, head_dim], kv_cache [slots, 2, ring, heads, head_dim]; writes
-// output [frames, planes, heads * head_dim].
+// The attention kernel. Reads queries [frames, heads, head_dim], kv_cache [slots, 2, ring, heads,
+// head_dim]; writes output [frames, planes, heads * head_dim].
 template <int kHeadDim>
-DEVICE void attend(const AttentionParams& p, AttentionShared<kHeadDim>& shared) {
-  static_assert(kHeadDim % 8 == 0 && kHeadDim <= 256, "A lane has eight channels of a head.");
+DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& shared) {
+  static_assert(kHeadDim % 8 == 0 && kHeadDim <= 256, "a lane has eight channels of a head");
   constexpr int kLanesPerKey = kHeadDim / 8, kKeysPerPass = 32 / kLanesPerKey;
   constexpr int kPasses = (kKeysPerWarp + kKeysPerPass - 1) / kKeysPerPass;
   trigger_dependent_grids();

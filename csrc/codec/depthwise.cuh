@@ -3,18 +3,31 @@
 //   v[c]      = bias[c] + sum over taps of weights[tap, c] * input[row - back, c]
 //   output[c] = (v[c] - mean(v)) / sqrt(var(v) + eps) * norm[0, c] + norm[1, c]
 //
-// One block per row; a thread owns up to kMaxChannelPairs pairs of adjacent channels.
+// One block per row.
 #pragma once
 
 #include "activations.cuh"
 
 namespace megakernel::codec {
 
-struct DepthwiseShared {
+// --- static asserts ---
+
+static_assert(kBlockThreads % 32 == 0, "a block sum adds whole warps");
+
+// --- shared memory ---
+
+// The warps' sums of v and of its squares, [2, warps].
+struct DepthwiseSharedMemory {
   float sums[2][kBlockThreads / 32];
 };
 
-// Sum over the block, in a fixed order, returned to every thread.
+// --- warp roles ---
+
+// All warps do the same. A thread has up to kMaxChannelPairs pairs of adjacent channels.
+
+// --- body ---
+
+// Sum over the block in a fixed order, in every thread. Uses warp_sums [warps].
 DEVICE float block_sum(float value, float* warp_sums) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
@@ -26,8 +39,9 @@ DEVICE float block_sum(float value, float* warp_sums) {
   return sum;
 }
 
-// Reads input [rows, 2, channels] and its history; writes output [rows, planes, channels].
-DEVICE void depthwise(const DepthwiseParams& p, DepthwiseShared& shared) {
+// The depthwise kernel. Reads input [rows, 2, channels] and its history, weights [taps, channels],
+// bias [channels], norm [2, channels]; writes output [rows, planes, channels].
+DEVICE void depthwise(const DepthwiseParams& p, DepthwiseSharedMemory& shared) {
   trigger_dependent_grids();
   const int row = block_idx(), num_channels = p.input.num_channels, width = 2 * num_channels;
   const RowAddress input = row_address(p.input, p.frames, row);

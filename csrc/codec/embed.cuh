@@ -10,10 +10,25 @@
 
 namespace megakernel::codec {
 
-static_assert(kFrameInts <= kBlockThreads, "Each thread copies at most one integer of a frame.");
+// --- static asserts ---
 
-// Reads requests [num_frames], codebooks [kNumCodebooks, codebook_size, channels]. Writes frames
-// [num_frames], output [num_frames, planes, channels], rope [num_frames, head_dim / 2].
+static_assert(kFrameInts <= kBlockThreads, "a thread copies at most one integer of a frame");
+static_assert(kNumCodebooks <= kBlockThreads, "a thread loads at most one code");
+
+// --- shared memory ---
+
+// The `Frame` of the block.
+
+// --- warp roles ---
+
+// All warps do the same. A thread copies an integer of the frame, then loads a code, then has pairs
+// of adjacent channels and pairs of the rope table.
+
+// --- body ---
+
+// The embedding kernel. Reads requests [frames], codebooks [kNumCodebooks, codebook_size,
+// channels]. Writes frames [frames], output [frames, planes, channels], rope [frames, head_dim /
+// 2].
 DEVICE void embed(const EmbedParams& p, Frame& shared) {
   const int row = block_idx(), num_channels = p.output.num_channels;
   if (thread_idx() < kFrameInts) {

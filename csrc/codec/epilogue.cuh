@@ -1,4 +1,4 @@
-// Epilogues of the projection kernel: v = scale * sum + bias, the residual, the activation, the
+// Epilogues of the projection kernel: scale and bias, the residual, the activation function, the
 // store.
 #pragma once
 
@@ -11,11 +11,12 @@ DEVICE float snake(float v, const ColumnParams& column) {
   const float s = sinf(v * column.alpha);
   return v + s * s * column.beta;
 }
+// GELU and SiLU.
 DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
 DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
 
-// Columns n and n + 1 are a rope pair of a query or key, or two channels of a value. Queries go to
-// `queries`, keys and values to the KV cache of the stream's slot.
+// Stores columns n and n + 1: a rope pair of a query or key, or two channels of a value. Writes
+// queries [frames, width], or the slot's keys and values in kv_cache [slots, 2, ring, width].
 DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, float high,
                       float2 rope) {
   const int width = p.num_columns / 3;
@@ -35,7 +36,7 @@ DEVICE void store_qkv(const ProjectionParams& p, int row, int n, float low, floa
   *reinterpret_cast<float2*>(at) = {low, high};
 }
 
-// A sample that is not finite is stored as 0 and reported.
+// Writes pcm [rows]. A sample that is not finite is written as 0, and sets non_finite [frames].
 DEVICE void store_sample(const ProjectionParams& p, int row, float v) {
   if (!isfinite(v)) {
     p.non_finite[row / p.input.rows_per_frame] = 1;
@@ -44,8 +45,8 @@ DEVICE void store_sample(const ProjectionParams& p, int row, float v) {
   p.pcm[row] = static_cast<short>(rintf(32767.0f * min(max(v, -1.0f), 1.0f)));
 }
 
-// The operand of columns n and n + 1 that does not depend on the sums: the rope pair or the
-// residual.
+// The operand of columns n and n + 1 that does not depend on the sums: a pair of rope [frames,
+// head_dim / 2], or of residual [rows, columns].
 DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
   if (p.epilogue == kRopeQkv) return p.rope[row * (p.head_dim / 2) + n % p.head_dim / 2];
   if (p.residual == nullptr) return {0, 0};
@@ -53,7 +54,8 @@ DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
   return *reinterpret_cast<const float2*>(p.residual + at);
 }
 
-// Finishes columns n and n + 1 of a row.
+// Finishes columns n and n + 1 of a row. Writes residual_out [rows, columns] and, depending on the
+// epilogue, output [rows * columns / channels, planes, channels], queries and kv_cache, or pcm.
 DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
                            ColumnParams odd, float2 operand) {
   float low = sum.x * even.scale + even.bias;

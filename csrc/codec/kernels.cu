@@ -11,7 +11,7 @@ namespace megakernel::codec {
           const __grid_constant__ ProjectionParams p) {                                          \
     using T = Tile<row_groups, column_groups, k_splits, planes>;                                 \
     extern __shared__ __align__(16) unsigned char shared_bytes[];                                \
-    project<T>(p, *reinterpret_cast<ProjectionShared<T>*>(shared_bytes));                        \
+    project<T>(p, *reinterpret_cast<ProjectionSharedMemory<T>*>(shared_bytes));                  \
   }
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_DEFINE_PROJECTION)
 #undef MEGAKERNEL_DEFINE_PROJECTION
@@ -19,7 +19,7 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_DEFINE_PROJECTION)
 #define MEGAKERNEL_DEFINE_ATTENTION(head_dim)                                 \
   extern "C" __global__ void __launch_bounds__(32 * kAttentionWarps)          \
       codec_attention_##head_dim(const __grid_constant__ AttentionParams p) { \
-    __shared__ AttentionShared<head_dim> shared;                              \
+    __shared__ AttentionSharedMemory<head_dim> shared;                        \
     attend<head_dim>(p, shared);                                              \
   }
 MEGAKERNEL_CODEC_HEAD_DIMS(MEGAKERNEL_DEFINE_ATTENTION)
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kBlockThreads)
 
 extern "C" __global__ void __launch_bounds__(kBlockThreads)
     codec_depthwise(const __grid_constant__ DepthwiseParams p) {
-  __shared__ DepthwiseShared shared;
+  __shared__ DepthwiseSharedMemory shared;
   depthwise(p, shared);
 }
 

@@ -19,13 +19,14 @@
 
 namespace megakernel::codec {
 
-#define MEGAKERNEL_CHECK_TILE(row_groups, column_groups, k_splits, planes, blocks_per_sm,          \
-                              shared_bytes)                                                        \
-  static_assert(                                                                                   \
-      sizeof(ProjectionShared<Tile<row_groups, column_groups, k_splits, planes>>) == shared_bytes, \
-      "The shared memory of a tile differs from kernels/codec.py.");                               \
-  static_assert(Tile<row_groups, column_groups, k_splits, planes>::kBlocksPerSm == blocks_per_sm,  \
-                "The blocks per multiprocessor of a tile differ from kernels/codec.py.");
+#define MEGAKERNEL_CHECK_TILE(row_groups, column_groups, k_splits, planes, blocks_per_sm,         \
+                              shared_bytes)                                                       \
+  static_assert(                                                                                  \
+      sizeof(ProjectionSharedMemory<Tile<row_groups, column_groups, k_splits, planes>>) ==        \
+          shared_bytes,                                                                           \
+      "the shared memory of a tile differs from kernels/codec.py");                               \
+  static_assert(Tile<row_groups, column_groups, k_splits, planes>::kBlocksPerSm == blocks_per_sm, \
+                "the blocks per multiprocessor of a tile differ from kernels/codec.py");
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
 #undef MEGAKERNEL_CHECK_TILE
 

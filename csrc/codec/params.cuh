@@ -12,6 +12,7 @@ namespace megakernel::codec {
 constexpr int kBlockThreads = 256;
 constexpr int kNumCodebooks = 16;     // codes of a frame
 constexpr int kAttentionWindow = 72;  // frames, the current one included
+constexpr int kStepChannels = 32;     // channels of a step of K
 
 // One frame of a call; written by the host.
 struct Frame {
@@ -35,7 +36,7 @@ struct Activations {
 };
 
 // Applied to v = scale * sum + bias.
-enum Epilogue {
+enum Epilogue : int {
   kLinear,
   kSnake,     // v + sin^2(alpha v) * beta
   kGelu,      // exact
@@ -50,8 +51,8 @@ struct alignas(16) ColumnParams {
 };
 
 // output[r, n] = epilogue(sum over taps and channels of input[r - back, c] * weights[n, tap, c]).
-// A causal convolution has num_taps taps; a linear layer has one. A transposed convolution of
-// stride s has two, and its columns are the channels of s output rows.
+// A causal convolution has num_taps taps, a linear layer one. A transposed convolution of stride s
+// has two, and its columns are the channels of s output rows.
 struct ProjectionParams {
   const Frame* frames;
   int num_rows;
@@ -104,7 +105,8 @@ struct AttentionParams {
 };
 
 constexpr int kDepthwiseTaps = 7;
-constexpr int kMaxChannelPairs = 2;  // per thread
+constexpr int kMaxChannelPairs = 2;  // of a thread
+constexpr int kMaxDepthwiseChannels = 2 * kMaxChannelPairs * kBlockThreads;
 
 // output = layer_norm(bias + sum over taps of input[r - back] * weights[tap]), channel by channel.
 struct DepthwiseParams {
@@ -127,5 +129,6 @@ struct StateUpdateParams {
   int num_frames, num_layers;
   Activations activations[kMaxHistories];
 };
+static_assert(sizeof(StateUpdateParams) <= 4096, "kernel arguments are limited to 4096 bytes");
 
 }  // namespace megakernel::codec

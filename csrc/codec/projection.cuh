@@ -3,10 +3,10 @@
 //   sum[r, n]    = sum over k of input[r, k] * weights[n, k],   k = (tap, channel)
 //   output[r, n] = epilogue(scale[n] * sum[r, n] + bias[n] + residual[r, n])
 //
-// K is processed in steps of 32 channels of one tap. A lane loads eight adjacent channels of a row
-// at once and uses them in two matrix instructions; the weights are packed for that order. Only the
-// partial sums pass through shared memory. Warps split K into ranges that depend on K alone, and
-// their sums are added in a fixed order, so the bits of a row do not depend on the other rows.
+// K is processed in steps of kStepChannels channels of one tap. A lane loads eight adjacent
+// channels of a row and uses them in two matrix instructions; the weights are packed for that
+// order. Only partial sums are in shared memory. Warps split K into ranges that depend on K alone,
+// and their sums are added in a fixed order. So the bits of a row do not depend on other rows.
 #pragma once
 
 #include "activations.cuh"
@@ -14,12 +14,16 @@
 
 namespace megakernel::codec {
 
-// A warp computes 8 * RowGroups rows and 8 * ColumnGroups columns; KSplits warps split K, the other
-// warps of the block have other rows.
+// --- static asserts ---
+
+static_assert(kStepChannels == 4 * 8, "four lanes have the channels of a step, eight each");
+
+// The sizes of a block. A warp computes 8 * RowGroups rows and 8 * ColumnGroups columns. KSplits
+// warps split K; the other warps of the block have other rows.
 template <int RowGroups, int ColumnGroups, int KSplits, int Planes>
 struct Tile {
-  static_assert(kBlockThreads / 32 % KSplits == 0, "The splits of K share the warps evenly.");
-  static_assert(Planes == 1 || Planes == 2, "Activations have one or two planes.");
+  static_assert(kBlockThreads / 32 % KSplits == 0, "each split of K has as many warps");
+  static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
   static constexpr int kRowGroups = RowGroups, kColumnGroups = ColumnGroups;
   static constexpr int kKSplits = KSplits, kPlanes = Planes;
   static constexpr int kRowWarps = kBlockThreads / 32 / KSplits;  // warps with different rows
@@ -28,35 +32,48 @@ struct Tile {
   static constexpr int kPaddedColumns = kColumns + 8;  // adjacent rows use different banks
   // With little to load, two blocks per multiprocessor hide each other's prologue and epilogue.
   static constexpr int kBlocksPerSm = RowGroups <= 2 && ColumnGroups <= 2 && Planes == 1 ? 2 : 1;
-  // Steps per batch of loads, as many as registers allow; two batches alternate. A ring of single
-  // steps is slower: a warp has few load scoreboards, and steps that share one wait for each other.
+  // Steps of a batch of loads, as many as registers allow; two batches alternate. A ring of single
+  // steps is slower: steps that share one of a warp's few load scoreboards wait for each other.
   static constexpr int kRegistersPerStep = 8 * (RowGroups * Planes + ColumnGroups);
   static constexpr int kFittingSteps = (kBlocksPerSm == 2 ? 64 : 128) / kRegistersPerStep;
   static constexpr int kStepsPerBatch = kFittingSteps < 1 ? 1 : kFittingSteps;
 };
 
+// --- shared memory ---
+
+// The partial sums, [splits of K, rows, columns], and the sums of squares, [splits of K, rows].
 template <class T>
-struct alignas(16) ProjectionShared {
+struct alignas(16) ProjectionSharedMemory {
   float sums[T::kKSplits][T::kRows][T::kPaddedColumns];
   float square_sums[T::kKSplits][T::kRows];  // of the RMS norm
 };
 
+// --- warp roles ---
+
+// Warp w has split w % KSplits of K, for the rows of w / KSplits:
+//   multiply  it accumulates its range of K in registers (WarpAccumulator);
+//   store     after a block barrier, a thread adds up the splits of two adjacent columns of several
+//             rows, and applies the epilogue.
+
 // Position of a step in K.
 struct KStep {
   int rows_back;  // of its tap
-  int channel;    // first of 32
+  int channel;    // the first of kStepChannels
 
+  // The position of step `step`.
   DEVICE KStep(const ProjectionParams& p, int step) {
-    const int steps_per_tap = p.input.num_channels / 32;
+    const int steps_per_tap = p.input.num_channels / kStepChannels;
     rows_back = (p.num_taps - 1 - step / steps_per_tap) * p.dilation;
-    channel = step % steps_per_tap * 32;
+    channel = step % steps_per_tap * kStepChannels;
   }
+  // Moves to the next step.
   DEVICE void advance(const ProjectionParams& p) {
-    channel += 32;
+    channel += kStepChannels;
     if (channel == p.input.num_channels) channel = 0, rows_back -= p.dilation;
   }
 };
 
+// The sum of squares of eight channels.
 DEVICE float sum_of_squares(uint4 v) {
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
   float sum = 0;
@@ -68,7 +85,7 @@ DEVICE float sum_of_squares(uint4 v) {
   return sum;
 }
 
-// The partial sums of one warp: its rows and columns, its range of K.
+// The partial sums of one warp, [rows of the warp, columns of the block], over its range of K.
 template <class T>
 struct WarpAccumulator {
   static constexpr int kRowGroupPairs = (T::kRowGroups + 1) / 2;  // an instruction takes 16 rows
@@ -81,6 +98,7 @@ struct WarpAccumulator {
   uint4 row_fragments[2][T::kStepsPerBatch][T::kPlanes][T::kRowGroups];
   uint4 weight_fragments[2][T::kStepsPerBatch][T::kColumnGroups];
 
+  // The warp's rows begin at `first_row`, the block's columns at `first_column`.
   DEVICE WarpAccumulator(const ProjectionParams& p, int first_row, int first_column, int num_steps)
       : p(p) {
 #pragma unroll
@@ -93,6 +111,7 @@ struct WarpAccumulator {
     weights = p.weights + static_cast<long long>(first_column / 8) * num_steps * 32 + lane_idx();
   }
 
+  // Loads weights [columns / 8, steps, lanes] of a batch of steps from `step` on, below `end`.
   DEVICE void load_weights(int batch, int step, int end, int num_steps) {
 #pragma unroll
     for (int d = 0; d < T::kStepsPerBatch; ++d) {
@@ -105,6 +124,8 @@ struct WarpAccumulator {
     }
   }
 
+  // Loads input [rows, planes, channels], or its history, for a batch of steps from `step` on,
+  // below `end`; `at` is the position of the first, and is advanced.
   DEVICE void load_rows(int batch, int step, int end, KStep& at) {
     const int width = T::kPlanes * p.input.num_channels;
 #pragma unroll
@@ -125,6 +146,7 @@ struct WarpAccumulator {
     }
   }
 
+  // Adds the products of a step: a [planes, row groups], b [column groups], each of 8 x 32.
   DEVICE void multiply_step(const uint4 (&a)[T::kPlanes][T::kRowGroups],
                             const uint4 (&b)[T::kColumnGroups]) {
 #pragma unroll
@@ -178,7 +200,8 @@ struct WarpAccumulator {
     }
   }
 
-  DEVICE void store(ProjectionShared<T>& shared, int k_split, int first_row) {
+  // Writes the warp's sums and square_sums of its split of K. `first_row` is relative to the block.
+  DEVICE void store(ProjectionSharedMemory<T>& shared, int k_split, int first_row) {
     const int g = lane_idx() / 4, t = lane_idx() % 4;
 #pragma unroll
     for (int i = 0; i < T::kRowGroups; ++i) {
@@ -201,12 +224,15 @@ struct WarpAccumulator {
   }
 };
 
-// Reads input [rows, planes, channels], its history, weights and residual [rows, columns]; writes
-// output [rows * columns / channels, planes, channels] and residual_out [rows, columns].
+// --- body ---
+
+// The projection kernel. Reads input [rows, planes, channels] and its history, residual [rows,
+// columns], and weights [columns / 8, steps, lanes]. Writes residual_out [rows, columns] and what
+// `apply_epilogue` names.
 template <class T>
-DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
+DEVICE void project(const ProjectionParams& p, ProjectionSharedMemory<T>& shared) {
   trigger_dependent_grids();
-  const int num_steps = p.num_taps * p.input.num_channels / 32;
+  const int num_steps = p.num_taps * p.input.num_channels / kStepChannels;
   const int column_tiles = p.num_columns / T::kColumns;
   const int first_column = block_idx() % column_tiles * T::kColumns;
   const int first_row = block_idx() / column_tiles * T::kRows;
@@ -215,8 +241,8 @@ DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
   const int begin = num_steps * k_split / T::kKSplits;
   const int end = num_steps * (k_split + 1) / T::kKSplits;
 
-  // In the epilogue a thread has two adjacent columns of several rows. Some of its operands are
-  // loaded before the sums are complete.
+  // A thread's columns and rows in the epilogue. Some operands are loaded before the sums are
+  // complete.
   constexpr int kColumnPairs = T::kColumns / 2, kRowStride = kBlockThreads / kColumnPairs;
   constexpr int kRowsPerThread = T::kRows / kRowStride;
   constexpr int kRowsPerBatch = kRowsPerThread < 1 ? 1 : kRowsPerThread < 4 ? kRowsPerThread : 4;
@@ -254,7 +280,7 @@ DEVICE void project(const ProjectionParams& p, ProjectionShared<T>& shared) {
     }
     apply_epilogue(p, first_row + r, n, sum, even, odd, operand);
   };
-  // A batch of rows at a time; the operands of the next batch are loaded meanwhile.
+  // A batch of rows at a time. The operands of the next batch are loaded before it is finished.
 #pragma unroll 1
   for (int r = thread_row; r < num_rows; r += kRowsPerBatch * kRowStride) {
     float2 next[kRowsPerBatch];

@@ -2,19 +2,32 @@
 //
 //   history = the last history_rows rows of [history, rows of the frames that were generated]
 //
-// One block per frame and layer; only the blocks of a stream's first frame do work.
+// One block per frame and layer. Blocks of other frames than a stream's first one return at once.
 #pragma once
 
 #include "activations.cuh"
 
 namespace megakernel::codec {
 
-// Rows that a thread moves at once. Few history lengths are a multiple.
-constexpr int kRowsPerMove = 6;
+// --- static asserts ---
 
-// Reads and writes history [history_rows, planes, channels] of each layer and slot; reads data
-// [rows, planes, channels]. A thread owns its columns, so rows can move within the history, oldest
-// first.
+static_assert(sizeof(uint4) == 8 * sizeof(f16), "a thread moves eight channels at a time");
+
+// --- shared memory ---
+
+// None.
+
+// --- warp roles ---
+
+// All warps do the same. A thread moves all rows of its channels, the oldest first, so that rows
+// can move within the history without a barrier.
+
+// --- body ---
+
+constexpr int kRowsPerMove = 6;  // loads of a thread in flight
+
+// The state update kernel. Reads and writes history [history_rows, planes, channels] of each layer
+// and slot; reads data [rows, planes, channels].
 DEVICE void update_state(const StateUpdateParams& p) {
   const int first_frame = block_idx() % p.num_frames;
   if (p.frames[first_frame].first_frame != first_frame) return;

@@ -1,8 +1,8 @@
-// Inputs of projections: exchanged or computed activations [columns, width] become the fragments
-// that a projection multiplies, multiplied by a norm's weight where a norm precedes.
+// Inputs of projections: exchanged or computed activations [columns, width] are loaded into the
+// fragments that a projection multiplies. After a norm they are multiplied by its weight.
 //
 // An RMS norm is  norm(x) = x w / rms(x).  The weight w is applied before the projection. The
-// number 1 / rms(x) is applied to its results (`rms_norm_scale`), so that no warp waits for the
+// factor 1 / rms(x) is applied to its results (`rms_norm_scale`), so that no warp waits for the
 // sums of squares of the others.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace megakernel {
 
-// --- how the lanes of a warp share a column of `Width` elements ---
+// --- the division of a column of `Width` elements among lanes ---
 
 // Vectors of four elements. Lane l has vectors of the steps l / 8, l / 8 + 4, ...: of the warp's
 // tile of 32 elements, those from 4 (l % 8) on.
@@ -20,13 +20,13 @@ struct LaneVectors {
   static constexpr int count = (Matrix<kRowGroupSize, Width>::num_steps + 3) / 4;
   static constexpr bool all_valid = Width % (4 * kStepK) == 0;
 
+  // The step of the lane's i-th vector, its first element, and whether it is within the width.
   DEVICE static int step(int i) { return 4 * i + lane_idx() / 8; }
-  // The first element of the lane's i-th vector, and whether it is within the width.
   DEVICE static int k(int i) { return step(i) * kStepK + warp_idx() * kTileK + lane_idx() % 8 * 4; }
   DEVICE static bool valid(int i) { return all_valid || k(i) < Width; }
 };
 
-// Input vectors that a lane loads at a time; more would spill.
+// Input vectors that a lane loads at a time. With more, registers are spilled.
 #if __CUDA_ARCH__ == 900
 constexpr int kInputVectorsAtOnce = 4;
 #elif __CUDA_ARCH__ >= 1000
@@ -37,7 +37,7 @@ constexpr int kInputVectorsAtOnce = 2;
 template <int NumColumns>
 constexpr int kInputBatch = min_of(kInputVectorsAtOnce, NumColumns);
 
-// Writes a lane's vectors to the fragments.
+// Writes a lane's vectors to the fragments, [splits, steps, warps, columns, 4 x 16 bytes].
 template <int MaxColumns>
 class ActivationWriter {
  public:
@@ -45,13 +45,14 @@ class ActivationWriter {
       : first_(reinterpret_cast<uint2*>(
             &fragments[0].steps[lane_idx() / 8][warp_idx()][lane_idx() % 8 / 2])[lane_idx() % 2]) {}
 
+  // Stores the lane's i-th vector of a column, in all splits.
   DEVICE void store(int column, int i, float4 v) const {
-    constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
-                  kStep = kNumWarps * kColumnCapacity<MaxColumns> * kColumn;
+    constexpr int kColumnStride = 4 * sizeof(uint4) / sizeof(uint2),
+                  kStepStride = kNumWarps * kColumnCapacity<MaxColumns> * kColumnStride;
     const SplitBf16x4 splits = split_bf16x4(v);
     for_each_split([&](int split) {
       const int step = split * kMaxChunkSteps<MaxColumns> + 4 * i;  // relative to the lane's first
-      *(first_ + (step * kStep + column * kColumn)) = splits.parts[split];
+      *(first_ + (step * kStepStride + column * kColumnStride)) = splits.pairs[split];
     });
   }
 
@@ -61,7 +62,7 @@ class ActivationWriter {
 
 // --- norms ---
 
-// 1 / rms(x) of a column, from the warps' sums of squares.
+// 1 / rms(x) of a column, from the warps' sums of squares [columns, warps].
 template <int Width, int MaxColumns>
 DEVICE float rms_norm_scale(const PartialSums<MaxColumns>& sums, int column, float eps) {
   float squares = 0;
@@ -77,6 +78,7 @@ template <int Hidden>
 struct NormWeight {
   uint2 vectors[LaneVectors<Hidden>::count][kNumThreads];
 
+  // Starts to copy this thread's vectors of `norm` [Width]; LaneNormWeight waits for them.
   template <int Width>
   DEVICE void load_async(const bf16* norm) {
 #pragma unroll
@@ -87,11 +89,12 @@ struct NormWeight {
   }
 };
 
-// The same in the lane's registers.
+// The lane's vectors of a norm's weight, in registers.
 template <int Width>
 struct LaneNormWeight {
   uint2 vectors[LaneVectors<Width>::count];
 
+  // Waits for the copies of `load_async`.
   template <int Hidden>
   DEVICE explicit LaneNormWeight(const NormWeight<Hidden>& weight) {
     copy_async_wait_all();
@@ -102,7 +105,7 @@ struct LaneNormWeight {
   }
 };
 
-// Sums N values over the lanes of a warp; lane l receives the sum of values[l / (32 / N)]. The
+// Sums values [N] over the lanes of a warp; lane l receives the sum of values[l / (32 / N)]. The
 // order of additions is that of `warp_sum`, with fewer shuffles.
 template <int Mask = 16, int N>
 DEVICE float warp_reduce_scatter(const float (&values)[N]) {
@@ -124,7 +127,8 @@ DEVICE float warp_reduce_scatter(const float (&values)[N]) {
   }
 }
 
-// Writes the warp's sums of squares of the columns from `first` on that belong to the pass.
+// Writes the warp's sums of squares of the pass's columns from `first` on. squares [NumValues] are
+// those of the lane.
 template <int NumValues, int MaxColumns>
 DEVICE void store_squares(PartialSums<MaxColumns>& sums, const float (&squares)[NumValues],
                           int first, int num_columns) {
@@ -137,8 +141,8 @@ DEVICE void store_squares(PartialSums<MaxColumns>& sums, const float (&squares)[
 // --- the residual, exchanged as float values ---
 
 // Waits for x, float layout [columns, Width], of a pass of at most NumColumns columns. Calls
-// use(c, i, vector, x) for column c + i, then done(c) for a batch of columns from c on. A batch may
-// contain columns beyond the pass.
+// use(c, i, vector, x) for column c + i, then done(c) for the batch of columns from c on. A batch
+// may contain columns beyond the pass.
 template <int Width, int NumColumns, int MaxColumns, class Use, class Done>
 DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_columns,
                               const EpochTags& tags, Phase phase, int& timed_out, Use use,
@@ -147,7 +151,7 @@ DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_c
   constexpr int kPerColumn = LaneVectors<Width>::count,
                 kBatch = kColumnsPerLoad<NumColumns, kPerColumn>;
   constexpr int kNumVectors = kBatch * kPerColumn;
-  constexpr int kSkipColumns = 4;  // columns are skipped by fours: single branches cost more
+  constexpr int kSkipColumns = 4;  // columns per branch: a branch per column costs more
   static_assert(NumColumns % kBatch == 0, "batches must divide the columns evenly");
   using Layout = FloatExchangeLayout<Width, MaxColumns>;
 #pragma unroll 1
@@ -176,7 +180,8 @@ DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_c
   sync_warp();
 }
 
-// Loads x w into the fragments, and the squares of x into `sums`, where x is exchanged.
+// Loads x w into the fragments, and the sums of squares of x into `sums`. x is exchanged, float
+// layout [columns, Width].
 template <int Width, int NumColumns, int Hidden, int MaxColumns>
 DEVICE_NOINLINE void load_normed_residual(const Params& p, const uint32_t* values,
                                           const NormWeight<Hidden>& weight, int num_columns,
@@ -227,7 +232,8 @@ DEVICE void for_each_input(int first, int last, Input input, Use use, Done done)
   sync_warp();
 }
 
-// Loads x w into the fragments, and the squares of x into `sums`, where x is input(column, k).
+// Loads x w into the fragments, and the sums of squares of x [columns, Width] into `sums`, where
+// x = input(column, k).
 template <int Width, int Batch, class Context, int Hidden, class Input>
 DEVICE void load_normed_input(Context& context, PartialSums<Context::max_columns>& sums,
                               const NormWeight<Hidden>& weight, int first, int last, Input input) {
@@ -249,9 +255,10 @@ DEVICE void load_normed_input(Context& context, PartialSums<Context::max_columns
 
 // --- attention output and MLP hidden, exchanged as bf16 pairs ---
 
-// How the lanes of a warp share `Steps` steps of at most NumColumns columns: vectors of eight
-// elements, of eight steps of a column, or of four steps of two columns. A lane's first vector is
-// at `column` and `step`, the i-th is `column_offset(i)` and `step_offset(i)` further.
+// The division of `Steps` steps of at most NumColumns columns among the lanes of a warp. Vectors
+// have eight elements; a warp loads eight steps of a column, or four steps of two columns, at once.
+// A lane's first vector is at `column` and `step`, the i-th is `column_offset(i)` and
+// `step_offset(i)` further.
 template <int Steps, int NumColumns>
 struct PairVectors {
   static constexpr int columns_at_once = NumColumns > 1 && Steps % 8 == 4 ? 2 : 1;

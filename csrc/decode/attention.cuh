@@ -2,15 +2,12 @@
 //   q = rope(norm(q)), k = rope(norm(k)),  a = sum_p softmax_p(q k_p / sqrt(128)) v_p
 //
 // An attention item is a column, a KV head with its two query heads, and a span of kSpanSize
-// positions. One thread block computes an item:
-//   1. each warp loads a page of earlier keys and values, and one of the new vectors of the item;
-//   2. each warp attends to its page (kv_page.cuh), the last warps to the new positions;
-//   3. the thread block merges the partial softmaxes of its warps.
-// Where a column has several spans, the thread block of its first span merges them: the phase
-// `attention_combine`. Positions of the current pass are read from their columns' exchanged values.
+// positions. One thread block computes an item. If a column has several spans, the thread block of
+// its first span merges them: the phase `attention_combine`. Positions of the current pass ("new")
+// are read from the exchanged values of their columns.
 //
-// Reads exchange.qkv, float [columns, rows of qkv]. Writes exchange.attention_output, and the new
-// keys and values of columns with `append`.
+// Reads exchange.qkv, float [columns, rows of qkv]. Writes exchange.attention_output, pairs
+// [columns, splits, query size], and the keys and values of columns with `append`.
 #pragma once
 
 #include "kv_page.cuh"
@@ -18,6 +15,22 @@
 #include "rope.cuh"
 
 namespace megakernel {
+
+// --- static asserts ---
+
+static_assert(2 * kHeadDim == kNumThreads, "a thread merges one channel of one query head");
+static_assert(2 * kSpanSize == kNumThreads, "half of the threads copy a query head's scores");
+
+// --- shared memory ---
+
+// `AttentionSharedMemory` of kv_page.cuh, for one item at a time.
+
+// --- warp roles ---
+
+// All compute warps work on the same item:
+//   load    warp w loads page w of the span's earlier keys and values, and every eighth new vector;
+//   attend  warp w attends to its page, and the last warps first to the new positions;
+//   merge   each thread merges the warps' softmaxes for one channel of one query head.
 
 // A column of a pass.
 struct Column {
@@ -32,26 +45,30 @@ struct AttentionItem {
   int column, head, span, num_spans;  // `head` is the KV head
 };
 
-// The offset of an item's slot in keys and values.
+// --- body: one item ---
+
+// The offset of the item's slot, layer and KV head in Network::keys and values.
 template <class S>
 DEVICE size_t kv_offset(const Network& n, int layer, const Column* columns, AttentionItem item) {
-  const size_t slot = static_cast<size_t>(layer) * n.num_slots + columns[item.column].slot;
-  return (slot * S::num_kv_heads + item.head) * n.num_positions * kKvWidth;
+  const size_t row = static_cast<size_t>(layer) * n.num_slots + columns[item.column].slot;
+  return (row * S::num_kv_heads + item.head) * n.num_positions * kKvWidth;
 }
 
 // Whether the layer's keys and values stay in the L2 cache from frame to frame: those of the first
-// layers do, as far as there is space. The others are read once per frame, like weights.
+// layers do, if there is space. The others are read once per frame.
 DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int num_columns) {
   return (layer + 1) * num_positions * num_columns <= p.l2_resident_positions;
 }
 
-// Loads the queries of the item's column, and for the last span (`with_new`) the keys and values of
-// the slot's columns up to the item's; each warp one vector [head dim], lane l channels 4 l to
-// 4 l + 3. Writes them to shared memory, and the column's own key and value to the slot.
+// Loads the queries of the item's column from exchange.qkv, and for the last span (`with_new`) the
+// new keys and values of the slot's columns up to the item's. A warp loads one vector [head dim] at
+// a time; lane l has channels 4 l to 4 l + 3. Writes `shared`: query [2, head dim], query_pairs
+// [splits, 2, head dim], new_key and new_value [columns, head dim]. Writes the column's own key and
+// value to the slot.
 template <class S, int MaxColumns>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
                                      const EpochTags& tags, const Column* columns,
-                                     AttentionItem item, size_t slot, bool with_new,
+                                     AttentionItem item, size_t slot_offset, bool with_new,
                                      AttentionSharedMemory<MaxColumns>& shared, int& timed_out) {
   const Column column = columns[item.column];
   const int num_vectors =
@@ -78,25 +95,26 @@ DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf
     reinterpret_cast<float4*>(to)[lane_idx()] = v;
 #pragma unroll
     for (int split = 0; split < kNumSplits; ++split) {
-      const uint2 pairs = splits.parts[split];
+      const uint2 pairs = splits.pairs[split];
       if (new_idx < 0) reinterpret_cast<uint2*>(shared.query_pairs[split][i])[lane_idx()] = pairs;
       if (new_idx < 0 || c != item.column || !column.append) continue;
       if (is_value) {
         const float4 v = unpack_bf16x4(pairs);
-        bf16* at = n.values + slot + value_offset(column.position) +
+        bf16* at = n.values + slot_offset + value_offset(column.position) +
                    (split * kHeadDim + 4 * lane_idx()) * kPageSize;
         store_l2(at, to_bf16(v.x)), store_l2(at + kPageSize, to_bf16(v.y));
         store_l2(at + 2 * kPageSize, to_bf16(v.z)), store_l2(at + 3 * kPageSize, to_bf16(v.w));
       } else {
-        bf16* at =
-            n.keys + slot + static_cast<size_t>(column.position) * kKvWidth + split * kHeadDim;
+        bf16* at = n.keys + slot_offset + static_cast<size_t>(column.position) * kKvWidth +
+                   split * kHeadDim;
         store_l2(reinterpret_cast<uint2*>(at) + lane_idx(), pairs);
       }
     }
   }
 }
 
-// Stores a channel of a query head's output; consecutive threads have consecutive channels.
+// Stores a channel of a query head's output in exchange.attention_output. Consecutive threads have
+// consecutive channels.
 template <class S, int MaxColumns>
 DEVICE void store_attention_output(const Params& p, const Network& n, int column, int query_head,
                                    int channel, float value, uint32_t tag) {
@@ -111,13 +129,12 @@ DEVICE void store_attention_output(const Params& p, const Network& n, int column
   });
 }
 
-// Copies the item's scores before the softmax to the host's buffer, for captured heads.
+// Copies the item's scores before the softmax, for captured heads, from score [2, kSpanSize] and
+// new_score [columns, 2] to AttentionCapture::scores.
 template <class S, int MaxColumns>
 DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item, int frame,
                                   int begin, int num_earlier, int num_new,
                                   const AttentionSharedMemory<MaxColumns>& shared) {
-  static_assert(kSpanSize == kNumThreads / 2,
-                "half of the threads copy the scores of a query head");
   const AttentionCapture& capture = p.attention_capture;
   const int j = 32 * uniform_warp_idx() / kSpanSize, head = 2 * item.head + j,
             i = thread_idx() % kSpanSize;
@@ -132,14 +149,17 @@ DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item
   }
 }
 
+// Attends to one span for two query heads. Reads exchange.qkv and keys and values of the item's
+// slot [positions, kKvWidth]. With one span it writes exchange.attention_output. With several it
+// writes the span's attention_partials [columns, heads, spans, head dim] and softmax_stats
+// [columns, heads, spans, 2].
 template <class S, int MaxColumns>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int num_columns, const EpochTags& tags,
                         AttentionSharedMemory<MaxColumns>& shared, int& timed_out,
                         AttentionItem item) {
-  static_assert(2 * kHeadDim == kNumThreads, "a thread merges one channel of one query head");
   const Column column = columns[item.column];
-  const size_t slot = kv_offset<S>(n, layer, columns, item);
+  const size_t slot_offset = kv_offset<S>(n, layer, columns, item);
   const int num_earlier = warp_uniform(columns[column.first_column].position),
             warp = uniform_warp_idx();
   const bool is_last_span = item.span == item.num_spans - 1;
@@ -148,22 +168,24 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const int num_pages =
       min(kNumWarps, (num_earlier - item.span * kSpanSize + kPageSize - 1) / kPageSize);
 
-  // Loads of earlier passes begin before the wait for qkv if there are registers for them.
+  // Loads of earlier keys and values begin before the wait for qkv if the registers suffice.
   const uint64_t policy = is_l2_resident(p, layer, num_earlier, num_columns)
                               ? l2_evict_last_policy()
                               : l2_evict_first_policy();
   KvPage page;
-  if (kManyRegisters && warp < num_pages) page.load_keys(n.keys + slot, begin, num_earlier, policy);
-  load_queries_keys_values<S>(p, n, norms, tags, columns, item, slot, is_last_span, shared,
+  if (kManyRegisters && warp < num_pages) {
+    page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
+  }
+  load_queries_keys_values<S>(p, n, norms, tags, columns, item, slot_offset, is_last_span, shared,
                               timed_out);
-  if (kManyRegisters && warp < num_pages) page.load_values(n.values + slot, begin, policy);
+  if (kManyRegisters && warp < num_pages) page.load_values(n.values + slot_offset, begin, policy);
   sync_compute_threads();
   if (!kManyRegisters && warp < num_pages) {
-    page.load_keys(n.keys + slot, begin, num_earlier, policy);
-    page.load_values(n.values + slot, begin, policy);
+    page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
+    page.load_values(n.values + slot_offset, begin, policy);
   }
   if (warp < num_pages) page.attend(begin, num_earlier, shared);
-  // Scores of the new positions, by the last warps first: they have a page last.
+  // Scores of the new positions, from the last warp on: the last warps are the last to have a page.
   for (int i = kNumWarps - 1 - warp; i < num_new; i += kNumWarps) {
     const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane_idx()];
 #pragma unroll
@@ -219,7 +241,11 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   sync_compute_threads();  // the next item overwrites the shared memory
 }
 
-// Merges the spans of a column and a KV head; a thread has one channel of one query head.
+// --- body: attention_combine ---
+
+// Merges the spans of a column and a KV head; a thread has one channel of one query head. Reads
+// attention_partials [columns, heads, spans, head dim] and softmax_stats [columns, heads, spans,
+// 2]. Writes exchange.attention_output.
 template <class S, int MaxColumns>
 DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& tags, int& timed_out,
                           AttentionItem item) {
@@ -265,8 +291,10 @@ DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& ta
                                         divide(weighted_value, exp_sum), tag);
 }
 
-// Calls act(item) for the items of this thread block. The last thread blocks, which have the fewest
-// row groups, have the first items.
+// --- body: all items of a pass ---
+
+// Calls act(item) for the items of this thread block. The first items belong to the last thread
+// blocks, which have the fewest row groups.
 template <class S, class Act>
 DEVICE void for_each_item(const Column* columns, int num_columns, Act act) {
   int item = num_blocks() - 1 - block_idx();
@@ -283,8 +311,8 @@ DEVICE void for_each_item(const Column* columns, int num_columns, Act act) {
   }
 }
 
-// With one stream: fetches the earlier keys and values of this thread block's items into L2, unless
-// they are resident, while qkv is being computed.
+// One stream: fetches the earlier keys and values of this thread block's items, each [positions,
+// kKvWidth], into L2 before qkv is computed, unless they are resident.
 template <class S>
 DEVICE void prefetch_keys_values(const Params& p, const Network& n, int layer,
                                  const Column* columns, int num_columns) {
@@ -302,7 +330,8 @@ DEVICE void prefetch_keys_values(const Params& p, const Network& n, int layer,
   });
 }
 
-// All items of this thread block, then their spans.
+// The phases `attention` and `attention_combine`: all items of this thread block, then the merging
+// of their spans. Shapes as in `attend_item` and `combine_spans`.
 template <class S, class Context>
 DEVICE void attend(Context& context, const Network& n, int layer, const bf16* norms,
                    const Column* columns, int num_columns) {
@@ -312,13 +341,13 @@ DEVICE void attend(Context& context, const Network& n, int layer, const bf16* no
     attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.tags, shared,
                    context.timed_out(), item);
     combines |= item.span == 0 && item.num_spans > 1;
-    context.timer.lap(kAttention, kSum);
+    context.timer.lap(kAttention, kRest);
   });
   if (!combines) return;
   for_each_item<S>(columns, num_columns, [&](AttentionItem item) {
     if (item.span > 0 || item.num_spans == 1) return;
     combine_spans<S, Context::max_columns>(context.p, n, context.tags, context.timed_out(), item);
-    context.timer.lap(kAttentionCombine, kSum);
+    context.timer.lap(kAttentionCombine, kRest);
   });
 }
 

@@ -13,6 +13,7 @@ class BlockContext {
   using Predictor = typename M::Predictor;
   using R = Ring<M::stage_steps, SharedMemory<M, MaxColumns>::kNumStages>;
 
+  // Initialises the shared memory of the compute warps. Called by all of them.
   DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& shared)
       : p_(p),
         s_(shared.fixed),
@@ -40,15 +41,17 @@ class BlockContext {
     sync_compute_threads();
   }
 
+  // Streams of the launch.
   DEVICE int num_streams() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
+  // Sets the number of columns of the next pass.
   DEVICE void begin_pass(int num_columns) {
     context_.num_pass_columns = num_columns;
     context_.log2_pass_columns = 0;
     while (1 << context_.log2_pass_columns < num_columns) ++context_.log2_pass_columns;
   }
 
-  // Starts to load the weight of the next norm.
+  // Starts to load the weight of the next norm, [Width].
   template <int Width>
   DEVICE void load_norm(const bf16* norm) {
     copy_async_wait_all();  // of the last weight, for threads without row groups of its projection
@@ -68,7 +71,7 @@ class BlockContext {
     sync_warp();
   }
 
-  // Stops the copy warp: no compute warp reads the ring any more.
+  // Stops the copy warp after all compute warps have read their last stage.
   DEVICE void finish() {
     copy_async_wait_all();
     sync_compute_threads();
@@ -81,6 +84,7 @@ class BlockContext {
   PhaseContext<R, MaxColumns> context_;
 
  private:
+  // Sets this thread block's row groups of every projection, [phases].
   template <class S, class Head>
   DEVICE static void assign_row_groups(RowGroupRange* row_groups) {
     row_groups[kQkv] = RowGroupRange::of_block(S::Qkv::num_row_groups);
@@ -93,8 +97,8 @@ class BlockContext {
   R& ring_;
 };
 
-// Lowers the register limit of a warp that does not compute. Returns whether it is the copy warp;
-// further warps exist only because setmaxnreg works by groups of four warps.
+// Lowers the register limit of a warp that does not compute. Returns whether it is the copy warp.
+// The three warps behind it exist because setmaxnreg applies to groups of four warps.
 DEVICE bool is_copy_warp() {
   lower_register_limit();
   return thread_idx() < kNumThreads + 32;

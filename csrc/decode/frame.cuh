@@ -13,12 +13,30 @@
 
 namespace megakernel {
 
-// For at most `MaxColumns` streams; stream c has column c of every pass.
+// --- static asserts ---
+
+static_assert(kMaxStreams <= 32, "a lane updates a stream, and a mask has one bit per stream");
+static_assert(kNumCodeGroups > 1, "the predictor samples at least one code");
+
+// --- shared memory ---
+
+// `SharedMemory` of shared_memory.cuh, from the first frame of a launch to the last.
+
+// --- warp roles ---
+
+// Compute warps: all phases. Every warp has its own copy of the streams' states, and updates it
+// from the sampled codes.
+// Copy warp: all weights of a frame in the order of use, frame after frame (`frame_weights`).
+
+// The compute warps' work, for at most `MaxColumns` streams. Stream c has column c of every pass.
 template <class M, int MaxColumns>
 class FrameGenerator : BlockContext<M, MaxColumns> {
   using Base = BlockContext<M, MaxColumns>;
   using typename Base::Predictor;
   using typename Base::Talker;
+  static_assert(M::vocab_size <= 1 << 12, "a sampled code has 12 bits");
+  static_assert(Talker::hidden_size <= 64 * kNumThreads,
+                "a thread prefetches at most one cache line of an embedding");
 
  public:
   DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& shared)
@@ -45,7 +63,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
  private:
   static constexpr int kTalkerPass = -1;
 
-  // The talker's pass, then the predictor's passes 0 to 15. Returns false after a timeout.
+  // Generates a frame: the talker's pass, then the predictor's passes 0 to 15. Returns false after
+  // a timeout.
   DEVICE bool generate_frame(int frame) {
     begin_pass(num_streams());
 #pragma unroll 1
@@ -62,11 +81,12 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return true;
   }
 
-  // Computes logits; pass 0 of the predictor has none.
+  // Computes the logits of a pass, [streams, rows of the head]; pass 0 of the predictor has none.
+  // Returns false after a timeout.
   DEVICE bool run_head(int pass) {
     if (pass == kTalkerPass) return run_talker_head();
-    // A thread block that multiplies no head waits for the end of the layers here. The wait orders
-    // the keys and values of this pass before its reads of the next pass.
+    // A thread block without rows of the head waits for the end of the layers here. The wait orders
+    // the keys and values of this pass before the reads of the next pass.
     if (pass == 0 || warp_uniform(context_.row_groups[kHead].count) == 0) {
       wait_for_residual<Predictor::hidden_size, MaxColumns, MaxColumns>(
           p_, s_.predictor.exchange.mlp_residual, num_streams(), predictor_tags_, kDown,
@@ -75,7 +95,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return pass == 0 || run_predictor_head(pass);
   }
 
-  // Loads the weight of the first norm of the pass after `pass`.
+  // Starts to load the weight of the first norm of the pass after `pass`.
   DEVICE void load_next_norm(int pass) {
     if (pass == kNumCodeGroups - 1) {
       Base::template load_norm<Talker::hidden_size>(s_.talker.layer_norms);
@@ -89,8 +109,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return kFirstPassPositions<MaxColumns> == 2 && pass == 1;
   }
 
-  // Runs the layers of a network. The tags are copied, because a reference into this object would
-  // force all of it into local memory.
+  // Runs the layers of a network; returns false after a timeout. The tags are copied, because a
+  // reference into this object would force all of it into local memory.
   template <class S, int NumColumns, class Source>
   DEVICE bool run_network(const Network& n, EpochTags& tags, int num_columns, Source source) {
     context_.tags = tags;
@@ -102,6 +122,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- the state of the streams ---
 
+  // The warp's copy of the states, [streams].
   DEVICE StreamState* stream_states() { return s_.stream_states[thread_idx() / 32]; }
 
   // Calls act(stream, state) in one lane of every warp per stream.
@@ -113,6 +134,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     sync_warp();
   }
 
+  // Whether a stream takes part in the next frame.
   DEVICE bool any_active() {
     bool any = false;
     for (int c = 0; c < num_streams(); ++c) any |= stream_states()[c].active;
@@ -130,13 +152,14 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- the talker ---
 
+  // The embedding of a code, [talker hidden].
   DEVICE const bf16* embedding(int group, int code) const {
     const bf16* table = group == 0 ? p_.code_embedding : p_.group_embeddings[group - 1];
     return table + static_cast<size_t>(code) * Talker::hidden_size;
   }
 
-  // Elements k to k + 3 of the talker's input: the embeddings of the last frame's codes, added in
-  // order, and the text vector; 0 for a first frame.
+  // Elements k to k + 3 of column c of the talker's input [streams, hidden]: the sum of the
+  // embeddings of the last frame's codes, in order, and the text vector; 0 for a first frame.
   DEVICE float4 talker_input(int c, int k) {
     const StreamState& state = stream_states()[c];
     const Stream& stream = s_.streams[c];
@@ -156,6 +179,9 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return text < 0 ? float4{0, 0, 0, 0} : x;
   }
 
+  // The talker's pass: reads talker_input [streams, hidden], writes the talker's
+  // exchange.mlp_residual [streams, hidden]. It is skipped if all streams start from their prompt.
+  // Returns false after a timeout.
   DEVICE bool run_talker(int frame) {
     set_columns(num_streams(), [&](int c) {
       const StreamState& state = stream_states()[c];
@@ -173,7 +199,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return run_network<Talker, MaxColumns>(s_.talker, talker_tags_, num_streams(), InputInPlace());
   }
 
-  // The talker's final residual; for a stream that starts from its prompt, that of the prefill.
+  // Elements k to k + 3 of column c of the talker's final residual [streams, hidden]. A stream that
+  // starts from its prompt has the residual of the prefill.
   DEVICE float4 talker_hidden(int c, int k) {
     const size_t slot = s_.streams[c].slot;
     const void* at = s_.talker.exchange.mlp_residual +
@@ -183,6 +210,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return untag(load_relaxed(static_cast<const uint4*>(at)));
   }
 
+  // The logits of code 0: reads talker_hidden [streams, hidden], writes the talker's
+  // exchange.logits [streams, vocab]. Returns false after a timeout.
   DEVICE bool run_talker_head() {
     const bool any = any_talker_active();
     auto load = [&](int, auto& sums) {
@@ -200,25 +229,30 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return project_head<typename M::TalkerHead>(s_.talker, talker_head_tags_, load);
   }
 
-  // logits = W norm(x), to exchange.logits, float [columns, rows].
-  template <class Matrix, class Load>
+  // logits = W norm(x), with x [columns, Shape::k]. Writes exchange.logits, float [columns,
+  // Shape::rows]. Returns false after a timeout.
+  template <class Shape, class Load>
   DEVICE bool project_head(const Network& n, EpochTags& tags, Load load) {
     tags.advance(num_streams());
     auto store = [&](const ProjectionResult& r, float sum, const auto& sums, bool valid) {
-      const float value = sum * rms_norm_scale<Matrix::k>(sums, r.column, n.eps);
-      const int at = r.column * Matrix::rows + r.row_group * kRowGroupSize + r.row;
+      const float value = sum * rms_norm_scale<Shape::k>(sums, r.column, n.eps);
+      const int at = r.column * Shape::rows + r.row_group * kRowGroupSize + r.row;
       store_relaxed_if(valid, n.exchange.logits + at, tag_value(value, tags.of(r.column)));
     };
-    return project<Matrix, MaxColumns>(context_, kHead, load, store);
+    return project<Shape, MaxColumns>(context_, kHead, load, store);
   }
 
   // --- the code predictor ---
 
+  // The predictor's pass `pass`; returns false after a timeout.
   DEVICE bool run_predictor(int pass) {
     return has_two_positions(pass) ? run_predictor<kColumnCapacity<MaxColumns>>(pass, 2)
                                    : run_predictor<MaxColumns>(pass, num_streams());
   }
 
+  // The same for `num_columns` columns. Reads the norm of talker_hidden, or the embedding of the
+  // last code, [columns, talker hidden]. Writes the predictor's exchange.mlp_residual [columns,
+  // predictor hidden].
   template <int NumColumns>
   DEVICE bool run_predictor(int pass, int num_columns) {
     const bool two_positions = has_two_positions(pass);
@@ -249,7 +283,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     }
   }
 
-  // x = W input + bias, from the talker's width to the predictor's, to predictor_input.
+  // The phase `input_projection`: x = W input + bias, from input [columns, talker hidden] to
+  // predictor_input, float layout [columns, predictor hidden]. Returns false after a timeout.
   template <int NumColumns, class Input>
   DEVICE bool project_input(int num_columns, Input input) {
     constexpr int kInputSize = Talker::hidden_size, kOutputSize = Predictor::hidden_size;
@@ -276,6 +311,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
                                                             store);
   }
 
+  // The logits of code `pass`: reads the predictor's exchange.mlp_residual [columns, hidden],
+  // writes its exchange.logits [streams, codes]. Returns false after a timeout.
   DEVICE bool run_predictor_head(int pass) {
     const int column = has_two_positions(pass);  // of two positions, the second has logits
     const uint32_t* residual =
@@ -291,12 +328,14 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- codes ---
 
-  // The last thread blocks sample: they have the fewest row groups.
+  // Whether this thread block samples for stream c. The last thread blocks do, because they have
+  // the fewest row groups.
   DEVICE bool samples_stream(int c) const {
     return num_blocks() - 1 - c % num_blocks() == block_idx();
   }
 
-  // One thread block samples each stream's code; all thread blocks wait for all codes.
+  // The phase `sample`: one thread block samples each stream's code from exchange.logits [streams,
+  // rows]. All thread blocks wait for sampled_codes [streams].
   DEVICE void sample_code(int codebook) {
     sample_tags_.advance(kMaxStreams);
     const uint32_t tag = sample_tags_.of(0);
@@ -309,7 +348,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
       if (thread_idx() * 64 < Talker::hidden_size) {
         prefetch_l2(embedding(codebook, code) + thread_idx() * 64);
       }
-      context_.timer.lap(kSample, kSum);
+      context_.timer.lap(kSample, kRest);
       if (thread_idx() == 0) {
         const int end_reason =
             active && codebook == kNumCodeGroups - 1 ? find_end_reason(c) : kRunning;
@@ -334,8 +373,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     context_.timer.lap(kSample, kWait);
   }
 
-  // Samples a code with all compute threads. Logits that are not finite end the stream with the
-  // frame.
+  // Samples a code of stream c from its logits [rows], with all compute threads. Logits that are
+  // not finite end the stream with this frame.
   DEVICE int sample_stream(int c, int codebook) {
     const Stream& stream = s_.streams[c];
     const uint32_t* logits = codebook == 0
@@ -353,7 +392,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- the host ---
 
-  // Reads the host's stop flags, well before `find_end_reason` needs them.
+  // Reads the host's stop_flags [streams] before `find_end_reason` needs them: a read takes long.
   DEVICE void poll_stop_flags() {
     stop_mask_ = 0;
     for (int c = 0; c < num_streams(); ++c) {
@@ -368,6 +407,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
   }
 
+  // Why stream c ends with this frame, if it does. Called by thread 0 of the sampling block.
   DEVICE EndReason find_end_reason(int c) {
     const Stream& s = s_.streams[c];
     if (load_relaxed(p_.non_finite + c) == 1) return kNonFinite;
@@ -376,6 +416,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return s.num_frames + 1 >= s.max_frames ? kLength : kRunning;
   }
 
+  // Writes stream c's frame to published_frames [streams, max_frames], then releases it by
+  // num_published [streams].
   DEVICE void publish_frame(int c, int end_reason, int last_code) {
     PublishedFrame& frame = p_.published_frames[c * p_.max_frames + s_.num_published[c]];
     frame.end_reason = end_reason;
@@ -394,7 +436,9 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   uint32_t stop_mask_ = 0;
 };
 
-// The kernel's body: compute warps, and one copy warp.
+// --- body ---
+
+// The kernel: compute warps, and one copy warp.
 template <class M, int MaxColumns>
 DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& shared) {
   shared.ring.init();
@@ -403,16 +447,16 @@ DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& shared
     raise_register_limit();
     FrameGenerator<M, MaxColumns>(p, shared).run();
   } else if (is_copy_warp()) {
-    bool talker_active = false;  // else the first frame has no pass of the talker
+    bool talker_active = false;  // otherwise the first frame has no pass of the talker
     for (int c = 0; c < p.num_streams; ++c) {
       const Stream& s = p.streams[c];
       talker_active |= !s.starts_from_prompt && s.num_frames < s.max_frames &&
                        (s.num_frames <= s.num_text_vectors || s.text_complete);
     }
-    constexpr int kNumSegments = kNumFrameSegments<MaxColumns>;
+    constexpr int kNumRanges = kNumFrameRanges<MaxColumns>;
     copy_weights<MaxColumns == 1>(
-        shared.ring, !talker_active, kNumSegments * p.max_frames,
-        [&](int i) { return frame_segment<M, MaxColumns>(p, i % kNumSegments); });
+        shared.ring, !talker_active, kNumRanges * p.max_frames,
+        [&](int i) { return frame_weights<M, MaxColumns>(p, i % kNumRanges); });
   }
 }
 

@@ -16,7 +16,7 @@ struct DecodeInfo {
   int narrow_prefill_columns;  // of `prefill_narrow`; `prefill_medium` takes `max_streams`
   int page_size, span_size, kv_width;
   int num_threads;        // of a thread block
-  int max_blocks;         // with more, some would have no rows
+  int max_blocks;         // of a grid; each has rows of every matrix that exchange.cuh names
   int max_residual_rows;  // that a thread block can own
   int stage_steps, max_row_groups;
   // Dynamic shared memory, by the columns that a kernel is compiled for.

@@ -14,10 +14,16 @@
 
 namespace megakernel {
 
-constexpr float kScoreScale = 0.08838834764831845f;  // 1 / sqrt(128)
+// --- static asserts ---
 
-// Shared memory of an attention item: two query heads, kSpanSize earlier positions, and the
-// positions of the current pass ("new").
+static_assert(kPageSize == 16, "a page is two tiles of 8 positions, and one tile of K");
+static_assert(kHeadDim == 128, "a head is four tiles of 32 channels, and scores have one scale");
+constexpr float kScoreScale = 0.08838834764831845f;  // 1 / sqrt(kHeadDim)
+
+// --- shared memory ---
+
+// Of an attention item: two query heads, kSpanSize earlier positions, and the positions of the
+// current pass ("new").
 template <int MaxColumns>
 struct alignas(16) AttentionSharedMemory {
   static constexpr int kCapacity = kColumnCapacity<MaxColumns>;
@@ -30,14 +36,21 @@ struct alignas(16) AttentionSharedMemory {
   float max_score[kNumWarps][2], exp_sum[kNumWarps][2];  // m and l of each warp's page
 };
 
-// The offset of a position's value, channel 0, within its slot.
+// --- warp roles ---
+
+// One warp attends to one page for both query heads. Lane 4 g + t of its matrix instructions has
+// the query head g, if g < 2, and the column pair t.
+
+// --- body ---
+
+// The offset of a position's value, channel 0, from the first value of its slot.
 DEVICE int value_offset(int position) {
   const int p = position % kPageSize;
   return position / kPageSize * kPageSize * kKvWidth + p % 8 / 2 * 4 + p % 2 + p / 8 * 2;
 }
 
-// Replaces the scores of a head, four in each of four neighbouring lanes, by exp(score - maximum).
-// Returns the maximum and the sum of the exponentials.
+// Replaces the 16 scores of a head, four in each of four neighbouring lanes, by
+// exp(score - maximum). Returns the maximum and the sum of the exponentials.
 DEVICE float2 softmax_exponentials(float (&s)[4]) {
   float max_score = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), sum = 0;
   max_score = fmaxf(max_score, shuffle_xor(max_score, 1));
@@ -49,13 +62,15 @@ DEVICE float2 softmax_exponentials(float (&s)[4]) {
   return {max_score, sum};
 }
 
-// The page that begins at position `begin`; positions from `end` on are not attended to.
+// The page that begins at position `begin`; positions from `end` on are not attended to. A lane's
+// operands, of one warp.
 struct KvPage {
   uint4 keys[kNumSplits][2][4];  // [splits, tiles of 8 positions, tiles of 32 channels]
   uint2 values[kNumSplits][16];  // [splits, tiles of 8 channels]
 
-  DEVICE void load_keys(const bf16* slot, int begin, int end, uint64_t policy) {
-    const bf16* from = slot + (begin + lane_idx() / 4) * kKvWidth + lane_idx() % 4 * 8;
+  // Loads keys [positions, splits, head dim] of the slot; 0 from position `end` on.
+  DEVICE void load_keys(const bf16* slot_keys, int begin, int end, uint64_t policy) {
+    const bf16* from = slot_keys + (begin + lane_idx() / 4) * kKvWidth + lane_idx() % 4 * 8;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const bool valid = begin + 8 * tile + lane_idx() / 4 < end;
@@ -68,8 +83,10 @@ struct KvPage {
     }
   }
 
-  DEVICE void load_values(const bf16* slot, int begin, uint64_t policy) {
-    const bf16* from = slot + begin * kKvWidth + lane_idx() / 4 * kPageSize + lane_idx() % 4 * 4;
+  // Loads values [pages, splits, head dim, 16] of the slot.
+  DEVICE void load_values(const bf16* slot_values, int begin, uint64_t policy) {
+    const bf16* from =
+        slot_values + begin * kKvWidth + lane_idx() / 4 * kPageSize + lane_idx() % 4 * 4;
 #pragma unroll
     for (int n = 0; n < 16 * kNumSplits; ++n) {
       values[n / 16][n % 16] =
@@ -77,7 +94,9 @@ struct KvPage {
     }
   }
 
-  // Reads shared.query_pairs; writes the warp's part of score, max_score, exp_sum, weighted_values.
+  // Reads query_pairs [splits, query heads, head dim] of `shared`. Writes the warp's entries of
+  // score [query heads, kSpanSize], max_score, exp_sum [warps, query heads] and weighted_values
+  // [warps, query heads, head dim].
   template <int MaxColumns>
   DEVICE void attend(int begin, int end, AttentionSharedMemory<MaxColumns>& shared) const {
     const int g = lane_idx() / 4, t = lane_idx() % 4;  // row and column pair of the accumulators
@@ -90,7 +109,7 @@ struct KvPage {
         const uint32_t* pairs = shared.query_pairs[split][g % 2];
         const uint4* at = reinterpret_cast<const uint4*>(pairs) + 4 * j + t;
         const uint4 q = g < 2 ? *at : uint4{0, 0, 0, 0};
-        first.parts[split] = {q.x, q.y}, second.parts[split] = {q.z, q.w};
+        first.pairs[split] = {q.x, q.y}, second.pairs[split] = {q.z, q.w};
       }
       for_each_split([&](int split) {
 #pragma unroll

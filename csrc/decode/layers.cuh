@@ -5,8 +5,8 @@
 //   gate_up  g, u = W_gate_up norm(x),  m = silu(g) u
 //   down     x += W_down m
 //
-// A thread block owns rows of x: it adds the results of its rows of `out` and `down` to them in
-// float32 and sends the sums to all thread blocks.
+// A thread block owns rows of x. It adds its rows of `out` and `down` to them in float32, and
+// exchanges the sums.
 #pragma once
 
 #include "activations.cuh"
@@ -14,17 +14,28 @@
 
 namespace megakernel {
 
+// --- static asserts ---
+
+static_assert(kRowGroupSize == 8, "a row group of gate_up has four rows of gate and four of up");
+
+// --- shared memory ---
+
 // The rows of the residual that a thread block owns, [rows, columns].
 template <int MaxColumns>
 struct ResidualRows {
   float values[kMaxResidualRowGroups * kRowGroupSize][kColumnCapacity<MaxColumns>];
 
+  // Row `row` of a row group, of the row groups that the thread block owns.
   DEVICE float& at(const RowGroupRange& row_groups, int row_group, int row, int column) {
     return values[(row_group - row_groups.first) * kRowGroupSize + row][column];
   }
 };
 
-// --- the input of a stack ---
+// --- warp roles ---
+
+// All compute warps run every step of a layer. The copy warp copies the weights in the same order.
+
+// --- body: the input of a stack ---
 
 // The first layer's input was written by `begin_layers`.
 struct InputInPlace {};
@@ -35,7 +46,7 @@ struct InputFromExchange {
   EpochTags tags;
 };
 
-// Stores this thread block's rows of the input, input(column, k).
+// Stores this thread block's rows of the input [columns, hidden], input(column, k), in `residual`.
 template <class S, int NumColumns, class Context, class Input>
 DEVICE void store_residual_rows(Context& context, ResidualRows<Context::max_columns>& residual,
                                 int num_columns, Input input) {
@@ -52,7 +63,8 @@ DEVICE void store_residual_rows(Context& context, ResidualRows<Context::max_colu
       });
 }
 
-// Loads the input of the first layer, input(column, k), in every thread block.
+// Loads the input of the first layer [columns, hidden], input(column, k), in every thread block:
+// its products with the first norm's weight into the fragments, this block's rows into `residual`.
 template <class S, int NumColumns, int Batch, class Context, int Hidden, class Input>
 DEVICE void begin_layers(Context& context, ResidualRows<Context::max_columns>& residual,
                          const NormWeight<Hidden>& weight, int num_columns, Input input) {
@@ -61,11 +73,11 @@ DEVICE void begin_layers(Context& context, ResidualRows<Context::max_columns>& r
   store_residual_rows<S, NumColumns>(context, residual, num_columns, input);
 }
 
-// --- the layers ---
+// --- body: the layers ---
 
-// x += W a: adds to the rows that this thread block owns and exchanges the sums, float layout
-// [columns, Matrix::rows]. `load` brings a, whose scale is that of exchanged pairs.
-template <class Matrix, int NumColumns, class Context, class Load>
+// x += W a, for the rows that this thread block owns. `load` loads a [columns, Shape::k], which has
+// the scale of exchanged pairs. Writes x to `output`, float layout [columns, Shape::rows].
+template <class Shape, int NumColumns, class Context, class Load>
 DEVICE bool project_and_add(Context& context, Phase phase,
                             ResidualRows<Context::max_columns>& residual, Load load,
                             uint32_t* output) {
@@ -74,17 +86,17 @@ DEVICE bool project_and_add(Context& context, Phase phase,
   };
   auto store = [&](const ProjectionResult& r, float sum, const auto&, bool valid) {
     const float x = r.preloaded + sum * kPairUnscale;
-    const int at = FloatExchangeLayout<Matrix::rows, Context::max_columns>::index(
+    const int at = FloatExchangeLayout<Shape::rows, Context::max_columns>::index(
         r.column, r.row_group * kRowGroupSize + r.row);
     store_relaxed_if(valid, output + at, tag_value(x, context.tags.of(r.column)));
     if (valid) residual.at(context.row_groups[phase], r.row_group, r.row, r.column) = x;
   };
-  return project<Matrix, NumColumns>(context, phase, load, store, preload);
+  return project<Shape, NumColumns>(context, phase, load, store, preload);
 }
 
-// Runs all layers for a pass of at most `NumColumns` columns; false after a timeout. The result is
-// exchange.mlp_residual. `weight` is the first norm's weight at the beginning (loading), and the
-// final norm's at the end.
+// Runs all layers for a pass of at most `NumColumns` columns; returns false after a timeout. Writes
+// exchange.mlp_residual, float layout [columns, hidden]. `weight` [hidden] is the first norm's
+// weight at the beginning, which is still loading, and the final norm's at the end.
 template <class S, int NumColumns, class Context, int Hidden, class Source>
 DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& residual,
                        NormWeight<Hidden>& weight, const Network& n, const Column* columns,

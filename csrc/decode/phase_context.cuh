@@ -1,5 +1,4 @@
-// The state that a compute thread carries from phase to phase, and the shared memory of a
-// projection.
+// The state that a compute thread keeps from phase to phase, and the shared memory of a projection.
 #pragma once
 
 #include "../exchange.cuh"
@@ -8,9 +7,11 @@
 
 namespace megakernel {
 
+// --- shared memory ---
+
 // Partial sums of the warps, [row groups, warps, rows, columns]. A thread block has two sets and
-// uses them alternately, so that one barrier per projection is enough: a fast warp writes the other
-// set. The columns of the lo parts follow those of the hi parts.
+// uses them alternately, so that one barrier per projection suffices: a fast warp writes the other
+// set. The columns of the lo split follow those of the hi split.
 template <int MaxColumns>
 struct alignas(16) PartialSums {
   static constexpr int num_columns = kColumnCapacity<MaxColumns> * kNumSplits;
@@ -26,6 +27,8 @@ template <int MaxColumns>
 struct alignas(16) ActivationFragments {
   uint4 steps[kMaxChunkSteps<MaxColumns>][kNumWarps][4 * kColumnCapacity<MaxColumns>];
 };
+
+// --- addresses and state of a thread ---
 
 template <int MaxColumns>
 struct AttentionSharedMemory;       // kv_page.cuh
@@ -49,16 +52,19 @@ class ProjectionAddresses {
             sums[0].sums[0][warp_idx()][lane_idx() / 4 * kSumColumns + 2 * column_pair()])),
         has_sums_(pin_register(lane_idx() % 4 < kSumColumns / 2)) {}
 
+  // Eight weights of the lane, of a step of a ring stage.
   DEVICE uint4 weights(int stage, int step) const {
     return *(weights_ + (stage * R::stage_steps + step) * kNumThreads);
   }
+  // Eight activations of the lane, of a step of the fragments and a tile of columns.
   DEVICE uint4 activations(int step, int tile) const {
     return *((tile == 0 ? first_tile_ : last_tile_) + step * kNumWarps * kLanes);
   }
+  // The lane's partial sums of two adjacent columns, in a set of sums.
   DEVICE float2& sum(int sums_idx, int row_group, int tile) const {
-    constexpr int kSet = sizeof(PartialSums<MaxColumns>) / sizeof(float2),
-                  kRowGroup = kNumWarps * kRowGroupSize * kSumColumns / 2;
-    return *(sums_ + (sums_idx * kSet + row_group * kRowGroup + tile * 4));
+    constexpr int kSetStride = sizeof(PartialSums<MaxColumns>) / sizeof(float2),
+                  kRowGroupStride = kNumWarps * kRowGroupSize * kSumColumns / 2;
+    return *(sums_ + (sums_idx * kSetStride + row_group * kRowGroupStride + tile * 4));
   }
   // Whether the lane's columns exist.
   DEVICE bool has_sums() const { return num_tiles > 1 || has_sums_ != 0; }
@@ -78,6 +84,7 @@ class ProjectionAddresses {
   int has_sums_;
 };
 
+// What a compute thread passes from phase to phase. `R` is the ring's type.
 template <class R, int MaxColumns>
 struct PhaseContext {
   static constexpr int max_columns = MaxColumns;
@@ -100,6 +107,7 @@ struct PhaseContext {
   DEVICE int columns() const {
     return MaxColumns == 1 ? NumColumns : num_pass_columns;
   }
+  // The same as a power of two, rounded up.
   template <int NumColumns>
   DEVICE int log2_columns() const {
     static_assert(MaxColumns > 1 || NumColumns <= 2,
@@ -107,6 +115,7 @@ struct PhaseContext {
     return MaxColumns == 1 ? NumColumns - 1 : log2_pass_columns;
   }
 
+  // Set to 1 by a wait that times out; in the next set of `sums`.
   DEVICE int& timed_out() { return sums[sums_idx].timed_out; }
 };
 

@@ -1,14 +1,28 @@
 // The prefill kernel: prompt positions through the talker, batch by batch.
 //
-// For each batch: the columns' prompt vectors enter the first layer, all layers run, and the final
-// residual of columns that end a prompt is stored as the prompt's hidden state.
+//   h = layers(prompt vectors)      for each batch, [columns, hidden]
+//   prompt_hidden[slot] = h[c]      for each column c that ends a prompt
 #pragma once
 
 #include "block_context.cuh"
 
 namespace megakernel {
 
-// A kernel for `MaxColumns` streams takes batches of at most kColumnCapacity<MaxColumns> columns.
+// --- static asserts ---
+
+static_assert(kBatchColumns <= 32, "a lane prepares a column, and a mask has one bit per column");
+
+// --- shared memory ---
+
+// `SharedMemory` of shared_memory.cuh, from the first batch of a launch to the last.
+
+// --- warp roles ---
+
+// Compute warps: all layers of each batch. Block 0 stores the hidden states.
+// Copy warp: the talker's weights, once per batch.
+
+// The compute warps' work. A kernel for `MaxColumns` streams takes batches of at most
+// kColumnCapacity<MaxColumns> columns.
 template <class M, int MaxColumns>
 class PromptPrefill : BlockContext<M, MaxColumns> {
   using Base = BlockContext<M, MaxColumns>;
@@ -18,7 +32,7 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
  public:
   DEVICE PromptPrefill(const Params& p, SharedMemory<M, MaxColumns>& shared) : Base(p, shared) {}
 
-  // All batches, unless a thread block times out.
+  // Runs all batches, unless a thread block times out. Reads prompt_vectors [rows, hidden].
   DEVICE void run() {
     reset_prompts();
     const bool failed_before = previous_launch_failed();
@@ -49,7 +63,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
   }
 
  private:
-  // New streams have sampled no codes, and have no hidden state before the end of their prompt.
+  // Clears seen_codes [slots, vocab] and invalidates prompt_hidden [slots, hidden] of all prompts
+  // that end in this launch.
   DEVICE void reset_prompts() {
 #pragma unroll 1
     for (int i = 0; i < p_.num_prefill_batches; ++i) {
@@ -63,9 +78,9 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
     }
   }
 
-  // Whether an earlier launch failed and the host has not noticed yet. A prompt that continues what
-  // it left must not start a stream. Only block 0 stores hidden states, so only it reads the flag:
-  // reads over PCIe are served one after another, and those of all blocks would take 0.13 ms.
+  // Whether an earlier launch failed and the host has not noticed it. A prompt that continues its
+  // keys and values must not start a stream. Only block 0 stores hidden states, so only block 0
+  // reads the flag: reads over PCIe are serialised, and those of all blocks would take 0.13 ms.
   DEVICE bool previous_launch_failed() {
     if (block_idx() == 0 && thread_idx() == 0) {
       s_.num_published[0] = load_host_flag(p_.failure) != 0;
@@ -74,8 +89,9 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
     return s_.num_published[0] != 0;
   }
 
-  // Waits for the final residual, which also orders the batch's keys and values before the next
-  // batch; block 0 stores it for columns that end a prompt. Returns false after a timeout.
+  // Waits for the final residual [columns, hidden], which orders the batch's keys and values before
+  // the next batch. Block 0 stores the rows of columns that end a prompt. Returns false after a
+  // timeout.
   DEVICE bool finish_batch(const PrefillBatch& batch, int num_columns, bool failed_before) {
     wait_for_residual<Talker::hidden_size, kCapacity, MaxColumns>(
         p_, s_.talker.exchange.mlp_residual, num_columns, context_.tags, kDown,
@@ -91,7 +107,8 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
     return ok;
   }
 
-  // Writes prompt_hidden; a thread has the same elements in every call.
+  // Block 0: writes four elements of prompt_hidden [slots, hidden] if column c ends a prompt. A
+  // thread has the same elements in every call.
   DEVICE void store_prompt_hidden(const PrefillBatch& batch, int c, int vector, float4 state) {
     if (block_idx() != 0 || !(batch.prompt_end_mask >> c & 1)) return;
     float* out =
@@ -99,6 +116,7 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
     *reinterpret_cast<float4*>(out + LaneVectors<Talker::hidden_size>::k(vector)) = state;
   }
 
+  // Writes NaN to prompt_hidden [slots, hidden] for columns that end a prompt.
   DEVICE void invalidate_prompt_hidden(const PrefillBatch& batch) {
     for (int c = 0; c < batch.num_columns; ++c) {
       for (int vector = 0; vector < LaneVectors<Talker::hidden_size>::count; ++vector) {
@@ -113,7 +131,9 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
   using Base::context_, Base::p_, Base::s_;
 };
 
-// The kernel's body: compute warps, and one copy warp.
+// --- body ---
+
+// The kernel: compute warps, and one copy warp.
 template <class M, int MaxColumns>
 DEVICE void prefill_prompts(const Params& p, SharedMemory<M, MaxColumns>& shared) {
   shared.ring.init();
@@ -123,7 +143,7 @@ DEVICE void prefill_prompts(const Params& p, SharedMemory<M, MaxColumns>& shared
     PromptPrefill<M, MaxColumns>(p, shared).run();
   } else if (is_copy_warp()) {
     copy_weights<MaxColumns == 1>(shared.ring, 0, p.num_prefill_batches,
-                                  [&](int) { return stack_segment<typename M::Talker>(p.talker); });
+                                  [&](int) { return stack_weights<typename M::Talker>(p.talker); });
   }
 }
 

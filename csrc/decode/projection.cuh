@@ -1,23 +1,37 @@
-// A projection y = W a: the operation through which the weights stream.
+// A projection y = W a, the only operation that reads weights:
 //
 //   y[r, c] = sum_w sum_{k in tiles of warp w} W[r, k] a[k, c]
 //
-// A thread block computes its row groups of y. Warp w multiplies every eighth tile of K:
-//   1. it loads the activations of its tiles into shared memory, in operand order (`load`);
-//   2. it multiplies them by the row groups' weights, which pass by in the ring;
-//   3. the thread block adds its warps' partial sums in the order of the warps (`store`).
-// The order of additions depends neither on the number of columns nor on that of thread blocks, so
-// a column's results are the same bits in every batch.
+// A thread block computes its row groups of y. The order of additions depends neither on the number
+// of columns nor on that of thread blocks, so a column's results are the same bits in every batch.
 #pragma once
 
 #include "phase_context.cuh"
 
 namespace megakernel {
 
-// Multiplies `num_steps` steps of activations by `num_row_groups` row groups, from the ring's
-// cursor on, where `num_full` stages are known to be full. Writes a set of partial sums, or adds to
-// it. Returns the next cursor. Rows 0 to 7 and 8 to 15 of the matrix instruction are the same row
-// group, with the lower and the upper half of the tile's K.
+// --- static asserts ---
+
+static_assert(kRowGroupSize == 8, "the matrix instruction has a row group twice, in 16 rows");
+static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of the tile");
+
+// --- shared memory ---
+
+// `ActivationFragments` and two sets of `PartialSums` of phase_context.cuh; `Ring` of ring.cuh.
+
+// --- warp roles ---
+
+// Compute warp w has tiles w, w + 8, .. of K:
+//   load      it loads the activations of its tiles into the fragments, in operand order;
+//   multiply  it multiplies them by the row groups' weights, from one ring stage after the other;
+//   store     after a block barrier, all warps add up the warps' partial sums, in the order of the
+//             warps. A thread has one element of the result.
+
+// Multiplies `num_steps` steps of activations [steps, warps, columns, 4 x 16 bytes] by
+// `num_row_groups` row groups, from the ring's cursor on, where `num_full` stages are known to be
+// full. Writes a set of partial sums [row groups, warps, rows, columns], or adds to it. Returns the
+// next cursor. Rows 0 to 7 and 8 to 15 of the matrix instruction are the same row group, with the
+// lower and the upper half of the tile's K.
 template <int MaxColumns, class R>
 DEVICE_NOINLINE typename R::Cursor multiply_weight_tiles(
     const Params& p, Phase phase, PinnedAddress<R> ring, typename R::Cursor cursor, int num_full,
@@ -64,12 +78,12 @@ DEVICE_NOINLINE typename R::Cursor multiply_weight_tiles(
 }
 
 // Clears the activations beyond the width of a matrix that does not fill its last step.
-template <class Matrix, int MaxColumns>
+template <class Shape, int MaxColumns>
 DEVICE void clear_padding(ActivationFragments<MaxColumns> (&fragments)[kNumSplits]) {
-  static_assert(Matrix::template num_chunks<MaxColumns> == 1,
+  static_assert(Shape::template num_chunks<MaxColumns> == 1,
                 "only matrices whose activations fit into one chunk may have a partial step");
-  constexpr int kLastStep = Matrix::num_steps - 1;
-  if (kLastStep * kStepK + warp_idx() * kTileK < Matrix::k) return;
+  constexpr int kLastStep = Shape::num_steps - 1;
+  if (kLastStep * kStepK + warp_idx() * kTileK < Shape::k) return;
 #pragma unroll
   for (auto& split : fragments) {
     for (int i = lane_idx(); i < 4 * kColumnCapacity<MaxColumns>; i += 32) {
@@ -78,7 +92,9 @@ DEVICE void clear_padding(ActivationFragments<MaxColumns> (&fragments)[kNumSplit
   }
 }
 
-// One element of the result.
+// --- body ---
+
+// One element of the result y.
 struct ProjectionResult {
   int row_group, column, row;  // `row` is within the row group
   int sum_idx;                 // of the first warp's partial sum
@@ -98,18 +114,18 @@ struct NoPreload {
   DEVICE float operator()(const RowGroupRange&, const ProjectionResult&) const { return 0; }
 };
 
-// Computes this thread block's row groups of a projection, for a pass of at most `NumColumns`.
-//   load(first step, sums): brings a chunk of activations into `fragments`;
-//   preload(row groups, result): is called before the wait, for operands of `store`;
-//   store(result, sum, sums, valid): receives y[r, c]; all lanes call it, some without a valid sum.
+// Computes this thread block's rows of y [rows, columns]. A pass has at most `NumColumns` columns.
+//   load(first step, sums) loads a chunk of activations into `fragments`;
+//   preload(row groups, result) returns an operand of `store`, and is called before the wait;
+//   store(result, sum, sums, valid) receives y[r, c]; all lanes call it, some without a valid sum.
 // Returns false after a timeout.
-template <class Matrix, int NumColumns, class Context, class Load, class Store,
+template <class Shape, int NumColumns, class Context, class Load, class Store,
           class Preload = NoPreload>
 DEVICE bool project(Context& context, Phase phase, Load load, Store store, Preload preload = {}) {
   constexpr int kMaxColumns = Context::max_columns;
   constexpr int kSumColumns = PartialSums<kMaxColumns>::num_columns;
-  constexpr int kChunkSteps = Matrix::template chunk_steps<kMaxColumns>,
-                kNumChunks = Matrix::template num_chunks<kMaxColumns>;
+  constexpr int kChunkSteps = Shape::template chunk_steps<kMaxColumns>,
+                kNumChunks = Shape::template num_chunks<kMaxColumns>;
   const RowGroupRange row_groups = context.row_groups[phase];
   const int num_row_groups = warp_uniform(row_groups.count);
 #pragma unroll 1
@@ -135,13 +151,13 @@ DEVICE bool project(Context& context, Phase phase, Load load, Store store, Prelo
          pin_register(r.sum_idx), r.preloaded};
 #pragma unroll 1
     for (int chunk = 0; chunk < kNumChunks; ++chunk) {
-      // Counted here, before the wait, because the test of an mbarrier takes long.
+      // Counted before the wait, because the test of an mbarrier has a long latency.
       const int num_full =
           kManyRegisters ? warp_uniform(context.ring->count_full_stages(context.cursor)) : 0;
       if (done == 0 || kNumChunks > 1) {
         sync_warp();
         load(chunk * kChunkSteps, sums);
-        if constexpr (Matrix::k % kStepK != 0) clear_padding<Matrix>(context.fragments);
+        if constexpr (Shape::k % kStepK != 0) clear_padding<Shape>(context.fragments);
         sync_warp();
         context.timer.lap(phase, kWait);
       }
@@ -167,13 +183,13 @@ DEVICE bool project(Context& context, Phase phase, Load load, Store store, Prelo
       if (first < num_results) r = locate(first + lane_idx());
     }
     if (!warp_all(ok)) return false;
-    context.timer.lap(phase, kSum);
+    context.timer.lap(phase, kRest);
   }
   return true;
 }
 
-// Calls act(row group, column, row) for `num_row_groups` row groups, in the lanes that receive the
-// same elements as results of a projection.
+// Calls act(row group, column, row) for the elements of `num_row_groups` row groups, each in the
+// lane that receives it as a result of a projection.
 template <int NumColumns, class Context, class Act>
 DEVICE void for_each_result(Context& context, int num_row_groups, Act act) {
   const int log2_columns = context.template log2_columns<NumColumns>();

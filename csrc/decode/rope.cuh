@@ -8,6 +8,7 @@
 
 namespace megakernel {
 
+// The sum over the lanes of a warp, in every lane.
 DEVICE float warp_sum(float value) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
@@ -18,13 +19,15 @@ DEVICE float warp_sum(float value) {
 struct Rope {
   float4 table[2];  // cosine, sine; cosine, sine
 
+  // Reads rope_table [positions, head dim / 2].
   DEVICE Rope(const Network& n, int position) {
     const float2* at = n.rope_table + position * (kHeadDim / 2) + lane_idx() % 16 * 4;
     table[0] = reinterpret_cast<const float4*>(at)[0];
     table[1] = reinterpret_cast<const float4*>(at)[1];
   }
 
-  // Normalises a head, whose sum of squares is `squares`, and rotates it.
+  // Normalises a head [head dim] and rotates it: the lane's four channels. `squares` is the head's
+  // sum of squares.
   DEVICE float4 norm_and_rotate(float4 v, float squares, uint2 norm, float eps) const {
     const float scale = rsqrtf(squares / kHeadDim + eps);
     const float4 weight = unpack_bf16x4(norm);

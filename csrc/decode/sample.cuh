@@ -3,12 +3,9 @@
 //   s = logits, after the repetition penalty, the minimum length and the mask (code 0 only)
 //   s = s / temperature, masked by top-k and then top-p
 //   code = argmax over the remaining ids of s + g,  g = -log(-log(u)),  u uniform in (0, 1)
-// The Gumbel noise g makes the argmax an exact sample of softmax(s). u comes from Philox4x32-10
-// (Salmon et al., SC 2011) at the counter (id / 4, codebook, frame, 0) under the stream's seed,
-// word id % 4, as in the reference backend.
-//
-// One thread block samples for a stream with all compute threads. A thread has four consecutive ids
-// of every 1024. The block reduces through SampleSharedMemory.
+// With the Gumbel noise g, the argmax is an exact sample of softmax(s). u is word id % 4 of
+// Philox4x32-10 (Salmon et al., SC 2011) at the counter (id / 4, codebook, frame, 0) under the
+// stream's seed, as in the reference backend.
 #pragma once
 
 #include "../exchange.cuh"
@@ -17,7 +14,15 @@ namespace megakernel {
 
 constexpr int kMinFrames = 2;  // the released model never ends a stream with its first two frames
 
-// --- reductions over the compute threads ---
+// --- static asserts ---
+
+constexpr int kMaxCount = 31;   // of a thread
+constexpr int kCountBits = 10;  // of a warp's count; three counts are packed into 32 bits
+static_assert(32 * kMaxCount < 1 << kCountBits, "a warp's count must fit into its bits");
+static_assert(3 * kCountBits <= 32, "three counts must fit into 32 bits");
+static_assert((kNumWarps & (kNumWarps - 1)) == 0, "the warps' candidates are reduced in pairs");
+
+// --- shared memory ---
 
 // An id with its score, and the score with noise (`value`).
 struct alignas(16) Candidate {
@@ -25,12 +30,18 @@ struct alignas(16) Candidate {
   unsigned id;
 };
 
-// One entry per warp; two buffers are used alternately, so that a reduction needs one barrier.
+// [buffers, warps]: a warp's results. Two buffers are used alternately, so that a reduction needs
+// one barrier.
 struct SampleSharedMemory {
   Candidate best[2][kNumWarps];
   float sum[2][kNumWarps];
   unsigned count[2][kNumWarps];
 };
+
+// --- warp roles ---
+
+// All compute warps of one thread block sample for a stream. A thread has four consecutive ids of
+// every 1024. The warps reduce through SampleSharedMemory, and every thread receives the result.
 
 // A monotonic map from float32 to integers.
 DEVICE uint32_t ordered(float value) {
@@ -42,23 +53,25 @@ struct Counts {
   int values[3];
 };
 
-// Every thread contributes and receives the result.
+// Reductions over the compute threads.
 class BlockReduction {
  public:
   DEVICE explicit BlockReduction(SampleSharedMemory& shared) : shared_(shared) {}
 
-  // Sums three counts of at most 31 per thread.
+  // Sums three counts of at most kMaxCount per thread.
   DEVICE Counts count(const int (&counts)[3]) {
+    constexpr unsigned kMask = (1 << kCountBits) - 1;
     unsigned (&warp_counts)[kNumWarps] = shared_.count[buffer_];
-    const unsigned packed = warp_add(counts[0] | counts[1] << 10 | counts[2] << 20);
+    const unsigned packed =
+        warp_add(counts[0] | counts[1] << kCountBits | counts[2] << 2 * kCountBits);
     if (lane_idx() == 0) warp_counts[warp_idx()] = packed;
     sync();
     Counts total = {};
 #pragma unroll
     for (int w = 0; w < kNumWarps; ++w) {
-      total.values[0] += warp_counts[w] & 1023;
-      total.values[1] += warp_counts[w] >> 10 & 1023;
-      total.values[2] += warp_counts[w] >> 20;
+      total.values[0] += warp_counts[w] & kMask;
+      total.values[1] += warp_counts[w] >> kCountBits & kMask;
+      total.values[2] += warp_counts[w] >> 2 * kCountBits;
     }
     return total;
   }
@@ -100,6 +113,7 @@ class BlockReduction {
   }
 
  private:
+  // Makes the warps' results visible, and changes to the other buffer.
   DEVICE void sync() {
     sync_compute_threads();
     buffer_ ^= 1;
@@ -109,15 +123,16 @@ class BlockReduction {
   int buffer_ = 0;
 };
 
-// --- scores ---
+// --- body: scores ---
 
-// A thread's scores of `NumIds` ids.
+// A thread's scores of `NumIds` ids, [vectors, 4].
 template <int NumIds>
 struct Scores {
   static constexpr int kNumVectors = (NumIds + 4 * kNumThreads - 1) / (4 * kNumThreads);
-  static_assert(4 * kNumVectors < 32, "a packed count has ten bits for 32 threads");
+  static_assert(4 * kNumVectors <= kMaxCount, "a thread counts its scores");
   float values[kNumVectors][4];
 
+  // The id of a thread's score.
   DEVICE static int id(int vector, int i) { return 4 * (thread_idx() + vector * kNumThreads) + i; }
 
   // Calls act(id, score).
@@ -138,7 +153,8 @@ struct Scores {
   }
 };
 
-// Waits for the logits, float [NumIds], in exchange.logits.
+// Waits for a stream's logits, float [NumIds], in exchange.logits. Scores beyond them are
+// -infinity.
 template <int NumIds>
 DEVICE void load_logits(const Params& p, const uint32_t* logits, uint32_t tag, int& timed_out,
                         Scores<NumIds>& scores) {
@@ -162,8 +178,9 @@ DEVICE void load_logits(const Params& p, const uint32_t* logits, uint32_t tag, i
   }
 }
 
-// --- noise ---
+// --- body: noise ---
 
+// Philox4x32-10: replaces the counter `c` by four random words, under the key (k0, k1).
 DEVICE void philox(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
@@ -180,13 +197,14 @@ DEVICE void philox(uint32_t (&c)[4], uint32_t k0, uint32_t k1) {
   }
 }
 
+// Gumbel noise from 23 random bits.
 DEVICE float gumbel(uint32_t bits) {
   const float uniform = (static_cast<float>(bits >> 9) + 0.5f) * 1.1920928955078125e-07f;
   return -logf(-logf(uniform));
 }
 
-// The noise of all ids. It does not depend on the logits, so it is computed before the wait for
-// them.
+// The noise of all ids, [NumIds] over the threads. It does not depend on the logits and is computed
+// before the wait for them.
 template <int NumIds>
 DEVICE void make_noise(Scores<NumIds>& noise, const Stream& stream, int codebook) {
 #pragma unroll
@@ -200,10 +218,10 @@ DEVICE void make_noise(Scores<NumIds>& noise, const Stream& stream, int codebook
   }
 }
 
-// --- top-k, top-p ---
+// --- body: top-k, top-p ---
 
-// A threshold of `ordered` scores that the k largest scores reach, and ties with the k-th. Finds
-// two bits per step.
+// A threshold of `ordered` scores [NumIds]: the k largest scores, and ties with the k-th, are not
+// below it. Each step finds two bits.
 template <int NumIds>
 DEVICE uint32_t top_k_threshold(Scores<NumIds>& scores, int k, BlockReduction& reduction) {
   uint32_t threshold = 0;
@@ -225,8 +243,8 @@ DEVICE uint32_t top_k_threshold(Scores<NumIds>& scores, int k, BlockReduction& r
   return threshold;
 }
 
-// The best candidate by value(index, score) among the scores above a threshold; its id is NumIds if
-// there is none.
+// The best candidate by value(index, score) among the scores [NumIds] above a threshold. Its id is
+// NumIds if there is none.
 template <int NumIds, class Value>
 DEVICE Candidate best_candidate(Scores<NumIds>& scores, float threshold, Value value,
                                 BlockReduction& reduction) {
@@ -240,7 +258,8 @@ DEVICE Candidate best_candidate(Scores<NumIds>& scores, float threshold, Value v
   return reduction.best(best);
 }
 
-// The lowest threshold of `ordered` scores above which there is less than `top_p` of the mass.
+// The lowest threshold of `ordered` scores [NumIds] above which there is less than `top_p` of the
+// mass.
 template <int NumIds>
 DEVICE uint32_t top_p_threshold(Scores<NumIds>& scores, float top_p, BlockReduction& reduction) {
   const float max_score =
@@ -264,11 +283,11 @@ DEVICE uint32_t top_p_threshold(Scores<NumIds>& scores, float top_p, BlockReduct
   return low;
 }
 
-// --- sampling ---
+// --- body: sampling ---
 
-// The best id with noise among the k largest scores, and ties with the k-th. It tries the best id
-// of all first. If k scores are larger than that id's, the id is not among them, and neither is any
-// id with a score that is not larger.
+// The best id with noise among the k largest scores [NumIds] and ties with the k-th. Tests the best
+// id of all first. If k scores are larger than its score, this id is rejected, and so are all ids
+// whose score is not larger.
 template <int NumIds>
 DEVICE int sample_top_k(int k, Scores<NumIds>& scores, const Scores<NumIds>& noise,
                         BlockReduction& reduction) {
@@ -285,13 +304,14 @@ DEVICE int sample_top_k(int k, Scores<NumIds>& scores, const Scores<NumIds>& noi
   }
 }
 
-// x / divisor as an IEEE division rounds it, for |x| from 1e-32 on, by one correction of the first
+// x / divisor, rounded as an IEEE division for |x| from 1e-32 on, by one correction of the first
 // quotient (Markstein, IBM Journal of Research and Development, 1990). The division operator has a
 // branch per use.
 class ExactDivisor {
  public:
   DEVICE explicit ExactDivisor(float value) : value_(value), reciprocal_(1 / value) {}
 
+  // x / divisor.
   DEVICE float divide(float x) const {
     const float quotient = x * reciprocal_;
     const float remainder = fmaf(-quotient, value_, x);
@@ -302,7 +322,7 @@ class ExactDivisor {
   float value_, reciprocal_;
 };
 
-// Returns the id, or NumIds if no score is finite.
+// Samples from scores [NumIds] and noise [NumIds]. Returns the id; NumIds if no score is finite.
 template <int NumIds>
 DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const SamplingParams& params,
                   ExactDivisor temperature, BlockReduction& reduction) {
@@ -319,8 +339,8 @@ DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const SamplingP
   return sample_top_k(k, scores, noise, reduction);
 }
 
-// Samples code 0, with repetition penalty and minimum length; one id is the end of speech. Reads
-// and updates seen_codes.
+// Samples code 0 from logits [vocab], with repetition penalty and minimum length; one id is the end
+// of speech. Reads and updates seen_codes [slots, vocab].
 template <class M>
 DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* logits, uint32_t tag,
                         int& timed_out, BlockReduction& reduction) {
@@ -345,7 +365,7 @@ DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* l
   return code;
 }
 
-// Samples code `codebook`, 1 to 15.
+// Samples code `codebook`, 1 to 15, from logits [codes].
 template <class M>
 DEVICE int sample_group_code(const Params& p, const Stream& stream, int codebook,
                              const uint32_t* logits, uint32_t tag, int& timed_out,

@@ -1,10 +1,6 @@
 // The phase `attention` of the code predictor, which attends to the positions of one frame only, at
-// most 16. One warp computes a column and a KV head with its two query heads.
-//
-//   One stream: every thread block computes the attention of all heads for itself, one warp per KV
-//   head, within the phase `out`. Nothing is exchanged.
-//   Several streams: the thread blocks share the (column, head) items and exchange the results.
-// Both give the same bits.
+// most 16:
+//   q = rope(norm(q)), k = rope(norm(k)),  a = sum_p softmax_p(q k_p / sqrt(128)) v_p
 //
 // Layout of a slot, for one layer and KV head: keys and values [positions, splits, head dim]. The
 // channels of queries and keys are in the order of `qkv_index`: lane l has channels 2 l, 2 l + 1,
@@ -16,14 +12,13 @@
 
 namespace megakernel {
 
-// The position of a row of queries, keys or values in exchange.qkv.
-template <class S>
-DEVICE int qkv_index(int row) {
-  if (!S::short_context || row >= S::query_size + S::kv_size) return row;
-  constexpr int kHalf = kHeadDim / 2;
-  const int channel = row % kHeadDim;
-  return row - channel + channel % kHalf / 2 * 4 + channel / kHalf * 2 + channel % 2;
-}
+// --- static asserts ---
+
+static_assert(kNumCodeGroups <= kPageSize, "a warp attends to all positions of a frame");
+static_assert(kHeadDim == 4 * 32, "a lane has four channels of a head");
+constexpr int kQuerySteps = 4;      // steps of the activation fragments that hold the queries
+constexpr int kVectorsPerStep = 8;  // vectors of eight channels of a step
+static_assert(kQuerySteps * kVectorsPerStep * 8 == 2 * kHeadDim, "the steps hold two queries");
 
 // --- shared memory ---
 
@@ -34,16 +29,14 @@ struct alignas(16) ShortAttentionSharedMemory {
 };
 
 // The warp's two queries lie in the last steps of its activation fragments, which the input of the
-// projection `out` does not use. They are addressed by vectors of eight elements.
-constexpr int kQuerySteps = 4;
+// projection `out` does not use. They are addressed by vectors of eight channels.
 template <int MaxColumns>
 struct QueryFragments {
-  static constexpr int kVectorsPerStep = 8;
   static constexpr int kStepStride = kNumWarps * 4 * kColumnCapacity<MaxColumns>;
   static_assert(kVectorsPerStep <= 4 * kColumnCapacity<MaxColumns>,
                 "a step of fragments must hold the vectors of a step of queries");
-  static_assert(kQuerySteps * kVectorsPerStep * 8 == 2 * kHeadDim, "the steps hold two queries");
 
+  // Vector `vector` of the first head.
   DEVICE static uint4& at(ActivationFragments<MaxColumns> (&fragments)[kNumSplits], int vector) {
     const int step = kMaxChunkSteps<MaxColumns> - kQuerySteps + vector / kVectorsPerStep;
     return fragments[0].steps[step][warp_idx()][vector % kVectorsPerStep];
@@ -55,7 +48,7 @@ struct QueryFragments {
   }
 };
 
-// A lane's addresses, computed before the wait for qkv.
+// A lane's addresses of queries and key in shared memory, computed before the wait for qkv.
 template <int MaxColumns>
 struct ShortAttentionAddresses {
   PinnedAddress<uint2> query, key;              // the lane's four channels
@@ -71,7 +64,25 @@ struct ShortAttentionAddresses {
         new_key(reinterpret_cast<const uint4*>(shared.key[0])[lane_idx() % 4]) {}
 };
 
-// --- keys and values of earlier passes ---
+// --- warp roles ---
+
+// One warp computes a column and a KV head with its two query heads.
+//   One stream: in every thread block, warp w computes KV head w within the phase `out`. Nothing is
+//     exchanged.
+//   Several streams: the (column, head) items are divided among the first warps of all thread
+//     blocks, which exchange the results.
+// Both give the same bits.
+
+// --- body: keys and values of earlier passes ---
+
+// The index of a row of queries, keys or values in exchange.qkv.
+template <class S>
+DEVICE int qkv_index(int row) {
+  if (!S::short_context || row >= S::query_size + S::kv_size) return row;
+  constexpr int kHalf = kHeadDim / 2;
+  const int channel = row % kHeadDim;
+  return row - channel + channel % kHalf / 2 * 4 + channel / kHalf * 2 + channel % 2;
+}
 
 // The keys and values of the positions below `num_cached`, with the norms and the rope table of the
 // new position. Loaded before the wait for qkv.
@@ -81,7 +92,9 @@ struct ShortContextCache {
   uint2 query_norm, key_norm;
   float4 rope;  // cosine, sine; cosine, sine
 
-  DEVICE ShortContextCache(const Network& n, const bf16* norms, size_t slot, int position,
+  // Reads norms [query and key, head dim], and keys and values [positions, splits, head dim] of the
+  // slot.
+  DEVICE ShortContextCache(const Network& n, const bf16* norms, size_t slot_offset, int position,
                            int num_cached)
       : query_norm(load_norm(norms)),
         key_norm(load_norm(norms + kHeadDim)),
@@ -91,21 +104,23 @@ struct ShortContextCache {
     for (int tile = 0; tile < 2; ++tile) {
       const int p = 8 * tile + lane_idx() / 4;
       const uint4* from =
-          reinterpret_cast<const uint4*>(n.keys + slot + p * kKvWidth) + lane_idx() % 4;
+          reinterpret_cast<const uint4*>(n.keys + slot_offset + p * kKvWidth) + lane_idx() % 4;
 #pragma unroll
       for (int j = 0; j < 4 * kNumSplits; ++j) {
         keys[j / 4][tile][j % 4] = p < num_cached ? load_l2(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
-    if (kManyRegisters) load_values(n.values + slot, num_cached);
+    if (kManyRegisters) load_values(n.values + slot_offset, num_cached);
   }
 
+  // The lane's channels of a norm [head dim], in the order of `qkv_index`.
   DEVICE static uint2 load_norm(const bf16* norm) {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(norm) + lane_idx();
     return {pairs[0], pairs[kHeadDim / 4]};
   }
 
-  // Normalises a head, whose sum of squares is `squares`, and rotates it.
+  // Normalises a head [head dim] and rotates it: the lane's four channels. `squares` is the head's
+  // sum of squares.
   DEVICE static float4 norm_and_rotate(float4 v, float squares, uint2 norm, float4 rope,
                                        float eps) {
     v = multiply(multiply(v, rsqrtf(squares / kHeadDim + eps)), unpack_bf16x4(norm));
@@ -113,10 +128,10 @@ struct ShortContextCache {
             v.w * rope.z + v.y * rope.w};
   }
 
-  // Sets the key of position 0, which is a column of the same pass.
+  // Sets the key of position 0, a column of the same pass, [splits, head dim] over the lanes.
   DEVICE void set_first_key(const SplitBf16x4& key, ShortAttentionSharedMemory& shared) {
     for_each_split([&](int split) {
-      reinterpret_cast<uint2*>(shared.key[split])[lane_idx()] = key.parts[split];
+      reinterpret_cast<uint2*>(shared.key[split])[lane_idx()] = key.pairs[split];
       sync_warp();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -128,13 +143,14 @@ struct ShortContextCache {
     });
   }
 
-  // Called after the keys have been used where the registers do not suffice for both.
-  DEVICE void load_values(const bf16* slot, int num_cached) {
-    const uint2* from = reinterpret_cast<const uint2*>(slot) + lane_idx();
+  // Loads the values of the positions below `num_cached`. If the registers do not suffice for keys
+  // and values, it is called after the last use of the keys.
+  DEVICE void load_values(const bf16* slot_values, int num_cached) {
+    const uint2* from = reinterpret_cast<const uint2*>(slot_values) + lane_idx();
 #pragma unroll
     for (int p = 0; p < kPageSize - 1; ++p) {
       for_each_split([&](int split) {
-        values[p].parts[split] = p < num_cached
+        values[p].pairs[split] = p < num_cached
                                      ? load_l2(from + (p * kNumSplits + split) * (kHeadDim / 4))
                                      : uint2{0, 0};
       });
@@ -142,19 +158,19 @@ struct ShortContextCache {
   }
 };
 
-// Stores a column's key and value in its slot.
-DEVICE void store_key_value(const Network& n, size_t slot, int position, const SplitBf16x4& key,
-                            const SplitBf16x4& value) {
+// Stores a column's key and value, each [splits, head dim] over the lanes, in its slot.
+DEVICE void store_key_value(const Network& n, size_t slot_offset, int position,
+                            const SplitBf16x4& key, const SplitBf16x4& value) {
   for_each_split([&](int split) {
-    const size_t row = slot + position * kKvWidth + split * kHeadDim;
-    store_l2(reinterpret_cast<uint2*>(n.keys + row) + lane_idx(), key.parts[split]);
-    store_l2(reinterpret_cast<uint2*>(n.values + row) + lane_idx(), value.parts[split]);
+    const size_t row = slot_offset + position * kKvWidth + split * kHeadDim;
+    store_l2(reinterpret_cast<uint2*>(n.keys + row) + lane_idx(), key.pairs[split]);
+    store_l2(reinterpret_cast<uint2*>(n.values + row) + lane_idx(), value.pairs[split]);
   });
 }
 
-// --- attention ---
+// --- body: one column and KV head ---
 
-// Sums N values over the lanes of a warp, all of them in every lane.
+// Replaces values [N] by their sums over the lanes of a warp, in every lane.
 template <int N>
 DEVICE void warp_sums(float (&values)[N]) {
 #pragma unroll
@@ -164,10 +180,10 @@ DEVICE void warp_sums(float (&values)[N]) {
   }
 }
 
-// Writes exp(score - maximum) of all positions and both query heads to shared.weight; returns the
-// sums of the two heads.
+// Writes exp(score - maximum) to shared.weight [positions, query heads]; returns the sums of the
+// two heads. Reads the queries and the new key in shared memory, [splits, head dim] each.
 template <int MaxColumns>
-DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* values, int position,
+DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* slot_values, int position,
                               int num_cached, const ShortAttentionAddresses<MaxColumns>& addresses,
                               ShortAttentionSharedMemory& shared) {
   const int g = lane_idx() / 4, t = lane_idx() % 4;  // row (query head) and column pair
@@ -182,18 +198,19 @@ DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* values, int 
       for (int split = 0; split < kNumSplits; ++split) {
         const uint4 q =
             *(addresses.queries + QueryFragments<MaxColumns>::distance(split, 0, j / 2, j % 2 * 4));
-        first.parts[split] = {q.x, q.y}, second.parts[split] = {q.z, q.w};
+        first.pairs[split] = {q.x, q.y}, second.pairs[split] = {q.z, q.w};
       }
       for_each_split([&](int split) {
         uint4& k = cache.keys[split][tile][j];
-        constexpr int kKey = sizeof(shared.key[0]) / sizeof(uint4);
-        load_shared_if(8 * tile + g == position, *(addresses.new_key + (split * kKey + 4 * j)), k);
+        constexpr int kSplitStride = sizeof(shared.key[0]) / sizeof(uint4);
+        load_shared_if(8 * tile + g == position,
+                       *(addresses.new_key + (split * kSplitStride + 4 * j)), k);
         mma_m16n8k16(score[tile][0], as_mma_rows(first), {k.x, k.y});
         mma_m16n8k16(score[tile][1], as_mma_rows(second), {k.z, k.w});
       });
     }
   }
-  if (!kManyRegisters) cache.load_values(values, num_cached);
+  if (!kManyRegisters) cache.load_values(slot_values, num_cached);
   float s[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -210,33 +227,33 @@ DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* values, int 
   return {shuffle_from(sum, 0), shuffle_from(sum, 4)};
 }
 
-// Whether a value can be exchanged as a pair; then a weighted mean of such values can be, too.
+// Whether a value can be exchanged as pairs. If so, a weighted mean of such values can be too.
 DEVICE bool value_fits(const SplitBf16x4& value) {
   const float4 v = unpack_bf16x4(value);
   return fits_in_pair(2 * v.x) && fits_in_pair(2 * v.y) && fits_in_pair(2 * v.z) &&
          fits_in_pair(2 * v.w);
 }
 
-// Computes column `c` and KV head `head` with all lanes of a warp. Calls use(column, query head of
-// the two, output), four channels per lane. With `kTwoPositions`, column `c` is 1 at position 1,
-// and column 0 at position 0, which attends to itself alone, is computed as well. Writes the key
-// and the value if `append`.
+// Computes column `c` and KV head `head` with all lanes of a warp. Reads exchange.qkv, float
+// [columns, rows of qkv]. Calls use(column, query head of the two, output), with the output's
+// [head dim] four channels per lane. Writes the key and the value if `append`. With
+// `kTwoPositions`, column `c` is 1 at position 1; column 0 at position 0, which attends to itself,
+// is computed too.
 template <class S, bool kTwoPositions, class Context, class Use>
 DEVICE void attend_short_context(Context& context, const Network& n, int layer, const bf16* norms,
                                  const Column* columns, int c, int head, bool append,
                                  ShortAttentionSharedMemory& shared, int& timed_out, Use use) {
-  static_assert(kNumCodeGroups <= kPageSize, "a warp attends to all positions of a frame");
   constexpr int kMaxColumns = Context::max_columns;
   const Params& p = context.p;
   const EpochTags& tags = context.tags;
   const ShortAttentionAddresses<kMaxColumns> addresses(context.fragments, shared);
   const float eps = n.eps;
   const int position = warp_uniform(columns[c].position);
-  const size_t slot =
+  const size_t slot_offset =
       ((static_cast<size_t>(layer) * n.num_slots + columns[c].slot) * S::num_kv_heads + head) *
       n.num_positions * kKvWidth;
   const int num_cached = kTwoPositions ? 0 : position;
-  ShortContextCache cache(n, norms, slot, position, num_cached);
+  ShortContextCache cache(n, norms, slot_offset, position, num_cached);
   const float4 first_rope = reinterpret_cast<const float4*>(n.rope_table)[lane_idx()];
   [[maybe_unused]] SplitBf16x4 first_value;
 
@@ -268,7 +285,7 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
   }
   if constexpr (kTwoPositions) {
     const SplitBf16x4 key = split_bf16x4(v[3]), value = split_bf16x4(untag(raw[5]));
-    if (append) store_key_value(n, slot, 0, key, value);
+    if (append) store_key_value(n, slot_offset, 0, key, value);
     cache.set_first_key(key, shared);
     first_value = value;
     store_relaxed_if(!value_fits(value), p.non_finite, 1);
@@ -280,14 +297,14 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       *(addresses.query + 2 * QueryFragments<kMaxColumns>::distance(split, j)) =
-          split_bf16x4(v[j]).parts[split];
+          split_bf16x4(v[j]).pairs[split];
     }
-    *(addresses.key + split * (kHeadDim / 4)) = key.parts[split];
+    *(addresses.key + split * (kHeadDim / 4)) = key.pairs[split];
   });
-  if (append) store_key_value(n, slot, position, key, value);
+  if (append) store_key_value(n, slot_offset, position, key, value);
   sync_warp();
   const float2 sums =
-      softmax_weights(cache, n.values + slot, position, num_cached, addresses, shared);
+      softmax_weights(cache, n.values + slot_offset, position, num_cached, addresses, shared);
   const float scales[2] = {approx_reciprocal(sums.x), approx_reciprocal(sums.y)};
   if constexpr (kTwoPositions) cache.values[0] = first_value;
 
@@ -310,8 +327,10 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
   use(c, 1, multiply(output[1], scales[1]));
 }
 
-// Several streams: the first warp of each thread block computes its share of the (column, head)
-// items. Writes exchange.attention_output.
+// --- body: all columns and heads ---
+
+// Several streams: the first warp of each thread block computes the thread block's (column, head)
+// items. Writes exchange.attention_output, pairs [columns, splits, query size].
 template <class S, class Context>
 DEVICE void attend_short_distributed(Context& context, const Network& n, int layer,
                                      const bf16* norms, const Column* columns, int num_columns) {
@@ -323,22 +342,22 @@ DEVICE void attend_short_distributed(Context& context, const Network& n, int lay
     auto store = [&](int, int j, float4 v) {
       const int pair = ((2 * head + j) * kHeadDim + 4 * lane_idx()) / 2;
       for_each_split([&](int split) {
-        const float4 part = split_remainder(v, split);
+        const float4 rest = split_remainder(v, split);
         using Layout = PairExchangeLayout<S::query_size, Context::max_columns>;
         uint32_t* to =
             n.exchange.attention_output + Layout::index(c, split * (S::query_size / 2) + pair);
-        store_relaxed(to, tag_pair(part.x, part.y, tag));
-        store_relaxed(to + 1, tag_pair(part.z, part.w, tag));
+        store_relaxed(to, tag_pair(rest.x, rest.y, tag));
+        store_relaxed(to + 1, tag_pair(rest.z, rest.w, tag));
       });
     };
     attend_short_context<S, false>(context, n, layer, norms, columns, c, head, true,
                                    context.short_attention[0], context.timed_out(), store);
   }
-  context.timer.lap(kAttention, kSum);
+  context.timer.lap(kAttention, kRest);
 }
 
-// One stream: every thread block with rows of `out` computes all heads and writes the output to its
-// activation fragments, one step per KV head.
+// One stream: every thread block with rows of `out` computes all heads. Writes the output to its
+// activation fragments [splits, steps, warps, columns, 4 x 16 bytes], one step per KV head.
 template <class S, int NumColumns, class Context>
 DEVICE void attend_short_local(Context& context, const Network& n, int layer, const bf16* norms,
                                const Column* columns, int& timed_out) {
@@ -350,16 +369,16 @@ DEVICE void attend_short_local(Context& context, const Network& n, int layer, co
                 "the fragments must have space for the queries");
   constexpr int kMaxColumns = Context::max_columns;
   if (const int head = uniform_warp_idx(); head < S::num_kv_heads) {
-    constexpr int kColumn = 4 * sizeof(uint4) / sizeof(uint2),
-                  kTile = kColumnCapacity<kMaxColumns> * kColumn;
+    constexpr int kColumnStride = 4 * sizeof(uint4) / sizeof(uint2),
+                  kTileStride = kColumnCapacity<kMaxColumns> * kColumnStride;
     uint4& first = context.fragments[0].steps[head][lane_idx() / 8][lane_idx() % 8 / 2];
     const PinnedAddress<uint2> to(reinterpret_cast<uint2*>(&first)[lane_idx() % 2]);
     auto store = [&](int column, int j, float4 v) {
       for_each_split([&](int split) {
-        const float4 part = split_remainder(v, split);
+        const float4 rest = split_remainder(v, split);
         const int tile = split * kMaxChunkSteps<kMaxColumns> * kNumWarps + j * (kHeadDim / kTileK);
-        *(to + (tile * kTile + column * kColumn)) = {tag_pair(part.x, part.y, 0),
-                                                     tag_pair(part.z, part.w, 0)};
+        *(to + (tile * kTileStride + column * kColumnStride)) = {tag_pair(rest.x, rest.y, 0),
+                                                                 tag_pair(rest.z, rest.w, 0)};
       });
     };
     const bool append = pin_register(head % num_blocks() == block_idx());
@@ -367,7 +386,7 @@ DEVICE void attend_short_local(Context& context, const Network& n, int layer, co
                                              head, append, context.short_attention[head], timed_out,
                                              store);
   }
-  context.timer.lap(kAttention, kSum);
+  context.timer.lap(kAttention, kRest);
   sync_compute_threads();
 }
 

@@ -17,7 +17,7 @@ static void run_search(const SearchParams& p, int num_blocks, int shared_bytes, 
   };
   Line arbitrary;
   std::fill_n(arbitrary.bytes, kLineBytes, 0xFF);
-  std::vector<SearchShared> shared(num_blocks);
+  std::vector<SearchSharedMemory> shared(num_blocks);
   std::vector<std::vector<Line>> dynamic_shared(
       num_blocks, std::vector<Line>(shared_bytes / kLineBytes, arbitrary));
   launch(num_blocks, 64 * p.strips_per_block, late, [&] {
@@ -34,7 +34,7 @@ MEGAKERNEL_ALIGN_SEARCHES(MEGAKERNEL_EMULATE_SEARCH)
 
 #define MEGAKERNEL_EMULATE_PATH(name, Element)                                    \
   extern "C" void name(const PathParams* p, int num_blocks, int, int) {           \
-    static PathShared shared;                                                     \
+    static PathSharedMemory shared;                                               \
     for (int b = 0; b < num_blocks; ++b) {                                        \
       launch(1, 32 * kPathWarps, 0, [&] { write_path<Element>(*p, shared); }, b); \
     }                                                                             \

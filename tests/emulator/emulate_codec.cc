@@ -15,14 +15,14 @@ static void run(int num_blocks, int num_threads, Body body) {
   extern "C" void codec_project_##row_groups##_##column_groups##_##k_splits##_##planes(           \
       const ProjectionParams* p, int num_blocks) {                                                \
     using T = Tile<row_groups, column_groups, k_splits, planes>;                                  \
-    static ProjectionShared<T> shared;                                                            \
+    static ProjectionSharedMemory<T> shared;                                                      \
     run(num_blocks, kBlockThreads, [&] { project<T>(*p, shared); });                              \
   }
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_EMULATE_PROJECTION)
 
 #define MEGAKERNEL_EMULATE_ATTENTION(head_dim)                                           \
   extern "C" void codec_attention_##head_dim(const AttentionParams* p, int num_blocks) { \
-    static AttentionShared<head_dim> shared;                                             \
+    static AttentionSharedMemory<head_dim> shared;                                       \
     run(num_blocks, 32 * kAttentionWarps, [&] { attend<head_dim>(*p, shared); });        \
   }
 MEGAKERNEL_CODEC_HEAD_DIMS(MEGAKERNEL_EMULATE_ATTENTION)
@@ -33,7 +33,7 @@ extern "C" void codec_embed(const EmbedParams* p, int num_blocks) {
 }
 
 extern "C" void codec_depthwise(const DepthwiseParams* p, int num_blocks) {
-  static DepthwiseShared shared;
+  static DepthwiseSharedMemory shared;
   run(num_blocks, kBlockThreads, [&] { depthwise(*p, shared); });
 }
 
