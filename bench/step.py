@@ -24,7 +24,7 @@ from bench.frames import FRAMES_PER_LAUNCH, disable_end_of_speech, frame_ms
 from bench.graph import frame_graph
 from bench.report import write
 from megakernel_tts import Sampling
-from megakernel_tts.backends.decode_buffers import PHASES
+from megakernel_tts.backends.decode_buffers import PHASE_INTERVALS, PHASES
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.kernels.decode import ORDINARY, DecodeVariant, load_decode_kernels
@@ -40,7 +40,7 @@ _PROMPT, _PREFIX = 10, 9  # positions
 _LONG_PROMPT = 24
 _REPEATS = 7
 
-PhaseTimes = dict[str, dict[str, float]]  # phase -> microseconds by part: wait, multiply, rest
+PhaseTimes = dict[str, dict[str, float]]  # phase -> microseconds by interval
 
 
 def random_model(size: str) -> tuple[Model, ModelConfig]:
@@ -193,14 +193,14 @@ class KernelTimer:
         cycles_per_us = cycles["frame"].sum() / frame_us
         return {
             work: {
-                phase: dict(zip(("wait", "multiply", "rest"), row, strict=True))
+                phase: dict(zip(PHASE_INTERVALS, row, strict=True))
                 for phase, row in zip(PHASES, (counts / cycles_per_us).tolist(), strict=True)
             }
             for work, counts in cycles.items()
         }
 
     def _cycles(self) -> Tensor:
-        """Mean cycles over thread blocks in the last launch, [phases, 3] float64."""
+        """Mean cycles over thread blocks in the last launch, [phases, intervals] float64."""
         return self.kernel._buffers.phase_times.double().mean(0)
 
 
@@ -210,7 +210,7 @@ def phase_table(
     """Adds to the times of each phase how fast it reads its weights, and a total.
 
     Args:
-        phases: Microseconds of each phase by part.
+        phases: Microseconds of each phase by interval.
         weight_bytes: Bytes of weights that each phase reads.
         bandwidth: Read bandwidth of the GPU in bytes per second.
 
@@ -221,13 +221,13 @@ def phase_table(
 
     def row(times_us: Mapping[str, float], num_bytes: int) -> dict[str, float]:
         rate = num_bytes / sum(times_us.values()) * 1e6 if num_bytes else 0.0
-        return {part: round(time_us, 1) for part, time_us in times_us.items()} | {
+        return {interval: round(time_us, 1) for interval, time_us in times_us.items()} | {
             "mb": round(num_bytes / 1e6, 1),
             "gb_s": round(rate / 1e9),
             "share_of_read_bandwidth": round(rate / bandwidth, 3),
         }
 
-    sums = {part: sum(times[part] for times in phases.values()) for part in phases["qkv"]}
+    sums = {name: sum(times[name] for times in phases.values()) for name in phases["qkv"]}
     rows = {phase: row(times, weight_bytes.get(phase, 0)) for phase, times in phases.items()}
     return rows | {"total": row(sums, sum(weight_bytes.values()))}
 

@@ -1,9 +1,9 @@
-// Loads cubins and launches their kernels, as torch operators. No kernel is named here:
-// megakernel_tts/kernels decides what is launched, and checks it.
+// Torch operators that load cubins and launch their kernels. megakernel_tts/kernels names the
+// kernels and checks their arguments.
 //
-// Operators return the driver's status, and call nothing that throws; Python raises the exception.
-// A C++ exception that leaves this library ends the process if the library was linked with a C++
-// runtime of its own, as some compilers do.
+// Operators return the driver's status, and call no function that throws; Python raises the
+// exception. If a compiler links a C++ runtime of its own into this library, a C++ exception that
+// leaves it ends the process.
 #include <ATen/core/Tensor.h>
 #include <cuda.h>
 #include <dlfcn.h>
@@ -18,15 +18,15 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kNoDriver = -1;  // a status beside those of the driver
+constexpr int64_t kNoDriver = -1;  // not a status of the driver
 
 #define STRING_OF(text) #text
-#define STRING(name) STRING_OF(name)  // cuda.h defines some names as those of later versions
+#define STRING(name) STRING_OF(name)  // expands names that cuda.h defines as macros
 #define DRIVER_FUNCTION(name)                                         \
   const decltype(&::name) name = reinterpret_cast<decltype(&::name)>( \
       library == nullptr ? nullptr : dlsym(library, STRING(name)))
 
-// The driver, which torch has loaded, so that there is no need to link it.
+// Functions of the driver, from the library that torch has loaded.
 struct Driver {
   void* const library = dlopen("libcuda.so.1", RTLD_LAZY);
   DRIVER_FUNCTION(cuInit);
@@ -41,7 +41,7 @@ struct Driver {
   DRIVER_FUNCTION(cuMemcpyDtoH);
   DRIVER_FUNCTION(cuMemsetD32Async);
   DRIVER_FUNCTION(cuFuncSetAttribute);
-  DRIVER_FUNCTION(cuLaunchKernelEx);  // the newest of them: a driver that has it has all
+  DRIVER_FUNCTION(cuLaunchKernelEx);  // the newest function: a driver with it has all of them
 };
 
 const Driver& driver() {
@@ -49,7 +49,7 @@ const Driver& driver() {
   return loaded;
 }
 
-// Makes a context the thread's current one; threads begin without any.
+// Makes a context current for the thread; a new thread has none.
 class CurrentContext {
  public:
   explicit CurrentContext(int64_t context)
@@ -64,7 +64,7 @@ class CurrentContext {
   const CUresult status;
 };
 
-// What a status means.
+// The description of a status.
 std::string error_text(int64_t status) {
   if (status == kNoDriver) return "there is no driver for CUDA 12 or later";
   const char* text = nullptr;
@@ -101,7 +101,7 @@ std::tuple<int64_t, int64_t> find_kernel(int64_t context, int64_t module, std::s
   return {status, reinterpret_cast<int64_t>(kernel)};
 }
 
-// Lets a kernel use up to so much dynamic shared memory. Returns status.
+// Sets the limit of a kernel's dynamic shared memory. Returns status.
 int64_t allow_shared_bytes(int64_t context, int64_t kernel, int64_t shared_bytes) {
   const CurrentContext current(context);
   if (current.status != CUDA_SUCCESS) return current.status;
@@ -125,9 +125,9 @@ int64_t read_symbol(int64_t context, int64_t module, std::string name, const Ten
 }
 
 // Launches a kernel on a stream of its context. `params` is the address of the kernel's only
-// argument, which holds the addresses of the tensors in `writes`, which the kernel changes. All
-// bits of `set_bits` are set beforehand. The status is written: torch cannot trace operators that
-// return numbers.
+// argument. `writes` are the tensors that the kernel writes. All bits of `set_bits` are set before
+// the launch. The status is written to a tensor, because torch cannot trace operators that return
+// numbers.
 void launch(int64_t context, int64_t kernel, int64_t stream, int64_t num_blocks,
             int64_t num_threads, int64_t shared_bytes, bool cooperative, bool overlap_previous,
             int64_t params, at::TensorList writes, const std::optional<Tensor>& set_bits,
@@ -184,7 +184,7 @@ TORCH_LIBRARY_FRAGMENT(megakernel_tts, m) {
 
 TORCH_LIBRARY_IMPL(megakernel_tts, CUDA, m) { m.impl("launch", &megakernel::launch); }
 
-// Nothing is returned, so that fake tensors need nothing either.
+// The operator returns nothing, so fake tensors need no computation.
 TORCH_LIBRARY_IMPL(megakernel_tts, Meta, m) {
   m.impl("launch", [](int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool, int64_t,
                       at::TensorList, const std::optional<at::Tensor>&, const at::Tensor&) {});

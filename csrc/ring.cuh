@@ -37,6 +37,7 @@ struct Ring {
     int stage = 0;
     uint32_t parity = 0;
 
+    // Moves to the next stage.
     DEVICE void advance() {
       if (++stage == NumStages) stage = 0, parity ^= 1;
     }

@@ -108,6 +108,7 @@ class PinnedAddress {
   DEVICE explicit PinnedAddress(T& shared)
       : at_(pin_register(static_cast<int>(shared_address(&shared)))) {}
 
+  // The object, and objects of an array that it begins.
   DEVICE T& operator*() const { return *(*this + 0); }
   DEVICE T* operator->() const { return *this + 0; }
   DEVICE T* operator+(int further) const {

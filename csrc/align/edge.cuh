@@ -100,6 +100,7 @@ struct EdgeWriter {
   uint32_t* edge;  // null within a block
   int num_tiles;   // that the strip below reads; 0 for the last strip
 
+  // As in EdgeReader; `tile` may be negative.
   DEVICE bool is_within_block() const { return kSharedDirections || edge == nullptr; }
   DEVICE bool has(int tile) const {
     return static_cast<unsigned>(tile) < static_cast<unsigned>(num_tiles);

@@ -32,6 +32,7 @@ struct Length {
 struct ItemLengths {
   Length text, frames;
 
+  // Loads both lengths.
   DEVICE ItemLengths(const SearchParams& p, int item)
       : text(p.text_lengths, item), frames(p.frame_lengths, item) {}
 };

@@ -39,6 +39,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
                 "a thread prefetches at most one cache line of an embedding");
 
  public:
+  // Called by all compute threads.
   DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& shared)
       : Base(p, shared), reduction_(shared.fixed.sample) {}
 

@@ -40,6 +40,7 @@ class ProjectionAddresses {
  public:
   static constexpr int num_tiles = PartialSums<MaxColumns>::num_tiles;
 
+  // The addresses in a ring, in fragments [splits] and in two sets of sums.
   DEVICE ProjectionAddresses(const R& ring,
                              const ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
                              PartialSums<MaxColumns> (&sums)[2])

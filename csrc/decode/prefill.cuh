@@ -30,6 +30,7 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
   static constexpr int kCapacity = kColumnCapacity<MaxColumns>;
 
  public:
+  // Called by all compute threads.
   DEVICE PromptPrefill(const Params& p, SharedMemory<M, MaxColumns>& shared) : Base(p, shared) {}
 
   // Runs all batches, unless a thread block times out. Reads prompt_vectors [rows, hidden].

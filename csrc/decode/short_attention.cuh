@@ -54,6 +54,7 @@ struct ShortAttentionAddresses {
   PinnedAddress<uint2> query, key;              // the lane's four channels
   PinnedAddress<const uint4> queries, new_key;  // operands: query head lane / 4 % 2, the new key
 
+  // The addresses in fragments [splits] and in the warp's shared memory.
   DEVICE ShortAttentionAddresses(ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
                                  ShortAttentionSharedMemory& shared)
       : query(reinterpret_cast<uint2*>(

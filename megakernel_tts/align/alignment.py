@@ -9,10 +9,11 @@ from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.word_times import AlignedWordTimer, WordTimer
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.files import replace_file
+from megakernel_tts.kernels.structs import MAX_CAPTURED_HEADS
 from megakernel_tts.model.fields import Fields, read_json
 
 ALIGNMENT_FILE = "alignment.json"
-MAX_HEADS = 8  # that the kernel can capture
+MAX_HEADS = MAX_CAPTURED_HEADS
 MAX_LOOKAHEAD = 4  # frames
 _FORMAT = "megakernel-tts-alignment-1"
 

@@ -13,11 +13,13 @@ from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.addresses import device_address, host_address
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
+    HEAD_DIM,
     MAX_CAPTURED_HEADS,
     NUM_CODE_GROUPS,
     Network,
     Params,
     Phase,
+    PhaseInterval,
     PrefillBatch,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
@@ -26,7 +28,11 @@ from megakernel_tts.model.weights import Model, Stack
 MAX_FRAMES = 32  # of a stream, in one launch
 FRAME_SIZE = 1 + NUM_CODE_GROUPS  # int32 values of a `PublishedFrame`: end reason, codes
 PHASES = tuple(phase.name.lower() for phase in Phase if phase != Phase.NUM_PHASES)
-_HEAD_DIM = 128
+PHASE_INTERVALS = tuple(
+    interval.name.lower()
+    for interval in PhaseInterval
+    if interval != PhaseInterval.NUM_PHASE_INTERVALS
+)
 
 
 class UploadedPrompts(NamedTuple):
@@ -55,7 +61,7 @@ class DecodeBuffers:
         prompt_hidden: float32 [slots, hidden], the talker's last hidden state of each prompt.
         workspace: int32, what thread blocks exchange.
         scores: float32 [streams, MAX_FRAMES, captured heads, positions].
-        phase_times: int64 [blocks, phases, 3], cycles; written by the profiling build.
+        phase_times: int64 [blocks, phases, intervals], cycles; written by the profiling build.
         frames: int32 [streams * MAX_FRAMES * FRAME_SIZE] on the host, written by the kernels.
         num_published: int32 [streams] on the host, frames that are there.
         stop_flags: int32 [streams] on the host, read by the kernels.
@@ -122,7 +128,9 @@ class DecodeBuffers:
         self.prompt_hidden = self._zeros(num_slots, hidden_size)
         self.seen_codes = self._zeros(num_slots, talker.vocab_size, dtype=torch.uint8)
         self.workspace = self._zeros(info.workspace.num_values, dtype=torch.int32)
-        self.phase_times = self._zeros(kernels.num_blocks, len(PHASES), 3, dtype=torch.int64)
+        self.phase_times = self._zeros(
+            kernels.num_blocks, len(PHASES), len(PHASE_INTERVALS), dtype=torch.int64
+        )
         params, address = self.params, self._address
         heads = torch.stack([packer.pack(head) for head in model.predictor.heads])
         bias = self._zeros(1, dtype=bf16) if projection is None else projection.bias
@@ -167,9 +175,9 @@ class DecodeBuffers:
 
     def _rope_table(self, stack: StackConfig, num_positions: int) -> Tensor:
         """[positions, 64, 2]: cosine and sine of the rotary embedding."""
-        channels = torch.arange(0, _HEAD_DIM, 2, device=self._device).float()
+        channels = torch.arange(0, HEAD_DIM, 2, device=self._device).float()
         positions = torch.arange(num_positions, device=self._device).float()
-        angle = positions[:, None] * (1.0 / stack.rope_theta ** (channels / _HEAD_DIM))
+        angle = positions[:, None] * (1.0 / stack.rope_theta ** (channels / HEAD_DIM))
         return torch.stack([angle.cos(), angle.sin()], dim=-1).contiguous()
 
     def _set_network(

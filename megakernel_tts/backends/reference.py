@@ -23,6 +23,7 @@ from megakernel_tts.backends.decoder_stack import KVCache, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
+from megakernel_tts.kernels.structs import MIN_FRAMES
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.layers import linear
 from megakernel_tts.model.weights import Model, Projection
@@ -33,8 +34,6 @@ from megakernel_tts.sampling import (
     gumbel_noise,
     sample,
 )
-
-_MIN_FRAMES = 2  # frames before which the release does not sample the end of speech
 
 
 @dataclass(kw_only=True)
@@ -312,7 +311,7 @@ class Reference:
         logits = apply_repetition_penalty(
             logits, seen, torch.tensor(penalties, device=self._device)[:, None]
         )
-        early = [state.num_frames < _MIN_FRAMES for state in states]
+        early = [state.num_frames < MIN_FRAMES for state in states]
         allowed = torch.where(
             torch.tensor(early, device=self._device)[:, None], self._codes_only, self._codes_or_eos
         )

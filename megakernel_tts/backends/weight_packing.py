@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_tts.kernels.structs import ROW_GROUP_SIZE, STEP_K
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.weights import Stack
-
-_STEP_K = 256  # K elements that a thread block multiplies per step
-_ROW_GROUP_SIZE = 8  # rows
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class Packer:
     def _share_size(self, shape: torch.Size, block: int) -> int:
         """Elements of a matrix that a thread block reads."""
         rows, k = shape
-        first, end = (self._first_row_group(rows // _ROW_GROUP_SIZE, b) for b in (block, block + 1))
-        return (end - first) * _ROW_GROUP_SIZE * (k + -k % _STEP_K)
+        first, end = (self._first_row_group(rows // ROW_GROUP_SIZE, b) for b in (block, block + 1))
+        return (end - first) * ROW_GROUP_SIZE * (k + -k % STEP_K)
 
     def _share(self, tiles: Tensor, block: int) -> list[Tensor]:
         """A thread block's share: up to `max_row_groups` at a time, of these stage after stage."""
@@ -79,8 +77,8 @@ class Packer:
 def _tiles(weight: Tensor) -> Tensor:
     """A matrix [rows, K] as [row groups, steps, 8 warps * 32 lanes * 8 elements]."""
     rows, k = weight.shape
-    padded = F.pad(weight, (0, -k % _STEP_K))
-    pairs = padded.view(rows // _ROW_GROUP_SIZE, 8, -1, 8, 4, 2, 2, 2)
+    padded = F.pad(weight, (0, -k % STEP_K))
+    pairs = padded.view(rows // ROW_GROUP_SIZE, 8, -1, 8, 4, 2, 2, 2)
     return pairs.permute(0, 2, 3, 1, 4, 6, 5, 7).flatten(5).flatten(3, 4)
 
 

@@ -12,9 +12,15 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import State, fold_snake, history_length
-from megakernel_tts.codec.kernel_layers import ATTENTION_WINDOW, ActivationBuffer, KernelLayers
-from megakernel_tts.kernels.codec import HEAD_DIMS, MAX_DEPTHWISE_CHANNELS, CodecKernels
-from megakernel_tts.kernels.codec_structs import NUM_CODEBOOKS, Epilogue
+from megakernel_tts.codec.kernel_layers import ActivationBuffer, KernelLayers
+from megakernel_tts.kernels.codec import HEAD_DIMS, CodecKernels
+from megakernel_tts.kernels.codec_structs import (
+    ATTENTION_WINDOW,
+    MAX_DEPTHWISE_CHANNELS,
+    NUM_CODEBOOKS,
+    STEP_CHANNELS,
+    Epilogue,
+)
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.layers import merge_heads
 
@@ -228,8 +234,8 @@ def _check_shapes(config: CodecConfig) -> None:
         stack.intermediate_size,
         stack.num_heads * stack.head_dim,
     )
-    if any(size % packing.STEP for size in sizes) or codec.latent_dim > MAX_DEPTHWISE_CHANNELS:
+    if any(size % STEP_CHANNELS for size in sizes) or codec.latent_dim > MAX_DEPTHWISE_CHANNELS:
         raise ValueError(
-            f"The codec's kernels take multiples of {packing.STEP} channels and a latent_dim of at "
-            f"most {MAX_DEPTHWISE_CHANNELS:,}, found {sizes}; use the decoder in plain torch."
+            f"The codec's kernels take multiples of {STEP_CHANNELS} channels and a latent_dim of "
+            f"at most {MAX_DEPTHWISE_CHANNELS:,}, found {sizes}; use the decoder in plain torch."
         )

@@ -18,6 +18,7 @@ from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
+    ATTENTION_WINDOW,
     MAX_HISTORIES,
     Activations,
     AttentionParams,
@@ -30,7 +31,6 @@ from megakernel_tts.kernels.codec_structs import (
 )
 from megakernel_tts.model.config import CodecConfig
 
-ATTENTION_WINDOW = 72  # frames; kAttentionWindow
 MAX_FRAMES = 8  # of one stream in a call
 FRAME = np.dtype[np.void](Frame)
 _NORM_EPS = 1e-6  # of the layer norms; not in the configuration

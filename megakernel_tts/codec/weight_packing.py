@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_tts.codec import weights as w
-
-STEP = 32  # channels of a step of K
+from megakernel_tts.kernels.codec_structs import STEP_CHANNELS
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Packed:
 
 
 def padded(channels: int) -> int:
-    """The next multiple of `STEP`."""
-    return -(-channels // STEP) * STEP
+    """The next multiple of `STEP_CHANNELS`."""
+    return -(-channels // STEP_CHANNELS) * STEP_CHANNELS
 
 
 def _pad(x: Tensor, dim: int) -> Tensor:
@@ -53,7 +52,7 @@ def _pad(x: Tensor, dim: int) -> Tensor:
 
 
 def pad_last(x: Tensor) -> Tensor:
-    """Pads the last dimension of [..., channels] with zeros to a multiple of `STEP`."""
+    """Pads the last dimension of [..., channels] with zeros to a multiple of `STEP_CHANNELS`."""
     return _pad(x, -1)
 
 

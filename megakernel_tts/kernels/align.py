@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megakernel_tts.kernels.align_structs import (
-    ALIGN_TYPES,
+    ALIGN_DECLARATIONS,
     AlignInfo,
     Lengths,
     MaskParams,
@@ -140,7 +140,7 @@ def align_program() -> Program:
         *(f"align_path_{size}" for size in _ELEMENT_SIZES),
         "align_count_lengths",
     )
-    return Program("align", "align/kernels.cu", kernels, ALIGN_TYPES)
+    return Program("align", "align/kernels.cu", kernels, ALIGN_DECLARATIONS)
 
 
 def load_align_kernels(device: torch.device, path: LaunchPath | None = None) -> "AlignKernels":

@@ -1,4 +1,4 @@
-"""Structs that cross from Python to the alignment kernels; csrc/align/params.cuh explains them."""
+"""What Python and the alignment kernels share; csrc/align/params.cuh explains the fields."""
 
 from ctypes import c_bool, c_int, c_int64, c_uint64
 
@@ -103,4 +103,4 @@ class AlignInfo(DeviceStruct):
     )
 
 
-ALIGN_TYPES = (Lengths, SearchParams, MaskParams, PathParams, AlignInfo)
+ALIGN_DECLARATIONS = (Lengths, SearchParams, MaskParams, PathParams, AlignInfo)

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from megakernel_tts.kernels.codec_structs import (
-    CODEC_TYPES,
+    ATTENTION_WARPS,
+    BLOCK_THREADS,
+    CODEC_DECLARATIONS,
     MAX_HISTORIES,
+    STEP_CHANNELS,
     AttentionParams,
     DepthwiseParams,
     EmbedParams,
@@ -23,11 +26,7 @@ if TYPE_CHECKING:
     from megakernel_tts.kernels.loader import LaunchPath
 
 HEAD_DIMS = (16, 32, 64)  # of the attention kernels
-MAX_DEPTHWISE_CHANNELS = 1024
-_NUM_THREADS = 256
-_NUM_WARPS = _NUM_THREADS // 32
-_ATTENTION_THREADS = 128
-_STEP_CHANNELS = 32  # of a step of K
+_NUM_WARPS = BLOCK_THREADS // 32
 _OVERLAP_CAPABILITY = 9  # compute capability with programmatic dependent launch
 
 
@@ -99,7 +98,7 @@ def num_k_splits(params: ProjectionParams) -> int:
 
     A property of the layer, so that the number of rows does not change the order of the sums.
     """
-    num_steps = params.num_taps * params.input.num_channels // _STEP_CHANNELS
+    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_tiles = params.input.rows_per_frame * params.num_columns // 512
     wanted = 8 if num_tiles < 200 else 4 if num_tiles < 300 else 2
     if num_steps >= 2 * wanted:
@@ -113,7 +112,7 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
     its first-level cache.
     """
-    num_steps = params.num_taps * params.input.num_channels // _STEP_CHANNELS
+    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
     blocks_per_sm = -(-num_blocks // num_sms)
@@ -151,7 +150,7 @@ def codec_program() -> Program:
         "codec_update_state",
     )
     definitions = (("MEGAKERNEL_CODEC_TILES(X)", tiles),)
-    return Program("codec", "codec/kernels.cu", kernels, CODEC_TYPES, definitions)
+    return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
 
 
 def load_codec_kernels(device: "torch.device", path: "LaunchPath | None" = None) -> "CodecKernels":
@@ -194,7 +193,7 @@ class CodecKernels:
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
         """Launches the embedding: one block per frame."""
-        config = LaunchConfig(params.num_frames, _NUM_THREADS)
+        config = LaunchConfig(params.num_frames, BLOCK_THREADS)
         self._module.launch("codec_embed", params, config, writes=writes)
 
     def project(
@@ -211,7 +210,7 @@ class CodecKernels:
         tile = choose_tile(params, self._num_sms)
         config = LaunchConfig(
             tile.num_blocks(params.num_rows, params.num_columns),
-            _NUM_THREADS,
+            BLOCK_THREADS,
             tile.shared_bytes,
             overlap_previous=overlap_previous and self._overlap,
         )
@@ -221,7 +220,7 @@ class CodecKernels:
         """Launches attention: one block per frame and head."""
         config = LaunchConfig(
             params.num_frames * params.num_heads,
-            _ATTENTION_THREADS,
+            32 * ATTENTION_WARPS,
             overlap_previous=self._overlap,
         )
         kernel = f"codec_attention_{params.head_dim}"
@@ -229,11 +228,11 @@ class CodecKernels:
 
     def depthwise(self, params: DepthwiseParams, writes: "Sequence[Tensor]") -> None:
         """Launches the depthwise convolution: one block per row."""
-        config = LaunchConfig(params.num_rows, _NUM_THREADS, overlap_previous=self._overlap)
+        config = LaunchConfig(params.num_rows, BLOCK_THREADS, overlap_previous=self._overlap)
         self._module.launch("codec_depthwise", params, config, writes=writes)
 
     def update_state(self, params: StateUpdateParams, writes: "Sequence[Tensor]") -> None:
         """Launches the update of the histories: one block per frame and layer."""
         assert params.num_layers <= MAX_HISTORIES
-        config = LaunchConfig(params.num_frames * params.num_layers, _NUM_THREADS)
+        config = LaunchConfig(params.num_frames * params.num_layers, BLOCK_THREADS)
         self._module.launch("codec_update_state", params, config, writes=writes)

@@ -1,17 +1,30 @@
-"""Structs that cross from Python to the codec's kernels; csrc/codec/params.cuh explains them."""
+"""What Python and the codec's kernels share; csrc/codec/params.cuh explains the fields."""
 
 from ctypes import c_float, c_int, c_int64
-from enum import IntEnum
+from enum import nonmember
 
-from megakernel_tts.kernels.structs import DeviceStruct, enum, pointer
+from megakernel_tts.kernels.structs import (
+    Declaration,
+    DeviceConstant,
+    DeviceEnum,
+    DeviceStruct,
+    enum,
+    pointer,
+)
 
 NUM_CODEBOOKS = 16  # codes of a frame
 MAX_HISTORIES = 32
+ATTENTION_WINDOW = 72  # frames, the current one included
+STEP_CHANNELS = 32  # channels of a step of K
+MAX_DEPTHWISE_CHANNELS = 1024
+BLOCK_THREADS = 256
+ATTENTION_WARPS = 4
 
 
-class Epilogue(IntEnum):
-    """The function that a projection applies to its sums; `Epilogue` in C++."""
+class Epilogue(DeviceEnum):
+    """The function that a projection applies to its sums."""
 
+    CPP_NAMESPACE = nonmember("megakernel::codec")
     LINEAR = 0
     SNAKE = 1
     GELU = 2
@@ -148,7 +161,13 @@ class StateUpdateParams(DeviceStruct):
     )
 
 
-CODEC_TYPES = (
+CODEC_DECLARATIONS: tuple[Declaration, ...] = (
+    DeviceConstant("megakernel::codec::kAttentionWindow", ATTENTION_WINDOW),
+    DeviceConstant("megakernel::codec::kStepChannels", STEP_CHANNELS),
+    DeviceConstant("megakernel::codec::kMaxDepthwiseChannels", MAX_DEPTHWISE_CHANNELS),
+    DeviceConstant("megakernel::codec::kBlockThreads", BLOCK_THREADS),
+    DeviceConstant("megakernel::codec::kAttentionWarps", ATTENTION_WARPS),
+    Epilogue,
     Frame,
     Activations,
     ProjectionParams,

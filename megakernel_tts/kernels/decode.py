@@ -14,8 +14,9 @@ from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 from megakernel_tts.kernels.structs import (
     BATCH_COLUMNS,
-    DECODE_TYPES,
+    DECODE_DECLARATIONS,
     EXCHANGE_BUFFERS,
+    HEAD_DIM,
     NUM_CODE_GROUPS,
     DecodeInfo,
     Params,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BATCH: np.dtype[Any] = np.dtype(PrefillBatch)
-_HEAD_DIM = 128
 _VALUE_BYTES = 4  # of a value of the workspace
 _L2_SHARE = 5  # a talker layer's keys and values may take one fifth of the L2 cache
 _KERNELS = (
@@ -96,7 +96,7 @@ def check_shapes(config: ModelConfig) -> None:
     ]
     for stack in (talker, predictor):
         rules += [
-            (stack.head_dim == _HEAD_DIM, f"heads of {_HEAD_DIM} channels"),
+            (stack.head_dim == HEAD_DIM, f"heads of {HEAD_DIM} channels"),
             (stack.num_heads == 2 * stack.num_kv_heads, "two query heads for each key-value head"),
             (stack.hidden_size % 32 == 0, "a hidden size that is a multiple of 32"),
             (stack.intermediate_size % 32 == 0, "an intermediate size that is a multiple of 32"),
@@ -145,7 +145,7 @@ def program_of_shapes(
         definitions.append(("MEGAKERNEL_PROFILE", "1"))
     if variant.precise:
         definitions.append(("MEGAKERNEL_PRECISE", "1"))
-    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_TYPES, tuple(definitions))
+    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_DECLARATIONS, tuple(definitions))
 
 
 def stack_shape(stack: StackConfig) -> StackShape:

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakernel_tts.kernels.structs import SharedType, layout_checks
+from megakernel_tts.kernels.structs import Declaration, declaration_checks
 
 
 def _find_sources() -> Path:
@@ -29,21 +29,23 @@ class Program:
         name: Of the family; part of the file's name in the cache.
         source: The file of csrc.
         kernels: Names of the kernels.
-        shared_types: Structs and enumerations that the host shares with them.
+        declarations: Structs, enumerations and constants that Python shares with them.
         definitions: Macros and their values.
     """
 
     name: str
     source: str
     kernels: tuple[str, ...]
-    shared_types: tuple[SharedType, ...]
+    declarations: tuple[Declaration, ...]
     definitions: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:
-        """What is compiled: macros, the source, the checks of the shared types."""
+        """What is compiled: macros, the source, the checks of the declarations."""
         lines = [f"#define {macro} {value}" for macro, value in self.definitions]
-        return "\n".join([*lines, f'#include "{self.source}"', layout_checks(self.shared_types)])
+        return "\n".join(
+            [*lines, f'#include "{self.source}"', declaration_checks(self.declarations)]
+        )
 
     def digest(self, *build: str) -> str:
         """Digest of the text, of all sources, and of what else a build depends on.

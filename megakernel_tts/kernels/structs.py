@@ -1,16 +1,17 @@
-"""Structs that cross from Python to the decode kernels, with the C++ names and types.
+"""What Python and the decode kernels share: structs, enumerations and constants, with C++ names.
 
 `codec_structs` and `align_structs` declare those of the other kernels in the same way.
 
-A build appends `layout_checks` to its source, so it fails if a field of csrc has another name,
-type or offset than the field here, or an enumerator another value. csrc/params.cuh,
-csrc/workspace.cuh and csrc/decode/kernels.cuh explain the fields.
+A build appends `declaration_checks` to its source. It fails if a field of csrc has another name,
+type or offset than the field here, or if an enumerator or a constant has another value.
+csrc/params.cuh, csrc/workspace.cuh and csrc/decode/kernels.cuh explain the fields.
 """
 
 import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_uint, c_uint64
-from enum import IntEnum
+from dataclasses import dataclass
+from enum import IntEnum, nonmember
 from functools import cache
 from itertools import chain
 from typing import Any, ClassVar
@@ -19,6 +20,10 @@ BUFFER_COLUMNS = 8  # columns of an exchange buffer, and the size of `Params.str
 BATCH_COLUMNS = 16  # columns of a prefill batch
 NUM_CODE_GROUPS = 16  # codes of a frame
 MAX_CAPTURED_HEADS = 8
+MIN_FRAMES = 2  # frames before which the released model does not sample the end of speech
+HEAD_DIM = 128  # channels of a head
+ROW_GROUP_SIZE = 8  # rows of a row group
+STEP_K = 256  # elements of K that a thread block multiplies per step
 
 _SCALARS: dict[type[Any], str] = {
     ctypes.c_bool: "bool",
@@ -40,6 +45,8 @@ EXCHANGE_BUFFERS = (
     "mlp_residual",
     "logits",
 )
+
+_PYTHON = "megakernel_tts/kernels"  # as the messages of failed checks name it
 
 # NVRTC has no `offsetof`, and takes the address of a field at 0 as a constant.
 _CHECK_DEFINITIONS = """
@@ -65,12 +72,31 @@ class DeviceStruct(ctypes.Structure):
 
 
 class DeviceEnum(IntEnum):
-    """An enumeration of csrc: the member `GATE_UP` is `megakernel::kGateUp` there."""
+    """An enumeration of csrc: the member `GATE_UP` is `kGateUp` there.
+
+    Attributes:
+        CPP_NAMESPACE: Namespace of the enumerators in C++.
+    """
+
+    CPP_NAMESPACE = nonmember("megakernel")
 
     @property
     def cpp_name(self) -> str:
         """Qualified name of the enumerator in C++."""
-        return f"megakernel::k{self.name.title().replace('_', '')}"
+        return f"{self.CPP_NAMESPACE}::k{self.name.title().replace('_', '')}"
+
+
+@dataclass(frozen=True)
+class DeviceConstant:
+    """A number of csrc that Python has as well.
+
+    Attributes:
+        cpp_name: Qualified name in C++.
+        value: Its value in Python.
+    """
+
+    cpp_name: str
+    value: int
 
 
 class EndReason(DeviceEnum):
@@ -96,6 +122,15 @@ class Phase(DeviceEnum):
     SAMPLE = 7
     INPUT_PROJECTION = 8
     NUM_PHASES = 9
+
+
+class PhaseInterval(DeviceEnum):
+    """The intervals of a phase whose cycles the profiling build counts."""
+
+    WAIT = 0
+    MULTIPLY = 1
+    REST = 2
+    NUM_PHASE_INTERVALS = 3
 
 
 class _Pointer(ctypes.c_void_p):
@@ -312,11 +347,16 @@ class DecodeInfo(DeviceStruct):
     )
 
 
-SharedType = type[DeviceStruct] | type[DeviceEnum]
+Declaration = type[DeviceStruct] | type[DeviceEnum] | DeviceConstant
 
-DECODE_TYPES: tuple[SharedType, ...] = (
+DECODE_DECLARATIONS: tuple[Declaration, ...] = (
+    DeviceConstant("megakernel::kMinFrames", MIN_FRAMES),
+    DeviceConstant("megakernel::kHeadDim", HEAD_DIM),
+    DeviceConstant("megakernel::kRowGroupSize", ROW_GROUP_SIZE),
+    DeviceConstant("megakernel::kStepK", STEP_K),
     EndReason,
     Phase,
+    PhaseInterval,
     ExchangeBuffers,
     Network,
     SamplingParams,
@@ -340,11 +380,19 @@ def _cpp_type(kind: type[Any]) -> str:
     return _SCALARS[kind] if kind in _SCALARS else kind.CPP_NAME
 
 
+def _constant_check(constant: DeviceConstant) -> str:
+    name, value = constant.cpp_name, constant.value
+    return (
+        f"static_assert({name} == {value}, "
+        f'"{name} has another value than the {value} of {_PYTHON}");'
+    )
+
+
 def _enum_checks(enumeration: type[DeviceEnum]) -> Iterator[str]:
     for member in enumeration:
         yield (
             f"static_assert({member.cpp_name} == {member.value}, "
-            f'"{enumeration.__name__}.{member.name} has another value than in kernels/structs.py");'
+            f'"{enumeration.__name__}.{member.name} has another value than in {_PYTHON}");'
         )
 
 
@@ -354,27 +402,32 @@ def _struct_checks(struct: type[DeviceStruct]) -> Iterator[str]:
         offset = getattr(struct, field).offset
         yield (
             f"static_assert(megakernel_is_same<decltype({cpp}::{field}), {_cpp_type(kind)}>, "
-            f'"{name}.{field} has another type than in kernels/structs.py");'
+            f'"{name}.{field} has another type than in {_PYTHON}");'
         )
         yield (
             f"static_assert(MEGAKERNEL_OFFSET({cpp}, {field}) == {offset}, "
-            f'"{name}.{field} has another offset than the {offset} of kernels/structs.py");'
+            f'"{name}.{field} has another offset than the {offset} of {_PYTHON}");'
         )
     size = ctypes.sizeof(struct)
     yield (
         f"static_assert(sizeof({cpp}) == {size}, "
-        f'"{name} has another size than the {size} bytes of kernels/structs.py");'
+        f'"{name} has another size than the {size} bytes of {_PYTHON}");'
     )
 
 
-def layout_checks(types: Sequence[SharedType]) -> str:
-    """C++ text that compiles only if csrc declares the types as this module does.
+def _checks(declaration: Declaration) -> Iterator[str]:
+    if isinstance(declaration, DeviceConstant):
+        return iter([_constant_check(declaration)])
+    if issubclass(declaration, DeviceEnum):
+        return _enum_checks(declaration)
+    return _struct_checks(declaration)
+
+
+def declaration_checks(declarations: Sequence[Declaration]) -> str:
+    """C++ text that compiles only if csrc agrees with Python.
 
     Args:
-        types: The types to check. The text goes behind the headers that declare them.
+        declarations: What to check. The text follows the headers that declare them.
     """
-    checks = (
-        _enum_checks(shared) if issubclass(shared, DeviceEnum) else _struct_checks(shared)
-        for shared in types
-    )
-    return "\n".join([_CHECK_DEFINITIONS, *chain.from_iterable(checks), ""])
+    checks = chain.from_iterable(map(_checks, declarations))
+    return "\n".join([_CHECK_DEFINITIONS, *checks, ""])

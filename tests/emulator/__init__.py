@@ -14,7 +14,7 @@ from megakernel_tts.kernels.decode import (
     decode_program,
 )
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import DECODE_TYPES, DeviceStruct, layout_checks
+from megakernel_tts.kernels.structs import DECODE_DECLARATIONS, DeviceStruct, declaration_checks
 from megakernel_tts.model.config import ModelConfig
 from tests.emulator.build import load_library
 
@@ -47,7 +47,7 @@ class EmulatedModule:
         program = decode_program(config, variant)
         macros = [f"-D{name}={value}" for name, value in program.definitions]
         self._library = load_library(
-            "emulate.cc", *macros, *options, checks=layout_checks(DECODE_TYPES)
+            "emulate.cc", *macros, *options, checks=declaration_checks(DECODE_DECLARATIONS)
         )
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:

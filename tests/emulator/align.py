@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernel_tts.kernels.align import AlignGpu, AlignKernels, make_plan
-from megakernel_tts.kernels.align_structs import ALIGN_TYPES
+from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import layout_checks
+from megakernel_tts.kernels.structs import declaration_checks
 from tests.emulator.build import load_library
 
 _GPU = AlignGpu(num_sms=2, shared_bytes_per_block=99 << 10, shared_bytes_per_sm=100 << 10,
@@ -25,7 +25,7 @@ class EmulatedAlignModule:
     def __init__(self) -> None:
         """Compiles the kernels."""
         self.late = 0
-        checks = layout_checks(ALIGN_TYPES)
+        checks = declaration_checks(ALIGN_DECLARATIONS)
         self._library = load_library("emulate_align.cc", checks=checks)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:

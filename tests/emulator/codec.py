@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from megakernel_tts.kernels.codec import CodecKernels, codec_program
-from megakernel_tts.kernels.codec_structs import CODEC_TYPES
+from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import layout_checks
+from megakernel_tts.kernels.structs import declaration_checks
 from tests.emulator.build import load_library
 
 
@@ -18,7 +18,7 @@ class EmulatedCodecModule:
     def __init__(self) -> None:
         """Compiles the kernels."""
         macros = [f"-D{name}={value}" for name, value in codec_program().definitions]
-        checks = layout_checks(CODEC_TYPES)
+        checks = declaration_checks(CODEC_DECLARATIONS)
         self._library = load_library("emulate_codec.cc", *macros, checks=checks)
 
     def read(self, symbol: str, struct: type[Struct]) -> Struct:

@@ -58,7 +58,7 @@ def test_what_a_build_depends_on_is_part_of_its_digest() -> None:
         program.digest("80", "compiler 1"),
         program.digest("90a", "compiler 2"),
         replace(program, definitions=()).digest("90a", "compiler 1"),
-        replace(program, shared_types=program.shared_types[1:]).digest("90a", "compiler 1"),
+        replace(program, declarations=program.declarations[1:]).digest("90a", "compiler 1"),
         released_programs()[1].digest("90a", "compiler 1"),
     }
     assert len(variants) == 6

@@ -1,23 +1,30 @@
-"""The declarations of the structs against csrc: a difference fails the build with a sentence."""
+"""The declarations of Python against csrc: a difference fails the build with a sentence."""
 
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Sequence
+from enum import IntEnum, nonmember
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megakernel_tts.kernels import align_structs, codec_structs, structs
+from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
+from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.program import CSRC
 from megakernel_tts.kernels.structs import (
-    DECODE_TYPES,
+    DECODE_DECLARATIONS,
+    MIN_FRAMES,
+    Declaration,
+    DeviceConstant,
     DeviceEnum,
     DeviceStruct,
     Params,
     SamplingParams,
-    SharedType,
     Stream,
-    layout_checks,
+    declaration_checks,
     pointer,
 )
 from tests.emulator.build import FOLDER
@@ -25,11 +32,11 @@ from tests.emulator.build import FOLDER
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 
 
-def compile_checks(types: tuple[SharedType, ...]) -> str:
+def compile_checks(declarations: Sequence[Declaration], program: str = "decode") -> str:
     """Compiles the checks behind the real headers, and returns the compiler's errors."""
     text = (
         "#define MEGAKERNEL_EMULATOR\n#define MEGAKERNEL_MODEL ModelTiny\n"
-        f'#include "{CSRC}/decode/kernels.cuh"\n{layout_checks(types)}'
+        f'#include "{CSRC}/{program}/kernels.cuh"\n{declaration_checks(declarations)}'
     )
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{FOLDER}", "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stderr
@@ -42,8 +49,18 @@ def changed(struct: type[DeviceStruct], fields: Any) -> type[DeviceStruct]:
 
 
 @needs_compiler
-def test_the_declarations_agree_with_the_sources() -> None:
-    assert compile_checks(DECODE_TYPES) == ""
+@pytest.mark.parametrize(
+    ("program", "declarations"),
+    [
+        ("decode", DECODE_DECLARATIONS),
+        ("codec", CODEC_DECLARATIONS),
+        ("align", ALIGN_DECLARATIONS),
+    ],
+)
+def test_the_declarations_agree_with_the_sources(
+    program: str, declarations: Sequence[Declaration]
+) -> None:
+    assert compile_checks(declarations, program) == ""
 
 
 @needs_compiler
@@ -57,11 +74,19 @@ def test_a_difference_fails_the_build_with_the_name_of_the_field() -> None:
         for name, kind, *_ in Params._fields_
     ]
     for struct, changes, sentence in (
-        (Stream, swapped, "Stream.num_frames has another offset than the 4 of kernels/structs.py"),
-        (Stream, retyped, "Stream.slot has another type than in kernels/structs.py"),
+        (
+            Stream,
+            swapped,
+            "Stream.num_frames has another offset than the 4 of megakernel_tts/kernels",
+        ),
+        (Stream, retyped, "Stream.slot has another type than in megakernel_tts/kernels"),
         (Stream, renamed, "has no member named .slots."),
-        (Stream, fields[:-1], "Stream has another size than the 120 bytes of kernels/structs.py"),
-        (Params, pointed, "Params.talker_head has another type than in kernels/structs.py"),
+        (
+            Stream,
+            fields[:-1],
+            "Stream has another size than the 120 bytes of megakernel_tts/kernels",
+        ),
+        (Params, pointed, "Params.talker_head has another type than in megakernel_tts/kernels"),
     ):
         errors = compile_checks((changed(struct, changes),))
         assert sentence.replace(".slots.", "") in errors.replace("‘slots’", ""), errors
@@ -74,8 +99,42 @@ def test_another_value_of_an_enumerator_fails_the_build() -> None:
         NON_FINITE = 3
 
     errors = compile_checks((EndReason,))
-    assert "EndReason.NON_FINITE has another value than in kernels/structs.py" in errors
+    assert "EndReason.NON_FINITE has another value than in megakernel_tts/kernels" in errors
     assert "EOS" not in errors
+
+
+@needs_compiler
+def test_another_value_of_an_enumerator_of_the_codec_fails_the_build() -> None:
+    class Epilogue(DeviceEnum):
+        CPP_NAMESPACE = nonmember("megakernel::codec")
+        SNAKE = 1
+        SAMPLES = 4
+
+    errors = compile_checks([Epilogue], "codec")
+    assert "Epilogue.SAMPLES has another value than in megakernel_tts/kernels" in errors
+    assert "SNAKE" not in errors
+
+
+@needs_compiler
+def test_another_value_of_a_constant_fails_the_build() -> None:
+    errors = compile_checks([DeviceConstant("megakernel::kMinFrames", MIN_FRAMES + 1)])
+    assert "megakernel::kMinFrames has another value than the 3 of megakernel_tts/kernels" in errors
+
+
+def test_builds_check_every_struct_and_enumeration() -> None:
+    for module, declarations in (
+        (structs, DECODE_DECLARATIONS),
+        (codec_structs, CODEC_DECLARATIONS),
+        (align_structs, ALIGN_DECLARATIONS),
+    ):
+        declared = {
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            and kind.__module__ == module.__name__
+            and issubclass(kind, (ctypes.Structure, IntEnum))
+        }
+        assert declared - {DeviceStruct, DeviceEnum} <= {*declarations}
 
 
 def test_an_unknown_field_cannot_be_set() -> None:
