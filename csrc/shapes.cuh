@@ -47,7 +47,7 @@ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int min_of(int a, int b, int c) { return min_of(min_of(a, b), c); }
 
-// Columns that a lane loads together where each takes `Loads` 16-byte loads.
+// Columns that a lane loads together, with `Loads` 16-byte loads each.
 template <int MaxColumns, int Loads>
 constexpr int kColumnsPerLoad = min_of(MaxColumns, kMaxLoadsInFlight / Loads);
 

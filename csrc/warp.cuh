@@ -49,7 +49,7 @@ DEVICE void warp_barrier() {
 
 // --- register limits ---
 
-// On architectures with setmaxnreg, the copy warps give registers to the compute warps.
+// setmaxnreg moves registers from the copy warps to the compute warps.
 DEVICE void raise_register_limit() {
 #ifdef MEGAKERNEL_MOVES_REGISTERS
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

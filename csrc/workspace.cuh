@@ -46,7 +46,7 @@ constexpr ExchangeOffsets exchange_offsets(int64_t num_logits, BufferAllocator& 
   return offsets;
 }
 
-// The talker's buffers serve prefill batches as well as streams.
+// The layout of a model's workspace. Streams and prefill batches use the same talker buffers.
 template <class M>
 constexpr WorkspaceOffsets workspace_offsets() {
   BufferAllocator allocator{0, max_of(kMaxPrefillColumns, kBufferColumns)};

@@ -27,6 +27,7 @@ struct ScoreBarriers {
   Mbarrier first_tile_done;  // completes once, when the first tile is summed up
 };
 
+// Of a block. The edge above strip i of the block has index i, the edge below it i + 1.
 struct alignas(kLineBytes) SearchSharedMemory {
   EdgeRing edge_rings[kMaxStripsPerBlock + 1];
   EdgeBarriers edge_barriers[kMaxStripsPerBlock + 1];

@@ -18,9 +18,9 @@ static_assert(kAttentionWindow % kAttentionWarps == 0, "warps have equal parts o
 // --- shared memory ---
 
 // The warps' weighted sums of values [warps, head_dim], maxima and sums of weights [warps].
-template <int kHeadDim>
+template <int HeadDim>
 struct AttentionSharedMemory {
-  float weighted_values[kAttentionWarps][kHeadDim];
+  float weighted_values[kAttentionWarps][HeadDim];
   float max_scores[kAttentionWarps], exp_sums[kAttentionWarps];
 };
 
@@ -32,11 +32,12 @@ struct AttentionSharedMemory {
 
 // --- body ---
 
+// Eight channels.
 struct Float8 {
   float values[8];
 };
 
-// Loads eight channels.
+// Loads float32 [8].
 DEVICE Float8 load_float8(const float* at) {
   const float4 a = reinterpret_cast<const float4*>(at)[0];
   const float4 b = reinterpret_cast<const float4*>(at)[1];
@@ -45,25 +46,25 @@ DEVICE Float8 load_float8(const float* at) {
 
 // The attention kernel. Reads queries [frames, heads, head_dim], kv_cache [slots, 2, ring, heads,
 // head_dim]; writes output [frames, planes, heads * head_dim].
-template <int kHeadDim>
-DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& shared) {
-  static_assert(kHeadDim % 8 == 0 && kHeadDim <= 256, "a lane has eight channels of a head");
-  constexpr int kLanesPerKey = kHeadDim / 8, kKeysPerPass = 32 / kLanesPerKey;
-  constexpr int kPasses = (kKeysPerWarp + kKeysPerPass - 1) / kKeysPerPass;
+template <int HeadDim>
+DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<HeadDim>& shared) {
+  static_assert(HeadDim % 8 == 0 && HeadDim <= 256, "a lane has eight channels of a head");
+  constexpr int kLanesPerKey = HeadDim / 8, kKeysPerLoad = 32 / kLanesPerKey;
+  constexpr int kNumLoads = (kKeysPerWarp + kKeysPerLoad - 1) / kKeysPerLoad;
   trigger_dependent_grids();
   const int row = block_idx() / p.num_heads, head = block_idx() % p.num_heads;
-  const int width = p.num_heads * kHeadDim;
-  const int channel = head * kHeadDim + lane_idx() % kLanesPerKey * 8;
+  const int width = p.num_heads * HeadDim;
+  const int channel = head * HeadDim + lane_idx() % kLanesPerKey * 8;
   const Frame& frame = p.frames[row];
   const float* keys = p.kv_cache + frame.slot * p.kv_slot_stride + channel;
   const float* values = keys + static_cast<long long>(p.kv_ring_size) * width;
   wait_for_prerequisite_grids();
 
-  Float8 key[kPasses], value[kPasses];
-  bool visible[kPasses];
+  Float8 key[kNumLoads], value[kNumLoads];
+  bool visible[kNumLoads];
 #pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
-    const int k = i * kKeysPerPass + lane_idx() / kLanesPerKey;
+  for (int i = 0; i < kNumLoads; ++i) {
+    const int k = i * kKeysPerLoad + lane_idx() / kLanesPerKey;
     const int position = frame.position + 1 - kAttentionWindow + warp_idx() * kKeysPerWarp + k;
     visible[i] = k < kKeysPerWarp && position >= 0;
     const int at = (visible[i] ? position : frame.position) % p.kv_ring_size * width;
@@ -71,9 +72,9 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& sh
     value[i] = load_float8(values + at);
   }
   const Float8 query = load_float8(p.queries + static_cast<long long>(row) * width + channel);
-  float score[kPasses], max_score = -1e30f;
+  float score[kNumLoads], max_score = -1e30f;
 #pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
+  for (int i = 0; i < kNumLoads; ++i) {
     score[i] = 0;
 #pragma unroll
     for (int c = 0; c < 8; ++c) score[i] += query.values[c] * key[i].values[c];
@@ -88,7 +89,7 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& sh
   float exp_sum = 0;
   Float8 weighted = {};
 #pragma unroll
-  for (int i = 0; i < kPasses; ++i) {
+  for (int i = 0; i < kNumLoads; ++i) {
     const float weight = visible[i] ? expf(score[i] - max_score) : 0.0f;
     exp_sum += weight;
 #pragma unroll
@@ -110,7 +111,7 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& sh
   sync_all_threads();
 
   // Merge of the warps: a thread has two channels.
-  if (thread_idx() >= kHeadDim / 2) return;
+  if (thread_idx() >= HeadDim / 2) return;
   for (int w = 0; w < kAttentionWarps; ++w) max_score = max(max_score, shared.max_scores[w]);
   float low = 0, high = 0, total = 0;
   for (int w = 0; w < kAttentionWarps; ++w) {
@@ -119,7 +120,7 @@ DEVICE void attend(const AttentionParams& p, AttentionSharedMemory<kHeadDim>& sh
     low += factor * shared.weighted_values[w][2 * thread_idx()];
     high += factor * shared.weighted_values[w][2 * thread_idx() + 1];
   }
-  store_activations(p.output, row, head * kHeadDim + 2 * thread_idx(), low / total, high / total);
+  store_activations(p.output, row, head * HeadDim + 2 * thread_idx(), low / total, high / total);
 }
 
 }  // namespace megakernel::codec

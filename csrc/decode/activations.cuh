@@ -72,8 +72,8 @@ DEVICE float rms_norm_scale(const PartialSums<MaxColumns>& sums, int column, flo
 }
 
 // The weight of the next norm, [Width] in the order of the threads' vectors. A copy to shared
-// memory is started well before the weight is needed; a register that waits for memory would stall
-// the warp at the next branch.
+// memory starts a phase before the weight is needed. A load to registers would stall the warp at
+// the next branch.
 template <int Hidden>
 struct NormWeight {
   uint2 vectors[LaneVectors<Hidden>::count][kNumThreads];

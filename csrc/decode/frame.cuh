@@ -135,7 +135,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     sync_warp();
   }
 
-  // Whether a stream takes part in the next frame.
+  // Whether a stream is active.
   DEVICE bool any_active() {
     bool any = false;
     for (int c = 0; c < num_streams(); ++c) any |= stream_states()[c].active;
@@ -168,8 +168,9 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     const size_t row = (static_cast<size_t>(stream.slot) * p_.talker.num_positions + max(text, 0));
     float4 rows[kNumCodeGroups];
 #pragma unroll
-    for (int g = 0; g < kNumCodeGroups; ++g)
+    for (int g = 0; g < kNumCodeGroups; ++g) {
       rows[g] = load_bf16x4(embedding(g, state.codes[g]) + k);
+    }
     float4 x = rows[0];
 #pragma unroll
     for (int g = 1; g < kNumCodeGroups; ++g) x = add(x, rows[g]);

@@ -1,9 +1,9 @@
 // A decoder stack. For each layer, with the residual x [columns, hidden]:
-//   qkv      q, k, v = W_qkv norm(x)
-//   attention    a = attention(q, k, v)              (attention.cuh, short_attention.cuh)
-//   out      x += W_out a
-//   gate_up  g, u = W_gate_up norm(x),  m = silu(g) u
-//   down     x += W_down m
+//   qkv        q, k, v = W_qkv norm(x)
+//   attention  a = attention(q, k, v)              (attention.cuh, short_attention.cuh)
+//   out        x += W_out a
+//   gate_up    g, u = W_gate_up norm(x),  m = silu(g) u
+//   down       x += W_down m
 //
 // A thread block owns rows of x. It adds its rows of `out` and `down` to them in float32, and
 // exchanges the sums.

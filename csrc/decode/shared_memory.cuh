@@ -1,5 +1,5 @@
-// The shared memory of a thread block, from the first frame of a launch to the last: everything of
-// fixed size, and the weight ring in the rest.
+// The shared memory of a thread block, from the first frame of a launch to the last: structs of
+// fixed size, and the weight ring in the remaining space.
 #pragma once
 
 #include "layers.cuh"
@@ -9,7 +9,7 @@ namespace megakernel {
 
 // A stream's state. Each warp keeps its own copy and updates it from the sampled codes.
 struct StreamState {
-  bool active;              // the stream takes part in the next frame of this launch
+  bool active;              // more frames of the stream follow in this launch
   bool starts_from_prompt;  // its hidden state comes from the prefill
   int num_frames;
   uint16_t codes[kNumCodeGroups];  // of the last frame
@@ -36,7 +36,7 @@ struct SharedMemory {
     StreamState stream_states[kNumWarps][MaxColumns];
     Column columns[kNumWarps][kColumnCapacity<MaxColumns>];
     RowGroupRange talker_row_groups[kNumPhases], predictor_row_groups[kNumPhases];
-    Network talker, predictor;  // copies of the arguments; registers would hold them too long
+    Network talker, predictor;  // copies of the arguments, which would otherwise occupy registers
     PhaseTimes phase_times;
   };
   static constexpr int kStageBytes = M::stage_steps * kNumThreads * 16 + 2 * sizeof(Mbarrier);

@@ -70,7 +70,7 @@ class EmulatedModule:
         run(ctypes.byref(params), config.num_blocks, self.late)
 
     def epoch_violations(self) -> int:
-        """Polls so far that found a word of another use than the last or the current one."""
+        """Polls so far that found a value of another use than the last or the current one."""
         return self._library.epoch_violations()
 
     def divided(self, numbers: Tensor, divisor: float) -> Tensor:

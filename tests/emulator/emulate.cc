@@ -24,7 +24,7 @@ MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_EMULATE_KERNEL)
 // The schedule of later launches: 0 is round robin, other seeds pause thread blocks at random.
 extern "C" void set_schedule_seed(unsigned seed) { schedule_seed = seed; }
 
-// Polls of exchange buffers that found a word of another use than the last or the current one.
+// Polls of exchange buffers that found a value of another use than the last or the current one.
 extern "C" long epoch_violations() { return num_epoch_violations; }
 
 // values[i] /= divisor, as sampling divides.

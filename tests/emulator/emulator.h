@@ -150,10 +150,10 @@ inline void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
 struct Mbarrier {
   int count, num_missing;  // arrivals
   int num_bytes;           // being copied
-  uint32_t phase;
+  uint32_t completions;
 
   void complete_if_due() {
-    if (num_missing == 0 && num_bytes == 0) num_missing = count, ++phase;
+    if (num_missing == 0 && num_bytes == 0) num_missing = count, ++completions;
   }
 };
 inline void mbarrier_init(Mbarrier& barrier, int count) { barrier = {count, count, 0, 0}; }
@@ -167,7 +167,7 @@ inline void mbarrier_arrive_if(bool wanted, Mbarrier& barrier) {
 }
 inline void mbarrier_arrive_on_copies(Mbarrier& barrier) { mbarrier_arrive(barrier); }
 inline bool mbarrier_test_wait(const Mbarrier& barrier, uint32_t parity) {
-  return (barrier.phase & 1) != parity;
+  return (barrier.completions & 1) != parity;
 }
 inline bool mbarrier_try_wait(const Mbarrier& barrier, uint32_t parity) {
   return mbarrier_test_wait(barrier, parity);
@@ -239,13 +239,13 @@ inline void copy_async_zero_fill(void* shared, const void* global, int bytes) {
 inline void store_host_flag(unsigned* to_host, unsigned value) { *to_host = value; }
 inline unsigned load_host_flag(const unsigned* from_host) { return *from_host; }
 
-// Polls that found a word of the next use, or of the last but one. They have the same tag.
+// Polls that found a value of the next use, or of the last but one. They have the same tag.
 inline long num_epoch_violations = 0;
 template <class Values>
 inline void observe_epoch(uint4 v, uint32_t tag) {
   const uint32_t next_tag = tag == 2 ? 0 : tag + 1;
-  for (uint32_t word : {v.x, v.y, v.z, v.w}) {
-    num_epoch_violations += Values::tag_of(word) == next_tag;
+  for (uint32_t value : {v.x, v.y, v.z, v.w}) {
+    num_epoch_violations += Values::tag_of(value) == next_tag;
   }
 }
 inline void spin_pause() { yield(); }

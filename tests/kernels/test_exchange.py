@@ -1,6 +1,6 @@
 """The exchange protocol of csrc/exchange.cuh under random schedules of thread blocks and warps.
 
-The emulator counts polls that find a word of another use than the last or the current one. Such a
+The emulator counts polls that find a value of another use than the last or the current one. Such a
 poll means that a thread block has overwritten a value before it was read, or that one has run ahead
 of the others.
 """
