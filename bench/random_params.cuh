@@ -178,7 +178,7 @@ Params random_params(const RandomModelSizes& sizes) {
   p.timeout_ns = sizes.timeout_ns;
   set_workspace(p, device_zeros<uint32_t>(kWorkspace.num_values));
   p.phase_times =
-      device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kNumPhases * kNumPhaseParts);
+      device_zeros<uint64_t>(size_t{1} * sizes.num_blocks * kNumPhases * kNumPhaseIntervals);
   return p;
 }
 

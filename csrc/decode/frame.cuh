@@ -16,7 +16,6 @@ namespace megakernel {
 // --- static asserts ---
 
 static_assert(kMaxStreams <= 32, "a lane updates a stream, and a mask has one bit per stream");
-static_assert(kNumCodeGroups > 1, "the predictor samples at least one code");
 
 // --- shared memory ---
 
@@ -24,19 +23,18 @@ static_assert(kNumCodeGroups > 1, "the predictor samples at least one code");
 
 // --- warp roles ---
 
-// Compute warps: all phases. Every warp has its own copy of the streams' states, and updates it
-// from the sampled codes.
+// Compute warps: all phases. Every warp has its own copy of the streams' states.
 // Copy warp: all weights of a frame in the order of use, frame after frame (`frame_weights`).
 
 // The compute warps' work, for at most `MaxColumns` streams. Stream c has column c of every pass.
+// Functions that run phases return false after a timeout.
 template <class M, int MaxColumns>
 class FrameGenerator : BlockContext<M, MaxColumns> {
   using Base = BlockContext<M, MaxColumns>;
   using typename Base::Predictor;
   using typename Base::Talker;
   static_assert(M::vocab_size <= 1 << 12, "a sampled code has 12 bits");
-  static_assert(Talker::hidden_size <= 64 * kNumThreads,
-                "a thread prefetches at most one cache line of an embedding");
+  static_assert(Talker::hidden_size <= 64 * kNumThreads, "a thread prefetches one cache line");
 
  public:
   // Called by all compute threads.
@@ -64,8 +62,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
  private:
   static constexpr int kTalkerPass = -1;
 
-  // Generates a frame: the talker's pass, then the predictor's passes 0 to 15. Returns false after
-  // a timeout.
+  // Generates a frame: the talker's pass, then the predictor's passes 0 to 15.
   DEVICE bool generate_frame(int frame) {
     begin_pass(num_streams());
 #pragma unroll 1
@@ -83,7 +80,6 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   }
 
   // Computes the logits of a pass, [streams, rows of the head]; pass 0 of the predictor has none.
-  // Returns false after a timeout.
   DEVICE bool run_head(int pass) {
     if (pass == kTalkerPass) return run_talker_head();
     // A thread block without rows of the head waits for the end of the layers here. The wait orders
@@ -110,8 +106,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return kFirstPassPositions<MaxColumns> == 2 && pass == 1;
   }
 
-  // Runs the layers of a network; returns false after a timeout. The tags are copied, because a
-  // reference into this object would force all of it into local memory.
+  // Runs the layers of a network. The tags are copied, because a reference into this object would
+  // force all of it into local memory.
   template <class S, int NumColumns, class Source>
   DEVICE bool run_network(const Network& n, EpochTags& tags, int num_columns, Source source) {
     context_.tags = tags;
@@ -181,9 +177,8 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return text < 0 ? float4{0, 0, 0, 0} : x;
   }
 
-  // The talker's pass: reads talker_input [streams, hidden], writes the talker's
-  // exchange.mlp_residual [streams, hidden]. It is skipped if all streams start from their prompt.
-  // Returns false after a timeout.
+  // The talker's pass, unless all streams start from their prompt. Reads talker_input [streams,
+  // hidden], writes the talker's mlp_residual [streams, hidden].
   DEVICE bool run_talker(int frame) {
     set_columns(num_streams(), [&](int c) {
       const StreamState& state = stream_states()[c];
@@ -212,8 +207,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return untag(load_relaxed(static_cast<const uint4*>(at)));
   }
 
-  // The logits of code 0: reads talker_hidden [streams, hidden], writes the talker's
-  // exchange.logits [streams, vocab]. Returns false after a timeout.
+  // Reads talker_hidden [streams, hidden], writes the talker's logits [streams, vocab].
   DEVICE bool run_talker_head() {
     const bool any = any_talker_active();
     auto load = [&](int, auto& sums) {
@@ -231,8 +225,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return project_head<typename M::TalkerHead>(s_.talker, talker_head_tags_, load);
   }
 
-  // logits = W norm(x), with x [columns, Shape::k]. Writes exchange.logits, float [columns,
-  // Shape::rows]. Returns false after a timeout.
+  // logits = W norm(x): reads x [columns, Shape::k], writes exchange.logits [columns, Shape::rows].
   template <class Shape, class Load>
   DEVICE bool project_head(const Network& n, EpochTags& tags, Load load) {
     tags.advance(num_streams());
@@ -246,15 +239,14 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- the code predictor ---
 
-  // The predictor's pass `pass`; returns false after a timeout.
+  // The predictor's pass `pass`.
   DEVICE bool run_predictor(int pass) {
     return has_two_positions(pass) ? run_predictor<kColumnCapacity<MaxColumns>>(pass, 2)
                                    : run_predictor<MaxColumns>(pass, num_streams());
   }
 
-  // The same for `num_columns` columns. Reads the norm of talker_hidden, or the embedding of the
-  // last code, [columns, talker hidden]. Writes the predictor's exchange.mlp_residual [columns,
-  // predictor hidden].
+  // Reads the norm of talker_hidden, or the last code's embedding, [columns, talker hidden]. Writes
+  // the predictor's mlp_residual [columns, predictor hidden].
   template <int NumColumns>
   DEVICE bool run_predictor(int pass, int num_columns) {
     const bool two_positions = has_two_positions(pass);
@@ -286,7 +278,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   }
 
   // The phase `input_projection`: x = W input + bias, from input [columns, talker hidden] to
-  // predictor_input, float layout [columns, predictor hidden]. Returns false after a timeout.
+  // predictor_input, float layout [columns, predictor hidden].
   template <int NumColumns, class Input>
   DEVICE bool project_input(int num_columns, Input input) {
     constexpr int kInputSize = Talker::hidden_size, kOutputSize = Predictor::hidden_size;
@@ -313,8 +305,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
                                                             store);
   }
 
-  // The logits of code `pass`: reads the predictor's exchange.mlp_residual [columns, hidden],
-  // writes its exchange.logits [streams, codes]. Returns false after a timeout.
+  // Reads the predictor's mlp_residual [columns, hidden], writes its logits [streams, codes].
   DEVICE bool run_predictor_head(int pass) {
     const int column = has_two_positions(pass);  // of two positions, the second has logits
     const uint32_t* residual =
@@ -330,8 +321,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // --- codes ---
 
-  // Whether this thread block samples for stream c. The last thread blocks do, because they have
-  // the fewest row groups.
+  // Whether this thread block samples for stream c: one of the last, with the fewest row groups.
   DEVICE bool samples_stream(int c) const {
     return num_blocks() - 1 - c % num_blocks() == block_idx();
   }
@@ -354,7 +344,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
       if (thread_idx() == 0) {
         const int end_reason =
             active && codebook == kNumCodeGroups - 1 ? find_end_reason(c) : kRunning;
-        const bool continues = active && end_reason == kRunning && has_text(s_.streams[c]);
+        const bool continues = active && end_reason == kRunning && has_next_text(s_.streams[c]);
         const uint32_t sampled = static_cast<uint32_t>(code) | static_cast<uint32_t>(continues)
                                                                    << 12;
         store_relaxed(p_.sampled_codes + c, sampled | tag << 30);
@@ -375,8 +365,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     context_.timer.lap(kSample, kWait);
   }
 
-  // Samples a code of stream c from its logits [rows], with all compute threads. Logits that are
-  // not finite end the stream with this frame.
+  // Samples a code of stream c from its logits [rows]. Logits that are not finite end the stream.
   DEVICE int sample_stream(int c, int codebook) {
     const Stream& stream = s_.streams[c];
     const uint32_t* logits = codebook == 0
@@ -404,11 +393,6 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     }
   }
 
-  // Whether the next frame has its text vector.
-  DEVICE bool has_text(const Stream& s) const {
-    return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
-  }
-
   // Why stream c ends with this frame, if it does. Called by thread 0 of the sampling block.
   DEVICE EndReason find_end_reason(int c) {
     const Stream& s = s_.streams[c];
@@ -418,8 +402,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return s.num_frames + 1 >= s.max_frames ? kLength : kRunning;
   }
 
-  // Writes stream c's frame to published_frames [streams, max_frames], then releases it by
-  // num_published [streams].
+  // Writes published_frames [streams, max_frames] of stream c, then num_published [streams].
   DEVICE void publish_frame(int c, int end_reason, int last_code) {
     PublishedFrame& frame = p_.published_frames[c * p_.max_frames + s_.num_published[c]];
     frame.end_reason = end_reason;

@@ -15,6 +15,11 @@ struct StreamState {
   uint16_t codes[kNumCodeGroups];  // of the last frame
 };
 
+// Whether the frame after the current one has its text vector.
+DEVICE bool has_next_text(const Stream& s) {
+  return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
+}
+
 // For at most `MaxColumns` streams: the fewer, the more stages of weights.
 template <class M, int MaxColumns>
 struct SharedMemory {
