@@ -14,10 +14,13 @@ from starlette.websockets import WebSocket
 from megakernel_tts import Finish
 from megakernel_tts.server import cartesia_messages as messages
 from megakernel_tts.server.cartesia_socket import CartesiaSocket
+from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, event, read_object
 from megakernel_tts.server.streams import SpeechChunk, SpeechStream, SpeechStreams
+
+_MEDIA_TYPES = {"raw": "application/octet-stream", "wav": "audio/wav", "mp3": "audio/mpeg"}
 
 
 class Cartesia:
@@ -42,24 +45,23 @@ class Cartesia:
 
     async def _bytes(self, request: Request) -> Response:
         fields = await read_object(request)
-        audio_format, container = messages.output_format(fields)
-        media_type = "audio/wav" if container == "wav" else "application/octet-stream"
-        body = RawBody(audio_format, media_type, wav=container == "wav")
-        return SpeechResponse(await self._open(fields), body, {})
+        audio_format, container = messages.output_format(fields, [*_MEDIA_TYPES])
+        body = RawBody(audio_format, _MEDIA_TYPES[container], wav=container == "wav")
+        return SpeechResponse(await self._open(fields, audio_format), body, {})
 
     async def _sse(self, request: Request) -> Response:
         fields = await read_object(request)
-        _, container = messages.output_format(fields)
-        if container != "raw":
-            raise RequestError("Events hold raw audio; choose the container raw.")
+        audio_format, _ = messages.output_format(fields, ["raw"])
         body = _EventBody(
             request.state.request_id, words=get_field(fields, "add_timestamps", bool, False)
         )
-        return SpeechResponse(await self._open(fields), body, {})
+        return SpeechResponse(await self._open(fields, audio_format), body, {})
 
-    async def _open(self, fields: dict[str, Any]) -> SpeechStream:
+    async def _open(self, fields: dict[str, Any], audio_format: AudioFormat) -> SpeechStream:
         text = text_field(fields, "transcript")
-        request = messages.speech_request(fields, self._streams, text=text, paced=False)
+        request = messages.speech_request(
+            fields, self._streams, audio_format, text=text, paced=False
+        )
         return await self._streams.open(request)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megakernel_tts import Word
-from megakernel_tts.server.encoding import AudioFormat
+from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, sampling_of, voice_name
 from megakernel_tts.server.http import base64_text
@@ -18,30 +18,45 @@ from megakernel_tts.server.streams import (
 _PARTIAL = 206  # status code of an event
 
 
-def output_format(message: Mapping[str, Any]) -> tuple[AudioFormat, str]:
-    """The format of the audio, and its container (`raw` or `wav`).
+def output_format(message: Mapping[str, Any], containers: Sequence[str]) -> tuple[AudioFormat, str]:
+    """The format of the audio, and its container.
+
+    Args:
+        message: A request.
+        containers: The containers that its endpoint has, of `raw`, `wav` and `mp3`.
 
     Raises:
         RequestError: The format is not supported.
     """
     fields = get_field(message, "output_format", dict, {})
     container = get_field(fields, "container", str, "raw")
-    if container not in ("raw", "wav"):
+    if container not in containers:
         raise RequestError(
-            f"container is {container!r}; choose raw or wav.", parameter="output_format"
+            f"container is {container!r}; choose one of: {', '.join(containers)}.",
+            parameter="output_format",
         )
-    encoding = fields.get("encoding", "pcm_s16le")
-    return AudioFormat.parse(encoding, fields.get("sample_rate", 24_000)), container
+    rate = fields.get("sample_rate", SOURCE_RATE)
+    if container == "mp3":
+        bit_rate = get_field(fields, "bit_rate", int, None)
+        mp3 = AudioFormat.compressed("mp3", rate, bit_rate, parameter="output_format")
+        return mp3, container
+    return AudioFormat.parse(fields.get("encoding", "pcm_s16le"), rate), container
 
 
 def speech_request(
-    message: Mapping[str, Any], streams: SpeechStreams, *, text: str | None, paced: bool
+    message: Mapping[str, Any],
+    streams: SpeechStreams,
+    audio_format: AudioFormat,
+    *,
+    text: str | None,
+    paced: bool,
 ) -> SpeechRequest:
     """The speech that a message describes.
 
     Args:
         message: A request. The model is not checked: this server has one.
         streams: The streams of the server.
+        audio_format: From `output_format`.
         text: The whole text; None if more may follow.
         paced: See `SpeechRequest`.
 
@@ -57,7 +72,7 @@ def speech_request(
         language=streams.catalog.language(language),
         instruct=get_field(message, "instruct", str, "") or None,
         sampling=sampling_of(message, streams.default_sampling),
-        audio_format=output_format(message)[0],
+        audio_format=audio_format,
         paced=paced,
     )
 

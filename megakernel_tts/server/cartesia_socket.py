@@ -55,7 +55,10 @@ class CartesiaSocket:
             if at_end:
                 await self._socket.send(messages.done_event() | {"context_id": context_id})
                 return
-            request = messages.speech_request(message, self._socket.streams, text=None, paced=True)
+            audio_format, _ = messages.output_format(message, ["raw"])
+            request = messages.speech_request(
+                message, self._socket.streams, audio_format, text=None, paced=True
+            )
             context = _Context(self._socket, context_id, message)
             speech = self._socket.open(context_id, request, context)
         elif speech.ended and at_end:

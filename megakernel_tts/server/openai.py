@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from megakernel_tts import Finish
+from megakernel_tts.server import codecs
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, sampling_of, text_field, voice_name
@@ -26,7 +27,8 @@ from megakernel_tts.server.http import (
 )
 from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
 
-_OTHER_FORMATS = ("mp3", "opus", "aac", "flac")  # of OpenAI
+# Values of `response_format`, and their MIME types.
+_SAMPLES = {"wav": "audio/wav", "pcm": "audio/pcm", "mulaw": "audio/basic"}
 _TELEPHONE_RATE = 8_000
 _ERROR_TYPES = {429: "rate_limit_error"}
 
@@ -52,7 +54,7 @@ class OpenAI:
     async def _speech(self, request: Request) -> Response:
         fields = await read_object(request)
         self._catalog.check_model(fields.get("model"))
-        audio_format, container = _audio_format(fields)
+        audio_format, media_type = _audio_format(fields)
         speech = SpeechRequest(
             text=_text(fields),
             voice=self._catalog.voice(voice_name(fields.get("voice") or fields.get("speaker"))),
@@ -67,8 +69,7 @@ class OpenAI:
         if _wants_events(fields, request):
             body: AudioBody = _EventBody(len(speech.text or ""))
         else:
-            media_type = {"wav": "audio/wav", "pcm": "audio/pcm", "mulaw": "audio/basic"}
-            body = RawBody(audio_format, media_type[container], wav=container == "wav")
+            body = RawBody(audio_format, media_type, wav=media_type == "audio/wav")
         headers = {"X-Sample-Rate": str(audio_format.sample_rate)}
         return SpeechResponse(await self._streams.open(speech), body, headers)
 
@@ -94,23 +95,24 @@ def _text(fields: dict[str, Any]) -> str:
 
 
 def _audio_format(fields: dict[str, Any]) -> tuple[AudioFormat, str]:
-    """The format of the audio, and `wav`, `pcm` or `mulaw`."""
+    """The format of the audio, and its MIME type."""
     name = get_field(fields, "response_format", str, "wav")
-    if name in _OTHER_FORMATS:
+    default_rate = _TELEPHONE_RATE if name == "mulaw" else SOURCE_RATE
+    rate = get_field(fields, "sample_rate", int, default_rate)
+    if name in _SAMPLES:
+        encoding = "pcm_mulaw" if name == "mulaw" else "pcm_s16le"
+        return AudioFormat.parse(encoding, rate), _SAMPLES[name]
+    codec = codecs.find(name)
+    if codec is None:
+        choices = ", ".join((*_SAMPLES, *codecs.NAMES))
         raise RequestError(
-            f"response_format {name} is not supported; choose wav, pcm or mulaw.",
+            f"response_format is {name!r}; choose one of {choices}.",
             400,
             "unsupported_format",
             "response_format",
         )
-    if name not in ("wav", "pcm", "mulaw"):
-        raise RequestError(
-            f"response_format is {name!r}; choose wav, pcm or mulaw.", parameter="response_format"
-        )
-    encoding = "pcm_mulaw" if name == "mulaw" else "pcm_s16le"
-    default_rate = _TELEPHONE_RATE if name == "mulaw" else SOURCE_RATE
-    rate = get_field(fields, "sample_rate", int, default_rate)
-    return AudioFormat.parse(encoding, rate), name
+    audio_format = AudioFormat.compressed(codec, rate, parameter="response_format")
+    return audio_format, codecs.media_type(codec)
 
 
 def _wants_events(fields: dict[str, Any], request: Request) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from megakernel_tts import (
     TTS,
     AudioChunk,
@@ -63,9 +66,9 @@ class SpeechChunk:
     """Some consecutive audio of a stream.
 
     Attributes:
-        audio: Encoded samples; empty only in the last chunk.
+        audio: Encoded audio; empty only in the last chunk.
         words: Words that begin in the chunk, timed from the start of the stream.
-        seconds: Duration of the audio.
+        seconds: Duration of the audio; a codec may hold back the end of it.
     """
 
     audio: bytes
@@ -93,7 +96,7 @@ class SpeechStream:
         self._streams = streams
         self._metrics = streams.metrics
         self._encoder = Encoder(request.audio_format)
-        self._pending_words: tuple[Word, ...] = ()  # of chunks without a sample so far
+        self._pending_words: tuple[Word, ...] = ()  # of chunks without a byte so far
         self._start_s = time.monotonic()
         self._deadline: asyncio.TimerHandle | None = None
         self._expired = False
@@ -158,13 +161,21 @@ class SpeechStream:
             async for event in events:
                 if isinstance(event, AudioChunk):
                     self.num_frames += len(event.codes)
-                    await self._send(sink, self._encoder.encode(event.pcm), event.words)
+                    await self._send(sink, await self._encode(event.pcm), event.words)
                 else:
                     self._check(event)
-                    await self._send(sink, self._encoder.end(), (), last=True)
+                    await self._send(sink, await self._encode(None), (), last=True)
                     self._observe_end(event)
                     return event
         raise AssertionError("the session ended without a finish")
+
+    async def _encode(self, pcm: NDArray[np.int16] | None) -> bytes:
+        """Encodes samples, or the end of the audio if None."""
+
+        def encode() -> bytes:
+            return self._encoder.end() if pcm is None else self._encoder.encode(pcm)
+
+        return await asyncio.to_thread(encode) if self._encoder.blocking else encode()
 
     async def _send(
         self, sink: Sink, audio: bytes, words: tuple[Word, ...], *, last: bool = False
@@ -177,8 +188,8 @@ class SpeechStream:
             await self.playback.wait_until_lead(_MAX_LEAD_S)
         if audio and self.waiting:
             self._metrics.first_audio_s.observe(time.monotonic() - self._start_s)
-        seconds = len(audio) / self._request.audio_format.bytes_per_second
-        self._audio_s += seconds
+        seconds = self._encoder.seconds - self._audio_s
+        self._audio_s = self._encoder.seconds
         await self.playback.send(sink(SpeechChunk(audio, words, seconds)), seconds)
 
     def _check(self, finish: Finish) -> None:

@@ -35,6 +35,7 @@ def test_chunks_concatenate_to_the_resampled_whole(rate: int, sizes: list[int]) 
     chunks = np.split(pcm, np.cumsum(sizes)[:-1])
     encoded = b"".join(chunked.encode(chunk) for chunk in chunks) + chunked.end()
     assert encoded == whole.encode(pcm) + whole.end()
+    assert chunked.seconds == whole.seconds == len(encoded) / 2 / rate
     assert abs(len(encoded) / 2 - len(pcm) * rate / 24_000) <= 1
 
 
