@@ -45,6 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a cloned voice for a Base model, from say --save-voice; may be repeated",
     )
     parser.add_argument(
+        "--voice-dir",
+        type=file_path,
+        metavar="DIR",
+        help="a folder that keeps the voices which clients upload to a Base model",
+    )
+    parser.add_argument(
         "--api-key-file", type=file_path, help="a file with the keys of clients, one per line"
     )
     parser.add_argument(
@@ -105,6 +111,7 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
         return ServerSettings(
             api_keys=keys,
             voices=dict(map(_cloned_voice, options.voice)),
+            voice_dir=options.voice_dir,
             max_queue=options.max_queue,
             queue_timeout_s=options.queue_timeout,
         )

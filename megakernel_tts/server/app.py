@@ -42,6 +42,7 @@ class Server:
 
         Raises:
             ValueError: The settings do not suit the model.
+            OSError: The folder of uploaded voices cannot be read.
         """
         settings = settings or ServerSettings()
         self.streams = SpeechStreams(tts, settings)
@@ -73,6 +74,7 @@ class Server:
         if not warmup.done():
             self._tts.close()  # ends the warm-up, whose thread a cancellation would not stop
         await warmup
+        self.streams.cloner.close()
 
     async def _warm_up(self) -> None:
         try:

@@ -3,10 +3,13 @@
 import asyncio
 import base64
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from starlette.requests import Request
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,29 +20,80 @@ from megakernel_tts.server.fields import parse_object
 from megakernel_tts.server.streams import SpeechChunk, SpeechStream
 
 MAX_BODY_BYTES = 1 << 20
+_MAX_FIELDS_BYTES = 1 << 16  # of a form, without its file
 _BODY_TIMEOUT_S = 30.0
 
 
-async def read_object(request: Request) -> dict[str, Any]:
+async def read_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Reads the JSON object in a request's body.
+
+    Args:
+        request: The request.
+        max_bytes: Maximum size of the body.
 
     Raises:
         RequestError: It is too large, too slow, or no JSON object.
     """
     body = bytearray()
+    async with _body_timeout():
+        async for part in _parts(request, max_bytes):
+            body += part
+    return parse_object(bytes(body))
+
+
+async def read_form(request: Request, max_file_bytes: int) -> FormData:
+    """Reads a form with at most one file (`multipart/form-data`). The caller closes it.
+
+    Args:
+        request: The request.
+        max_file_bytes: Maximum size of the file.
+
+    Raises:
+        RequestError: It is too large, too slow, or no such form.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise RequestError("The request must be a form: multipart/form-data.", 400, "invalid_form")
+    parts = _parts(request, max_file_bytes + _MAX_FIELDS_BYTES)
+    parser = _FormParser(
+        request.headers, parts, max_files=1, max_fields=16, max_part_size=_MAX_FIELDS_BYTES
+    )
+    try:
+        async with _body_timeout():
+            return await parser.parse()
+    except MultiPartException as error:
+        raise RequestError(f"The form is invalid: {error.message}", 400, "invalid_form") from None
+
+
+class _FormParser(MultiPartParser):
+    """Writes no temporary files, because the server may run without write access."""
+
+    spool_max_size = 1 << 30  # more than any form
+
+
+async def _parts(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
+    """The parts of a request's body."""
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise RequestError(
+                    f"The request is larger than {max_bytes / (1 << 20):.3g} MiB.",
+                    413,
+                    "request_too_large",
+                )
+            yield part
+    except ClientDisconnect:
+        raise RequestError("The client has disconnected.", 400, "disconnected") from None
+
+
+@asynccontextmanager
+async def _body_timeout() -> AsyncGenerator[None]:
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise RequestError(
-                        f"The request is larger than {MAX_BODY_BYTES >> 20} MiB.",
-                        413,
-                        "request_too_large",
-                    )
+            yield
     except TimeoutError:
         raise RequestError("The request was not sent in time.", 408, "request_timeout") from None
-    return parse_object(bytes(body))
 
 
 class AudioBody(Protocol):

@@ -12,12 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from megakernel_tts import Finish
+from megakernel_tts import Finish, Voice
 from megakernel_tts.server import codecs
+from megakernel_tts.server.cloning import MAX_INLINE_CHARACTERS
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, sampling_of, text_field, voice_name
 from megakernel_tts.server.http import (
+    MAX_BODY_BYTES,
     AudioBody,
     RawBody,
     SpeechResponse,
@@ -25,6 +27,7 @@ from megakernel_tts.server.http import (
     event,
     read_object,
 )
+from megakernel_tts.server.openai_voices import VoiceEndpoints
 from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
 
 # Values of `response_format`, and their MIME types.
@@ -44,7 +47,7 @@ class OpenAI:
         """The application for the path `/v1`."""
         routes = [
             Route("/audio/speech", self._speech, methods=["POST"]),
-            Route("/audio/voices", self._voices),
+            *VoiceEndpoints(self._streams).routes(),
             Route("/models", self._models),
             Route("/models/{name:path}", self._model),
         ]
@@ -52,12 +55,14 @@ class OpenAI:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _speech(self, request: Request) -> Response:
-        fields = await read_object(request)
+        cloner = self._streams.cloner
+        max_bytes = MAX_BODY_BYTES + (MAX_INLINE_CHARACTERS if cloner.available else 0)
+        fields = await read_object(request, max_bytes)
         self._catalog.check_model(fields.get("model"))
         audio_format, media_type = _audio_format(fields)
+        wants_events = _wants_events(fields, request)
         speech = SpeechRequest(
             text=_text(fields),
-            voice=self._catalog.voice(voice_name(fields.get("voice") or fields.get("speaker"))),
             language=self._catalog.language(get_field(fields, "language", str, "auto")),
             instruct=get_field(fields, "instructions", str, "")
             or get_field(fields, "instruct", str, "")
@@ -65,16 +70,27 @@ class OpenAI:
             sampling=sampling_of(fields, self._streams.default_sampling),
             audio_format=audio_format,
             paced=False,
+            voice=await self._voice(fields),  # the last one, because cloning takes time
         )
-        if _wants_events(fields, request):
+        if wants_events:
             body: AudioBody = _EventBody(len(speech.text or ""))
         else:
             body = RawBody(audio_format, media_type, wav=media_type == "audio/wav")
         headers = {"X-Sample-Rate": str(audio_format.sample_rate)}
         return SpeechResponse(await self._streams.open(speech), body, headers)
 
-    async def _voices(self, _: Request) -> Response:
-        return JSONResponse({"voices": self._catalog.voices, "uploaded_voices": []})
+    async def _voice(self, fields: dict[str, Any]) -> str | Voice | None:
+        """The voice of a recording in the request, or of a name."""
+        recording = get_field(fields, "ref_audio", str, None)
+        transcript = get_field(fields, "ref_text", str, None)
+        without_transcript = get_field(fields, "x_vector_only_mode", bool, False)
+        if recording is None:
+            name = voice_name(fields.get("voice") or fields.get("speaker"))
+            return self._catalog.voice(name)
+        self._streams.check_admission()
+        return await self._streams.cloner.clone_base64(
+            recording, None if without_transcript else transcript, parameter="ref_audio"
+        )
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._describe()]})

@@ -14,6 +14,7 @@ class ServerSettings:
     Attributes:
         api_keys: Keys of which a request must have one; without any, every request is served.
         voices: Cloned voices by name, for a Base model.
+        voice_dir: A folder that keeps uploaded voices; None to keep them in memory.
         max_queue: Streams that may be open in addition to the engine's slots.
         queue_timeout_s: Seconds from the end (or a flush) of a request's text to its first audio,
             after which the request is refused.
@@ -22,11 +23,14 @@ class ServerSettings:
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
+    voice_dir: Path | None = None
     max_queue: int = 32
     queue_timeout_s: float = 5.0
     drain_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.voice_dir is not None and not self.voice_dir.is_dir():
+            raise ValueError(f"voice_dir {self.voice_dir} is not a folder; create it.")
         if self.max_queue < 0:
             raise ValueError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         if not self.queue_timeout_s > 0:

@@ -20,11 +20,13 @@ from megakernel_tts import (
     Voice,
     Word,
 )
+from megakernel_tts.server.cloning import VoiceCloner
 from megakernel_tts.server.encoding import AudioFormat, Encoder
 from megakernel_tts.server.errors import RequestError, request_error
 from megakernel_tts.server.metrics import Metrics
 from megakernel_tts.server.playback import PlaybackClock
 from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.voice_library import VoiceLibrary
 from megakernel_tts.server.voices import Catalog
 
 SECONDS_PER_CHARACTER = 0.07  # of ordinary speech, where only the starts of words are known
@@ -249,6 +251,8 @@ class SpeechStreams:
 
     Attributes:
         catalog: Names of the model and its voices.
+        library: The cloned voices.
+        cloner: Clones voices from clients' recordings.
         settings: Settings of the server.
         metrics: Metrics of the server.
         draining: Whether no stream is admitted, because the server stops.
@@ -262,9 +266,17 @@ class SpeechStreams:
             settings: Settings of the server.
 
         Raises:
-            ValueError: The settings hold cloned voices, and the model does not clone.
+            ValueError: The settings concern cloned voices, and the model does not clone.
+            OSError: The folder of uploaded voices cannot be read.
         """
-        self.catalog = Catalog(tts.info, settings.voices)
+        self.cloner = VoiceCloner(tts)
+        if settings.voice_dir is not None and not self.cloner.available:
+            raise ValueError(
+                f"A folder of voices needs a Base model, and {tts.info.name} is {tts.info.kind}; "
+                "leave it out."
+            )
+        self.library = VoiceLibrary(settings.voices, settings.voice_dir)
+        self.catalog = Catalog(tts.info, self.library)
         self.settings = settings
         self.metrics = Metrics(self.catalog.model)
         self.draining = False
@@ -316,7 +328,7 @@ class SpeechStreams:
         Raises:
             RequestError: The server is full or stops, or the request does not suit the model.
         """
-        self._admit()
+        self.check_admission()
         self._num_opening += 1
         try:
             session = await self._open_session(request)
@@ -345,7 +357,12 @@ class SpeechStreams:
             return await asyncio.to_thread(open_session)
         return open_session()
 
-    def _admit(self) -> None:
+    def check_admission(self) -> None:
+        """Checks that a stream can be opened now.
+
+        Raises:
+            RequestError: The server is full or stops.
+        """
         if self.draining:
             self.metrics.rejected.add("draining")
             raise RequestError("The server is stopping; use another one.", 503, "draining")

@@ -39,7 +39,7 @@ class Catalog:
 
         Args:
             info: Describes the model.
-            cloned: Cloned voices by name, for a Base model.
+            cloned: Cloned voices by name in lower case, for a Base model; they may change.
 
         Raises:
             ValueError: Cloned voices were given for a model that does not clone.
@@ -50,7 +50,7 @@ class Catalog:
             )
         self.model = PurePath(info.name).name or info.name
         self._info = info
-        self._cloned = {name.strip().lower(): voice for name, voice in cloned.items()}
+        self._cloned = cloned
 
     @property
     def voices(self) -> list[str]:
@@ -86,7 +86,8 @@ class Catalog:
         if not voices:
             if self._info.kind == "base":
                 raise RequestError(
-                    "This Base model has no voice; start the server with --voice NAME=FILE.",
+                    "This Base model has no voice; upload one to /v1/audio/voices, or start the "
+                    "server with --voice NAME=FILE.",
                     parameter="voice",
                 )
             return None  # VoiceDesign: the instruction describes the voice

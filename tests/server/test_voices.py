@@ -67,7 +67,7 @@ def test_the_model_has_its_last_name_and_those_of_openai() -> None:
 
 def test_a_base_model_speaks_with_its_cloned_voices() -> None:
     voice = Voice(torch.zeros(4))
-    catalog = Catalog(BASE, {"Anna": voice})
+    catalog = Catalog(BASE, {"anna": voice})
     assert catalog.voices == ["anna"]
     assert catalog.voice("ANNA") is catalog.voice(None) is catalog.voice("alloy") is voice
     with pytest.raises(RequestError, match="--voice"):

@@ -1,0 +1,149 @@
+"""Voices from clients' recordings: decoding and cloning, on a thread of their own."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from megakernel_tts import TTS, MegakernelTTSError, ReferenceAudioError, TextError, Voice
+from megakernel_tts.server.errors import RequestError, request_error
+
+MAX_INLINE_BYTES = 4 << 20  # of a recording in base64, whose JSON holds up the event loop for 5 ms
+MAX_INLINE_CHARACTERS = MAX_INLINE_BYTES * 4 // 3 + 4
+
+_MAX_PENDING = 8  # recordings that are decoded or wait for it
+_MAX_RECENT = 8  # voices that are kept for the next request with the same recording
+_DECODED_CHARACTERS = 1 << 20  # of base64, during which other threads of Python wait
+
+
+class VoiceCloner:
+    """Clones voices from the recordings that clients send, one after the other.
+
+    Neither an event loop nor the engine waits for the decoding of a recording.
+    """
+
+    def __init__(self, tts: TTS) -> None:
+        """Starts no thread yet.
+
+        Args:
+            tts: The engine, whose owner closes it.
+        """
+        self._tts = tts
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="voice-cloning")
+        self._num_pending = 0
+        self._recent: OrderedDict[bytes, Voice] = OrderedDict()  # used by the thread only
+
+    @property
+    def available(self) -> bool:
+        """Whether the model clones voices."""
+        return self._tts.info.kind == "base"
+
+    def check(self) -> None:
+        """Checks that a recording can be accepted.
+
+        Raises:
+            RequestError: The model does not clone voices, or too many recordings wait.
+        """
+        if not self.available:
+            raise RequestError(
+                f"This model is {self._tts.info.kind}, and only Base models clone voices; serve "
+                "one, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
+                400,
+                "cloning_unsupported",
+            )
+        if self._num_pending >= _MAX_PENDING:
+            raise RequestError(
+                f"The server is overloaded: {self._num_pending} recordings wait. Try again later.",
+                429,
+                "overloaded",
+            )
+
+    async def clone(self, recording: bytes, text: str | None, *, parameter: str) -> Voice:
+        """Makes a voice from the content of an audio file.
+
+        Args:
+            recording: The file.
+            text: Its transcript, or None.
+            parameter: Field of the request that holds it, for errors.
+
+        Raises:
+            RequestError: See `check`; or no voice can be cloned from the recording.
+        """
+        return await self._run(lambda: self._clone(recording, text), parameter)
+
+    async def clone_base64(self, recording: str, text: str | None, *, parameter: str) -> Voice:
+        """Makes a voice from an audio file in base64, or in a data URL.
+
+        Args:
+            recording: The file; any other URL, or a path, is refused.
+            text: Its transcript, or None.
+            parameter: Field of the request that holds it, for errors.
+
+        Raises:
+            RequestError: See `check`; or no voice can be cloned from the recording.
+        """
+        return await self._run(lambda: self._clone(_decode(recording, parameter), text), parameter)
+
+    async def _run(self, job: Callable[[], Voice], parameter: str) -> Voice:
+        self.check()
+        self._num_pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except ReferenceAudioError as error:
+            raise RequestError(str(error), 400, "invalid_audio", parameter) from None
+        except TextError as error:
+            raise RequestError(str(error), 400, "invalid_text", "ref_text") from None
+        except MegakernelTTSError as error:
+            raise request_error(error) from None
+        finally:
+            self._num_pending -= 1
+
+    def _clone(self, recording: bytes, text: str | None) -> Voice:
+        key = hashlib.sha256(recording).digest() + repr(text).encode()
+        if key not in self._recent:
+            self._recent[key] = self._tts.clone(io.BytesIO(recording), text)
+            if len(self._recent) > _MAX_RECENT:
+                self._recent.popitem(last=False)
+        self._recent.move_to_end(key)
+        return self._recent[key]
+
+    def close(self) -> None:
+        """Ends the thread after the recording that it decodes."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _decode(recording: str, parameter: str) -> bytes:
+    """Decodes base64, with or without the head of a data URL."""
+    head, comma, data = recording.partition(",")
+    if not comma:
+        data = recording
+    elif not (head.startswith("data:") and head.endswith(";base64")):
+        data = ""
+    if ":" in data[:16] or not data:
+        raise RequestError(
+            f"{parameter} must be an audio file in base64, or a data URL with one. Other URLs and "
+            "paths are not read.",
+            parameter=parameter,
+        )
+    if len(data) > MAX_INLINE_CHARACTERS:
+        raise RequestError(
+            f"{parameter} is larger than {MAX_INLINE_BYTES >> 20} MiB; cut the recording, or "
+            "upload it to /v1/audio/voices.",
+            413,
+            "audio_too_large",
+            parameter,
+        )
+    starts = range(0, len(data), _DECODED_CHARACTERS)
+    try:
+        return b"".join(
+            base64.b64decode(data[start : start + _DECODED_CHARACTERS], validate=True)
+            for start in starts
+        )
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(
+            f"{parameter} is no valid base64 ({error}).", parameter=parameter
+        ) from None

@@ -1,0 +1,322 @@
+import base64
+import io
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from megakernel_tts import TTS, Sampling, Voice
+from megakernel_tts.server.cloning import MAX_INLINE_BYTES
+from megakernel_tts.server.openai_voices import MAX_RECORDING_BYTES
+from megakernel_tts.server.settings import ServerSettings
+from tests.server.running import RunningServer, running_server, wait_until
+
+TEXT = "Hello there."
+TRANSCRIPT = "the quick brown fox"
+CONSENT = "Anna agreed on paper"
+SAMPLING = {"seed": 1, "max_new_tokens": 6}
+
+
+def audio_file(seconds: float = 1.0, kind: str = "WAV", rate: int = 24_000) -> bytes:
+    """A recording, which is noise."""
+    wave = 0.1 * np.random.default_rng(0).standard_normal(round(seconds * rate))
+    file = io.BytesIO()
+    soundfile.write(file, wave, rate, format=kind)
+    return file.getvalue()
+
+
+RECORDING = audio_file()
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint: Callable[..., Path]) -> Iterator[TTS]:
+    """A Base model with random weights."""
+    with TTS.load(checkpoint("base", "1b7"), device="cpu", slots=2) as tts:
+        tts._warm = True
+        yield tts
+
+
+@pytest.fixture
+def base_server(base: TTS) -> Iterator[RunningServer]:
+    with running_server(base) as server:
+        yield server
+
+
+def upload(server: RunningServer, recording: bytes = RECORDING, **fields: str) -> httpx.Response:
+    data = {"name": "Anna", "consent": CONSENT} | fields
+    files = {"audio_sample": ("anna.wav", recording, "audio/wav")}
+    return httpx.post(f"{server.url}/v1/audio/voices", data=data, files=files, timeout=60)
+
+
+def speak(server: RunningServer, **fields: Any) -> httpx.Response:
+    body = {"input": TEXT, "response_format": "pcm"} | SAMPLING | fields
+    return httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
+
+
+def listed(server: RunningServer) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/v1/audio/voices").json()
+
+
+def pcm_of(reply: httpx.Response) -> NDArray[np.int16]:
+    assert reply.status_code == 200, reply.text
+    return np.frombuffer(reply.content, "<i2")
+
+
+def expected(tts: TTS, text: str | None) -> NDArray[np.int16]:
+    """The speech of the engine with the voice of the recording."""
+    voice = tts.clone(io.BytesIO(RECORDING), text)
+    return tts.say(TEXT, voice, sampling=Sampling(seed=1, max_frames=6)).pcm
+
+
+def assert_same(pcm: NDArray[np.int16], other: NDArray[np.int16]) -> None:
+    """Plain torch decodes chunks of other sizes with differences of one step."""
+    assert len(pcm) == len(other) == 6 * 1920
+    assert np.abs(pcm.astype(int) - other).max() <= 1
+
+
+def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert reply.status_code == status, reply.text
+    return reply.json()["error"]
+
+
+def test_an_uploaded_voice_is_listed_speaks_and_is_deleted(base_server: RunningServer) -> None:
+    reply = upload(base_server, ref_text=TRANSCRIPT, speaker_description="A calm voice")
+    assert reply.status_code == 200 and reply.json()["success"] is True
+    described = reply.json()["voice"]
+    assert described == {
+        "name": "Anna",
+        "consent": CONSENT,
+        "created_at": described["created_at"],
+        "file_size": len(RECORDING),
+        "mime_type": "audio/wav",
+        "ref_text": TRANSCRIPT,
+        "speaker_description": "A calm voice",
+    }
+    assert listed(base_server) == {"voices": ["anna"], "uploaded_voices": [described]}
+    pcm = pcm_of(speak(base_server, voice="Anna"))
+    assert_same(pcm, expected(base_server.tts, TRANSCRIPT))
+    assert_same(pcm_of(speak(base_server, voice="alloy")), pcm)
+
+    deleted = httpx.delete(f"{base_server.url}/v1/audio/voices/ANNA")
+    assert deleted.json()["success"] is True
+    assert listed(base_server) == {"voices": [], "uploaded_voices": []}
+    assert error_of(speak(base_server, voice="Anna"))["param"] == "voice"
+    assert error_of(httpx.delete(f"{base_server.url}/v1/audio/voices/anna"), 404)["param"] == "name"
+
+
+@pytest.mark.parametrize("text", [None, TRANSCRIPT])
+def test_uploaded_voices_survive_a_restart_in_their_folder(
+    base: TTS, tmp_path: Path, text: str | None
+) -> None:
+    settings = ServerSettings(voice_dir=tmp_path)
+    with running_server(base, settings) as server:
+        assert upload(server, ref_text=text or "").status_code == 200
+        before = listed(server)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["anna.json", "anna.safetensors"]
+    with running_server(base, settings) as server:
+        assert listed(server) == before
+        assert_same(pcm_of(speak(server, voice="anna")), expected(base, text))
+        httpx.delete(f"{server.url}/v1/audio/voices/anna")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_voices_of_the_command_line_come_first_and_stay(base: TTS) -> None:
+    voice = base.clone(io.BytesIO(RECORDING))
+    with running_server(base, ServerSettings(voices={"Henry": voice})) as server:
+        assert error_of(upload(server, name="henry"))["code"] == "voice_exists"
+        assert upload(server).status_code == 200
+        assert listed(server)["voices"] == ["henry", "anna"]
+        assert error_of(httpx.delete(f"{server.url}/v1/audio/voices/henry"), 404)
+
+
+def as_base64(recording: bytes) -> str:
+    return base64.b64encode(recording).decode()
+
+
+@pytest.mark.parametrize("head", ["", "data:audio/wav;base64,", "data:;base64,"])
+@pytest.mark.parametrize("x_vector_only", [False, True])
+def test_a_recording_in_the_request_is_the_voice(
+    base_server: RunningServer, head: str, x_vector_only: bool
+) -> None:
+    reply = speak(
+        base_server,
+        voice="alloy",
+        ref_audio=head + as_base64(RECORDING),
+        ref_text=TRANSCRIPT,
+        x_vector_only_mode=x_vector_only,
+    )
+    assert_same(pcm_of(reply), expected(base_server.tts, None if x_vector_only else TRANSCRIPT))
+    assert listed(base_server)["voices"] == []
+
+
+@pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])
+def test_recordings_may_be_compressed(base_server: RunningServer, kind: str) -> None:
+    reply = speak(base_server, ref_audio=as_base64(audio_file(kind=kind)))
+    assert len(pcm_of(reply)) == 6 * 1920
+
+
+def test_a_repeated_recording_is_cloned_once(
+    base_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloned: list[str | None] = []
+    clone = base_server.tts.clone
+
+    def recorded(recording: Any, text: str | None) -> Voice:
+        cloned.append(text)
+        return clone(recording, text)
+
+    monkeypatch.setattr(base_server.tts, "clone", recorded)
+    for text in (None, TRANSCRIPT, None, TRANSCRIPT):
+        pcm_of(speak(base_server, ref_audio=as_base64(RECORDING), ref_text=text))
+    assert cloned == [None, TRANSCRIPT]
+
+
+@pytest.mark.parametrize(
+    ("recording", "message"),
+    [
+        ("https://example.com/a.wav", "Other URLs and paths are not read"),
+        ("file:///etc/hostname", "Other URLs and paths are not read"),
+        ("data:audio/wav,abc", "Other URLs and paths are not read"),
+        ("", "Other URLs and paths are not read"),
+        ("/etc/hostname", "no valid base64"),
+        ("data:audio/wav;base64,a", "no valid base64"),
+        (as_base64(b"no audio at all!"), "not readable as audio"),
+        (as_base64(audio_file(0.1)), "at least 0.5 s"),
+        (["https://example.com/a.wav"], "must be a string"),
+    ],
+)
+def test_other_references_are_refused(
+    base_server: RunningServer, recording: object, message: str
+) -> None:
+    error = error_of(speak(base_server, ref_audio=recording))
+    assert error["param"] == "ref_audio" and message in error["message"]
+
+
+def test_a_path_is_not_opened(base_server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "aaaa").write_bytes(RECORDING)  # whose path may be valid base64
+    for reference in (str(tmp_path / "aaaa"), f"file://{tmp_path}/aaaa", f"data:{tmp_path}/aaaa"):
+        error_of(speak(base_server, ref_audio=reference))
+
+
+def test_large_recordings_are_refused(base_server: RunningServer) -> None:
+    too_large = bytes(MAX_INLINE_BYTES + 1000)
+    error = error_of(speak(base_server, ref_audio=as_base64(too_large)), 413)
+    assert "upload it" in error["message"]
+    error_of(speak(base_server, ref_audio=as_base64(bytes(2 * MAX_INLINE_BYTES))), 413)
+    error_of(upload(base_server, bytes(MAX_RECORDING_BYTES + (1 << 20))), 413)
+
+
+def test_a_large_upload_writes_no_temporary_file(
+    base_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    recording = audio_file(30, rate=48_000)
+    assert len(recording) > 2 << 20
+    assert upload(base_server, recording).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "../anna"}, "name"),
+        ({"name": "a" * 65}, "name"),
+        ({"consent": " "}, "consent"),
+        ({"ref_text": "a" * 5000}, "ref_text"),
+    ],
+    ids=str,
+)
+def test_invalid_fields_of_an_upload_are_refused(
+    base_server: RunningServer, fields: dict[str, str], parameter: str
+) -> None:
+    assert error_of(upload(base_server, RECORDING, **fields))["param"] == parameter
+    assert listed(base_server)["voices"] == []
+
+
+def test_a_recording_that_is_no_speech_is_refused(base_server: RunningServer) -> None:
+    for recording in (b"", b"no audio", audio_file(0.1), audio_file(61)):
+        assert error_of(upload(base_server, recording))["param"] == "audio_sample"
+
+
+def test_forms_without_a_recording_are_refused(base_server: RunningServer) -> None:
+    url = f"{base_server.url}/v1/audio/voices"
+    fields = {"name": "anna", "consent": CONSENT}
+    as_text = {name: (None, value) for name, value in (fields | {"audio_sample": "abc"}).items()}
+    assert error_of(httpx.post(url, files=as_text))["param"] == "audio_sample"
+    assert error_of(httpx.post(url, data=fields))["code"] == "invalid_form"
+    assert error_of(httpx.post(url, json=fields))["code"] == "invalid_form"
+    headers = {"Content-Type": "multipart/form-data"}
+    assert error_of(httpx.post(url, content=b"abc", headers=headers))["code"] == "invalid_form"
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    body = b'--x\r\nContent-Disposition: form-data; nom="a"\r\n\r\na\r\n--x--'
+    assert error_of(httpx.post(url, content=body, headers=headers))["code"] == "invalid_form"
+
+
+def test_models_with_named_voices_refuse_recordings(server: RunningServer) -> None:
+    for reply in (upload(server), speak(server, ref_audio=as_base64(RECORDING))):
+        error = error_of(reply)
+        assert error["code"] == "cloning_unsupported" and "Base" in error["message"]
+
+
+def test_cloning_delays_neither_the_event_loop_nor_the_engine(
+    base: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, num_waiting = threading.Event(), threading.Semaphore(0)
+    clone = base.clone
+
+    def delayed(recording: Any, text: str | None) -> Voice:
+        num_waiting.release()
+        assert release.wait(60)
+        return clone(recording, text)
+
+    voice = base.clone(io.BytesIO(RECORDING))
+    monkeypatch.setattr(base, "clone", delayed)
+    with (
+        running_server(base, ServerSettings(voices={"henry": voice})) as server,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        waiting = [clients.submit(upload, server, name=f"anna-{i}") for i in range(8)]
+        assert num_waiting.acquire(timeout=60)
+        pcm_of(speak(server, voice="henry"))
+        wait_until(lambda: server.server.streams.cloner._num_pending == 8)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        refused = upload(server)
+        error_of(refused, 429)
+        assert "retry-after" in refused.headers
+        release.set()
+        assert all(reply.result().status_code == 200 for reply in waiting)
+        assert len(listed(server)["voices"]) == 9
+
+
+def test_a_voice_that_cannot_be_saved_is_not_added(base: TTS, tmp_path: Path) -> None:
+    folder = tmp_path / "voices"
+    folder.mkdir()
+    with running_server(base, ServerSettings(voice_dir=folder)) as server:
+        folder.rmdir()
+        assert error_of(upload(server), 500)["code"] == "voice_not_saved"
+        assert listed(server)["voices"] == []
+        folder.mkdir()
+        assert upload(server).status_code == 200
+
+
+def test_simultaneous_uploads_of_a_name_add_one_voice(base: TTS, tmp_path: Path) -> None:
+    with (
+        running_server(base, ServerSettings(voice_dir=tmp_path)) as server,
+        ThreadPoolExecutor() as clients,
+    ):
+        replies = [*clients.map(lambda _: upload(server), range(4))]
+        assert sorted(reply.status_code for reply in replies) == [200, 400, 400, 400]
+        stored = json.loads((tmp_path / "anna.json").read_text())
+        assert [stored] == listed(server)["uploaded_voices"]
