@@ -183,7 +183,7 @@ def check_command(command: list[str]) -> None:
         case ["pytest", *words]:
             for word in words:
                 assert "/" not in word or (ROOT / word.split("::")[0]).exists(), command
-        case ["apt-get" | "cat" | "echo" | "wait", *_] | ["pip", "download", *_]:
+        case ["apt-get" | "cat" | "curl" | "echo" | "wait", *_] | ["pip", "download", *_]:
             pass
         case _:
             pytest.fail(f"unsupported command: {command}")

@@ -1,13 +1,19 @@
 """`megakernel-tts serve`: serves speech over HTTP and WebSockets."""
 
 import argparse
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from megakernel_tts.cli.console import UsageError, file_path, nonempty
 
 if TYPE_CHECKING:
     from megakernel_tts import Voice
     from megakernel_tts.server.settings import ServerSettings
+    from megakernel_tts.server.wyoming import WyomingService
+
+_WYOMING_ADDRESS = ("127.0.0.1", 10_200)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +23,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--port", type=int, default=8000, help="port; 0 selects a free one (default: 8000)"
+    )
+    parser.add_argument(
+        "--wyoming",
+        type=_wyoming_address,
+        nargs="?",
+        const=_WYOMING_ADDRESS,
+        metavar="HOST:PORT",
+        help="also serve Wyoming's protocol, for Home Assistant (default address: 127.0.0.1:10200)",
+    )
+    parser.add_argument(
+        "--zeroconf",
+        type=nonempty,
+        metavar="NAME",
+        help="announce Wyoming's address in the local network under this name",
     )
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -67,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         0, after the open streams have finished; errors are raised.
 
     Raises:
-        UsageError: The extra `server` is not installed, or the options are invalid.
+        UsageError: An extra is not installed, or the options are invalid.
         MegakernelTTSError: The model cannot be loaded.
         ValueError: The device is invalid, or the voices do not suit the model.
         OSError: The address is in use, or a file cannot be read.
@@ -76,23 +96,30 @@ def run(options: argparse.Namespace) -> int:
         from megakernel_tts.server.app import Server
         from megakernel_tts.server.serving import authority, bind, serve
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{error.name} is not installed; install the extra server: "
-            "pip install 'megakernel-tts[server]'"
-        ) from None
+        raise _missing(error, "server") from None
     settings = _settings(options)
     from megakernel_tts import TTS
 
     with (
         bind(options.host, options.port) as listener,
+        _wyoming(options) as wyoming,
         TTS.load(options.model, options.device, slots=options.slots) as tts,
     ):
-        server = Server(tts, settings)
+        server = Server(tts, settings, wyoming)
         address = authority(listener)
         print(f"OpenAI base URL: http://{address}/v1")
         print(f"Cartesia WebSocket: ws://{address}/tts/websocket", flush=True)
+        if wyoming is not None:
+            print(f"Wyoming: {wyoming.url}", flush=True)
         serve(server, listener)
     return 0
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> UsageError:
+    return UsageError(
+        f"{error.name} is not installed; install the extra {extra}: "
+        f"pip install 'megakernel-tts[{extra}]'"
+    )
 
 
 def _settings(options: argparse.Namespace) -> "ServerSettings":
@@ -117,6 +144,51 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+@contextmanager
+def _wyoming(options: argparse.Namespace) -> Generator["WyomingService | None"]:
+    """The service for Wyoming's clients, whose address is in use until the block ends."""
+    from megakernel_tts.server.serving import bind, is_loopback
+
+    if options.wyoming is None:
+        if options.zeroconf is not None:
+            raise UsageError("--zeroconf announces Wyoming's address; give --wyoming as well")
+        yield None
+        return
+    try:
+        from megakernel_tts.server.wyoming import WyomingService
+    except ModuleNotFoundError as error:
+        raise _missing(error, "wyoming") from None
+    host, port = options.wyoming
+    if is_loopback(host):
+        if options.zeroconf is not None:
+            raise UsageError(
+                f"other machines do not reach {host}; --zeroconf needs another address"
+            )
+    elif not options.no_auth:
+        raise UsageError(
+            f"other machines reach {host}, and Wyoming's protocol has no keys; give --no-auth if "
+            "all of them may use this server"
+        )
+    with bind(host, port) as listener:
+        try:
+            service = WyomingService(listener, options.zeroconf)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        yield service
+
+
+def _wyoming_address(option: str) -> tuple[str, int]:
+    """Type of the option `--wyoming`: a host, and a port if it is another than the default."""
+    url = urlsplit(f"//{option}")
+    try:
+        port = url.port
+    except ValueError:
+        port = -1
+    if not url.hostname or port == -1 or url.path:
+        raise argparse.ArgumentTypeError(f"{option!r} must be HOST:PORT")
+    return url.hostname, _WYOMING_ADDRESS[1] if port is None else port
 
 
 def _cloned_voice(option: str) -> "tuple[str, Voice]":

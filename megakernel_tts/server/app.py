@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -22,6 +23,9 @@ from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.streams import SpeechStreams
 from megakernel_tts.server.vapi import Vapi
 
+if TYPE_CHECKING:
+    from megakernel_tts.server.wyoming import WyomingService
+
 _log = logging.getLogger("megakernel_tts.server")
 
 
@@ -33,12 +37,18 @@ class Server:
         streams: Its open streams.
     """
 
-    def __init__(self, tts: TTS, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        tts: TTS,
+        settings: ServerSettings | None = None,
+        wyoming: "WyomingService | None" = None,
+    ) -> None:
         """Makes the application; its start warms up the engine, if it is cold.
 
         Args:
             tts: The engine, whose owner closes it. A stop during the warm-up closes it as well.
             settings: The defaults if None.
+            wyoming: Serves the same streams over Wyoming's protocol, if not None.
 
         Raises:
             ValueError: The settings do not suit the model.
@@ -47,6 +57,7 @@ class Server:
         settings = settings or ServerSettings()
         self.streams = SpeechStreams(tts, settings)
         self._tts = tts
+        self._wyoming = wyoming
         self._stopping = False
         self.app = Starlette(
             routes=[
@@ -68,12 +79,13 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
-        warmup = asyncio.create_task(self._warm_up())
-        yield
-        self._stopping = True
-        if not warmup.done():
-            self._tts.close()  # ends the warm-up, whose thread a cancellation would not stop
-        await warmup
+        async with self._wyoming.serving(self.streams) if self._wyoming else nullcontext():
+            warmup = asyncio.create_task(self._warm_up())
+            yield
+            self._stopping = True
+            if not warmup.done():
+                self._tts.close()  # ends the warm-up, whose thread a cancellation would not stop
+            await warmup
         self.streams.cloner.close()
 
     async def _warm_up(self) -> None:

@@ -103,6 +103,16 @@ class Catalog:
             )
         return self._cloned.get(key, voices[key])
 
+    def language_codes(self, voice: str) -> list[str]:
+        """Codes of the languages of a voice, one for each: `en`.
+
+        Args:
+            voice: One of `voices`; dialects have no code.
+        """
+        languages = self._info.voices.get(voice, self._info.languages)
+        codes = {language: code for code, language in reversed(_LANGUAGES.items())}
+        return [codes[language] for language in languages if language in codes]
+
     def language(self, name: str | None) -> str:
         """The model's name of a language.
 

@@ -1,3 +1,5 @@
+import argparse
+import asyncio
 import re
 import signal
 import subprocess
@@ -8,8 +10,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from wyoming.client import AsyncTcpClient
+from wyoming.tts import Synthesize
 
 from megakernel_tts.cli.main import main
+from megakernel_tts.cli.serve import _wyoming_address
 from megakernel_tts.server.serving import is_loopback
 from tests.fakes import TIMEOUT_S
 from tests.server.running import wait_until
@@ -22,14 +27,14 @@ from megakernel_tts import TTS
 from megakernel_tts.cli.main import main
 
 TTS.load = lambda model, device, slots: simulated_tts(slots, frame_seconds=0.01)
-sys.exit(main(["serve", "--port", "0"]))
+sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 """
 
 
 @contextmanager
-def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command in a process of its own, and its base URL."""
-    command = [sys.executable, "-c", SIMULATED]
+    command = [sys.executable, "-c", SIMULATED, *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -57,6 +62,26 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
+    async def speak(process: subprocess.Popen[str], port: int) -> list[str]:
+        async with asyncio.timeout(TIMEOUT_S), AsyncTcpClient("127.0.0.1", port) as client:
+            await client.write_event(Synthesize("Hello there, my friend. " * 10).event())
+            types: list[str] = []
+            while (event := await client.read_event()) is not None:
+                if not types:
+                    process.send_signal(signal.SIGTERM)
+                types.append(event.type)
+            return types
+
+    with serving("--wyoming", "127.0.0.1:0") as (process, _):
+        assert process.stdout is not None
+        url = re.fullmatch(r"Wyoming: tcp://127.0.0.1:(\d+)\n", process.stdout.readline())
+        assert url
+        types = asyncio.run(speak(process, int(url[1])))
+        assert types[0] == "audio-start" and types[-1] == "audio-stop"
+        assert process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -64,6 +89,11 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
         (["--api-key-file", "{keys}", "--no-auth"], "contradict"),
         (["--max-queue", "-1"], "max_queue"),
         (["--voice", "anna"], "NAME=FILE"),
+        (["--voice-dir", "{keys}"], "not a folder"),
+        (["--wyoming", "0.0.0.0"], "has no keys"),
+        (["--wyoming", "0.0.0.0:10300", "--api-key-file", "{keys}"], "has no keys"),
+        (["--zeroconf", "voice"], "give --wyoming"),
+        (["--wyoming", "--zeroconf", "voice"], "needs another address"),
     ],
 )
 def test_invalid_options_have_status_2(
@@ -73,6 +103,33 @@ def test_invalid_options_have_status_2(
     keys.write_text("key\n", encoding="utf-8")
     assert main(["serve", *(option.format(keys=keys) for option in options)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "megakernel_tts.server.wyoming", raising=False)
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    assert main(["serve", "--port", "0", "--wyoming", "127.0.0.1:0"]) == 2
+    assert "megakernel-tts[wyoming]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "address"),
+    [
+        ("localhost", ("localhost", 10_200)),
+        ("0.0.0.0:10300", ("0.0.0.0", 10_300)),
+        ("[::1]:0", ("::1", 0)),
+    ],
+)
+def test_addresses_have_a_host_and_maybe_a_port(option: str, address: tuple[str, int]) -> None:
+    assert _wyoming_address(option) == address
+
+
+@pytest.mark.parametrize("option", ["host:port", "host/path", ":10200", "", "host:70000"])
+def test_other_addresses_are_refused(option: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="HOST:PORT"):
+        _wyoming_address(option)
 
 
 def test_an_address_in_use_has_status_1(capsys: pytest.CaptureFixture[str]) -> None:

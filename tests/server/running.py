@@ -19,6 +19,7 @@ from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.serving import authority, bind, uvicorn_config
 from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.wyoming import WyomingService
 from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello there, my friend."
@@ -67,9 +68,11 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(tts: TTS, settings: ServerSettings | None = None) -> Iterator[RunningServer]:
+def running_server(
+    tts: TTS, settings: ServerSettings | None = None, wyoming: WyomingService | None = None
+) -> Iterator[RunningServer]:
     """Runs a server until the block ends."""
-    server = Server(tts, settings)
+    server = Server(tts, settings, wyoming)
     with bind("127.0.0.1", 0) as listener:
         runner = uvicorn.Server(uvicorn_config(server))
         thread = threading.Thread(target=runner.run, args=([listener],))

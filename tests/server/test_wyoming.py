@@ -1,0 +1,436 @@
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
+from wyoming.client import AsyncTcpClient
+from wyoming.error import Error
+from wyoming.event import Event, Eventable
+from wyoming.info import Describe, Info
+from wyoming.ping import Ping, Pong
+from wyoming.tts import (
+    Synthesize,
+    SynthesizeChunk,
+    SynthesizeStart,
+    SynthesizeStop,
+    SynthesizeStopped,
+    SynthesizeVoice,
+)
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from bench.simulation import words_in_audio
+from megakernel_tts import TTS
+from megakernel_tts.server.serving import bind
+from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.wyoming import WyomingService
+from tests.fakes import TIMEOUT_S
+from tests.server.running import TEXT, RunningServer, running_server, until, wait_until
+
+T = TypeVar("T")
+Use = Callable[["Client"], Awaitable[T]]
+
+
+class Client(AsyncTcpClient):
+    """The official client, with shortcuts."""
+
+    async def send(self, *events: Eventable) -> None:
+        """Sends events."""
+        for event in events:
+            await self.write_event(event.event())
+
+    async def event(self) -> Event:
+        """The next event; fails if the connection ends."""
+        event = await self.read_event()
+        assert event is not None, "the connection has ended"
+        return event
+
+    async def until(self, kind: type[Eventable]) -> list[Event]:
+        """The events up to the first one of a kind."""
+        events = [await self.event()]
+        while not kind.is_type(events[-1].type):
+            events.append(await self.event())
+        return events
+
+
+class WyomingServer(RunningServer):
+    """A server whose Wyoming socket is known."""
+
+    host: str
+    port: int
+
+    def run(self, use: Use[T]) -> T:
+        """Runs a client."""
+
+        async def connect() -> T:
+            async with asyncio.timeout(TIMEOUT_S), Client(self.host, self.port) as client:
+                return await use(client)
+
+        return asyncio.run(connect())
+
+
+@contextmanager
+def serving(tts: TTS, settings: ServerSettings | None = None) -> Iterator[WyomingServer]:
+    """Runs a server with Wyoming's protocol on a loopback port."""
+    with (
+        bind("127.0.0.1", 0) as listener,
+        running_server(tts, settings, WyomingService(listener)) as running,
+    ):
+        server = WyomingServer(running.tts, running.server, running.authority)
+        server.host, server.port = listener.getsockname()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def home(engine: TTS) -> Iterator[WyomingServer]:
+    with serving(engine) as server:
+        yield server
+
+
+def pcm_of(events: list[Event]) -> NDArray[np.int16]:
+    """The samples of events, whose format and times are checked."""
+    chunks = [AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type)]
+    start_ms = 0.0
+    for chunk in chunks:
+        assert (chunk.rate, chunk.width, chunk.channels) == (24_000, 2, 1)
+        assert chunk.timestamp == round(start_ms)
+        start_ms += 1000 * chunk.seconds
+    return np.frombuffer(b"".join(chunk.audio for chunk in chunks), "<i2")
+
+
+def types_of(events: list[Event]) -> list[str]:
+    """The types of events, each run of equal ones once."""
+    types = [event.type for event in events]
+    return [kind for kind, before in zip(types, [None, *types], strict=False) if kind != before]
+
+
+async def portions(client: Client, *texts: str) -> list[Event]:
+    """Speaks a text that arrives in portions, as Home Assistant sends it."""
+    await client.send(SynthesizeStart(SynthesizeVoice("ryan")))
+    await client.send(*map(SynthesizeChunk, texts))
+    await client.send(Synthesize("".join(texts), SynthesizeVoice("ryan")), SynthesizeStop())
+    return await client.until(SynthesizeStopped)
+
+
+def test_the_description_lists_voices_with_codes_of_languages(home: WyomingServer) -> None:
+    async def use(client: Client) -> Info:
+        await client.send(Describe())
+        return Info.from_event(await client.event())
+
+    (program,) = home.run(use).tts
+    assert program.supports_synthesize_streaming and program.installed and program.version
+    assert [voice.name for voice in program.voices] == ["ryan", "serena"]
+    assert program.voices[0].languages == ["en", "de", "zh"]
+
+
+def test_a_ping_is_answered_with_its_text(home: WyomingServer) -> None:
+    async def use(client: Client) -> list[str | None]:
+        await client.send(Ping("a"), Ping())
+        return [Pong.from_event(await client.event()).text for _ in range(2)]
+
+    assert home.run(use) == ["a", None]
+
+
+def test_a_text_is_spoken_as_the_engine_speaks_it(home: WyomingServer) -> None:
+    async def use(client: Client) -> list[Event]:
+        await client.send(Synthesize(TEXT, SynthesizeVoice("serena")))
+        return await client.until(AudioStop)
+
+    speech = home.speech()
+    events = home.run(use)
+    assert types_of(events) == ["audio-start", "audio-chunk", "audio-stop"]
+    assert np.array_equal(pcm_of(events), speech)
+    start, stop = AudioStart.from_event(events[0]), AudioStop.from_event(events[-1])
+    assert (start.rate, start.width, start.channels, start.timestamp) == (24_000, 2, 1, 0)
+    assert stop.timestamp == round(len(speech) / 24)
+    opened = home.tts._loaded.engine.prompt_builder.opened  # type: ignore[attr-defined]
+    assert opened[-1][:2] == ("serena", "auto")
+
+
+def test_the_language_of_a_request_is_a_code(home: WyomingServer) -> None:
+    async def use(client: Client) -> None:
+        await client.send(Synthesize(TEXT, SynthesizeVoice(language="de-DE")))
+        await client.until(AudioStop)
+
+    home.run(use)
+    opened = home.tts._loaded.engine.prompt_builder.opened  # type: ignore[attr-defined]
+    assert opened[-1][:2] == ("ryan", "german")
+
+
+def test_text_in_portions_is_spoken_once_and_its_repetition_is_ignored(
+    home: WyomingServer,
+) -> None:
+    async def use(client: Client) -> list[Event]:
+        return await portions(client, "Hel", "lo there, ", "my friend.")
+
+    events = home.run(use)
+    assert types_of(events) == ["audio-start", "audio-chunk", "audio-stop", "synthesize-stopped"]
+    assert words_in_audio(pcm_of(events)) == [0, 1, 2, 3]
+
+
+def test_text_in_portions_is_spoken_before_it_ends(home: WyomingServer) -> None:
+    async def use(client: Client) -> list[Event]:
+        await client.send(SynthesizeStart(), SynthesizeChunk("Hello there, "))
+        events = await client.until(AudioChunk)
+        await client.send(SynthesizeChunk("my friend."), SynthesizeStop())
+        return events + await client.until(SynthesizeStopped)
+
+    assert words_in_audio(pcm_of(home.run(use))) == [0, 1, 2, 3]
+
+
+def test_text_that_pauses_is_spoken_to_its_end(home: WyomingServer) -> None:
+    async def use(client: Client) -> NDArray[np.int16]:
+        await client.send(SynthesizeStart(), SynthesizeChunk("Hello there. "))
+        events: list[Event] = []
+        while words_in_audio(pcm_of(events)) != [0, 1]:
+            events.append(await client.event())
+        await client.send(SynthesizeStop())
+        return pcm_of(events + await client.until(SynthesizeStopped))
+
+    assert words_in_audio(home.run(use)) == [0, 1]
+
+
+def test_requests_of_a_connection_are_answered_in_order(home: WyomingServer) -> None:
+    async def use(client: Client) -> list[Event]:
+        await client.send(Synthesize("One."), Synthesize("Two words."), Ping("end"))
+        events = await client.until(Pong)
+        return events + await portions(client, "Three ", "more words.")
+
+    events = home.run(use)
+    one = ["audio-start", "audio-chunk", "audio-stop"]
+    assert types_of(events) == [*one, *one, "pong", *one, "synthesize-stopped"]
+    assert home.num_streams == 0
+
+
+@pytest.mark.parametrize("texts", [(), ("",), (" ", "\n")])
+def test_text_without_words_has_no_audio(home: WyomingServer, texts: tuple[str, ...]) -> None:
+    async def use(client: Client) -> list[Event]:
+        return await portions(client, *texts)
+
+    assert types_of(home.run(use)) == ["synthesize-stopped"]
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ([Synthesize(" ")], "invalid_text"),
+        ([Synthesize("a" * 70_000)], "string_above_max_length"),
+        ([Synthesize(TEXT, SynthesizeVoice("nobody"))], "invalid_voice"),
+        ([Synthesize(TEXT, SynthesizeVoice(language="klingon"))], "invalid_language"),
+        ([Event("synthesize", {"text": TEXT, "text_format": "ssml"})], "invalid_value"),
+        ([SynthesizeStart(SynthesizeVoice("nobody"))], "invalid_voice"),
+        ([SynthesizeStart(), SynthesizeStart()], "invalid_value"),
+        ([SynthesizeStart(), SynthesizeChunk("a b " * 20_000)], "text_too_long"),
+        ([Event("synthesize", {"text": 3})], "invalid_value"),
+        ([Event("synthesize", {"text": TEXT, "voice": []})], "invalid_value"),
+        ([Event("synthesize", {"text": TEXT, "voice": {"name": 3}})], "invalid_value"),
+    ],
+    ids=str,
+)
+def test_an_invalid_request_is_an_error_that_ends_the_connection(
+    home: WyomingServer, events: list[Any], code: str
+) -> None:
+    async def use(client: Client) -> Error:
+        for event in events:
+            await client.write_event(event if isinstance(event, Event) else event.event())
+        error = Error.from_event((await client.until(Error))[-1])
+        assert await client.read_event() is None
+        return error
+
+    assert home.run(use).code == code
+    wait_until(lambda: home.num_streams == 0)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_failure_within_the_speech_is_an_error(
+    home: WyomingServer, monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    monkeypatch.setattr(home.tts._loaded.engine.backend, "failing_word", "Failing")
+    text = "This begins as it should, and then it fails: Failing."
+
+    async def use(client: Client) -> list[Event]:
+        if live:
+            await client.send(SynthesizeStart(), SynthesizeChunk(text + " More. "))
+        else:
+            await client.send(Synthesize(text))
+        return await client.until(Error)
+
+    events = home.run(use)
+    assert types_of(events) == ["audio-start", "audio-chunk", "error"]
+    assert Error.from_event(events[-1]).code == "synthesis_failed"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_closing_the_connection_stops_the_speech(home: WyomingServer, live: bool) -> None:
+    cancelled = home.metric('requests_success_total{finished_reason="abort"}')
+
+    async def use(client: Client) -> None:
+        if live:
+            await client.send(SynthesizeStart(), SynthesizeChunk(TEXT * 500))
+        else:
+            await client.send(Synthesize(TEXT * 1000))
+        await client.until(AudioChunk)
+        assert home.num_streams == 1
+
+    home.run(use)
+    wait_until(lambda: home.num_streams == 0, timeout_s=5)
+    assert home.metric('requests_success_total{finished_reason="abort"}') == cancelled + 1
+
+
+def test_an_overload_is_an_error_at_once(engine: TTS) -> None:
+    async def use(client: Client) -> str | None:
+        others = [Client(server.host, server.port) for _ in range(engine.slots)]
+        for other in others:
+            await other.connect()
+            await other.send(Synthesize(TEXT * 1000))
+            await other.until(AudioChunk)
+        await client.send(Synthesize(TEXT))
+        error = Error.from_event(await client.event())
+        for other in others:
+            await other.disconnect()
+        await until(lambda: server.num_streams == 0)
+        return error.code
+
+    with serving(engine, ServerSettings(max_queue=0)) as server:
+        assert server.run(use) == "overloaded"
+
+
+def test_a_stopping_server_refuses_requests_and_closes_connections(engine: TTS) -> None:
+    async def use(client: Client) -> str | None:
+        await client.send(Synthesize(TEXT))
+        return Error.from_event(await client.event()).code
+
+    with socket.socket() as idle:
+        with serving(engine) as server:
+            server.server.streams.draining = True
+            assert server.run(use) == "draining"
+            idle.connect((server.host, server.port))
+            idle.sendall(b'{"type": "ping"}\n')
+            assert b"pong" in idle.recv(1000)
+        idle.settimeout(TIMEOUT_S)
+        while idle.recv(1000):
+            pass
+
+
+BROKEN = [
+    b"\n",
+    b"no json\n",
+    b"[]\n",
+    b"3\n",
+    b"{}\n",
+    b'{"type": "synthesize", "data": []}\n',
+    b'{"type": "synthesize", "data_length": "5"}\n',
+    b'{"type": "synthesize", "data_length": 2}\n[]',
+    b'{"type": "synthesize", "data_length": 1000000000000}\n',
+    b'{"type": "synthesize", "payload_length": 1000000000000}\n',
+    b'{"type": "synthesize", "data_length": 100}\n{}',
+    b"[" * 100_000 + b"\n",
+    b"x" * 1_000_000,
+]
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=lambda data: repr(data[:60]))
+def test_a_broken_event_ends_its_connection_only(
+    home: WyomingServer, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection((home.host, home.port), timeout=TIMEOUT_S) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1 << 16):
+            pass
+    assert not caplog.records
+
+    async def use(client: Client) -> Event:
+        await client.send(Ping())
+        return await client.event()
+
+    assert Pong.is_type(home.run(use).type)
+
+
+def test_unknown_events_are_ignored(home: WyomingServer) -> None:
+    async def use(client: Client) -> Event:
+        await client.write_event(Event("transcribe", {"name": "x"}, payload=b"abc"))
+        await client.send(SynthesizeChunk("outside of a text"), SynthesizeStop(), Ping())
+        return await client.event()
+
+    assert Pong.is_type(home.run(use).type)
+
+
+def test_a_connection_that_is_reset_leaves_no_stream(
+    home: WyomingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = json.dumps({"type": "synthesize", "data": {"text": TEXT * 1000}}) + "\n"
+    with socket.create_connection((home.host, home.port), timeout=TIMEOUT_S) as client:
+        client.sendall(request.encode())
+        assert client.recv(100)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: home.num_streams == 0)
+    assert not caplog.records
+
+
+def test_a_client_that_does_not_read_is_disconnected(
+    home: WyomingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.3)
+    monkeypatch.setattr("megakernel_tts.server.wyoming_connection._CLOSE_TIMEOUT_S", 0.1)
+    request = json.dumps({"type": "synthesize", "data": {"text": TEXT * 1000}}) + "\n"
+    process = psutil.Process()
+    num_open = process.num_fds()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        client.connect((home.host, home.port))
+        client.sendall(request.encode())
+        wait_until(lambda: home.num_streams == 1)
+        wait_until(lambda: home.num_streams == 0)
+        # The server's socket is closed although its buffer is full.
+        wait_until(lambda: process.num_fds() == num_open + 1)
+
+
+def test_an_idle_connection_is_closed(home: WyomingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megakernel_tts.server.wyoming_connection._IDLE_S", 0.05)
+
+    async def use(client: Client) -> Event | None:
+        await client.send(Synthesize(TEXT * 20))  # whose speech takes longer
+        await client.until(AudioStop)
+        return await client.read_event()
+
+    assert home.run(use) is None
+
+
+def has_multicast() -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        group = socket.inet_aton("224.0.0.251") + socket.inet_aton("127.0.0.1")
+        try:
+            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        except OSError:
+            return False
+        return True
+
+
+@pytest.mark.skipif(not has_multicast(), reason="no multicast")
+def test_the_service_is_announced_in_the_network(engine: TTS) -> None:
+    async def find() -> AsyncServiceInfo | None:
+        name = "test voice._wyoming._tcp.local."
+        async with AsyncZeroconf() as network:
+            return await network.async_get_service_info("_wyoming._tcp.local.", name, 60_000)
+
+    with (
+        bind("127.0.0.1", 0) as listener,
+        running_server(engine, wyoming=WyomingService(listener, "test voice")),
+    ):
+        found = asyncio.run(find())
+        assert found is not None
+        assert found.parsed_addresses() == ["127.0.0.1"]
+        assert found.port == listener.getsockname()[1]
+
+
+def test_an_invalid_name_is_refused() -> None:
+    with bind("127.0.0.1", 0) as listener, pytest.raises(ValueError, match="zeroconf"):
+        WyomingService(listener, "a" * 70)
