@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from megakernel_tts.server import codecs
 from megakernel_tts.server.character_times import CharacterSpan
 from megakernel_tts.server.encoding import AudioFormat, Encoding
 from megakernel_tts.server.errors import RequestError
@@ -17,6 +18,10 @@ _ENCODINGS: dict[str, tuple[Encoding, str]] = {  # and the media type
     "ulaw": ("pcm_mulaw", "audio/basic"),
     "alaw": ("pcm_alaw", "audio/x-alaw-basic"),
 }
+_FORMAT = re.compile(
+    r"(?P<samples>pcm|ulaw|alaw)_(?P<rate>[0-9]{1,6})"
+    r"|mp3_(?P<mp3_rate>[0-9]{1,6})_(?P<kilobits>[0-9]{1,3})"
+)
 _DEFAULT_FORMAT = "mp3_44100_128"
 _WHOLE_NUMBER = re.compile("[0-9]{1,18}")
 _MAX_IDLE_S, _DEFAULT_IDLE_S = 180, 20
@@ -26,23 +31,28 @@ def output_format(query: Mapping[str, str]) -> tuple[AudioFormat, str]:
     """The format of the audio, and its media type.
 
     Args:
-        query: Parameters of the URL; `output_format` is a codec and a sample rate: `pcm_24000`.
+        query: Parameters of the URL; `output_format` is an encoding and a sample rate, as in
+            `pcm_24000`, or mp3 with a bit rate: `mp3_44100_128`.
 
     Raises:
         RequestError: The format is not supported.
     """
     name = query.get("output_format", _DEFAULT_FORMAT)
-    codec, _, rate = name.partition("_")
-    if codec not in _ENCODINGS or not _WHOLE_NUMBER.fullmatch(rate):
+    match = _FORMAT.fullmatch(name)
+    if match is None:
         raise RequestError(
             f"output_format {name[:100]} is not supported; choose pcm_24000 (or another rate), "
-            "ulaw_8000 or alaw_8000.",
+            "ulaw_8000, alaw_8000 or mp3_44100_128 (or another rate and bit rate).",
             400,
             "unsupported_output_format",
             "output_format",
         )
-    encoding, media_type = _ENCODINGS[codec]
-    return AudioFormat.parse(encoding, int(rate)), media_type
+    if match["samples"] is None:
+        rate, bit_rate = int(match["mp3_rate"]), 1000 * int(match["kilobits"])
+        mp3 = AudioFormat.compressed("mp3", rate, bit_rate, parameter="output_format")
+        return mp3, codecs.media_type("mp3")
+    encoding, media_type = _ENCODINGS[match["samples"]]
+    return AudioFormat.parse(encoding, int(match["rate"])), media_type
 
 
 def speech_request(

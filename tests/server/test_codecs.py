@@ -1,13 +1,11 @@
 import asyncio
 import base64
-import io
 import json
 import subprocess
 import sys
 import threading
 from typing import Any
 
-import av
 import httpx
 import numpy as np
 import pytest
@@ -18,9 +16,9 @@ from megakernel_tts.server import codecs
 from megakernel_tts.server.codecs import Codec, CodecEncoder
 from megakernel_tts.server.encoding import SAMPLE_RATES, AudioFormat, Encoder
 from megakernel_tts.server.errors import RequestError
+from tests.server.decoding import RATE, assert_same_audio, decoded
 from tests.server.running import TEXT, RunningServer, wait_until
 
-RATE = 24_000
 FRAME = 1920  # samples
 MEDIA_TYPES: dict[Codec, str] = {
     "mp3": "audio/mpeg",
@@ -28,7 +26,6 @@ MEDIA_TYPES: dict[Codec, str] = {
     "aac": "audio/aac",
     "flac": "audio/flac",
 }
-MAX_PADDING = 3 * 1152  # samples that a decoder adds at most: the codec's delay, whole frames
 
 
 def voiced(seconds: float) -> NDArray[np.int16]:
@@ -38,23 +35,6 @@ def voiced(seconds: float) -> NDArray[np.int16]:
     wave = sum(np.sin(k * phase) / k for k in range(1, 12))
     wave = wave + np.random.default_rng(0).normal(size=len(time_s)) * 0.02
     return np.rint(5000 * wave).astype(np.int16)
-
-
-def decoded(data: bytes) -> NDArray[np.float64]:
-    """The audio of a file at 24 kHz."""
-    resampler = av.AudioResampler(format="s16", layout="mono", rate=RATE)
-    with av.open(io.BytesIO(data), "r") as file:
-        frames = [f for frame in file.decode(audio=0) for f in resampler.resample(frame)]
-    frames += resampler.resample(None)
-    return np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(float)
-
-
-def assert_same_audio(data: bytes, pcm: NDArray[np.int16], rate: int = RATE) -> None:
-    """Checks duration and waveform of a file, which may begin with the delay of its codec."""
-    wave = decoded(data)
-    assert 0 <= len(wave) - len(pcm) <= MAX_PADDING * RATE / rate
-    delay = int(np.correlate(wave, pcm.astype(float), "valid").argmax())
-    assert np.corrcoef(wave[delay : delay + len(pcm)], pcm)[0, 1] > 0.98
 
 
 def chunked(codec: Codec, pcm: NDArray[np.int16], size: int, rate: int = RATE) -> list[bytes]:

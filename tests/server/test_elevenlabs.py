@@ -10,6 +10,7 @@ from elevenlabs.core.api_error import ApiError
 
 from megakernel_tts import TTS
 from megakernel_tts.server.settings import ServerSettings
+from tests.server.decoding import RATE, assert_same_audio
 from tests.server.running import TEXT, RunningServer, running_server, wait_until
 
 PCM = "pcm_24000"
@@ -71,6 +72,17 @@ def test_the_elevenlabs_client_speaks_live_text(client: ElevenLabs, server: Runn
 
 
 @ignore_deprecation
+def test_the_elevenlabs_client_gets_mp3(client: ElevenLabs, server: RunningServer) -> None:
+    speech = client.text_to_speech
+    default = b"".join(speech.convert("ryan", text=TEXT))
+    assert_same_audio(default, server.speech(), 44_100)
+    assert 8 * len(default) / len(server.speech()) * RATE == pytest.approx(128_000, rel=0.1)
+    text = iter(["Hello there, ", "my friend."])
+    live = b"".join(speech.convert_realtime("ryan", text=text, output_format="mp3_22050_32"))
+    assert_same_audio(live, server.speech(), 22_050)
+
+
+@ignore_deprecation
 def test_the_elevenlabs_client_gets_the_reason_of_a_refused_connection(client: ElevenLabs) -> None:
     speech = client.text_to_speech
     with pytest.raises(ApiError) as caught:
@@ -122,15 +134,16 @@ def test_every_output_format_keeps_the_duration(
     ("path", "fields", "code"),
     [
         ("nobody?output_format=pcm_24000", {}, "invalid_voice"),
-        ("ryan", {}, "unsupported_output_format"),  # the protocol's default is mp3
-        ("ryan?output_format=mp3_22050_32", {}, "unsupported_output_format"),
+        ("ryan?output_format=mp3_44100", {}, "unsupported_output_format"),
+        ("ryan?output_format=mp3_11025_32", {}, "invalid_value"),
+        ("ryan?output_format=mp3_22050_999", {}, "invalid_value"),
         ("ryan?output_format=pcm_many", {}, "unsupported_output_format"),
         ("ryan?output_format=pcm_11025", {}, "invalid_value"),
         ("ryan?output_format=pcm_24000", {"text": None}, "invalid_value"),
         ("ryan?output_format=pcm_24000", {"text": " "}, "invalid_text"),
         ("ryan?output_format=pcm_24000", {"language_code": "xx"}, "invalid_language"),
         ("ryan/stream?output_format=pcm_24000", {"seed": "7"}, "invalid_sampling"),
-        ("ryan/stream/with-timestamps", {}, "unsupported_output_format"),
+        ("ryan/stream/with-timestamps?output_format=wav", {}, "unsupported_output_format"),
     ],
 )
 def test_errors_have_elevenlabs_format(

@@ -264,7 +264,7 @@ def test_a_socket_has_a_limited_number_of_contexts(server: RunningServer) -> Non
     "query",
     [
         {"voice": "nobody"},
-        {"output_format": "mp3_44100_128"},
+        {"output_format": "opus_48000_64"},
         {"output_format": "pcm_many"},
         {"language_code": "xx"},
         {"inactivity_timeout": "181"},
