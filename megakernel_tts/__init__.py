@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         EngineClosedError,
         ForkedProcessError,
         MegakernelTTSError,
+        MissingExtraError,
+        PronunciationError,
         ReferenceAudioError,
         SamplingError,
+        SpeedError,
         SynthesisError,
         TextError,
         VoiceError,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
     from megakernel_tts.speech import Speech
+    from megakernel_tts.text.pronunciations import Pronunciations
     from megakernel_tts.tts import TTS
     from megakernel_tts.voice import Voice
 
@@ -44,8 +48,11 @@ _MODULES = {  # module -> its public names
         "EngineClosedError",
         "ForkedProcessError",
         "MegakernelTTSError",
+        "MissingExtraError",
+        "PronunciationError",
         "ReferenceAudioError",
         "SamplingError",
+        "SpeedError",
         "SynthesisError",
         "TextError",
         "VoiceError",
@@ -54,6 +61,7 @@ _MODULES = {  # module -> its public names
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
     "megakernel_tts.info": ("ModelInfo",),
     "megakernel_tts.speech": ("Speech",),
+    "megakernel_tts.text.pronunciations": ("Pronunciations",),
     "megakernel_tts.tts": ("TTS",),
     "megakernel_tts.voice": ("Voice",),
 }
@@ -68,12 +76,16 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "Finish",
     "ForkedProcessError",
     "MegakernelTTSError",
+    "MissingExtraError",
     "ModelInfo",
+    "PronunciationError",
+    "Pronunciations",
     "ReferenceAudioError",
     "Sampling",
     "SamplingError",
     "Session",
     "Speech",
+    "SpeedError",
     "SynthesisError",
     "TextError",
     "Voice",

@@ -5,7 +5,7 @@ from megakernel_tts.errors import TextError
 MAX_POSITIONS = 2048  # of a slot, for prompt and frames: about 160 s of speech
 
 
-def check_text(text: str, name: str = "The text") -> None:
+def check_text(text: object, name: str = "The text") -> None:
     """Checks that an argument is Unicode text.
 
     Args:

@@ -25,6 +25,18 @@ class SamplingError(MegakernelTTSError, ValueError):
     """A sampling parameter outside its range."""
 
 
+class SpeedError(MegakernelTTSError, ValueError):
+    """A speed outside the range of the time-scale filter."""
+
+
+class PronunciationError(MegakernelTTSError, ValueError):
+    """A pronunciation table that is unreadable, too large, or has an invalid entry."""
+
+
+class MissingExtraError(MegakernelTTSError, ImportError):
+    """A feature needs a package of an extra that is not installed."""
+
+
 class EngineBusyError(MegakernelTTSError):
     """All slots are in use and the waiting queue is full."""
 

@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
+FRAME_S = 0.08  # of speech: the codec has 12.5 frames per second
 MAX_PUSH_CHARACTERS = 4096  # tokenised under one acquisition of the text queue's lock
 
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """Some consecutive frames of speech.
+    """Some consecutive frames of speech, or silence of a break.
 
     Attributes:
         pcm: 16-bit samples [samples].
         sample_rate: Sampling rate of `pcm` in Hz.
-        codes: Codec codes [frames, groups] that `pcm` was decoded from.
+        codes: Codec codes [frames, groups] that `pcm` was decoded from. A break has no frames. At
+            another speed than 1, `pcm` lags by up to 90 ms of speech, and the rest of a segment of
+            the text follows without frames.
         frame: Index of the chunk's first frame in the stream.
         words: Words that begin in the chunk, in order. The last chunk of a text also holds the
             words whose beginning was not found.
@@ -91,7 +94,7 @@ class EventQueue:
     """Events of one session, from the engine thread to one reader.
 
     Attributes:
-        num_unread: Frames in the queue.
+        num_unread: Frames in the queue, those for which a break lasts included.
         abandoned: Whether the reader has cancelled or dropped the session.
         slot_wait_s: Seconds for which the stream has waited for a slot; written by the engine.
     """
@@ -123,7 +126,7 @@ class EventQueue:
             if isinstance(event, AudioChunk):
                 if self._muted:
                     return
-                self.num_unread += len(event.codes)
+                self.num_unread += _num_frames(event)
             self._events.append(event)
             self._changed.notify_all()
             listener = self._listener
@@ -136,7 +139,7 @@ class EventQueue:
             event = self._events[0] if self._events else None
             if isinstance(event, AudioChunk):
                 self._events.popleft()
-                self.num_unread -= len(event.codes)
+                self.num_unread -= _num_frames(event)
         if event is not None:
             self._on_read()
         return event
@@ -170,6 +173,11 @@ class EventQueue:
         with self._changed:
             if self._listener is listener:
                 self._listener = None
+
+
+def _num_frames(chunk: AudioChunk) -> int:
+    """Returns the frames of a chunk, or those for which its silence lasts."""
+    return len(chunk.codes) or round(len(chunk.pcm) / chunk.sample_rate / FRAME_S)
 
 
 class Session:
@@ -219,6 +227,9 @@ class Session:
 
     def push_text(self, text: str) -> None:
         """Adds text to be spoken; without effect once the stream has finished.
+
+        `<break time="0.8s"/>` is silence, `<spell>A1</spell>` is spelled, and other tags are not
+        spoken. A tag may arrive in portions.
 
         Raises:
             TextError: It is no Unicode text, or the text was ended.

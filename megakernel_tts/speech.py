@@ -25,7 +25,7 @@ class Speech:
     Attributes:
         pcm: 16-bit samples [samples].
         sample_rate: Sampling rate of `pcm` in Hz.
-        codes: Codec codes [frames, groups].
+        codes: Codec codes [frames, groups]; they do not depend on the speed.
         words: The words spoken, with start and end times.
         finish: `eos` if the whole text was spoken, else `length` or `guard`; see `Finish.reason`.
     """
@@ -69,9 +69,8 @@ def collect(session: Session, num_groups: int, sample_rate: int) -> Speech:
         chunks = [event for event in session if isinstance(event, AudioChunk)]
     finish = outcome(session)
     pcm = np.concatenate([np.zeros(0, np.int16), *(chunk.pcm for chunk in chunks)])
-    codes = np.concatenate(
-        [np.zeros((0, num_groups), np.int64), *(chunk.codes for chunk in chunks)]
-    )
+    spoken = [chunk.codes for chunk in chunks if len(chunk.codes)]  # silence has no codes
+    codes = np.concatenate([np.zeros((0, num_groups), np.int64), *spoken])
     words = with_ends([word for chunk in chunks for word in chunk.words], pcm, sample_rate)
     return Speech(pcm, sample_rate, codes, words, finish.reason)
 

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Generator, Mapping
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -18,14 +17,15 @@ from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.process import check_torch, watch_forks
+from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
-from megakernel_tts.text.splitter import SplitLimits, Splitter
+from megakernel_tts.speed import CAN_SCALE, MAX_SPEED
+from megakernel_tts.text.prompt import Layout
+from megakernel_tts.text.splitter import SplitLimits
 from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
-
-TextLayout = Literal["auto", "full", "streaming"]
 
 watch_forks()
 _log = logging.getLogger("megakernel_tts")
@@ -139,32 +139,39 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         *,
+        speed: float = 1.0,
+        pronunciations: Mapping[str, str] | None = None,
         retries: int = 0,
     ) -> Speech:
         """Synthesises a text and returns all of its speech.
 
         Args:
-            text: Any length.
+            text: Any length. Its tags are not spoken; see `Session.push_text`.
             voice: A named voice (None: the model's first), or a cloned voice for a Base model.
             language: One of the model's languages, or `auto`.
             instruct: Manner of speaking (1.7B-CustomVoice), or the voice (VoiceDesign).
             layout: Where the text goes in the prompt: `full` (also `auto`), or `streaming`.
             sampling: Sampling parameters; the model's if None.
+            speed: From 0.5 to 2, at the same pitch.
+            pronunciations: Respellings of words; see `Pronunciations`. `Word.text` stays the word
+                as it is written.
             retries: How often a segment of the text that the guard stopped is spoken again, with
                 the next seed.
 
         Raises:
             TextError: The text is empty, or not Unicode text.
             VoiceError: The model has no such voice or language, or takes no instruction.
+            SpeedError: The speed is outside its range.
+            MissingExtraError: The speed is not 1, and the extra `speed` is not installed.
+            PronunciationError: An entry of the table is invalid.
             EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
             ForkedProcessError: This process was forked after the model was loaded.
             SynthesisError: Synthesis failed.
         """
-        check_type("retries", retries, int, "a whole number")
-        session = self._open_with_text(
-            text, voice, language, instruct, layout, sampling, _EQUAL_CHUNKS, retries
-        )
+        style = voice, language, instruct, layout, sampling
+        request = Request(*style, _EQUAL_CHUNKS, speed, pronunciations, retries)
+        session = self._open_with_text(text, request)
         groups = self._loaded.config.talker.num_groups
         return collect(session, groups, self._loaded.engine.decoder.sample_rate)
 
@@ -177,6 +184,9 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
+        *,
+        speed: float = 1.0,
+        pronunciations: Mapping[str, str] | None = None,
     ) -> Generator[AudioChunk, None, Finish]:
         """Synthesises a text and yields each chunk of audio as soon as it exists.
 
@@ -190,12 +200,15 @@ class TTS:
             layout: As in `say`.
             sampling: As in `say`.
             chunks: Sizes of the chunks.
+            speed: As in `say`.
+            pronunciations: As in `say`.
 
         Raises:
             MegakernelTTSError: As `say`; errors of the arguments are raised at the call.
         """
-        session = self._open_with_text(text, voice, language, instruct, layout, sampling, chunks)
-        return iterate_chunks(session)
+        style = voice, language, instruct, layout, sampling
+        request = Request(*style, chunks, speed, pronunciations)
+        return iterate_chunks(self._open_with_text(text, request))
 
     async def astream(
         self,
@@ -206,11 +219,14 @@ class TTS:
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
+        *,
+        speed: float = 1.0,
+        pronunciations: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AudioChunk]:
         """As `stream`, for asyncio; the event loop only receives the chunks."""
-        session = await asyncio.to_thread(
-            self._open_with_text, text, voice, language, instruct, layout, sampling, chunks
-        )
+        style = voice, language, instruct, layout, sampling
+        request = Request(*style, chunks, speed, pronunciations)
+        session = await asyncio.to_thread(self._open_with_text, text, request)
         with session:
             async for event in session:
                 if isinstance(event, AudioChunk):
@@ -226,6 +242,8 @@ class TTS:
         sampling: Sampling | None = None,
         chunks: ChunkPolicy | None = None,
         *,
+        speed: float = 1.0,
+        pronunciations: Mapping[str, str] | None = None,
         text: str | None = None,
     ) -> Session:
         """Opens a session for text that is still being written, or for a whole text.
@@ -239,22 +257,29 @@ class TTS:
                 `streaming` waits for as many tokens as the recording has frames beyond it.
             sampling: As in `say`.
             chunks: Sizes of the chunks.
+            speed: As in `say`.
+            pronunciations: As in `say`.
             text: A whole text, which is spoken as `say` speaks it; the session's text is ended.
 
         Raises:
             TextError: `text` is empty, or not Unicode text.
             VoiceError: The model has no such voice or language, or takes no instruction.
+            SpeedError: As for `say`.
+            MissingExtraError: As for `say`.
+            PronunciationError: As for `say`.
             EngineBusyError: Too many sessions are open.
             EngineClosedError: The model was closed.
             ForkedProcessError: This process was forked after the model was loaded.
         """
+        style = voice, language, instruct, layout, sampling
+        request = Request(*style, chunks, speed, pronunciations)
         if text is not None:
-            return self._open_with_text(text, voice, language, instruct, layout, sampling, chunks)
-        sentences = _SENTENCES if layout == "full" else None
-        live_layout = "streaming" if layout == "auto" else layout
-        splitter = Splitter(_normalized(language), sentences)
-        text_queue = TextQueue(self._loaded.tokenizer, splitter)
-        return self._open(text_queue, voice, language, instruct, live_layout, sampling, chunks)
+            return self._open_with_text(text, request)
+        self._loaded.engine.check_process()
+        request.check()
+        limits = _SENTENCES if layout == "full" else None
+        text_queue = request.text_queue(self._loaded.tokenizer, limits)
+        return self._open(text_queue, request, "full" if layout == "full" else "streaming")
 
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
         """Makes a voice from a recording, for a Base model.
@@ -299,8 +324,10 @@ class TTS:
                 for layout in ("full", "streaming"):
                     self.say("Hello.", voice, "auto", instruct, layout, sampling)
         voice, instruct = self._voice_examples()[0]
+        if CAN_SCALE:
+            self.say("Hello.", voice, "auto", instruct, sampling=_WARMUP, speed=MAX_SPEED)
         sessions = [
-            self._open_with_text("Hello.", voice, "auto", instruct, "full", _WARMUP, None)
+            self.open(voice, "auto", instruct, sampling=_WARMUP, text="Hello.")
             for _ in range(self._loaded.engine.backend.num_slots)
         ]
         for session in sessions:
@@ -340,66 +367,40 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_with_text(
-        self,
-        text: str,
-        voice: str | Voice | None,
-        language: str,
-        instruct: str | None,
-        layout: TextLayout,
-        sampling: Sampling | None,
-        chunks: ChunkPolicy | None,
-        retries: int = 0,
-    ) -> Session:
+    def _open_with_text(self, text: str, request: Request) -> Session:
         """Opens a session for a complete text."""
-        self._loaded.engine.check_process()
+        engine = self._loaded.engine
+        engine.check_process()
         check_text(text)
-        if not text.strip():
-            raise TextError("There is nothing to say: the text is empty or only whitespace.")
-        text_layout = "full" if layout == "auto" else layout
+        request.check()
         first, rest = text[:MAX_PUSH_CHARACTERS], text[MAX_PUSH_CHARACTERS:]
-        with self._loaded.engine.pending_open():
+        with engine.pending_open():
             # The session opens with its text, so that the engine is woken once.
-            text_queue = TextQueue(self._loaded.tokenizer, Splitter(_normalized(language)))
+            text_queue = request.text_queue(self._loaded.tokenizer, None)
             text_queue.push(first, last=not rest)
-            prompt = voice, language, instruct, text_layout
-            session = self._open(text_queue, *prompt, sampling, chunks, retries)
+            if text_queue.done or not text.strip():
+                raise TextError(
+                    "There is nothing to say: the text is empty, or has only whitespace or tags."
+                )
+            layout = "streaming" if request.layout == "streaming" else "full"
+            session = self._open(text_queue, request, layout)
         if rest:
             session.push_text(rest)
             session.end()
         return session
 
-    def _open(
-        self,
-        text_queue: TextQueue,
-        voice: str | Voice | None,
-        language: str,
-        instruct: str | None,
-        layout: Literal["full", "streaming"],
-        sampling: Sampling | None,
-        chunks: ChunkPolicy | None,
-        retries: int = 0,
-    ) -> Session:
-        self._loaded.engine.check_process()
-        if layout not in ("full", "streaming"):
-            raise ValueError(f"layout is {layout!r}; choose auto, full or streaming.")
-        check_type("sampling", sampling, (Sampling, type(None)), "a Sampling or None")
-        check_type("chunks", chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
+    def _open(self, text_queue: TextQueue, request: Request, layout: Layout) -> Session:
+        engine, voice = self._loaded.engine, request.voice
         if voice is None:
             voice = next(iter(self.voices), None)
-        engine = self._loaded.engine
-        prefix = engine.prompt_builder.prefix(voice, language, instruct)
+        prefix = engine.prompt_builder.prefix(voice, request.language, request.instruct)
         return engine.open(
             text_queue,
             prefix,
             voice if isinstance(voice, Voice) else None,
             layout,
-            (sampling or self.sampling).seeded(),
-            chunks or ChunkPolicy(),
-            max_retries=retries,
+            (request.sampling or self.sampling).seeded(),
+            request.chunks or ChunkPolicy(),
+            max_retries=request.retries,
+            speed=request.speed,
         )
-
-
-def _normalized(language: str) -> str:
-    """Returns a language's name for `Splitter`; the prompt builder refuses what is not a name."""
-    return language.strip().lower() if isinstance(language, str) else "auto"

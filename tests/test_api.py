@@ -5,16 +5,18 @@ import subprocess
 import sys
 
 import megakernel_tts
-from megakernel_tts import TTS, ChunkPolicy, Session, Speech
+from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech
 
 NAMES = {
     "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
-    "Finish", "ForkedProcessError", "MegakernelTTSError", "ModelInfo", "ReferenceAudioError",
-    "Sampling", "SamplingError", "Session", "Speech", "SynthesisError", "TextError", "Voice",
-    "VoiceError", "Word", "WrittenWord", "audible", "split_words",
+    "Finish", "ForkedProcessError", "MegakernelTTSError", "MissingExtraError", "ModelInfo",
+    "PronunciationError", "Pronunciations", "ReferenceAudioError", "Sampling", "SamplingError",
+    "Session", "Speech", "SpeedError", "SynthesisError", "TextError", "Voice", "VoiceError",
+    "Word", "WrittenWord", "audible", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"
+CONTROLS = "speed=1.0, pronunciations=None"
 
 
 def signature(function: object) -> str:
@@ -32,13 +34,15 @@ def test_exported_names_are_pinned() -> None:
 
 def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.load) == "(model='demo', device='auto', dtype='auto', slots=8)"
-    assert signature(TTS.say) == f"(text, {VOICE}, *, retries=0)"
-    assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None)"
-    assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None)"
-    assert signature(TTS.open) == f"({VOICE}, chunks=None, *, text=None)"
+    assert signature(TTS.say) == f"(text, {VOICE}, *, {CONTROLS}, retries=0)"
+    assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
+    assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
+    assert signature(TTS.open) == f"({VOICE}, chunks=None, *, {CONTROLS}, text=None)"
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
+    assert signature(Pronunciations) == "(table=None)"
+    assert signature(Pronunciations.load) == "(path)"
     assert signature(Session.push_text) == "(text)"
     for method in (Session.flush, Session.end, Session.cancel):
         assert signature(method) == "()"

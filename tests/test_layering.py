@@ -27,23 +27,26 @@ RULES: dict[str, set[str]] = {
     "kernels": {"errors", "files", "model"},
     "text": {"checks", "errors", "model", "voice"},
     "codec": {"audio", "errors", "kernels", "model"},
-    "align": {"audio", "errors", "files", "kernels", "model"},
+    "align": {"audio", "errors", "files", "kernels", "model", "text.markup"}
+    | {"text.scripts", "text.tags"},
     "backends": {"errors", "kernels", "model", "sampling"},
     "process": {"errors"},
     "session": {"align", "checks", "errors", "process", "text"},
+    "speed": {"errors"},
     "speech": {"align", "audio", "errors", "session"},
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
-    | {"process", "sampling", "session", "text", "voice"},
+    | {"process", "sampling", "session", "speed", "text", "voice"},
     "info": {"model", "text"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
+    "request": {"checks", "sampling", "session", "speed", "text", "voice"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "process"}
-    | {"sampling", "session", "speech", "text", "voice"},
+    | {"request", "sampling", "session", "speech", "speed", "text", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "files", "model"},
     "server": {""},
-    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
+    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server", "speed"},
     "__main__": {"cli"},
 }
 # Checkpoints with random weights hold the codec's tensors as well.

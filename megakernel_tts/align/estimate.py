@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from megakernel_tts.align.words import Transcript, Word, split_words
 from megakernel_tts.audio import audible
+from megakernel_tts.text.markup import Replacement
 
 STEP_SECONDS = 0.02  # resolution of the audio analysis and of word starts
 
@@ -62,14 +63,16 @@ class EstimatedWordTimer:
         self._text_time = 0.0  # of the speech so far
         self._corrected_at = 0.0  # `_text_time` at the last correction
 
-    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
+    def update_text(
+        self, ids: Sequence[int], num_whole: int, replacements: Sequence[Replacement] = ()
+    ) -> None:
         """See `WordTimer.update_text`."""
-        self._transcript.update(ids, num_whole)
+        self._transcript.update(ids, num_whole, replacements)
         for i in range(self._num_queued, self._transcript.num_complete):
-            text = self._transcript[i]
-            self._pending.append((text, self._text_end))
-            self._text_end += spoken_seconds(text)
-            if split_words(text)[-1].ends_clause:
+            spoken = self._transcript.spoken(i)
+            self._pending.append((self._transcript[i], self._text_end))
+            self._text_end += spoken_seconds(spoken)
+            if split_words(spoken)[-1].ends_clause:
                 self._clause_starts.append(self._text_end)
         self._num_queued = self._transcript.num_complete
 

@@ -11,6 +11,7 @@ from megakernel_tts.align.attention import unit_log_attention
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.words import Transcript, Word
 from megakernel_tts.audio import audible
+from megakernel_tts.text.markup import Replacement
 
 
 class WordTimer(Protocol):
@@ -19,7 +20,9 @@ class WordTimer(Protocol):
     Times are in seconds from the first sample of the segment.
     """
 
-    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
+    def update_text(
+        self, ids: Sequence[int], num_whole: int, replacements: Sequence[Replacement] = ()
+    ) -> None:
         """Adds the new tokens of the segment's text; see `Transcript.update`."""
         ...
 
@@ -82,9 +85,11 @@ class AlignedWordTimer:
         self._starts: list[float] = []  # of the words that have begun
         self._num_returned = 0  # words
 
-    def update_text(self, ids: Sequence[int], num_whole: int) -> None:
+    def update_text(
+        self, ids: Sequence[int], num_whole: int, replacements: Sequence[Replacement] = ()
+    ) -> None:
         """See `WordTimer.update_text`."""
-        self._transcript.update(ids, num_whole)
+        self._transcript.update(ids, num_whole, replacements)
 
     def add_scores(self, scores: NDArray[np.float32]) -> None:
         """See `WordTimer.add_scores`."""

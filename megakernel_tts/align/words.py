@@ -6,12 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from megakernel_tts.text.markup import Replacement
+from megakernel_tts.text.scripts import UNSPACED
+from megakernel_tts.text.tags import TAG, TAG_START
+
+_TAGS = rf"(?:{TAG}|{TAG_START})"
 # Scripts without spaces between words (kana and Han): each character counts as a word.
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_TOKEN = re.compile(rf"[{_UNSPACED}][^\s\w]*|[^\s{_UNSPACED}]+")
+_WRITTEN_WORD = re.compile(
+    rf"{_TAGS}*[{UNSPACED}](?:{_TAGS}|[^\s\w])*|(?:{_TAGS}|[^\s{UNSPACED}])+"
+)
+_SPOKEN_WORD = re.compile(rf"[{UNSPACED}][^\s\w]*|[^\s{UNSPACED}]+")
+_TAG = re.compile(TAG)
+_OPEN_TAG = re.compile(TAG_START)
+_BREAK = re.compile(r"<break\b", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,;:.!?…—。，、；：！？｡][\"'”’»)\]}」』）】]*$")
 _INCOMPLETE_WORD = re.compile(r"\s\S*$")  # characters after a word that may belong to the next one
-_OPENS_TAG = {"<": True, "[": True, ">": False, "]": False}  # "[laugh]", "<break>"; ends at a space
+_OPENS_TAG = {"<": True, "[": True, ">": False, "]": False}  # "[laugh]", "<3"; ends at a space
 
 
 @dataclass(frozen=True)
@@ -19,8 +29,8 @@ class Word:
     """A word and its times, in seconds from the start of the stream.
 
     Attributes:
-        text: The word with adjacent punctuation. In scripts without spaces (Chinese, Japanese), the
-            characters of one of the model's tokens.
+        text: The word with adjacent punctuation, as it was written. In scripts without spaces
+            (Chinese, Japanese), the characters of one of the model's tokens.
         start: Start of the word.
         end: End of the word; None in a stream, where it is in audio that does not exist yet.
         estimated: Whether the times are estimated from word lengths and pauses, because the model's
@@ -35,14 +45,15 @@ class Word:
 
 @dataclass(frozen=True)
 class WrittenWord:
-    """A word of a text, or punctuation between spaces.
+    """A word of a text, or punctuation or tags between spaces.
 
     Attributes:
-        text: The word with adjacent punctuation.
+        text: The word with adjacent punctuation and tags.
         start: Index of its first character in the text.
-        spoken: Whether it contains a letter or digit.
+        spoken: Whether it contains a letter or digit outside tags.
         unspaced: Whether its script has no spaces between words.
-        ends_clause: Whether it ends with punctuation at which a speaker may pause.
+        ends_clause: Whether it ends with punctuation at which a speaker may pause, or has a break.
+        in_tag: Whether it ends within a tag, or within what may become one.
     """
 
     text: str
@@ -50,6 +61,7 @@ class WrittenWord:
     spoken: bool
     unspaced: bool
     ends_clause: bool
+    in_tag: bool = False
 
     @property
     def stop(self) -> int:
@@ -58,18 +70,23 @@ class WrittenWord:
 
 
 def split_words(text: str) -> list[WrittenWord]:
-    """Splits a text into words and punctuation between spaces, in order."""
-    return [_written_word(match) for match in _TOKEN.finditer(text)]
+    """Splits a text into words, and punctuation and tags between spaces, in order.
+
+    A tag such as `<break time="1s"/>` is not divided, whatever it contains.
+    """
+    return [_written_word(match) for match in _WRITTEN_WORD.finditer(text)]
 
 
 def _written_word(match: re.Match[str]) -> WrittenWord:
     text = match[0]
+    untagged = _OPEN_TAG.sub("", _TAG.sub("", text)) if "<" in text else text
     return WrittenWord(
         text,
         match.start(),
-        spoken=any(char.isalnum() for char in text),
-        unspaced=bool(re.match(f"[{_UNSPACED}]", text)),
-        ends_clause=bool(_CLAUSE_END.search(text)),
+        spoken=any(char.isalnum() for char in untagged),
+        unspaced=bool(re.match(f"[{UNSPACED}]", untagged)),
+        ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(text)),
+        in_tag="<" in text and bool(_OPEN_TAG.search(_TAG.sub("", text))),
     )
 
 
@@ -95,14 +112,15 @@ class Transcript:
     A unit is one token with letters or digits, together with the following tokens that complete its
     last character, or a run of silent tokens (punctuation, tags). A word begins with a unit, so
     characters that share a token are one word. Units and words are only appended; the last ones may
-    grow.
+    grow. All that is spoken in place of a written word is one word, whose text is the written one.
 
     Attributes:
-        text: The text so far.
+        text: The spoken text so far.
         num_tokens: Tokens of the text.
         unit_starts: The first token of each unit.
         unit_silent: Whether each unit makes no sound.
-        unit_words: The word of each unit. A silent unit has the word before it, or -1.
+        unit_words: The word of each unit. A silent unit has the word before it, or -1. The rest of
+            a word that began in the segment before belongs to no word: -1.
     """
 
     def __init__(self, token_bytes: Callable[[Sequence[int]], list[bytes]]) -> None:
@@ -118,6 +136,7 @@ class Transcript:
         self.unit_words: list[int] = []
         self._token_bytes = token_bytes
         self._word_starts: list[int] = []  # indices in the text
+        self._replacements: Sequence[Replacement] = ()
         self._in_tag = False
         self._num_complete = 0
         self._ends_whole = False  # whether later text cannot extend the last word
@@ -132,38 +151,60 @@ class Transcript:
         return self._num_complete
 
     def __getitem__(self, word: int) -> str:
-        """The text of a word with the punctuation after it.
+        """The text of a word with the punctuation after it, as it was written.
 
         Punctuation at the end of the text is included once it cannot begin another word.
         """
-        if word + 1 < len(self):
-            return self.text[self._word_starts[word] : self._word_starts[word + 1]].rstrip()
-        last = self.text[self._word_starts[word] :]
-        return (last if self._ends_whole else _INCOMPLETE_WORD.sub("", last)).rstrip()
+        start, stop = self._extent(word)
+        written = ""
+        for replacement in self._replacements:
+            if start <= replacement.start < stop:
+                written += self.text[start : replacement.start] + replacement.written
+                start = replacement.stop
+        written += self.text[start:stop]
+        if word + 1 == len(self) and not self._ends_whole:
+            written = _INCOMPLETE_WORD.sub("", written)
+        return written.rstrip()
 
-    def update(self, ids: Sequence[int], num_whole: int) -> None:
+    def spoken(self, word: int) -> str:
+        """The text that is spoken for a word, with the punctuation after it."""
+        start, stop = self._extent(word)
+        return self.text[start:stop].rstrip()
+
+    def _extent(self, word: int) -> tuple[int, int]:
+        """Indices in the text of a word and of the next one."""
+        last = word + 1 == len(self)
+        return self._word_starts[word], len(self.text) if last else self._word_starts[word + 1]
+
+    def update(
+        self, ids: Sequence[int], num_whole: int, replacements: Sequence[Replacement] = ()
+    ) -> None:
         """Adds the new tokens of a text.
 
         Args:
             ids: All tokens so far. Tokens of earlier calls must be the same, and the last token
                 must complete a character. Another thread may append to them.
             num_whole: Number of tokens up to the last word boundary that later text cannot move.
+            replacements: All those of the tokens so far, in order, and maybe later ones.
         """
+        self._replacements = replacements
         new = ids[self.num_tokens :]  # read once, as the sequence may grow
         if new:
             self._append(self._parse(self._token_bytes(new)))
             self.num_tokens += len(new)
         self._ends_whole = num_whole >= self.num_tokens or self.text[-1:].isspace()
-        num_open = int(not self._ends_whole and bool(self._word_starts))
+        whole = self._ends_whole and not self._in_replacement()
+        num_open = int(not whole and bool(self._word_starts))
         self._num_complete = max(self._num_complete, len(self) - num_open)
 
     def _append(self, tokens: list[_Token]) -> None:
         """Extends units and words by tokens whose characters were added to the text."""
         tail = self._word_starts[-1] if self._word_starts else 0
-        starts = [tail + word.start for word in split_words(self.text[tail:])]
+        starts = [match.start() for match in _SPOKEN_WORD.finditer(self.text, tail)]
+        starts = [start for start in starts if not self._continues(start)]
         for token in tokens:
-            if token.letter is not None:
-                start = starts[bisect_right(starts, token.letter) - 1]
+            if token.letter is not None and (count := bisect_right(starts, token.letter)):
+                start = starts[count - 1]
                 if not self._word_starts or start > self._word_starts[-1]:
                     self._word_starts.append(start)
             extends_silence = token.silent and bool(self.unit_silent) and self.unit_silent[-1]
@@ -171,6 +212,14 @@ class Transcript:
                 self.unit_starts.append(token.token_idx)
                 self.unit_silent.append(token.silent)
                 self.unit_words.append(len(self) - 1)
+
+    def _continues(self, start: int) -> bool:
+        """Whether what begins at an index of the text continues a word that was written before."""
+        return any(r.start + bool(r.written) <= start < r.stop for r in self._replacements)
+
+    def _in_replacement(self) -> bool:
+        """Whether the text ends within what is spoken in place of a word."""
+        return any(r.start < len(self.text) < r.stop for r in self._replacements)
 
     def _parse(self, tokens: list[bytes]) -> list[_Token]:
         """Adds the characters of tokens to the text and classifies the tokens."""

@@ -5,9 +5,8 @@ import math
 from torch import Tensor
 
 from megakernel_tts.engine.segment import Segment
-from megakernel_tts.session import ChunkPolicy
+from megakernel_tts.session import FRAME_S, ChunkPolicy
 
-_FRAME_S = 0.08  # seconds of audio per frame
 _USABLE_SHARE = 0.75  # share of the buffered audio in which the next chunk must be made
 _MAX_LATE = 2  # late chunks in succession, after which larger ones are made
 
@@ -30,14 +29,16 @@ class Chunking:
         size: Frames of the next chunk.
     """
 
-    def __init__(self, policy: ChunkPolicy, num_lookahead: int) -> None:
+    def __init__(self, policy: ChunkPolicy, num_lookahead: int, speed: float = 1.0) -> None:
         """Starts with the first chunk.
 
         Args:
             policy: Sizes of the chunks, and how many frames may be unread.
             num_lookahead: Frames after a word's first one that word alignment needs.
+            speed: At which the frames are played.
         """
         self.size = policy.first
+        self._playback_s = FRAME_S / speed  # of a frame
         self._policy = policy
         self._num_lookahead = num_lookahead
         self._num_out = 0  # frames that were put into the decode pipeline
@@ -63,7 +64,7 @@ class Chunking:
         self._frame_s = max(frame_s, (self._frame_s + frame_s) / 2)
         is_late = -math.inf < self._played_until_s < now_s
         self._num_late = self._num_late + 1 if is_late else 0
-        self._played_until_s = max(self._played_until_s, now_s) + num_new * _FRAME_S
+        self._played_until_s = max(self._played_until_s, now_s) + num_new * self._playback_s
         usable_s = _USABLE_SHARE * (self._played_until_s - now_s)
         num_next = min(2 * self.size, self._policy.largest)
         if self._num_late < _MAX_LATE:

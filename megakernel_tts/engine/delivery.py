@@ -1,5 +1,6 @@
-"""From decoded frames to the session's events: runaway guard, word times, retries."""
+"""From decoded frames to the session's events: runaway guard, word times, retries, speed."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,9 +12,10 @@ from megakernel_tts.align.word_times import WordTimer
 from megakernel_tts.align.words import Word
 from megakernel_tts.backends.protocol import Frames
 from megakernel_tts.engine.guard import Guard
+from megakernel_tts.engine.scaling import SegmentScaler
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.errors import SynthesisError
-from megakernel_tts.session import AudioChunk, EventQueue, Finish, FinishReason
+from megakernel_tts.session import FRAME_S, AudioChunk, EventQueue, Finish, FinishReason
 from megakernel_tts.text.text_queue import TextSegment
 
 
@@ -28,7 +30,13 @@ class Delivery:
     """
 
     def __init__(
-        self, events: EventQueue, sample_rate: int, *, guarded: bool, max_retries: int
+        self,
+        events: EventQueue,
+        sample_rate: int,
+        *,
+        guarded: bool,
+        max_retries: int,
+        speed: float = 1.0,
     ) -> None:
         """Starts with nothing delivered.
 
@@ -37,6 +45,7 @@ class Delivery:
             sample_rate: In Hz.
             guarded: Whether the runaway guard may end a segment.
             max_retries: How often a segment that ran away is spoken again.
+            speed: How many times as fast as it was synthesised the speech is delivered.
         """
         self.num_frames = 0
         self.attempt = 0
@@ -44,12 +53,14 @@ class Delivery:
         self._sample_rate = sample_rate
         self._guarded = guarded
         self._max_retries = max_retries
-        self._duration_s = 0.0
+        self._speed = speed
+        self._scaler: SegmentScaler | None = None  # None between segments, and at speed 1
+        self._num_samples = 0  # delivered or held
         self._current_timer: WordTimer | None = None  # None between segments
         self._guard = Guard()
         self._held: list[AudioChunk] = []
         self._segment_frame = 0  # frames of the segment delivered or held
-        self._segment_start_s = 0.0
+        self._segment_start = 0  # samples before the segment
         self._num_groups = 0
 
     @property
@@ -66,12 +77,13 @@ class Delivery:
         self._current_timer = word_timer
         self._guard = Guard()
         self._segment_frame = 0
-        self._segment_start_s = self._duration_s
-        self._num_groups = 0
+        self._segment_start = self._num_samples
+        if self._speed != 1:
+            self._scaler = SegmentScaler(self._speed, self._sample_rate)
 
     def read_text(self, text: TextSegment) -> None:
         """Passes the segment's text, as far as it is known, to word alignment."""
-        self._word_timer.update_text(text.token_ids, text.num_whole)
+        self._word_timer.update_text(text.token_ids, text.num_whole, text.replacements)
 
     def observe(self, frames: Frames, text: TextSegment) -> None:
         """Passes the attention of new frames to word alignment; `text` is that of the segment."""
@@ -119,28 +131,40 @@ class Delivery:
         self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
     ) -> None:
         """Puts a chunk, with the words that begin in it, into the queue or holds it back."""
-        words = self._find_words(segment, frames)
         # Copies, so that a chunk that the reader keeps does not keep the whole batch.
-        chunk = AudioChunk(
-            frames.flatten(), self._sample_rate, codes.copy(), self.num_frames, words
-        )
-        self.num_frames += len(codes)
+        pcm, words = frames.flatten(), self._find_words(segment, frames)
+        if self._scaler is not None:
+            pcm, words = self._scaler.scale(pcm, words)
+        self._put(self._make_chunk(pcm, codes.copy(), words))
         self._segment_frame += len(codes)
-        self._duration_s += frames.size / self._sample_rate
+
+    def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> list[Word]:
+        """Returns the words that begin in `frames`, timed from the start of the segment."""
+        self.read_text(segment.text)
+        last = segment.outcome == "eos" and not segment.pending
+        return self._word_timer.add_audio(frames, last=last)
+
+    def _make_chunk(
+        self, pcm: NDArray[np.int16], codes: NDArray[np.int64], words: Sequence[Word] = ()
+    ) -> AudioChunk:
+        """Makes the next chunk; `words` are timed from the start of the segment."""
+        start_s = self._segment_start / self._sample_rate
+        # Rounded, so that the end of a segment and the start of the next are the same number.
+        timed = tuple(replace(word, start=round(start_s + word.start, 3)) for word in words)
+        chunk = AudioChunk(pcm, self._sample_rate, codes, self.num_frames, timed)
+        self.num_frames += len(codes)
+        self._num_samples += len(pcm)
+        return chunk
+
+    def _put(self, chunk: AudioChunk) -> None:
         if self.attempt < self._max_retries:
             self._held.append(chunk)
         else:
             self._events.put(chunk)
 
-    def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> tuple[Word, ...]:
-        """Returns the words that begin in `frames`, timed from the start of the stream."""
-        self.read_text(segment.text)
-        last = segment.outcome == "eos" and not segment.pending
-        words = self._word_timer.add_audio(frames, last=last)
-        # Rounded, so that the end of a segment and the start of the next are the same number.
-        return tuple(
-            replace(word, start=round(self._segment_start_s + word.start, 3)) for word in words
-        )
+    @property
+    def _no_codes(self) -> NDArray[np.int64]:
+        return np.zeros((0, self._num_groups), np.int64)
 
     def end_segment(self, segment: Segment) -> bool:
         """Delivers what was held back, or drops it if the segment is to be spoken again.
@@ -151,23 +175,46 @@ class Delivery:
         if (
             segment.outcome == "eos" and self._word_timer.num_pending
         ):  # no frame followed the last words
-            self._put_chunk(
-                segment, np.zeros((0, self._num_groups), np.int64), np.zeros((0, 1), np.int16)
-            )
+            self._put_chunk(segment, self._no_codes, np.zeros((0, 1), np.int16))
         self._current_timer = None
         if segment.outcome == "guard" and self._held:
             self.num_frames -= sum(len(chunk.codes) for chunk in self._held)
-            self._duration_s = self._segment_start_s
+            self._num_samples = self._segment_start
             self._held = []
             self.attempt += 1
             return True
+        self._end_scaling()
         self._release_held()
         self.attempt = 0
         return False
 
+    def _end_scaling(self) -> None:
+        """Puts what the segment's scaler holds back."""
+        scaler, self._scaler = self._scaler, None
+        if scaler is not None:
+            pcm, words = scaler.end()
+            if len(pcm) or words:
+                self._put(self._make_chunk(pcm, self._no_codes, words))
+
+    def add_silence(self, seconds: float, max_frames: int) -> None:
+        """Delivers silence between two segments.
+
+        Args:
+            seconds: Its duration.
+            max_frames: For which a chunk of it lasts at most.
+        """
+        num_left = round(seconds * self._sample_rate)
+        max_samples = round(max_frames * FRAME_S * self._sample_rate)
+        while num_left > 0:
+            pcm = np.zeros(min(num_left, max_samples), np.int16)
+            self._events.put(self._make_chunk(pcm, self._no_codes))
+            num_left -= len(pcm)
+
     def finish(self, reason: FinishReason, error: BaseException | None) -> None:
         """Delivers what was held back and the last event."""
         with suppress(RuntimeError):  # the reader's event loop is closed
+            if reason == "error":
+                self._end_scaling()
             self._release_held()
             self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
 

@@ -90,6 +90,7 @@ class Engine:
         chunks: ChunkPolicy,
         *,
         max_retries: int = 0,
+        speed: float = 1.0,
     ) -> Session:
         """Opens a session.
 
@@ -102,6 +103,8 @@ class Engine:
             chunks: Sizes of the chunks.
             max_retries: How often a segment that the guard stopped is spoken again with the next
                 seed. If not 0, the audio of a segment is delivered at its end.
+            speed: How many times as fast as it is synthesised the speech is delivered, at the same
+                pitch; see `check_speed`.
 
         Raises:
             EngineBusyError: Too many sessions are open.
@@ -122,6 +125,7 @@ class Engine:
             chunks=chunks,
             alignment=self.alignment,
             max_retries=max_retries,
+            speed=speed,
         )
         # The queue refers to the loop only: a reference to the engine would keep it alive.
         events = EventQueue(self._loop.wakeup.set, self._loop.interrupt)

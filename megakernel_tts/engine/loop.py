@@ -165,6 +165,8 @@ class Loop:
     def _feed_or_finish(self) -> None:
         """Feeds the text that has arrived; finishes streams whose whole text was spoken."""
         for stream in self.scheduler.streams:
+            if stream.segment is None:
+                self._isolate(stream, Stream.deliver_breaks)
             if stream.exhausted:
                 self._isolate(stream, partial(self._finish, reason=stream.reason))
             elif stream.slot is not None and not stream.leaving:

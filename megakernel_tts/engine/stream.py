@@ -30,6 +30,7 @@ class StreamRequest:
         chunks: Sizes of the chunks.
         alignment: Calibrated alignment heads; None estimates word times.
         max_retries: How often a segment that ran away is spoken again with the next seed.
+        speed: How many times as fast as it was synthesised the speech is delivered.
     """
 
     prefix: Prefix
@@ -39,6 +40,7 @@ class StreamRequest:
     chunks: ChunkPolicy
     alignment: Alignment | None = None
     max_retries: int = 0
+    speed: float = 1.0
 
 
 class TextSnapshot(NamedTuple):
@@ -93,9 +95,10 @@ class Stream:
             sample_rate,
             guarded=request.sampling.guard,
             max_retries=request.max_retries,
+            speed=request.speed,
         )
         num_lookahead = request.alignment.lookahead if request.alignment else 0
-        self.chunking = Chunking(request.chunks, num_lookahead)
+        self.chunking = Chunking(request.chunks, num_lookahead, request.speed)
         self._sample_rate = sample_rate
         self._waiting_since_s: float | None = None  # because all slots are in use
         self._resumed = False  # text was missing since the last step
@@ -229,6 +232,15 @@ class Stream:
         """Passes the segment's text, as far as it is known, to word alignment."""
         if self.segment is not None:
             self.delivery.read_text(self.segment.text)
+
+    def deliver_breaks(self) -> None:
+        """Delivers the breaks before the next segment, if the reader keeps up."""
+        while self.segment is None and self.reader_keeps_up:
+            with self.text_queue.lock:
+                pause = self.text_queue.take_break()
+            if pause is None:
+                return
+            self.delivery.add_silence(pause.seconds, self.request.chunks.largest)
 
     # --- frames and chunks ---
 

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from megakernel_tts.text.markup import Break, Markup, Part, Replacement
 from megakernel_tts.text.pace import ordinary_frames
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
@@ -14,6 +15,7 @@ class TextSegment:
 
     Attributes:
         token_ids: Tokens so far.
+        replacements: Of words, in order; those of the tokens so far are all there.
         num_whole: How many of the tokens end at a word boundary that later text cannot move.
         expected_frames: Frames that the text takes at an ordinary pace.
         ended: Whether the segment is complete.
@@ -21,6 +23,7 @@ class TextSegment:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
+        self.replacements: list[Replacement] = []
         self.num_whole = 0
         self.expected_frames = 0.0
         self.ended = False
@@ -35,13 +38,23 @@ class TextQueue:
         closed: Whether the stream has finished, so that text is ignored.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, splitter: Splitter) -> None:
+    def __init__(
+        self, tokenizer: TextTokenizer, splitter: Splitter, markup: Markup | None = None
+    ) -> None:
+        """Starts without text.
+
+        Args:
+            tokenizer: Of the model.
+            splitter: Divides the text into segments.
+            markup: Reads the markup; without respellings if None.
+        """
         self.lock = threading.Lock()
         self.ended = False
         self.closed = False
         self._tokenizer = tokenizer
         self._splitter = splitter
-        self._segments: deque[TextSegment] = deque()
+        self._markup = markup or Markup()
+        self._segments: deque[TextSegment | Break] = deque()
         self._open: tuple[TextSegment, IncrementalTokenizer] | None = None
         self._last_character = ""
 
@@ -52,7 +65,27 @@ class TextQueue:
             text: Any part of the text.
             last: Whether the text ends here, so that no character has to be held back.
         """
-        portions = [*self._splitter.push(text)]
+        parts = [*self._markup.push(text)]
+        if last:
+            parts += self._markup.end()
+        for count, part in enumerate(parts, start=1):
+            self._add(part, last=last and count == len(parts))
+        if last:
+            self._finish()
+
+    def _add(self, part: Part, *, last: bool = False) -> None:
+        """Adds a part of the text.
+
+        Args:
+            part: The part.
+            last: Whether the text ends with it.
+        """
+        if isinstance(part, Break):
+            self._splitter.end_segment()
+            self._end_segment()
+            self._segments.append(part)
+            return
+        portions, written = [*self._splitter.push(part.text)], part.written
         for count, (portion, ends) in enumerate(portions, start=1):
             if self._open is None:
                 self._open = TextSegment(), IncrementalTokenizer(self._tokenizer)
@@ -60,22 +93,34 @@ class TextQueue:
             segment, tokenizer = self._open
             segment.expected_frames += ordinary_frames(portion, self._last_character)
             self._last_character = portion[-1:] or self._last_character
-            if ends or (last and count == len(portions)):
-                self._end_segment(portion)
-                continue
-            segment.token_ids += tokenizer.push(portion)
-            if tokenizer.between_words:
+            start = tokenizer.num_characters
+            ends |= last and count == len(portions)
+            new_ids = tokenizer.end(portion) if ends else tokenizer.push(portion)
+            # Before its tokens, which the engine thread may read at once.
+            if written is not None and portion:
+                stop = tokenizer.num_characters
+                segment.replacements.append(Replacement(start, stop, written))
+                written = ""
+            segment.token_ids += new_ids
+            if ends:
+                self._close_segment()
+            elif tokenizer.between_words:
                 segment.num_whole = len(segment.token_ids)
-        if last:
-            self.end()
 
     def flush(self) -> None:
         """Ends the segment that is growing, if any; later text begins another."""
+        for part in self._markup.flush():
+            self._add(part)
         self._splitter.end_segment()
         self._end_segment()
 
     def end(self) -> None:
         """Marks the text as complete."""
+        for part in self._markup.end():
+            self._add(part)
+        self._finish()
+
+    def _finish(self) -> None:
         self._end_segment()
         self.ended = True
 
@@ -85,35 +130,48 @@ class TextQueue:
         self._segments.clear()
         self._open = None
 
-    def _end_segment(self, portion: str = "") -> None:
+    def _end_segment(self) -> None:
+        """Ends the segment that is growing, if any."""
         if self._open is not None:
             segment, tokenizer = self._open
-            segment.token_ids += tokenizer.end(portion)
-            segment.num_whole = len(segment.token_ids)
-            segment.ended = True
-            self._open = None
-            if not segment.token_ids:  # nothing but whitespace
-                self._segments.pop()
+            segment.token_ids += tokenizer.end()
+            self._close_segment()
+
+    def _close_segment(self) -> None:
+        assert self._open is not None
+        segment, self._open = self._open[0], None
+        segment.num_whole = len(segment.token_ids)
+        segment.ended = True
+        if not segment.token_ids:  # nothing but whitespace
+            self._segments.pop()
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Returns the bytes of each token."""
         return self._tokenizer.token_bytes(ids)
 
     def front(self) -> TextSegment | None:
-        """Returns the segment to speak now, or None until it has a token."""
-        has_token = self._segments and self._segments[0].token_ids
-        return self._segments[0] if has_token else None
+        """Returns the segment to speak now, or None until it has a token, or before a break."""
+        front = self._segments[0] if self._segments else None
+        return front if isinstance(front, TextSegment) and front.token_ids else None
 
     def pop(self) -> None:
         """Removes the front segment."""
         self._segments.popleft()
 
+    def take_break(self) -> Break | None:
+        """Removes the break before the next segment, if there is one, and returns it."""
+        front = self._segments[0] if self._segments else None
+        if not isinstance(front, Break):
+            return None
+        self._segments.popleft()
+        return front
+
     @property
     def num_waiting(self) -> int:
-        """Number of segments behind the front one."""
+        """Number of segments and breaks behind the front one."""
         return max(0, len(self._segments) - 1)
 
     @property
     def done(self) -> bool:
-        """Whether the text is complete and every segment was removed."""
-        return self.ended and self.front() is None
+        """Whether the text is complete and every segment and break was removed."""
+        return self.ended and not self._segments

@@ -141,6 +141,7 @@ class IncrementalTokenizer:
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         self._pending = ""
+        self._num_encoded = 0  # characters
         self._started = False
 
     def push(self, text: str) -> list[int]:
@@ -148,7 +149,13 @@ class IncrementalTokenizer:
         pending = self._with_pending(text)
         length = self._tokenizer.stable_length(pending)
         self._pending = pending[length:]
+        self._num_encoded += length
         return self._tokenizer.encode(pending[:length]) if length else []
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of the normalised text so far, without outer whitespace at its start."""
+        return self._num_encoded + len(self._pending)
 
     @property
     def between_words(self) -> bool:
@@ -158,6 +165,7 @@ class IncrementalTokenizer:
     def end(self, text: str = "") -> list[int]:
         """Adds the last text; returns the remaining ids."""
         rest, self._pending = self._with_pending(text).rstrip(), ""
+        self._num_encoded += len(rest)
         return self._tokenizer.encode(rest) if rest else []
 
     def _with_pending(self, text: str) -> str:
