@@ -79,14 +79,16 @@ def split_words(text: str) -> list[WrittenWord]:
 
 def _written_word(match: re.Match[str]) -> WrittenWord:
     text = match[0]
-    untagged = _OPEN_TAG.sub("", _TAG.sub("", text)) if "<" in text else text
+    complete = _TAG.sub("", text) if "<" in text else text
+    open_tag = _OPEN_TAG.search(complete) if match.end() == len(match.string) else None
+    untagged = complete[: open_tag.start()] if open_tag else complete
     return WrittenWord(
         text,
         match.start(),
         spoken=any(char.isalnum() for char in untagged),
         unspaced=bool(re.match(f"[{UNSPACED}]", untagged)),
         ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(text)),
-        in_tag="<" in text and bool(_OPEN_TAG.search(_TAG.sub("", text))),
+        in_tag=open_tag is not None,
     )
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakernel_tts.align.words import Transcript, split_words
+from megakernel_tts.text.markup import Replacement
 from tests.align.texts import GrowingVocabulary, transcript, words_of
 
 
@@ -47,6 +48,76 @@ def test_tokens_become_units_and_words(
     assert text.unit_silent == [char == "s" for char in unit_silent]
     assert words_of(text) == words
     assert text.unit_words == unit_words
+
+
+def test_tags_are_not_divided_and_are_no_words() -> None:
+    text = 'So.<break time="1 s"/> A<b>B</b>, <emotion value="x y"/> 你<emotion/>好 x<y <z <brea'
+    written = split_words(text)
+    assert [text[w.start : w.stop] for w in written] == [w.text for w in written]
+    assert [(w.text, w.spoken, w.ends_clause, w.in_tag) for w in written] == [
+        ('So.<break time="1 s"/>', True, True, False),
+        ("A<b>B</b>,", True, True, False),
+        ('<emotion value="x y"/>', False, False, False),
+        ("你<emotion/>", True, False, False),
+        ("好", True, False, False),
+        ("x<y", True, False, False),
+        ("<z", True, False, False),
+        ("<brea", False, False, True),
+    ]
+    assert split_words("a <break/>")[1].ends_clause
+
+
+@pytest.mark.parametrize("tag", ['<break time="1 s"/>', "<<m|a>>", "<b a='x y' c=\"z\">", "</b>"])
+def test_a_tag_that_is_not_complete_is_one_word_up_to_the_end(tag: str) -> None:
+    for stop in range(1, len(tag)):
+        *_, last = split_words(f"one two, {tag[:stop]}")
+        assert (last.text, last.in_tag, last.spoken) == (tag[:stop], True, False)
+    *_, last = split_words(f"one two, {tag}")
+    assert (last.text, last.in_tag, last.spoken) == (tag, False, False)
+
+
+def test_what_is_spoken_in_place_of_a_word_is_that_word() -> None:
+    """Tokens of `so (gee pee you), it's aye bee`, written as `so (GPU), it's AB`."""
+    tokens = ["so", " (", "gee", " pee", " you", "),", " it", "'s", " aye", " bee"]
+    replacements = [Replacement(4, 15, "GPU"), Replacement(23, 30, "AB")]
+    vocabulary = GrowingVocabulary()
+    ids = vocabulary.ids(*tokens)
+    text = Transcript(vocabulary.token_bytes)
+    num_complete = []
+    for num_known, num_whole in enumerate([1, 1, 3, 4, 4, 6, 6, 8, 9, 10], start=1):
+        text.update(ids[:num_known], num_whole, replacements)
+        num_complete.append(text.num_complete)
+        words = words_of(text)[: text.num_complete]
+        assert words == ["so", "(GPU),", "it's", "AB"][: len(words)]
+    # Within a replacement its word is not complete, although its spoken words are whole.
+    assert num_complete == [1, 1, 1, 1, 1, 2, 2, 3, 3, 4]
+    assert [text.spoken(i) for i in range(len(text))] == [
+        "so", "(gee pee you),", "it's", "aye bee",
+    ]  # fmt: skip
+    assert text.unit_words == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_replacement_in_a_script_without_spaces() -> None:
+    """Tokens of one character, and one token for the end of a word and the next one."""
+    for tokens, words in (
+        (["在", "崇", "庆", "。", "住"], ["在", "重庆。", "住"]),
+        (["在崇", "庆", "住"], ["在", "重庆", "住"]),
+        (["在", "崇", "庆住"], ["在", "重庆住"]),
+    ):
+        vocabulary = GrowingVocabulary()
+        ids = vocabulary.ids(*tokens)
+        text = Transcript(vocabulary.token_bytes)
+        text.update(ids, len(ids), [Replacement(1, 3, "重庆")])
+        assert words_of(text) == words
+
+
+def test_the_rest_of_a_word_of_the_segment_before_is_no_word() -> None:
+    vocabulary = GrowingVocabulary()
+    ids = vocabulary.ids("pee", " you", ",", " and")
+    text = Transcript(vocabulary.token_bytes)
+    text.update(ids, len(ids), [Replacement(0, 7, "")])
+    assert words_of(text) == ["and"]
+    assert text.unit_words == [-1, -1, -1, 0]
 
 
 def test_punctuation_joins_a_word_when_it_cannot_begin_another() -> None:

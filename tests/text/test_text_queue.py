@@ -1,11 +1,14 @@
 import tracemalloc
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megakernel_tts.text.markup import Break, Markup
+from megakernel_tts.text.pronunciations import Pronunciations
 from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue, TextSegment
 from megakernel_tts.text.tokenizer import TextTokenizer
@@ -163,3 +166,94 @@ def test_num_whole_counts_tokens_up_to_the_last_word_boundary(tokenizer: TextTok
     queue.end()
     segment = queue.front()
     assert segment is not None and segment.num_whole == len(segment.token_ids)
+
+
+TABLE = Pronunciations({"GPU": "gee pee you", "é": "accent", "한": "han"})
+MARKED = st.lists(
+    st.sampled_from(
+        [
+            "a ", "B. ", " GPU", "(GPU)", "<spell>a1 B</spell>", "<spell>", '<break time="1s"/>',
+            "é", "e", "\u0301", "<b>", " ", "한 ", ".",
+        ]
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+def contents(queue: TextQueue) -> list[object]:
+    """What a complete text is divided into: breaks, and tokens and replacements of segments."""
+    items: list[object] = []
+    while not queue.done:
+        if (pause := queue.take_break()) is not None:
+            items.append(pause.seconds)
+            continue
+        segment = queue.front()
+        assert segment is not None and segment.ended
+        items.append((segment.token_ids, segment.replacements, round(segment.expected_frames, 6)))
+        queue.pop()
+    return items
+
+
+@given(MARKED, st.integers(0, 60))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_marked_text_does_not_depend_on_how_it_arrives(
+    tokenizer: TextTokenizer, text: str, cut: int
+) -> None:
+    queues = [
+        TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8)), Markup(TABLE))
+        for _ in range(3)
+    ]
+    queues[0].push(text, last=True)
+    queues[1].push(text[:cut])
+    queues[1].push(text[cut:], last=True)
+    for char in text:
+        queues[2].push(char)
+    queues[2].end()
+    whole, *others = [contents(queue) for queue in queues]
+    assert others == [whole, whole]
+
+
+@given(MARKED)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_replacements_are_where_their_words_are_spoken(tokenizer: TextTokenizer, text: str) -> None:
+    queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8)), Markup(TABLE))
+    queue.push(text, last=True)
+    spoken = {
+        "GPU": ("gee pee you", "G P U"), "(GPU)": ("(G P U)",), "é": ("accent", "É"),
+        "한": ("han",), "a1": ("A 1",), "a": ("A",), "e": ("E",),
+    }  # fmt: skip
+    while not queue.done:
+        if queue.take_break() is None:
+            segment = queue.front()
+            assert segment is not None
+            said = b"".join(queue.token_bytes(segment.token_ids)).decode()
+            for start, stop, written in segment.replacements:
+                if written in spoken:
+                    assert said[start:stop] in spoken[written]
+            queue.pop()
+
+
+def test_a_break_ends_a_segment_and_comes_between_segments(tokenizer: TextTokenizer) -> None:
+    queue = TextQueue(tokenizer, Splitter())
+    queue.push('<break time="1s"/> hello <break time="2s"/><break time="3s"/>to the')
+    assert queue.front() is None and queue.take_break() == Break(1.0)
+    assert queue.take_break() is None, "the segment comes first"
+    segment = queue.front()
+    assert segment is not None and segment.ended
+    assert segment.token_ids == tokenizer.encode("hello")
+    queue.pop()
+    assert [queue.take_break(), queue.take_break()] == [Break(2.0), Break(3.0)]
+    assert queue.take_break() is None and not queue.done
+    queue.push(" world.<break/>.", last=True)
+    assert pop_token_ids(queue) == [tokenizer.encode("to the world.")]
+    assert not queue.done and queue.take_break() == Break(0.5) and queue.done
+
+
+def test_a_respelling_that_is_split_belongs_to_its_first_part(tokenizer: TextTokenizer) -> None:
+    limits = SplitLimits(sentence=4, clause=4, space=4, anywhere=40)
+    table = Pronunciations({"it": "one two three four five"})
+    queue = TextQueue(tokenizer, Splitter(limits=limits), Markup(table))
+    queue.push("So it, is", last=True)
+    written = [[r.written for r in segment.replacements] for segment in pop_segments(queue)]
+    assert [*chain(*written)].count("it") == 1 and len(written) > 2
+    assert all(set(words) <= {"it", ""} for words in written)
