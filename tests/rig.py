@@ -95,6 +95,7 @@ class Rig:
         voice: Voice | None = None,
         max_frames: int = 400,
         max_retries: int = 0,
+        speed: float = 1.0,
         **chunks: int,
     ) -> Session:
         """Opens a session; `text` is the whole text, None leaves it open."""
@@ -102,8 +103,9 @@ class Rig:
         text_queue = TextQueue(self.loaded.tokenizer, Splitter(limits=limits))
         sampling = Sampling(seed=seed, max_frames=max_frames)
         policy = ChunkPolicy(**chunks)
+        prompt = prefix, voice, layout
         session = self.engine.open(
-            text_queue, prefix, voice, layout, sampling, policy, max_retries=max_retries
+            text_queue, *prompt, sampling, policy, speed=speed, max_retries=max_retries
         )
         if text is not None:
             session.push_text(text)

@@ -71,6 +71,32 @@ def test_speech_is_recognised(
     assert error_rate(judge, recordings) <= MAX_ERROR_RATE
 
 
+def test_speech_at_another_speed_is_recognised(demo: TTS, judge: Judge) -> None:
+    recordings: list[NDArray[np.int16]] = []
+    for i, sentence in enumerate(SENTENCES):
+        sampling, speed = replace(demo.sampling, seed=i), (0.75, 1.5)[i // 2 % 2]
+        voice = ("clara", "henry")[i % 2]
+        recordings.append(demo.say(sentence, voice, "english", sampling=sampling, speed=speed).pcm)
+    assert error_rate(judge, recordings) <= MAX_ERROR_RATE
+
+
+def test_words_that_are_spoken_in_another_way_have_the_times_of_what_is_spoken(demo: TTS) -> None:
+    """They are timed as the same text without markup, and have their written form."""
+    sampling = replace(demo.sampling, seed=2)
+    plain = demo.say("I have a gee pee you, and the room A 4.", sampling=sampling)
+    marked = demo.say(
+        'I have a GPU, <emotion value="calm"/>and the room <spell>a4</spell>.',
+        sampling=sampling,
+        pronunciations={"gpu": "gee pee you"},
+    )
+    np.testing.assert_array_equal(marked.pcm, plain.pcm)
+    texts = ["I", "have", "a", "GPU,", "and", "the", "room", "a4."]
+    assert [word.text for word in marked.words] == texts
+    starts = [word.start for word in plain.words]
+    assert [word.start for word in marked.words] == starts[:4] + starts[6:10]
+    assert demo.aligned and not any(word.estimated for word in marked.words)
+
+
 def test_speech_of_live_text_is_recognised(demo: TTS, judge: Judge) -> None:
     recordings: list[NDArray[np.int16]] = []
     for i, sentence in enumerate(SENTENCES):
