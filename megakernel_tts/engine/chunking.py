@@ -83,7 +83,7 @@ class Chunking:
         num_new, self._num_out = num_out - self._num_out, num_out
         if num_new and self._last_out_s is not None:
             out_s = min(now_s, self._last_out_s + num_new * self._frame_s)
-            self._played_until_s = max(self._played_until_s, out_s) + num_new * _FRAME_S
+            self._played_until_s = max(self._played_until_s, out_s) + num_new * self._playback_s
         self._last_out_s = now_s
         if self._played_until_s < now_s:
             self.size, self._num_late = self._policy.first, 0
