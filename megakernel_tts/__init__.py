@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
     from megakernel_tts.speech import Speech
+    from megakernel_tts.speed import check_speed
     from megakernel_tts.text.pronunciations import Pronunciations
     from megakernel_tts.tts import TTS
     from megakernel_tts.voice import Voice
@@ -61,6 +62,7 @@ _MODULES = {  # module -> its public names
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
     "megakernel_tts.info": ("ModelInfo",),
     "megakernel_tts.speech": ("Speech",),
+    "megakernel_tts.speed": ("check_speed",),
     "megakernel_tts.text.pronunciations": ("Pronunciations",),
     "megakernel_tts.tts": ("TTS",),
     "megakernel_tts.voice": ("Voice",),
@@ -93,6 +95,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "Word",
     "WrittenWord",
     "audible",
+    "check_speed",
     "split_words",
 ]
 

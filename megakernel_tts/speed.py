@@ -27,7 +27,7 @@ def check_speed(speed: float) -> None:
         MissingExtraError: It is not 1, and the extra `speed` is not installed.
     """
     number = isinstance(speed, int | float) and not isinstance(speed, bool)
-    if not number or not MIN_SPEED <= speed <= MAX_SPEED:  # also refuses NaN
+    if not (number and MIN_SPEED <= speed <= MAX_SPEED):  # also refuses NaN
         raise SpeedError(f"speed is {speed!r}; it must be a number from 0.5 to 2.")
     if speed != 1 and not CAN_SCALE:
         raise MissingExtraError(

@@ -7,10 +7,15 @@ from megakernel_tts import (
     EngineBusyError,
     EngineClosedError,
     MegakernelTTSError,
+    MissingExtraError,
+    PronunciationError,
     SamplingError,
+    SpeedError,
     TextError,
     VoiceError,
 )
+
+_INVALID_SETTINGS = VoiceError, SamplingError, SpeedError, PronunciationError, MissingExtraError
 
 
 class ColdEngineError(RuntimeError):
@@ -19,7 +24,7 @@ class ColdEngineError(RuntimeError):
 
 def error_category(error: MegakernelTTSError) -> ErrorCategory:
     """Pipecat's category of an error, which decides whether an operation may be tried again."""
-    if isinstance(error, VoiceError | SamplingError):
+    if isinstance(error, _INVALID_SETTINGS):
         return ErrorCategory.INVALID_REQUEST
     if isinstance(error, TextError):
         return ErrorCategory.APPLICATION

@@ -3,11 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-FRAME_S = 0.08  # of speech, for which the engine takes one token
-
-# Words that the engine takes per second of speech, if every word is one token. A language model
-# that writes more slowly must be ahead when a phrase begins.
-ENGINE_WORDS_PER_S = 1 / FRAME_S
+_FRAME_S = 0.08  # of speech, for which the engine takes one token
 
 _PAUSE_S = 0.15  # of a model that writes faster, or at the end of a clause
 _LONG_PAUSE_S = 0.5  # within a clause of a model that writes more slowly
@@ -25,13 +21,17 @@ class WritingPace:
     the pause is assumed.
     """
 
-    def __init__(self, clock: Callable[[], float] = loop_time_s) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = loop_time_s, speed: Callable[[], float] = lambda: 1.0
+    ) -> None:
         """Starts with an unknown pace.
 
         Args:
             clock: Returns the time in seconds.
+            speed: Returns the speed at which the text is spoken.
         """
         self._clock = clock
+        self._speed = speed
         self._words_per_s: float | None = None
         self._started_s = 0.0  # arrival of the first part after a pause
         self._latest_s: float | None = None
@@ -65,8 +65,17 @@ class WritingPace:
 
     @property
     def slow(self) -> bool:
-        """Whether the engine may run out of text within a phrase, as far as is known."""
-        return self._words_per_s is None or self._words_per_s < ENGINE_WORDS_PER_S
+        """Whether the engine may run out of text within a phrase, as far as is known.
+
+        If every word is one token, speech takes a word per frame. A language model that writes more
+        slowly must be ahead when a phrase begins.
+        """
+        return self._words_per_s is None or self._words_per_s * self.frame_s < 1
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of speech for which the engine takes one token."""
+        return _FRAME_S / self._speed()
 
     def pause_s(self, *, clause_ended: bool = False) -> float:
         """Time in seconds without text that is a pause.

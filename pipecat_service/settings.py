@@ -8,7 +8,16 @@ from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
 from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
 
-from megakernel_tts import MegakernelTTSError, ModelInfo, Sampling, SamplingError, Voice, VoiceError
+from megakernel_tts import (
+    MegakernelTTSError,
+    ModelInfo,
+    Pronunciations,
+    Sampling,
+    SamplingError,
+    Voice,
+    VoiceError,
+    check_speed,
+)
 
 _LANGUAGES = {
     "zh": "chinese",
@@ -42,10 +51,15 @@ class MegakernelTTSSettings(TTSSettings):
         instruct: A description of the speaking style (1.7B-CustomVoice) or of the voice
             (VoiceDesign, where it is required).
         sampling: Sampling parameters; None takes those of the model's configuration.
+        speed: From 0.5 to 2, at the same pitch; None is 1. Other speeds need the extra `speed`.
+        pronunciations: Respellings of words (see `Pronunciations`), or None. The conversation keeps
+            the words as they are written.
     """
 
     instruct: str | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
     sampling: Sampling | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
+    speed: float | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
+    pronunciations: Mapping[str, str] | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
 
 
 def default_settings(model: str) -> MegakernelTTSSettings:
@@ -55,7 +69,13 @@ def default_settings(model: str) -> MegakernelTTSSettings:
         model: Name of the model.
     """
     return MegakernelTTSSettings(
-        model=model, voice=None, language=None, instruct=None, sampling=None
+        model=model,
+        voice=None,
+        language=None,
+        instruct=None,
+        sampling=None,
+        speed=None,
+        pronunciations=None,
     )
 
 
@@ -75,6 +95,8 @@ class SettingsCheck:
             "voice": self._check_voice,
             "instruct": self._check_instruct,
             "sampling": self._check_sampling,
+            "speed": self._check_speed,
+            "pronunciations": self._check_pronunciations,
         }
 
     def complete(self, settings: MegakernelTTSSettings) -> None:
@@ -86,6 +108,9 @@ class SettingsCheck:
         Raises:
             VoiceError: The model has no such voice, follows no instruction or needs one.
             SamplingError: `sampling` is of another type.
+            SpeedError: `speed` is no number from 0.5 to 2.
+            MissingExtraError: `speed` is not 1, and the extra `speed` is not installed.
+            PronunciationError: `pronunciations` has an invalid entry.
         """
         if settings.voice is None:
             settings.voice = next(iter(self._voices), None)
@@ -166,6 +191,14 @@ class SettingsCheck:
     def _check_sampling(self, sampling: object) -> None:
         if not isinstance(sampling, Sampling | None):
             raise SamplingError(f"sampling is {sampling!r}; it must be a Sampling or None.")
+
+    def _check_speed(self, speed: float | None) -> None:
+        if speed is not None:
+            check_speed(speed)
+
+    def _check_pronunciations(self, pronunciations: Mapping[str, str] | None) -> None:
+        if not isinstance(pronunciations, Pronunciations):
+            Pronunciations(pronunciations)
 
 
 def language_name(language: Language) -> str | None:

@@ -104,8 +104,9 @@ class Speech:
         return waited_s
 
     def process(self, chunk: AudioChunk) -> OutputChunk:
-        """Trims and resamples a chunk of the engine."""
-        pcm = self._trimmer.trim(chunk.pcm)
+        """Trims and resamples a chunk of the engine; the silence of a break is not trimmed."""
+        is_break = not len(chunk.codes) and not chunk.pcm.any()
+        pcm = chunk.pcm if is_break else self._trimmer.trim(chunk.pcm)
         return self._output(chunk.words, self._resampler.convert(pcm))
 
     def end(self) -> OutputChunk:

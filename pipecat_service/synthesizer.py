@@ -44,8 +44,7 @@ class Synthesizer:
 
         Raises:
             ColdEngineError: The engine was not warmed up.
-            VoiceError: See `SettingsCheck.complete`.
-            SamplingError: See `SettingsCheck.complete`.
+            MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
         """
         if not engine.warm:
             raise ColdEngineError(
@@ -65,8 +64,7 @@ class Synthesizer:
 
         Raises:
             CheckpointError: The model is missing or broken.
-            VoiceError: As for `set_engine`.
-            SamplingError: As for `set_engine`.
+            MegakernelTTSError: As for `set_engine`.
         """
         if self._model is not None:
             self.set_engine(
@@ -85,7 +83,7 @@ class Synthesizer:
         the call drops the session, which cancels the session as well.
 
         Args:
-            settings: Voice, language, instruction and sampling.
+            settings: How to speak.
             chunks: How frames are grouped into chunks.
 
         Returns:
@@ -109,6 +107,8 @@ class Synthesizer:
             "streaming",
             assert_given(settings.sampling),
             chunks,
+            speed=assert_given(settings.speed) or 1.0,
+            pronunciations=assert_given(settings.pronunciations),
         )
         return await asyncio.to_thread(open_session) if isinstance(voice, Voice) else open_session()
 

@@ -21,7 +21,7 @@ from pipecat.services.tts_service import TTSService
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.tracing.service_decorators import traced_tts
-from pipecat.utils.types import NOT_GIVEN, is_given
+from pipecat.utils.types import NOT_GIVEN, assert_given, is_given
 
 from megakernel_tts import (
     TTS,
@@ -36,6 +36,7 @@ from pipecat_service.arguments import check_keywords, choose_model
 from pipecat_service.audio import silence
 from pipecat_service.errors import report_error
 from pipecat_service.metrics import report_slot_wait
+from pipecat_service.pace import WritingPace
 from pipecat_service.pauses import PauseWatch, TextPauseFrame
 from pipecat_service.playhead import Playhead
 from pipecat_service.rewriting import TextRewriting
@@ -103,8 +104,7 @@ class MegakernelTTSService(TTSService):
             ValueError: Both an engine and a model were given, or neither; or
                 `text_aggregation_mode` is `TOKEN`.
             ColdEngineError: The engine was not warmed up.
-            VoiceError: The engine's model lacks the voice, follows no instruction or needs one.
-            SamplingError: `settings.sampling` is of another type.
+            MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
         """
         check_keywords(kwargs)
         model = choose_model(engine, model, settings)
@@ -119,8 +119,9 @@ class MegakernelTTSService(TTSService):
             settings=chosen,
             **kwargs,
         )
+        pace = WritingPace(speed=lambda: assert_given(self._settings.speed) or 1.0)
         self._words = WordGroupAggregator(
-            language=self.text_aggregation_language, rewriting=TextRewriting(self)
+            language=self.text_aggregation_language, pace=pace, rewriting=TextRewriting(self)
         )
         self._text_aggregator = self._words
         self._pause_watch = PauseWatch(
@@ -144,8 +145,7 @@ class MegakernelTTSService(TTSService):
 
         Raises:
             CheckpointError: The model is missing or broken.
-            VoiceError: The model lacks the voice, follows no instruction or needs one.
-            SamplingError: The setting `sampling` is of another type.
+            MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
         """
         await super().setup(setup)
         await self._synthesizer.load(self._settings)

@@ -12,7 +12,7 @@ from math import ceil
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 
 from megakernel_tts import split_words
-from pipecat_service.pace import ENGINE_WORDS_PER_S, FRAME_S, WritingPace
+from pipecat_service.pace import WritingPace
 from pipecat_service.rewriting import TextRewriting
 
 _MAX_WORDS = 6  # of a group in which no clause ends
@@ -24,8 +24,8 @@ _WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
 def has_words(text: str) -> bool:
-    """Whether a text contains a letter or a digit."""
-    return any(char.isalnum() for char in text)
+    """Whether a text contains a letter or a digit outside tags."""
+    return any(word.spoken for word in split_words(text))
 
 
 def needs_space(last: str, first: str) -> bool:
@@ -47,7 +47,8 @@ def unspaced(word: str) -> bool:
 class WordGroupAggregator(BaseTextAggregator):
     """Releases the first words of a turn, then clauses or groups of a few words.
 
-    The groups of a turn concatenate to its text, whitespace included. The slower the model writes,
+    The groups of a turn concatenate to its text, whitespace included, and none ends within a tag.
+    The slower the model writes,
     the more words are held at the start of a phrase, so that speech does not run out of text within
     it: a phrase of up to 14 words is spoken without a gap. Where text is rewritten, groups end at
     boundaries at which it may be divided (`TextRewriting`), two words later than otherwise.
@@ -123,7 +124,10 @@ class WordGroupAggregator(BaseTextAggregator):
         self._pause_handled = True
         if not self._text.strip():
             return None
-        for end in (len(self._text), *reversed(_word_ends(self._text))):
+        ends = _word_ends(self._text)
+        if not split_words(self._text)[-1].in_tag:
+            ends.append(len(self._text))
+        for end in reversed(ends):
             if await self._may_divide(self._text, end):
                 return self._take(end)
         return None
@@ -189,8 +193,10 @@ class WordGroupAggregator(BaseTextAggregator):
         """
         words_per_s = self.pace.words_per_s or 0.0
         if self._speech_starts or (self.phrase_starts and self.pace.slow):
-            return _words_before_phrase(words_per_s)
-        lead_s = self._num_released * FRAME_S - _ONSET_S - (self.pace.now_s - self._started_s)
+            return _words_before_phrase(words_per_s, self.pace.frame_s)
+        lead_s = (
+            self._num_released * self.pace.frame_s - _ONSET_S - (self.pace.now_s - self._started_s)
+        )
         num_words = lead_s / 2 * words_per_s  # half, so that a pause is noticed in time
         return int(min(_MAX_WORDS, num_words)) if num_words >= 1 else 1
 
@@ -212,7 +218,7 @@ class WordGroupAggregator(BaseTextAggregator):
         self.restart_speech()
 
 
-def _words_before_phrase(words_per_s: float) -> int:
+def _words_before_phrase(words_per_s: float, frame_s: float) -> int:
     """Words that must be written before a phrase is spoken, so that it has no gap.
 
     Speech of k words' tokens lasts k frames without the silence before it. If it begins after m
@@ -221,10 +227,10 @@ def _words_before_phrase(words_per_s: float) -> int:
     """
     if not words_per_s:
         return _PHRASE_WORDS
-    if words_per_s < ENGINE_WORDS_PER_S:
-        missing = _PHRASE_WORDS * (1 - FRAME_S * words_per_s)
-        return ceil(missing + (FRAME_S + _ONSET_S) * words_per_s)
-    return ceil((_ONSET_S + 1 / words_per_s) / FRAME_S)
+    if words_per_s * frame_s < 1:
+        missing = _PHRASE_WORDS * (1 - frame_s * words_per_s)
+        return ceil(missing + (frame_s + _ONSET_S) * words_per_s)
+    return ceil((_ONSET_S + 1 / words_per_s) / frame_s)
 
 
 def _word_ends(text: str) -> list[int]:

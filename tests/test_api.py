@@ -5,14 +5,14 @@ import subprocess
 import sys
 
 import megakernel_tts
-from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech
+from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech, check_speed
 
 NAMES = {
     "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError", "EngineClosedError",
     "Finish", "ForkedProcessError", "MegakernelTTSError", "MissingExtraError", "ModelInfo",
     "PronunciationError", "Pronunciations", "ReferenceAudioError", "Sampling", "SamplingError",
     "Session", "Speech", "SpeedError", "SynthesisError", "TextError", "Voice", "VoiceError",
-    "Word", "WrittenWord", "audible", "split_words",
+    "Word", "WrittenWord", "audible", "check_speed", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"
@@ -41,6 +41,7 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
+    assert signature(check_speed) == "(speed)"
     assert signature(Pronunciations) == "(table=None)"
     assert signature(Pronunciations.load) == "(path)"
     assert signature(Session.push_text) == "(text)"

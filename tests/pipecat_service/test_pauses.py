@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from pipecat.frames.frames import LLMFullResponseEndFrame, TTSStartedFrame, TTST
 from bench.simulation import SimulatedBackend, WordTokenizer, simulated_tts
 from megakernel_tts import TTS, split_words
 from megakernel_tts.align.estimate import spoken_seconds
+from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, run_conversations
 
 pytestmark = pytest.mark.contract
@@ -68,6 +69,16 @@ def spoken_words(bot: Bot, max_gap_s: float = MAX_GAP_S) -> list[tuple[float, fl
     return words
 
 
+def speech_between_gaps(bot: Bot) -> list[float]:
+    """Seconds of speech that was played before each gap longer than `MAX_GAP_S`, and at the end."""
+    rate, step = bot.output.sample_rate, int(_STEP_S * bot.output.sample_rate)
+    times_s = [at + i / rate for at, pcm in bot.output.chunks for i in range(0, len(pcm), step)]
+    loudness = np.median(np.abs(bot.output.pcm.astype(int)).reshape(-1, step), axis=1)
+    speech_s = np.array(times_s)[loudness > 500]
+    gaps = np.flatnonzero(np.diff(speech_s) > MAX_GAP_S + _STEP_S) + 1
+    return (np.diff([0, *gaps, len(speech_s)]) * _STEP_S).tolist()
+
+
 def assert_spoken(bot: Bot, text: str, allowed: set[int], max_gap_s: float = MAX_GAP_S) -> None:
     """Every word was spoken once and as a whole, with long gaps at allowed places only.
 
@@ -103,6 +114,30 @@ def test_a_steady_model_leaves_no_gap_within_a_phrase(
     run_conversations(bots, Bot.reply)
     for bot in bots:
         assert_spoken(bot, text, phrase_ends(text))
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_a_steady_model_leaves_no_gap_at_another_speed(scarce: TTS, speed: float) -> None:
+    """Faster speech needs more words ahead. Gaps are where the speech before ends a phrase."""
+    text = " ".join(SENTENCES[4:8])
+    settings = MegakernelTTSService.Settings(speed=speed)
+    bots = [
+        Bot(scarce, text, word_interval_s=1 / words_per_s, settings=settings)
+        for words_per_s in (10, 22)
+    ]
+    run_conversations(bots, Bot.reply)
+    ends_s = np.array([*accumulate(spoken_seconds(word) / speed for word in text.split())])
+    phrase_ends_s = ends_s[[i - 1 for i in phrase_ends(text)]]
+    for bot in bots:
+        end_s = 0.0  # of the phrase before the last gap, in seconds of speech
+        for speech_s in speech_between_gaps(bot):
+            distances = np.abs(phrase_ends_s - (end_s + speech_s))
+            assert distances.min() < 0.05 + 0.01 * speech_s, (
+                f"a gap after {end_s + speech_s:.2f} s of speech"
+            )
+            end_s = phrase_ends_s[distances.argmin()]
+        assert end_s == ends_s[-1]
+        assert bot.said == [text] and not bot.errors
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,17 @@ import torch
 from loguru import logger
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
+from pipecat.utils.errors import ErrorCategory
 
-from megakernel_tts import ModelInfo, Sampling, SamplingError, Voice, VoiceError
+from megakernel_tts import (
+    MegakernelTTSError,
+    ModelInfo,
+    Pronunciations,
+    Sampling,
+    Voice,
+    VoiceError,
+)
+from pipecat_service.errors import error_category
 from pipecat_service.settings import (
     MegakernelTTSSettings,
     SettingsCheck,
@@ -56,7 +65,9 @@ def test_regions_map_to_their_language(language: Language, expected: str | None)
 def test_defaults_give_every_setting() -> None:
     given = default_settings("demo").given_fields()
     assert given.pop("model") == "demo"
-    assert set(given) == {"voice", "language", "instruct", "sampling"}
+    assert set(given) == {
+        "voice", "language", "instruct", "sampling", "speed", "pronunciations",
+    }  # fmt: skip
     assert set(given.values()) == {None}
 
 
@@ -65,6 +76,8 @@ def test_defaults_give_every_setting() -> None:
     [
         (NAMED, {"voice": "Dylan ", "sampling": Sampling(seed=1)}),
         (NAMED, {"voice": "ryan", "instruct": " "}),
+        (NAMED, {"voice": "ryan", "speed": 1.5, "pronunciations": {"GPU": "gee pee you"}}),
+        (NAMED, {"voice": "ryan", "speed": None, "pronunciations": Pronunciations({"a": "b"})}),
         (BASE, {"voice": "Anna"}),
         (DESIGN, {"instruct": "A calm voice."}),
     ],
@@ -85,6 +98,10 @@ def test_settings_that_suit_the_model_are_kept(info: ModelInfo, given: dict[str,
         (NAMED, {"instruct": "Calmly."}, "follows no instruction"),
         (NAMED, {"instruct": 3}, "must be a string"),
         (NAMED, {"sampling": "greedy"}, "must be a Sampling"),
+        (NAMED, {"speed": 3}, "speed is 3"),
+        (NAMED, {"speed": "fast"}, "speed is 'fast'"),
+        (NAMED, {"pronunciations": ["GPU"]}, "list"),
+        (NAMED, {"pronunciations": {"two words": "x"}}, "has a space"),
         (BASE, {"voice": "ryan"}, "There is no voice 'ryan'; choose one of: anna."),
         (BASE, {"instruct": "Calmly."}, "follows no instruction"),
         (DESIGN, {"instruct": "Calm.", "voice": "ryan"}, "found the voice 'ryan'"),
@@ -95,8 +112,9 @@ def test_other_settings_are_refused_one_by_one(
     info: ModelInfo, given: dict[str, Any], sentence: str
 ) -> None:
     check = SettingsCheck(info, CLONED)
-    with pytest.raises((VoiceError, SamplingError), match=sentence):
+    with pytest.raises(MegakernelTTSError, match=sentence) as caught:
         check.complete(settings(**given))
+    assert error_category(caught.value) is ErrorCategory.INVALID_REQUEST
     valid: dict[str, Any] = {"language": "german"} | (
         {"voice": None} if "voice" not in given else {}
     )

@@ -26,6 +26,19 @@ def test_words_are_timed_from_the_start_of_the_trimmed_audio() -> None:
     assert [word.text for word in output.words] == ["One", "two"]
 
 
+def test_the_silence_of_a_break_is_not_trimmed() -> None:
+    """A break before the first word lasts as long as it says; silence of the speech does not."""
+    text = TextQueue(CharacterTokenizer(), Splitter())
+    speech = Speech(Session(text, EventQueue(lambda: None, lambda: None), lambda: None), RATE)
+    none, one = np.zeros((0, 16), np.int64), np.zeros((1, 16), np.int64)
+    pause = speech.process(AudioChunk(np.zeros(4800, np.int16), RATE, none, 0))
+    silent = speech.process(AudioChunk(np.zeros(1920, np.int16), RATE, one, 0))
+    word = Word("One", 0.28, None, False)
+    loud = speech.process(AudioChunk(np.full(1920, 3000, np.int16), RATE, one, 1, (word,)))
+    assert [len(output.pcm) for output in (pause, silent)] == [4800, 0]
+    assert loud.words[0].start == pytest.approx(0.205) and len(loud.pcm) == 1920 + 120
+
+
 def test_a_word_is_output_with_the_audio_that_completes_its_output_block() -> None:
     """An output plays whole blocks of 40 ms: later samples wait, and so does their word."""
     text = TextQueue(CharacterTokenizer(), Splitter())

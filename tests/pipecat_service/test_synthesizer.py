@@ -43,14 +43,18 @@ def test_a_refused_engine_is_not_kept(engine: TTS) -> None:
 def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
     engine: TTS, monkeypatch: pytest.MonkeyPatch, name: str | None, cloned: bool
 ) -> None:
-    calls: list[tuple[threading.Thread, tuple[Any, ...]]] = []
+    calls: list[tuple[threading.Thread, tuple[Any, ...], dict[str, Any]]] = []
     monkeypatch.setattr(
-        engine, "open", lambda *args: calls.append((threading.current_thread(), args))
+        engine,
+        "open",
+        lambda *args, **keywords: calls.append((threading.current_thread(), args, keywords)),
     )
     voice = Voice(torch.zeros(1))
     synthesizer = Synthesizer(None, {" ANNA": voice})
     synthesizer.set_engine(engine, settings())
-    asyncio.run(synthesizer.open(settings(voice=name, language=None, instruct="low"), POLICY))
-    ((thread, args),) = calls
+    given = settings(voice=name, language=None, instruct="low", pronunciations={"a": "b"})
+    asyncio.run(synthesizer.open(given, POLICY))
+    ((thread, args, keywords),) = calls
+    assert keywords == {"speed": 1.0, "pronunciations": {"a": "b"}}
     assert args == (voice if cloned else name, "auto", "low", "streaming", None, POLICY)
     assert (thread is not threading.main_thread()) == cloned

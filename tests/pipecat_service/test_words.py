@@ -33,6 +33,11 @@ def groups(parts: list[str]) -> list[str]:
         ("你好，世界。再见", ["你好，", "世界。", "再见"]),
         ("Say 你好 now", ["Say 你", "好 now"]),
         ("...", ["..."]),
+        (
+            'Hi <break time="1 s"/> you <b c="d e">there</b>',
+            ['Hi <break time="1 s"/> ', "you ", '<b c="d e">there</b>'],
+        ),
+        ('So.<break time="1s"/> A <<m|ɛ|t>> <b', ['So.<break time="1s"/> ', "A ", "<<m|ɛ|t>> <b"]),
         (" \n ", []),
     ],
 )
@@ -49,6 +54,20 @@ def test_groups_add_up_to_the_text_and_cut_no_word(parts: list[str]) -> None:
     cut = [word.text for group in found for word in split_words(group) if word.spoken]
     assert cut == whole
     assert all(has_words(group) for group in found[:-1])
+
+
+@pytest.mark.parametrize("tag", ['<break time="1 s"/>', "<b a='x y' c=z>", "<<m|ɛ|t>>", "<x"])
+def test_a_pause_releases_no_part_of_a_tag(tag: str) -> None:
+    async def released(text: str) -> str:
+        aggregator = WordGroupAggregator(pace=WritingPace(lambda: 0.0))
+        groups = [group.text async for group in aggregator.aggregate(text)]
+        group = await aggregator.release()
+        return "".join([*groups, group.text if group else ""])
+
+    for stop in range(1, len(tag)):
+        assert asyncio.run(released(f"One two {tag[:stop]}")) == "One two "
+    if tag[-1] == ">":
+        assert asyncio.run(released(f"One two {tag}")) == f"One two {tag}"
 
 
 def test_an_interruption_discards_text_that_was_not_released() -> None:
