@@ -1,6 +1,7 @@
 """After a barge-in the conversation holds the words whose speech had begun, and no others."""
 
 import asyncio
+import re
 from itertools import accumulate
 
 import pytest
@@ -23,6 +24,11 @@ STARTS = [0.0, *accumulate(spoken_seconds(word) for word in WORDS)][:-1]
 RESOLUTION_S = 0.12  # an output passes on 40 ms of audio at a time, the engine 80 ms
 
 
+def without_tags(text: str) -> list[str]:
+    """The words of a text that has no other angle brackets."""
+    return re.sub(r"<[^>]*>", "", text).split()
+
+
 def assert_words_match_audio(bot: Bot, words: list[str], starts: list[float]) -> None:
     """The last message ends with the word that was being spoken.
 
@@ -32,7 +38,7 @@ def assert_words_match_audio(bot: Bot, words: list[str], starts: list[float]) ->
         starts: Of the words, in seconds of speech.
     """
     played_s = bot.played_speech_s
-    said = bot.said[-1].split() if bot.said else []
+    said = without_tags(bot.said[-1]) if bot.said else []
     assert said == words[: len(said)]
     assert len(said) >= sum(start < played_s - RESOLUTION_S for start in starts), (said, played_s)
     assert len(said) <= sum(start < played_s + RESOLUTION_S for start in starts), (said, played_s)

@@ -76,7 +76,8 @@ def speech_between_gaps(bot: Bot) -> list[float]:
     loudness = np.median(np.abs(bot.output.pcm.astype(int)).reshape(-1, step), axis=1)
     speech_s = np.array(times_s)[loudness > 500]
     gaps = np.flatnonzero(np.diff(speech_s) > MAX_GAP_S + _STEP_S) + 1
-    return (np.diff([0, *gaps, len(speech_s)]) * _STEP_S).tolist()
+    counts = np.diff(gaps, prepend=0, append=len(speech_s))
+    return (counts * _STEP_S).tolist()
 
 
 def assert_spoken(bot: Bot, text: str, allowed: set[int], max_gap_s: float = MAX_GAP_S) -> None:

@@ -104,11 +104,11 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
     entered, opened = asyncio.Event(), asyncio.Event()
     proceed = threading.Event()
 
-    def open_late(*args: Any) -> Session:
+    def open_late(*args: Any, **keywords: Any) -> Session:
         loop[0].call_soon_threadsafe(entered.set)
         assert proceed.wait(TIMEOUT_S)
         loop[0].call_soon_threadsafe(opened.set)
-        return TTS.open(own_engine, *args)
+        return TTS.open(own_engine, *args, **keywords)
 
     monkeypatch.setattr(own_engine, "open", open_late)
     bot = Bot(own_engine, LONG)

@@ -309,6 +309,8 @@ def test_settings_reach_the_engine(engine: TTS) -> None:
         "language": "german",
         "instruct": None,
         "sampling": Sampling(seed=7),
+        "speed": None,
+        "pronunciations": None,
     }
 
 

@@ -35,7 +35,7 @@ def groups(parts: list[str]) -> list[str]:
         ("...", ["..."]),
         (
             'Hi <break time="1 s"/> you <b c="d e">there</b>',
-            ['Hi <break time="1 s"/> ', "you ", '<b c="d e">there</b>'],
+            ['Hi <break time="1 s"/> ', 'you <b c="d e">there</b>'],
         ),
         ('So.<break time="1s"/> A <<m|ɛ|t>> <b', ['So.<break time="1s"/> ', "A ", "<<m|ɛ|t>> <b"]),
         (" \n ", []),
