@@ -181,7 +181,8 @@ class WordGroupAggregator(BaseTextAggregator):
             if word.stop == len(self._text):
                 return None  # the word may continue
             num_words += word.spoken
-            if num_words and (num_words >= max_words or word.ends_clause):
+            complete = num_words >= max_words or word.ends_clause
+            if num_words and complete and not _joined_by_tag(self._text, word.stop):
                 return word.stop + self._text[word.stop].isspace()
         return None
 
@@ -235,8 +236,13 @@ def _words_before_phrase(words_per_s: float, frame_s: float) -> int:
 
 def _word_ends(text: str) -> list[int]:
     """Indices after the complete words of a text and one space behind each."""
-    words = [word for word in split_words(text) if word.stop < len(text)]
-    return [word.stop + text[word.stop].isspace() for word in words]
+    ends = [word.stop for word in split_words(text) if word.stop < len(text)]
+    return [end + text[end].isspace() for end in ends if not _joined_by_tag(text, end)]
+
+
+def _joined_by_tag(text: str, end: int) -> bool:
+    """Whether a tag takes the place of the space behind a word, which Pipecat would add."""
+    return text[end - 1] == ">" and not text[end].isspace()
 
 
 def _num_spoken(text: str) -> int:

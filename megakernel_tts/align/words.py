@@ -2,13 +2,14 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from megakernel_tts.text.markup import Replacement
 from megakernel_tts.text.scripts import UNSPACED
-from megakernel_tts.text.tags import TAG, TAG_START
+from megakernel_tts.text.tags import TAG, TAG_START, Tag, read_tag
 
 _TAGS = rf"(?:{TAG}|{TAG_START})"
 # Scripts without spaces between words (kana and Han): each character counts as a word.
@@ -72,19 +73,47 @@ class WrittenWord:
 def split_words(text: str) -> list[WrittenWord]:
     """Splits a text into words, and punctuation and tags between spaces, in order.
 
-    A tag such as `<break time="1s"/>` is not divided, whatever it contains.
+    A tag such as `<break time="1s"/>` is not divided, whatever it contains. It belongs to the word
+    before it.
     """
-    return [_written_word(match) for match in _WRITTEN_WORD.finditer(text)]
+    words: list[WrittenWord] = []
+    for match in _WRITTEN_WORD.finditer(text):
+        cuts = [match.start(), *_word_starts(match), match.end()]
+        words += [_written_word(text, start, stop) for start, stop in pairwise(cuts)]
+    return words
 
 
-def _written_word(match: re.Match[str]) -> WrittenWord:
-    text = match[0]
+def _word_starts(match: re.Match[str]) -> Iterator[int]:
+    """Indices at which a word begins behind a tag, without a space."""
+    if "<" not in match[0]:
+        return
+    text, before, removed = match.string, "", None
+    position = match.start()
+    while position < match.end():
+        tag = read_tag(text, position) if text[position] == "<" else None
+        if isinstance(tag, Tag):
+            if removed is None or tag.separates:
+                removed = tag
+            position += len(tag.text)
+            continue
+        if (
+            removed is not None
+            and before
+            and (removed.kind == "break" or removed.parts(before, text[position]))
+        ):
+            yield position
+        before, removed = text[position], None
+        position += 1
+
+
+def _written_word(whole: str, start: int, stop: int) -> WrittenWord:
+    text = whole[start:stop]
     complete = _TAG.sub("", text) if "<" in text else text
-    open_tag = _OPEN_TAG.search(complete) if match.end() == len(match.string) else None
+    open_tag = _OPEN_TAG.search(complete) if stop == len(whole) else None
     untagged = complete[: open_tag.start()] if open_tag else complete
     return WrittenWord(
         text,
-        match.start(),
+        start,
         spoken=any(char.isalnum() for char in untagged),
         unspaced=bool(re.match(f"[{UNSPACED}]", untagged)),
         ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(text)),

@@ -7,14 +7,12 @@ is spelled.
 
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from megakernel_tts.text.pronunciations import Pronunciations
-from megakernel_tts.text.scripts import within_word
 from megakernel_tts.text.tags import Tag, read_tag
 
 _MAX_SPELLED_CHARACTERS = 64  # of a word; a longer one is spelled as several
-_MARKS = ".,;:!?…"  # a word that follows one without a space, but with a tag, is a new word
 _SPACES = re.compile(r"(\s+)")
 
 
@@ -71,7 +69,7 @@ class Markup:
         self._word = ""  # the beginning of what may be a word of the table, or of a spelled word
         self._before_word = ""  # the character before it
         self._last = ""  # character of the text without tags
-        self._gap: Literal["", "tag", "separator"] = ""  # what was removed behind it
+        self._removed: Tag | None = None  # behind it; of several tags one that separates words
         self._spelling = False
         self._after_break = False  # until the next letter or digit
         self._marks = ""  # punctuation and spaces after a break
@@ -112,20 +110,21 @@ class Markup:
         if tag.kind == "break" and tag.seconds > 0:
             yield from self._end_word()
             yield Break(tag.seconds)
-            self._after_break, self._marks, self._last, self._gap = True, "", "", ""
+            self._after_break, self._marks, self._last, self._removed = True, "", "", None
             return
         if tag.kind in ("spell", "end of spell"):
             yield from self._end_word()
             self._spelling = tag.kind == "spell"
-        self._gap = "separator" if tag.separates else self._gap or "tag"
+        if self._removed is None or tag.separates:
+            self._removed = tag
 
     def _write(self, text: str) -> Iterator[Part]:
         """Adds text that has no tag."""
         if not text:
             return
-        if self._gap and self._needs_space(text[0]):
-            text = " " + text
-        self._gap = ""
+        if self._removed is not None and self._removed.parts(self._last, text[0]):
+            text = " " + text  # the tag was in its place
+        self._removed = None
         if self._after_break:
             text = self._marks + text
             num_marks = next((i for i, char in enumerate(text) if char.isalnum()), len(text))
@@ -144,12 +143,6 @@ class Markup:
             yield from self._respell(text, self._pronunciations, ended=False)
         else:
             yield Spoken(text)
-
-    def _needs_space(self, char: str) -> bool:
-        """Whether a tag was in place of the space before a character."""
-        if self._gap == "separator" and within_word(self._last, char):
-            return True
-        return char.isalnum() and self._last != "" and self._last in _MARKS
 
     def _end_word(self) -> Iterator[Part]:
         if self._spelling:

@@ -6,9 +6,12 @@ Names are not checked, so that no protocol's tag is spoken. A `<` that begins no
 import re
 from typing import Literal, NamedTuple
 
+from megakernel_tts.text.scripts import within_word
+
 MAX_TAG_CHARACTERS = 256  # a longer one is text
 MAX_BREAK_S = 10.0  # a longer break lasts as long
 
+_MARKS = ".,;:!?…"  # a word that follows one without a space, but with a tag, is a new word
 _DEFAULT_BREAK_S = 0.5  # of a break without a time that can be read
 
 _NAME = r"[A-Za-z][\w:.-]*"
@@ -36,12 +39,23 @@ class Tag(NamedTuple):
     Attributes:
         text: The tag.
         kind: What it does; every other tag does nothing.
-        separates: Whether the text before it and the text behind it are different words.
+        separates: Whether a word does not continue behind it.
     """
 
     text: str
     kind: TagKind
     separates: bool
+
+    def parts(self, before: str, after: str) -> bool:
+        """Whether the characters around the tag belong to different words.
+
+        Args:
+            before: The last character before it that is in no tag, or "".
+            after: The first one behind it.
+        """
+        if self.separates and within_word(before, after):
+            return True
+        return after.isalnum() and before != "" and before in _MARKS
 
     @property
     def seconds(self) -> float:

@@ -67,6 +67,14 @@ def test_tags_are_not_divided_and_are_no_words() -> None:
     assert split_words("a <break/>")[1].ends_clause
 
 
+def test_a_tag_may_be_in_place_of_a_space() -> None:
+    text = "Hi.<break/>How are<emotion/>you?<b>Fine</b>, wor<b>ld</b> 7<break/>. (<emotion/>x"
+    assert [word.text for word in split_words(text)] == [
+        "Hi.<break/>", "How", "are<emotion/>", "you?<b>", "Fine</b>,", "wor<b>ld</b>",
+        "7<break/>", ".", "(<emotion/>x",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("tag", ['<break time="1 s"/>', "<<m|a>>", "<b a='x y' c=\"z\">", "</b>"])
 def test_a_tag_that_is_not_complete_is_one_word_up_to_the_end(tag: str) -> None:
     for stop in range(1, len(tag)):
