@@ -22,7 +22,7 @@ from megakernel_tts.cli.console import (
 from megakernel_tts.cli.output import check_wav, check_writable, write_speech
 
 if TYPE_CHECKING:
-    from megakernel_tts import TTS, ModelInfo, Session, Voice
+    from megakernel_tts import TTS, ModelInfo, Pronunciations, Session, Voice
     from megakernel_tts.cli.output import Chunks
 
 VOICE_FILE_SUFFIX = ".safetensors"
@@ -68,6 +68,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-voice", type=file_path, metavar="FILE", help="save the cloned voice for --voice"
     )
+    parser.add_argument(
+        "--speed", type=float, default=1.0, help="0.5 to 2, at the same pitch (default: 1)"
+    )
+    parser.add_argument(
+        "--pronunciations",
+        type=file_path,
+        metavar="FILE",
+        help="respellings of words: a TOML file with lines like nginx = 'engine ex', or JSON",
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech")
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -96,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
         check_wav(Path(options.output))
     _check_voice_options(options)
     _check_seed(options.seed)
+    _check_speed(options.speed)
+    table = read_pronunciations(options.pronunciations)
     from megakernel_tts import TTS
 
     raise_interrupts()
@@ -108,13 +119,15 @@ def run(options: argparse.Namespace) -> int:
         sampling = sampling.seeded()
         style = (voice, options.language, options.instruct)
         if text is None:
-            session = tts.open(*style, sampling=sampling)
+            session = tts.open(*style, sampling=sampling, speed=options.speed, pronunciations=table)
             portions = _nonempty_input()
             start = time.perf_counter()
             chunks = _stream_live(session, portions)
         else:
             start = time.perf_counter()
-            chunks = tts.stream(text, *style, sampling=sampling)
+            chunks = tts.stream(
+                text, *style, sampling=sampling, speed=options.speed, pronunciations=table
+            )
         speech = write_speech(chunks, None if to_stdout else options.output, start)
         elapsed_s = time.perf_counter() - start
     if speech.finish.reason in _INCOMPLETE:
@@ -167,6 +180,30 @@ def _check_seed(seed: int | None) -> None:
         Sampling(seed=seed)
     except SamplingError as error:
         raise UsageError(f"--{error}") from None
+
+
+def _check_speed(speed: float) -> None:
+    from megakernel_tts import SpeedError, check_speed
+
+    try:
+        check_speed(speed)
+    except SpeedError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def read_pronunciations(path: Path | None) -> "Pronunciations":
+    """Reads the file of the option `--pronunciations`; without one, the table is empty.
+
+    Raises:
+        UsageError: The file is invalid.
+        OSError: The file cannot be read.
+    """
+    from megakernel_tts import PronunciationError, Pronunciations
+
+    try:
+        return Pronunciations() if path is None else Pronunciations.load(path)
+    except PronunciationError as error:
+        raise UsageError(str(error)) from None
 
 
 def _check_model_options(info: "ModelInfo", options: argparse.Namespace) -> None:

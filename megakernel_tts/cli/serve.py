@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from megakernel_tts.cli.console import UsageError, file_path, nonempty
+from megakernel_tts.cli.say import read_pronunciations
 
 if TYPE_CHECKING:
     from megakernel_tts import Voice
@@ -69,6 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=file_path,
         metavar="DIR",
         help="a folder that keeps the voices which clients upload to a Base model",
+    )
+    parser.add_argument(
+        "--pronunciations",
+        type=file_path,
+        metavar="FILE",
+        help="respellings of words in all requests: a TOML file with lines like "
+        "nginx = 'engine ex', or JSON",
     )
     parser.add_argument(
         "--api-key-file", type=file_path, help="a file with the keys of clients, one per line"
@@ -139,6 +147,7 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
             api_keys=keys,
             voices=dict(map(_cloned_voice, options.voice)),
             voice_dir=options.voice_dir,
+            pronunciations=read_pronunciations(options.pronunciations),
             max_queue=options.max_queue,
             queue_timeout_s=options.queue_timeout,
         )

@@ -6,7 +6,13 @@ from typing import Any
 from megakernel_tts import Word
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, sampling_of, voice_name
+from megakernel_tts.server.fields import (
+    get_field,
+    pronunciations_of,
+    sampling_of,
+    speed_of,
+    voice_name,
+)
 from megakernel_tts.server.http import base64_text
 from megakernel_tts.server.streams import (
     SECONDS_PER_CHARACTER,
@@ -15,6 +21,7 @@ from megakernel_tts.server.streams import (
     SpeechStreams,
 )
 
+_SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}  # of earlier versions
 _PARTIAL = 206  # status code of an event
 
 
@@ -74,7 +81,24 @@ def speech_request(
         sampling=sampling_of(message, streams.default_sampling),
         audio_format=audio_format,
         paced=paced,
+        speed=_speed(message),
+        pronunciations=pronunciations_of(message),
     )
+
+
+def _speed(message: Mapping[str, Any]) -> float:
+    """The speed, from `generation_config` or, as in earlier versions, from the message.
+
+    Raises:
+        RequestError: It is invalid.
+    """
+    config = get_field(message, "generation_config", dict, {})
+    if config.get("speed") is not None:
+        return speed_of(config)
+    speed = message.get("speed")
+    if isinstance(speed, str) and speed in _SPEEDS:
+        return _SPEEDS[speed]
+    return speed_of(message)
 
 
 def chunk_event(chunk: SpeechChunk, step_ms: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from megakernel_tts.server import codecs
 from megakernel_tts.server.character_times import CharacterSpan
 from megakernel_tts.server.encoding import AudioFormat, Encoding
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, sampling_of
+from megakernel_tts.server.fields import get_field, pronunciations_of, sampling_of, speed_of
 from megakernel_tts.server.http import base64_text
 from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
 
@@ -86,6 +86,8 @@ def speech_request(
         sampling=sampling_of(fields, streams.default_sampling),
         audio_format=output_format(query)[0],
         paced=text is None,
+        speed=speed_of(get_field(fields, "voice_settings", dict, {})),
+        pronunciations=pronunciations_of(fields),
     )
 
 

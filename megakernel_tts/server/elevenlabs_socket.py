@@ -1,6 +1,7 @@
 """ElevenLabs' WebSockets: `multi-stream-input` with contexts, `stream-input` with one text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.websockets import WebSocket
@@ -8,7 +9,7 @@ from starlette.websockets import WebSocket
 from megakernel_tts.server import elevenlabs_messages as messages
 from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, parse_object
+from megakernel_tts.server.fields import get_field, parse_object, speed_of
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
 from megakernel_tts.server.streams import SpeechChunk, SpeechStreams
@@ -81,7 +82,7 @@ class _ElevenLabsSocket:
             if message.get("text") == "" and not flush:
                 await speech.end()
             else:
-                await self._add(speech, text, flush=flush)
+                await self._add(speech, message, text, flush=flush)
         except RequestError as error:
             await self._fail("", error)
 
@@ -114,9 +115,13 @@ class _ElevenLabsSocket:
         if not text and (not flush or speech.ended):
             speech.keep_alive()
         else:
-            await self._add(speech, text, flush=flush)
+            await self._add(speech, message, text, flush=flush)
 
-    async def _add(self, speech: "LiveSpeech[_Context]", text: str, *, flush: bool) -> None:
+    async def _add(
+        self, speech: "LiveSpeech[_Context]", message: dict[str, Any], text: str, *, flush: bool
+    ) -> None:
+        if settings := get_field(message, "voice_settings", dict, {}):
+            speech.request = replace(speech.request, speed=speed_of(settings))
         await speech.add(text, whole_sentences=self._whole_sentences)
         has_text = bool(text.strip())
         if has_text or flush:

@@ -4,6 +4,9 @@ from megakernel_tts import (
     EngineBusyError,
     EngineClosedError,
     MegakernelTTSError,
+    MissingExtraError,
+    PronunciationError,
+    SpeedError,
     TextError,
     VoiceError,
 )
@@ -52,6 +55,12 @@ def request_error(error: MegakernelTTSError) -> RequestError:
         return RequestError(message, 400, "invalid_text", "input")
     if isinstance(error, VoiceError):
         return RequestError(message, 400, "invalid_voice", "voice")
+    if isinstance(error, SpeedError):
+        return RequestError(message, parameter="speed")
+    if isinstance(error, PronunciationError):
+        return RequestError(message, parameter="pronunciations")
+    if isinstance(error, MissingExtraError):
+        return RequestError(f"The server does not support this: {message}", 400, "not_installed")
     if isinstance(error, EngineBusyError):
         return RequestError(message, 429, "overloaded")
     if isinstance(error, EngineClosedError):

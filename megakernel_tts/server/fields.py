@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from megakernel_tts import Sampling, SamplingError
-from megakernel_tts.server.errors import RequestError
+from megakernel_tts import (
+    MegakernelTTSError,
+    Pronunciations,
+    Sampling,
+    SamplingError,
+    check_speed,
+)
+from megakernel_tts.server.errors import RequestError, request_error
 
 MAX_TEXT_CHARACTERS = 1 << 16  # of a request, or of a context: about 70 minutes of speech
+
+_MAX_PRONUNCIATIONS = 1000  # of a request; checking more of them would delay other requests
 
 T = TypeVar("T")
 
@@ -129,3 +137,36 @@ def sampling_of(fields: Mapping[str, Any], default: Sampling) -> Sampling:
             message = str(error).replace(ours, name, 1)
             raise RequestError(message, 400, "invalid_sampling", name) from None
     return sampling
+
+
+def speed_of(fields: Mapping[str, Any]) -> float:
+    """The field `speed`: how many times as fast as ordinary speech.
+
+    Raises:
+        RequestError: It is no number from 0.5 to 2.
+    """
+    speed = get_field(fields, "speed", float, 1.0)
+    try:
+        check_speed(speed)
+    except MegakernelTTSError as error:
+        raise request_error(error) from None
+    return speed
+
+
+def pronunciations_of(fields: Mapping[str, Any]) -> Pronunciations:
+    """The field `pronunciations`: an object with words and their respellings.
+
+    Raises:
+        RequestError: An entry is invalid, or there are too many.
+    """
+    table = get_field(fields, "pronunciations", dict, {})
+    if len(table) > _MAX_PRONUNCIATIONS:
+        raise RequestError(
+            f"pronunciations has {len(table):,} entries; at most {_MAX_PRONUNCIATIONS:,} are "
+            "allowed in a request.",
+            parameter="pronunciations",
+        )
+    try:
+        return Pronunciations(table)
+    except MegakernelTTSError as error:
+        raise request_error(error) from None

@@ -59,6 +59,7 @@ class LiveSpeech(Generic[L]):
 
     Attributes:
         listener: Receives audio and events.
+        request: The stream to open; a change after the first word has no effect.
         ended: Whether the text is complete.
     """
 
@@ -86,7 +87,7 @@ class LiveSpeech(Generic[L]):
         self.listener = listener
         self.ended = False
         self._streams = streams
-        self._request = request
+        self.request = request
         self._on_close = on_close
         self._on_slow_client = on_slow_client
         self._max_idle_s = max_idle_s
@@ -152,7 +153,7 @@ class LiveSpeech(Generic[L]):
         if self._stream is None:
             if not _count_words(self._text):
                 return
-            self._stream = await self._streams.open(self._request)
+            self._stream = await self._streams.open(self.request)
             self._task = asyncio.create_task(self._speak(self._stream))
         text, self._num_pushed = self._text[self._num_pushed :], len(self._text)
         if text:
@@ -261,10 +262,10 @@ class LiveSpeech(Generic[L]):
 
 
 def _pause_s(text: str, max_pause_s: float) -> float:
-    """Seconds without text that are a pause; within a word there is none before `max_pause_s`."""
-    if text[-1:].isalnum():
-        return max_pause_s
+    """Seconds without text that are a pause; within a word or tag only `max_pause_s` is one."""
     words = split_words(text[-_MAX_WORD_CHARACTERS:])
+    if text[-1:].isalnum() or (words and words[-1].in_tag):
+        return max_pause_s
     return _CLAUSE_PAUSE_S if words and words[-1].ends_clause else _WORD_PAUSE_S
 
 

@@ -9,7 +9,9 @@ from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
     get_field,
     parse_object,
+    pronunciations_of,
     sampling_of,
+    speed_of,
     text_field,
     voice_name,
 )
@@ -97,6 +99,8 @@ class _Request:
             sampling=sampling_of(message, streams.default_sampling),
             audio_format=AudioFormat(),
             paced=True,
+            speed=speed_of(message),
+            pronunciations=pronunciations_of(message),
         )
         self._speech = self._socket.open(self._id, request, self)
         await self._socket.send({"type": "request.configured"})

@@ -17,7 +17,14 @@ from megakernel_tts.server import codecs
 from megakernel_tts.server.cloning import MAX_INLINE_CHARACTERS
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, sampling_of, text_field, voice_name
+from megakernel_tts.server.fields import (
+    get_field,
+    pronunciations_of,
+    sampling_of,
+    speed_of,
+    text_field,
+    voice_name,
+)
 from megakernel_tts.server.http import (
     MAX_BODY_BYTES,
     AudioBody,
@@ -70,6 +77,8 @@ class OpenAI:
             sampling=sampling_of(fields, self._streams.default_sampling),
             audio_format=audio_format,
             paced=False,
+            speed=speed_of(fields),
+            pronunciations=pronunciations_of(fields),
             voice=await self._voice(fields),  # the last one, because cloning takes time
         )
         if wants_events:
@@ -105,8 +114,6 @@ class OpenAI:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    if get_field(fields, "speed", float, 1.0) != 1.0:
-        raise RequestError("speed is not supported; leave it out.", parameter="speed")
     return text_field(fields, "input")
 
 

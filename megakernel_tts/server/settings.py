@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megakernel_tts import Voice
+from megakernel_tts import Pronunciations, Voice
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class ServerSettings:
         api_keys: Keys of which a request must have one; without any, every request is served.
         voices: Cloned voices by name, for a Base model.
         voice_dir: A folder that keeps uploaded voices; None to keep them in memory.
+        pronunciations: Respellings of words in all requests.
         max_queue: Streams that may be open in addition to the engine's slots.
         queue_timeout_s: Seconds from the end (or a flush) of a request's text to its first audio,
             after which the request is refused.
@@ -24,6 +25,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
     voice_dir: Path | None = None
+    pronunciations: Pronunciations = field(default_factory=Pronunciations)
     max_queue: int = 32
     queue_timeout_s: float = 5.0
     drain_timeout_s: float = 60.0

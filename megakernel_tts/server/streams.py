@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from megakernel_tts import (
     ChunkPolicy,
     Finish,
     MegakernelTTSError,
+    Pronunciations,
     Sampling,
     Session,
     Voice,
@@ -52,6 +53,8 @@ class SpeechRequest:
         sampling: Sampling parameters.
         audio_format: Format of the audio.
         paced: Whether audio is sent at the pace of playback, for a listener that may interrupt.
+        speed: How many times as fast as ordinary speech, from 0.5 to 2.
+        pronunciations: Respellings of words, in addition to those of the server.
     """
 
     text: str | None
@@ -61,6 +64,8 @@ class SpeechRequest:
     sampling: Sampling
     audio_format: AudioFormat
     paced: bool
+    speed: float = 1.0
+    pronunciations: Pronunciations = field(default_factory=Pronunciations)
 
 
 @dataclass(frozen=True)
@@ -342,6 +347,10 @@ class SpeechStreams:
         return stream
 
     async def _open_session(self, request: SpeechRequest) -> Session:
+        pronunciations = self.settings.pronunciations
+        if request.pronunciations:
+            pronunciations |= request.pronunciations
+
         def open_session() -> Session:
             return self._tts.open(
                 request.voice,
@@ -349,6 +358,8 @@ class SpeechStreams:
                 request.instruct,
                 sampling=request.sampling,
                 chunks=_CHUNKS,
+                speed=request.speed,
+                pronunciations=pronunciations,
                 text=request.text,
             )
 

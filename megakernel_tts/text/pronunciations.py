@@ -155,28 +155,27 @@ def _checked(word: object, respelling: object) -> tuple[str, str]:
         PronunciationError: It is invalid.
     """
     try:
-        check_text(word, "A word of the pronunciation table")
-        check_text(respelling, f"The respelling of {word!r:.100}")
+        word = _normal_form("The word", word, _MAX_WORD_CHARACTERS)
+        if " " in word:
+            raise TextError("The word has a space; an entry is for one word.")
+        return word, _normal_form("The respelling", respelling, _MAX_RESPELLING_CHARACTERS)
     except TextError as error:
-        raise PronunciationError(str(error)) from None
-    assert isinstance(word, str) and isinstance(respelling, str)
-    word, respelling = unicodedata.normalize("NFC", word), " ".join(respelling.split())
-    if word != "".join(word.split()):
         raise PronunciationError(
-            f"{word!r:.100} in the pronunciation table has a space; an entry is for one word."
-        )
-    for text, limit, name in (
-        (word, _MAX_WORD_CHARACTERS, "word"),
-        (respelling, _MAX_RESPELLING_CHARACTERS, f"respelling of {word!r:.100}"),
-    ):
-        if not any(char.isalnum() for char in text) or "<" in text or ">" in text:
-            raise PronunciationError(
-                f"The {name} in the pronunciation table is {text!r:.100}; it must have a letter or "
-                "a digit, and no tag."
-            )
-        if len(text) > limit:
-            raise PronunciationError(
-                f"The {name} in the pronunciation table has {len(text)} characters; at most "
-                f"{limit} are allowed."
-            )
-    return word, respelling
+            f"The entry {word!r:.100} of the pronunciation table is invalid. {error}"
+        ) from None
+
+
+def _normal_form(name: str, text: object, max_characters: int) -> str:
+    """Returns a word or a respelling with single spaces.
+
+    Raises:
+        TextError: It is invalid.
+    """
+    check_text(text, name)
+    assert isinstance(text, str)
+    text = " ".join(unicodedata.normalize("NFC", text).split())
+    if not any(map(str.isalnum, text)) or "<" in text or ">" in text:
+        raise TextError(f"{name} is {text!r:.100}; it must have a letter or a digit, and no tag.")
+    if len(text) > max_characters:
+        raise TextError(f"{name} has {len(text)} characters; at most {max_characters} are allowed.")
+    return text

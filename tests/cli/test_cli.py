@@ -87,6 +87,35 @@ def test_say_takes_a_text_file_and_style_options(
     assert soundfile.info(output).frames == 4 * 1920
 
 
+def test_speed_and_pronunciations_reach_the_engine(
+    short_speech: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole and of live text."""
+    from megakernel_tts import TTS
+
+    opened: list[dict[str, object]] = []
+    for name in ("open", "stream"):
+        function = getattr(TTS, name)
+
+        def recorded(*arguments: object, function: object = function, **keywords: object) -> object:
+            opened.append(keywords)
+            return function(*arguments, **keywords)  # type: ignore[operator]
+
+        monkeypatch.setattr(TTS, name, recorded)
+    table, text, output = (tmp_path / name for name in ("table.json", "text", "a.wav"))
+    table.write_text('{"GPU": "gee pee you"}', encoding="utf-8")
+    text.write_text("A GPU.", encoding="utf-8")
+    options = ["-o", str(output), "--speed", "2", "--pronunciations", str(table)]
+    with text.open(encoding="utf-8") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        for source in (["--file", str(text)], ["-"]):
+            assert main(["say", *source, *options]) == 0
+            assert len(soundfile.read(output)[0]) == 4 * 1920 / 2
+    assert [(keywords["speed"], keywords["pronunciations"]) for keywords in opened] == [
+        (2.0, {"GPU": "gee pee you"})
+    ] * 2
+
+
 def test_saved_voice_gives_the_same_speech_as_the_cloned_one(
     tmp_path: Path, checkpoint: Callable[..., Path], short_speech: None
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from megakernel_tts.cli.main import main
 
 EMPTY = {
-    "say": ["-o", "--file", "--voice", "--clone", "--ref-text", "--save-voice"],
+    "say": ["-o", "--file", "--voice", "--clone", "--ref-text", "--save-voice", "--pronunciations"],
     "calibrate": ["-o", "--sentences", "--truth", "--voice"],
     "bench": ["--json", "--plot"],
 }
@@ -46,6 +46,29 @@ def test_seed_out_of_range_is_a_usage_error_before_the_model_is_loaded(
     assert main(["say", "x", "-o", str(tmp_path / "z.wav"), "--seed", seed]) == 2
     error = capsys.readouterr().err
     assert f"--seed is {seed}; it must be from 0 to 2^64 - 1" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--speed", "3"], "--speed is 3.0; it must be a number from 0.5 to 2"),
+        (["--speed", "nan"], "--speed is nan"),
+        (["--pronunciations", "{table}"], "table.toml: The entry 'two words'"),
+    ],
+)
+def test_invalid_controls_are_usage_errors_before_the_model_is_loaded(
+    no_model: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    table = tmp_path / "table.toml"
+    table.write_text("'two words' = 'x'\n", encoding="utf-8")
+    arguments = [option.format(table=table) for option in options]
+    assert main(["say", "x", "-o", str(tmp_path / "z.wav"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_seed_and_sampling_fields_are_those_of_the_engine(
         ({"language": "klingon"}, "language"),
         ({"response_format": "midi"}, "response_format"),
         ({"sample_rate": 11_025}, "sample_rate"),
-        ({"speed": 2.0}, "speed"),
+        ({"speed": 4.0}, "speed"),
         ({"stream_format": "ogg"}, "stream_format"),
         ({"temperature": -1}, "temperature"),
         ({"subtalker_top_k": 1.5}, "subtalker_top_k"),

@@ -64,7 +64,7 @@ def test_the_end_of_a_text_may_decide(text: str, expected: list[str]) -> None:
         ([("a", "b")], "list"),
         ({"": "x"}, "letter"),
         ({"a b": "x"}, "space"),
-        ({" a": "x"}, "space"),
+        ({"a\nb": "x"}, "space"),
         ({"...": "x"}, "letter"),
         ({"<b>": "x"}, "tag"),
         ({"a": "<b>x"}, "tag"),
@@ -86,7 +86,7 @@ def test_invalid_tables_are_refused(table: Any, message: str) -> None:
 
 
 def test_a_table_is_a_mapping_in_normal_form() -> None:
-    table = Pronunciations({"cafe\u0301": "  caf\n fay "})
+    table = Pronunciations({" cafe\u0301": "  caf\n fay "})
     assert dict(table) == {"café": "caf fay"} and len(table) == 1
     assert table == Pronunciations(table) == {"café": "caf fay"}
     assert not Pronunciations() and not Pronunciations({})
