@@ -46,7 +46,7 @@ RULES: dict[str, set[str]] = {
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "files", "model"},
     "server": {""},
-    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server", "speed"},
+    "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
 # Checkpoints with random weights hold the codec's tensors as well.

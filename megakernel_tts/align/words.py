@@ -78,12 +78,12 @@ def split_words(text: str) -> list[WrittenWord]:
     """
     words: list[WrittenWord] = []
     for match in _WRITTEN_WORD.finditer(text):
-        cuts = [match.start(), *_word_starts(match), match.end()]
+        cuts = [match.start(), *_starts_behind_tags(match), match.end()]
         words += [_written_word(text, start, stop) for start, stop in pairwise(cuts)]
     return words
 
 
-def _word_starts(match: re.Match[str]) -> Iterator[int]:
+def _starts_behind_tags(match: re.Match[str]) -> Iterator[int]:
     """Indices at which a word begins behind a tag, without a space."""
     if "<" not in match[0]:
         return
