@@ -252,7 +252,8 @@ class Session:
         Without it, a session in the `streaming` layout speaks one frame per token and then waits
         for more text, which may be in the middle of a word. Later text is a segment of its own, as
         after a split of a long text: the voice is the same, and the intonation starts anew. Flush
-        at ends of sentences or phrases. The beginning of a tag waits for its end. Has no effect on text that was flushed or ended.
+        at ends of sentences or phrases. The beginning of a tag waits for the rest of it. Has no
+        effect on text that was flushed or ended.
         """
         self._process.check()
         with self._text.lock:
