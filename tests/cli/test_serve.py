@@ -94,8 +94,6 @@ def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
         (["--wyoming", "0.0.0.0:10300", "--api-key-file", "{keys}"], "has no keys"),
         (["--zeroconf", "voice"], "give --wyoming"),
         (["--wyoming", "--zeroconf", "voice"], "needs another address"),
-    )
-    parser.add_argument(
         (["--pronunciations", "{keys}"], "is no valid TOML"),
     ],
 )
