@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
     ):
         server = Server(tts, settings, wyoming)
         address = authority(listener)
+        print(f"Web page: http://{address}/")
         print(f"OpenAI base URL: http://{address}/v1")
         print(f"Cartesia WebSocket: ws://{address}/tts/websocket", flush=True)
         if wyoming is not None:

@@ -19,12 +19,15 @@ from megakernel_tts.server.elevenlabs import ElevenLabs
 from megakernel_tts.server.http import RequestIds
 from megakernel_tts.server.nari import Nari
 from megakernel_tts.server.openai import OpenAI
+from megakernel_tts.server.page import Page
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.streams import SpeechStreams
 from megakernel_tts.server.vapi import Vapi
 
 if TYPE_CHECKING:
     from megakernel_tts.server.wyoming import WyomingService
+
+_HEALTH_PATHS = ("/health", "/ready")  # for load balancers, which have no key
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -69,10 +72,15 @@ class Server:
                 Mount("/v1", OpenAI(self.streams).application()),
                 Mount("/tts", Cartesia(self.streams).application()),
                 Mount("/vapi", Vapi(self.streams).application()),
+                *Page(self.streams, self._unready_reason).routes(),
             ],
             middleware=[
                 Middleware(RequestIds),
-                Middleware(Authentication, keys=settings.api_keys),
+                Middleware(
+                    Authentication,
+                    keys=settings.api_keys,
+                    open_paths={*_HEALTH_PATHS, *Page.PUBLIC_PATHS},
+                ),
             ],
             lifespan=self._lifespan,
         )
@@ -104,16 +112,17 @@ class Server:
 
     async def _ready(self, _: Request) -> Response:
         """Whether a load balancer should send requests."""
-        reason = None
-        if not self.streams.running:
-            reason = "the engine has stopped"
-        elif self.streams.draining:
-            reason = "the server is stopping"
-        elif not self._tts.warm:
-            reason = "the engine is warming up"
-        elif self.streams.full:
-            reason = "the queue is full"
+        reason = self._unready_reason()
         return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
+
+    def _unready_reason(self) -> str | None:
+        if not self.streams.running:
+            return "the engine has stopped"
+        if self.streams.draining:
+            return "the server is stopping"
+        if not self._tts.warm:
+            return "the engine is warming up"
+        return "the queue is full" if self.streams.full else None
 
     async def _metrics(self, _: Request) -> Response:
         metrics = self.streams.metrics

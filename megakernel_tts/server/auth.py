@@ -1,14 +1,13 @@
 """Access: keys of clients, and the origin of requests from browsers."""
 
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_OPEN_PATHS = ("/health", "/ready")  # for load balancers, which have no key
 _KEY_HEADERS = ("x-api-key", "xi-api-key", "x-vapi-secret")
 _KEY_PARAMETERS = ("api_key", "access_token")
 _SCHEMES = ("bearer", "token")
@@ -23,19 +22,21 @@ class Authentication:
     on the same machine.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str]) -> None:
         """Wraps an application.
 
         Args:
             app: The application.
             keys: Valid keys; without any, no key is needed.
+            open_paths: Paths that need no key.
         """
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
-        if scope["type"] in ("http", "websocket") and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in self._open_paths:
             headers = Headers(scope=scope)
             if not self._has_key(scope, headers):
                 refusal = _refusal(401, "A valid API key is needed.", "invalid_api_key")

@@ -294,12 +294,9 @@ class SpeechStreams:
         self._add_gauges()
 
     def _add_gauges(self) -> None:
-        def num_waiting() -> int:
-            return sum(stream.waiting for stream in self._streams)
-
         add = self.metrics.add_gauge
-        add("num_requests_running", "Streams that speak.", lambda: self.num_open - num_waiting())
-        add("num_requests_waiting", "Streams without audio so far.", num_waiting)
+        add("num_requests_running", "Streams that speak.", lambda: self.num_speaking)
+        add("num_requests_waiting", "Streams without audio so far.", lambda: self.num_waiting)
         add("websocket_connections", "Open WebSockets.", lambda: self._num_websockets)
         add(
             "backlog_audio_s",
@@ -323,9 +320,24 @@ class SpeechStreams:
         return len(self._streams) + self._num_opening
 
     @property
+    def num_waiting(self) -> int:
+        """Number of open streams that have sent no audio yet."""
+        return sum(stream.waiting for stream in self._streams)
+
+    @property
+    def num_speaking(self) -> int:
+        """Number of the other open streams."""
+        return self.num_open - self.num_waiting
+
+    @property
+    def num_slots(self) -> int:
+        """Number of streams that can speak at once."""
+        return self._tts.slots
+
+    @property
     def full(self) -> bool:
         """Whether no stream can be admitted until another ends."""
-        return self.num_open >= self._tts.slots + self.settings.max_queue
+        return self.num_open >= self.num_slots + self.settings.max_queue
 
     async def open(self, request: SpeechRequest) -> SpeechStream:
         """Opens a stream, or refuses it at once.

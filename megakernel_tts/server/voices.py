@@ -32,6 +32,7 @@ class Catalog:
 
     Attributes:
         model: Name under which the model is served: of a folder, its last part.
+        info: Description of the model.
     """
 
     def __init__(self, info: ModelInfo, cloned: Mapping[str, Voice]) -> None:
@@ -49,13 +50,13 @@ class Catalog:
                 f"Cloned voices need a Base model, and {info.name} is {info.kind}; leave them out."
             )
         self.model = PurePath(info.name).name or info.name
-        self._info = info
+        self.info = info
         self._cloned = cloned
 
     @property
     def voices(self) -> list[str]:
         """Names of the voices, the default first."""
-        return [*(self._cloned if self._info.kind == "base" else self._info.voices)]
+        return [*(self._cloned if self.info.kind == "base" else self.info.voices)]
 
     def check_model(self, name: object) -> None:
         """Checks the model of a request: the served one, or one of OpenAI's speech models.
@@ -63,7 +64,7 @@ class Catalog:
         Raises:
             RequestError: It is another one.
         """
-        known = {self.model, self._info.name, *_OPENAI_MODELS}
+        known = {self.model, self.info.name, *_OPENAI_MODELS}
         if name is not None and not (isinstance(name, str) and name in known):
             raise RequestError(
                 f"The model {name!r} does not exist; {self.model} is served.",
@@ -84,7 +85,7 @@ class Catalog:
         """
         voices = {voice.lower(): voice for voice in self.voices}
         if not voices:
-            if self._info.kind == "base":
+            if self.info.kind == "base":
                 raise RequestError(
                     "This Base model has no voice; upload one to /v1/audio/voices, or start the "
                     "server with --voice NAME=FILE.",
@@ -109,7 +110,7 @@ class Catalog:
         Args:
             voice: One of `voices`; dialects have no code.
         """
-        languages = self._info.voices.get(voice, self._info.languages)
+        languages = self.info.voices.get(voice, self.info.languages)
         codes = {language: code for code, language in reversed(_LANGUAGES.items())}
         return [codes[language] for language in languages if language in codes]
 
@@ -123,13 +124,13 @@ class Catalog:
             RequestError: The model does not speak it.
         """
         given = (name or "auto").strip().lower()
-        known = {"auto", *self._info.languages}
-        known |= {language for each in self._info.voices.values() for language in each}
+        known = {"auto", *self.info.languages}
+        known |= {language for each in self.info.voices.values() for language in each}
         language = given if given in known else _LANGUAGES.get(given.split("-")[0], "")
         if language not in known:
             raise RequestError(
                 f"There is no language {name!r}; choose auto or one of: "
-                f"{', '.join(self._info.languages)}.",
+                f"{', '.join(self.info.languages)}.",
                 400,
                 "invalid_language",
                 "language",

@@ -39,10 +39,11 @@ def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.stdout is not None
-            http, socket = process.stdout.readline(), process.stdout.readline()
+            page, http, socket = (process.stdout.readline() for _ in range(3))
             url = re.fullmatch(r"OpenAI base URL: (http://.*)/v1\n", http)
             socket_url = re.fullmatch(r"Cartesia WebSocket: ws:(//.*)/tts/websocket\n", socket)
             assert url and socket_url and url[1] == f"http:{socket_url[1]}"
+            assert page == f"Web page: {url[1]}/\n"
             yield process, url[1]
         finally:
             process.kill()

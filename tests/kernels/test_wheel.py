@@ -1,4 +1,4 @@
-"""The wheel: two packages, and every CUDA source as package data."""
+"""The wheel: two packages, and every CUDA source and every file of the web page as package data."""
 
 import shutil
 import subprocess
@@ -58,3 +58,9 @@ def test_the_wheel_has_every_cuda_source(names: set[str]) -> None:
         if file.suffix in SUFFIXES
     }
     assert sources and {name for name in names if Path(name).suffix in SUFFIXES} == sources
+
+
+def test_the_wheel_has_every_file_of_the_page(names: set[str]) -> None:
+    folder = ROOT / "megakernel_tts" / "server" / "static"
+    files = {file.relative_to(ROOT).as_posix() for file in folder.iterdir()}
+    assert files and files <= names

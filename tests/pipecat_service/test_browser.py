@@ -8,7 +8,7 @@ from pathlib import Path
 import pipecat_ai_prebuilt
 import pytest
 
-from tests.pipecat_service.browser import Page, chromium
+from tests.browser import Page, chromium
 from tests.pipecat_service.scripted_agent import ANSWER, GREETING, QUESTION
 
 CHROMIUM = shutil.which("chromium")

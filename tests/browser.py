@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.pipecat_service.bot import TIMEOUT_S
+from tests.fakes import TIMEOUT_S
 
 _FLAGS = (
     "--headless=new",
