@@ -24,10 +24,21 @@ _FLAGS = (
 )
 
 
+# Keys that are no characters: the code and the text of each.
+_KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
+_KEYS |= {"End": (35, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, ""), "Backspace": (8, "")}
+CONTROL = 2  # a modifier
+
+
 class Page:
-    """A page of the browser, in which scripts run."""
+    """A page of the browser, in which scripts run.
+
+    Attributes:
+        errors: Errors and warnings in the console so far, once `open` was called.
+    """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.errors: list[str] = []
         self._socket = socket
         self._ids = itertools.count()
         self._script = ""
@@ -45,9 +56,41 @@ class Page:
         number = next(self._ids)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while (message := await self._socket.receive_json()).get("id") != number:
-            if message.get("method") == "Fetch.requestPaused":
-                await self._answer(message["params"]["requestId"])
+            await self._handle(message.get("method", ""), message.get("params", {}))
+        assert "error" not in message, f"{method}: {message['error']}"
         return message["result"]
+
+    async def _handle(self, event: str, parameters: dict[str, Any]) -> None:
+        if event == "Fetch.requestPaused":
+            await self._answer(parameters["requestId"])
+        elif event == "Runtime.exceptionThrown":
+            self.errors.append(str(parameters["exceptionDetails"]))
+        elif event == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
+            self.errors.append(str(parameters["args"]))
+        elif event == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url')}")
+
+    async def open(self, url: str) -> None:
+        """Opens an address, waits until it is loaded, and collects errors from now on."""
+        for domain in ("Page", "Runtime", "Log"):
+            await self.call(f"{domain}.enable")
+        self.errors.clear()
+        await self.call("Page.navigate", url=url)
+        while (message := await self._socket.receive_json()).get("method") != "Page.loadEventFired":
+            await self._handle(message.get("method", ""), message.get("params", {}))
+
+    async def press(self, key: str, modifiers: int = 0) -> None:
+        """Presses and releases a key."""
+        code, text = _KEYS.get(key, (0, key))
+        parameters = {"key": key, "modifiers": modifiers, "windowsVirtualKeyCode": code}
+        down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
+        await self.call("Input.dispatchKeyEvent", **parameters, **down)
+        await self.call("Input.dispatchKeyEvent", **parameters, type="keyUp")
+
+    async def type(self, text: str) -> None:
+        """Presses the keys of a text."""
+        for character in text:
+            await self.press(character)
 
     async def replace(self, pattern: str, script: str) -> None:
         """Serves a script in place of every address that matches the pattern."""

@@ -71,6 +71,7 @@ class Page:
             "model": catalog.model,
             "note": info.note,
             "voices": voices,
+            "languages": info.languages,
             "kind": info.kind,
             "takes_instruct": info.takes_instruct,
             "num_slots": streams.num_slots,

@@ -1,9 +1,14 @@
+import asyncio
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
+from tests.browser import chromium
+from tests.server.driving import Drive
+from tests.server.hearing import record
 from tests.server.running import RunningServer, running_server
 
 
@@ -20,3 +25,17 @@ def server(engine: TTS) -> Iterator[RunningServer]:
     """A server with default settings on a loopback port."""
     with running_server(engine) as server:
         yield server
+
+
+@pytest.fixture(scope="package")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drive]:
+    """Runs tests in the page of one browser, which takes seconds to start."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium")
+    with asyncio.Runner() as runner:
+        browser = chromium(program, tmp_path_factory.mktemp("profile"))
+        page = runner.run(browser.__aenter__())
+        runner.run(record(page))
+        yield lambda test: runner.run(test(page))
+        runner.run(browser.__aexit__(None, None, None))

@@ -75,13 +75,26 @@ export class Cloning {
       this.#take(recording, MAX_S + 1);
       return;
     }
-    this.#recorder = await Recorder.start((level, seconds) => {
-      this.#level.value = level;
-      this.#recordButton.textContent = `Stop (${seconds.toFixed(0)} s)`;
-      if (seconds >= MAX_S && this.#recorder) this.#toggleRecorder();
-    });
+    this.#recordButton.disabled = true; // while the user is asked for the microphone
+    try {
+      this.#recorder = await Recorder.start((level, seconds) => this.#showLevel(level, seconds));
+    } finally {
+      this.#recordButton.disabled = false;
+      this.#recordButton.focus();
+    }
     this.#level.hidden = false;
     setText(this.#state, "Recording.");
+  }
+
+  /**
+   * @param {number} level
+   * @param {number} seconds
+   */
+  #showLevel(level, seconds) {
+    if (!this.#recorder) return;
+    this.#level.value = level;
+    this.#recordButton.textContent = `Stop (${Math.floor(seconds)} s)`;
+    if (seconds >= MAX_S) this.#report(this.#toggleRecorder());
   }
 
   async #readFile() {

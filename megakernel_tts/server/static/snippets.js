@@ -90,28 +90,36 @@ tts = cartesia.TTS(
 /** @param {Target} target */
 function cartesia({ url, socketUrl, key, model, voice }) {
   return `
+import asyncio
 import wave
 
-from cartesia import Cartesia
+from cartesia import AsyncCartesia
 
-client = Cartesia(
+client = AsyncCartesia(
     api_key="${key}",
     base_url=${JSON.stringify(url)},
     websocket_base_url=${JSON.stringify(socketUrl)},
 )
-with client.tts.websocket_connect() as connection, wave.open("hello.wav", "wb") as file:
-    file.setparams((1, 2, 24000, 0, "NONE", ""))
-    context = connection.context(
-        model_id=${JSON.stringify(model)},
-        voice={"mode": "id", "id": ${JSON.stringify(voice ?? "")}},
-        output_format={"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000},
-    )
-    context.push("Hello from ")
-    context.push("Cartesia's client.")
-    context.no_more_inputs()
-    for event in context.receive():
-        if event.type == "chunk":
-            file.writeframes(event.audio)
+
+
+async def main():
+    with wave.open("hello.wav", "wb") as file:
+        file.setparams((1, 2, 24000, 0, "NONE", ""))
+        async with client.tts.websocket_connect() as connection:
+            context = connection.context(
+                model_id=${JSON.stringify(model)},
+                voice={"mode": "id", "id": ${JSON.stringify(voice ?? "")}},
+                output_format={"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000},
+            )
+            await context.push("Hello from ")
+            await context.push("Cartesia's client.")
+            await context.no_more_inputs()
+            async for event in context.receive():
+                if event.type == "chunk":
+                    file.writeframes(event.audio)
+
+
+asyncio.run(main())
 `;
 }
 

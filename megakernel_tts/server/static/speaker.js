@@ -6,7 +6,7 @@ import { Turn } from "./turn.js";
 /** @typedef {import("./speech-socket.js").Settings} Settings */
 /** @typedef {import("./speech-socket.js").SpeechSocket} SpeechSocket */
 
-const IDLE_MS = 2500; // without a key press, after which a turn is ended
+const IDLE_MS = 2000; // without a key press, after which a turn is ended
 
 /** Sends complete words while they are typed. One turn is spoken at a time; the next one waits. */
 export class Speaker {
