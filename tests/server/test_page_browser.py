@@ -1,5 +1,6 @@
 """The page in Chromium: typing, hearing, interrupting, cloning, with the keyboard alone."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.server.hearing import level, pieces, shown_words
 from tests.server.running import RunningServer, running_server, until
 
 SPEAKING = f"{STATE} === 'Speaking.' && window.words.length > 0"
+SENTENCES = "It is. It is not! 3.14, you see"
 LONG = "alpha bravo charlie delta echo foxtrot golf hotel india juliet " * 6
 
 
@@ -35,13 +37,50 @@ def test_words_are_spoken_while_they_are_typed(drive: Drive, server: RunningServ
         heard = await pieces(page)
         seconds = sum(len(piece.pcm) for piece in heard) / RATE
         assert seconds > 1 and f"{seconds:.1f} s" in await page.run(STATE)
-        assert await shown_words(page) == ["Once", "upon", "a", "time,", "friend"]
+        assert_in_order(await shown_words(page), "Once upon a time, friend")
         assert await page.run("document.querySelector('mark').textContent") == ""
         assert int(await text_of(page, "#waterfall tr:nth-child(1) td:last-child")) >= 4
         assert int(await text_of(page, "#waterfall tr:nth-child(3) td:last-child")) == len(heard)
         assert float((await text_of(page, "#first-chunk")).replace(",", "")) > 0
         assert server.num_streams == 0
         assert not page.errors
+
+    drive(test)
+
+
+def assert_in_order(shown: list[str], text: str) -> None:
+    """A busy browser may draw no frame while a short word is spoken, but never another order."""
+    words = iter(text.split())
+    assert len(shown) >= 2 and all(word in words for word in shown), shown
+
+
+def test_a_word_is_shown_from_its_start_to_the_next(drive: Drive, server: RunningServer) -> None:
+    script = """
+      (async () => {
+        const { LiveText } = await import("/static/live-text.js");
+        const { Turn } = await import("/static/turn.js");
+        const text = new LiveText();
+        text.edit(TEXT);
+        text.take(true);
+        const player = { begin() {}, stop() {}, busy: true };
+        let listener;
+        const socket = { open: (_, given) => (listener = given), cancel() {} };
+        const turn = new Turn(socket, player, {}, text, 0, () => {});
+        TEXT.split(" ").forEach((text, index) => listener.onWords([{ text, startS: index }]));
+        return [-1, ...TEXT.split(" ").keys()].map((second) => {
+          player.positionS = second + 0.5;
+          return turn.spokenRange;
+        });
+      })()
+    """
+
+    async def test(page: Page) -> None:
+        await open_page(page, server)
+        (before, *ranges) = await page.run(script.replace("TEXT", repr(SENTENCES)))
+        assert before == [0, 0]
+        starts = [match.start() for match in re.finditer(r"\S+", SENTENCES)]
+        assert [start for start, _ in ranges] == starts
+        assert [SENTENCES[start:end] for start, end in ranges] == SENTENCES.split()
 
     drive(test)
 
@@ -77,12 +116,11 @@ def test_escape_interrupts_speech_and_stream(drive: Drive, server: RunningServer
         await page.wait_until("window.level() === 0")
         heard = await pieces(page)
         assert heard[-1].stop_delay_s is not None and heard[-1].stop_delay_s <= 0.01
-        last = (await shown_words(page))[-1]
-        assert await page.run(STATE) == f"Interrupted after “{last}”."
-        assert (await text_of(page, ".mirror i")).split()[0] != last  # what was not heard
+        spoken, silent = await text_of(page, ".mirror span"), await text_of(page, ".mirror i")
+        assert spoken + silent == LONG
+        assert await page.run(STATE) == f"Interrupted after “{spoken.split()[-1]}”."
         await page.type("onward ")  # is the next turn
         await finish(page)
-        assert (await shown_words(page))[-1] == "onward"
         assert words_in_audio((await pieces(page))[len(heard)].pcm) == [0]
         assert not page.errors
 
@@ -101,7 +139,7 @@ def test_a_change_of_text_that_was_sent_starts_again_there(
         await until(lambda: server.num_streams == 0)
         await page.type("evening ")
         await finish(page)
-        assert (await shown_words(page))[-1] == "evening"
+        assert words_in_audio((await pieces(page))[-1].pcm) == [0]  # of a turn with one word
         assert await text_of(page, ".mirror span") == "good evening "
         assert not page.errors
 
@@ -115,13 +153,15 @@ def test_text_after_the_end_of_a_turn_waits_for_it(drive: Drive, server: Running
         await page.press("Enter", CONTROL)
         await page.type(" second turn")
         await page.press("Enter", CONTROL)
-        await page.wait_until(f"window.words.length === 4 && {STATE}.startsWith('Finished')")
+        await page.wait_until(f"window.words.includes('second') && {STATE}.startsWith('Finished')")
         heard = await pieces(page)
         assert all(before.end_s <= piece.start_s + 1e-6 for before, piece in pairwise(heard))
         assert all(piece.stop_delay_s is None for piece in heard)
         await page.press("Enter", CONTROL)  # all of it once more, as one turn
-        await page.wait_until(f"window.words.length === 8 && {STATE}.startsWith('Finished')")
-        assert await shown_words(page) == ["first", "turn", "second", "turn"] * 2
+        num_shown = len(await shown_words(page))
+        await page.wait_until(f"window.words.length > {num_shown}")
+        await page.wait_until(f"{STATE}.startsWith('Finished')")
+        assert_in_order((await shown_words(page))[num_shown:], "first turn second turn")
         assert not page.errors
 
     drive(test)
@@ -255,7 +295,7 @@ def test_a_server_with_keys_is_used_with_one(drive: Drive, engine: TTS) -> None:
         await page.wait_until("document.activeElement.id === 'text'")
         await page.type("hello")
         await finish(page)
-        assert await shown_words(page) == ["hello"]
+        assert words_in_audio((await pieces(page))[0].pcm) == [0]
         assert "YOUR_API_KEY" in await text_of(page, "#snippets code")
         assert "right" not in await page.run("document.documentElement.outerHTML")
         assert all("401" in error for error in page.errors)

@@ -14,6 +14,7 @@ import { Waterfall } from "./waterfall.js";
 /** @typedef {import("./server.js").Status} Status */
 
 const POLL_MS = 2000;
+const SPEAKING_POLL_MS = 500;
 
 const server = new Server();
 const socket = new SpeechSocket(server);
@@ -36,11 +37,13 @@ const keyError = find("key-error", HTMLElement);
  */
 let status = null;
 let following = false;
+let pollTimer = 0;
 
-/** Shows a turn while it is spoken. */
+/** Shows a turn that begins or ends. */
 function follow() {
   if (!following) requestAnimationFrame(showTurn);
   following = true;
+  poll();
 }
 
 function showTurn() {
@@ -83,6 +86,7 @@ function start(status) {
   composer.focus();
 }
 
+/** Shows the state of the server from now on. */
 async function poll() {
   try {
     if (!document.hidden) await refresh();
@@ -93,7 +97,8 @@ async function poll() {
     }
     setText(find("model", HTMLElement), "The server cannot be reached.");
   }
-  setTimeout(poll, POLL_MS);
+  clearTimeout(pollTimer);
+  pollTimer = setTimeout(poll, speaker.speaking ? SPEAKING_POLL_MS : POLL_MS);
 }
 
 function askForKey() {
