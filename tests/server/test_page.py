@@ -1,4 +1,3 @@
-import mimetypes
 from pathlib import Path
 
 import httpx
@@ -11,6 +10,12 @@ from megakernel_tts.server import page
 from megakernel_tts.server.settings import ServerSettings
 from tests.server.running import RunningServer, running_server
 
+TYPES = {
+    ".html": {"text/html"},
+    ".css": {"text/css"},
+    ".js": {"text/javascript", "application/javascript"},
+    ".svg": {"image/svg+xml"},
+}
 FILES = sorted(file.name for file in Path(page.__file__).with_name("static").iterdir())
 
 
@@ -19,9 +24,9 @@ def test_files_are_served_with_their_type_and_checked_for_changes(
     server: RunningServer, path: str
 ) -> None:
     reply = httpx.get(f"{server.url}/{path}")
-    expected, _ = mimetypes.guess_type(path or "index.html")
     assert reply.status_code == 200
-    assert reply.headers["content-type"].split(";")[0] == expected
+    suffix = Path(path or "index.html").suffix
+    assert reply.headers["content-type"].split(";")[0] in TYPES[suffix]
     assert reply.headers["cache-control"] == "no-cache"
     assert reply.headers["x-content-type-options"] == "nosniff"
     again = httpx.get(reply.url, headers={"If-None-Match": reply.headers["etag"]})

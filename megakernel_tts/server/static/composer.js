@@ -37,7 +37,7 @@ export class Composer {
     find("composer", HTMLFormElement).addEventListener("submit", (event) => this.#finish(event));
     this.#stop.addEventListener("click", () => this.#interrupt());
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.#interrupt();
+      if (event.key === "Escape" && !event.isComposing) this.#interrupt();
     });
     this.#voice.addEventListener("change", () => this.#changeVoice());
     for (const control of [this.#language, this.#instruct])
