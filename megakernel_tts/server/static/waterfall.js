@@ -52,7 +52,10 @@ const ROWS = [
     shape: "bar",
     intervals: ({ playback, nowMs }) =>
       playback.map(([start, end]) => [Math.min(start, nowMs), Math.min(end, nowMs)]),
-    figure: ({ audioS }) => (audioS ? formatS(1000 * audioS) : ""),
+    figure: ({ playback }) => {
+      const total = playback.reduce((sum, [start, end]) => sum + end - start, 0);
+      return total ? formatS(total) : "";
+    },
   },
   {
     name: "End",
