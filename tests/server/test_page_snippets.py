@@ -53,7 +53,10 @@ def test_the_python_programs_run(
     programs: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(programs[name], name, "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(programs[name], name, "exec"), names)
+    if name == "OpenAI Python":
+        names["client"].close()  # a program of its own need not
     assert seconds_of(tmp_path / "hello.wav") > 0.5
 
 

@@ -71,10 +71,12 @@ export class Composer {
 
   /**
    * Selects a voice.
-   * @param {string} name
+   * @param {string} name Its case does not matter.
    */
   selectVoice(name) {
-    this.#voice.value = name;
+    const voice = this.#voices.find((each) => each.name.toLowerCase() === name.toLowerCase());
+    if (!voice) return;
+    this.#voice.value = voice.name;
     this.#changeVoice();
   }
 
