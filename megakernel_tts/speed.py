@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from fractions import Fraction
-from importlib.util import find_spec
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,19 @@ from numpy.typing import NDArray
 from megakernel_tts.errors import MissingExtraError, SpeedError
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
-CAN_SCALE = find_spec("av") is not None
 
 _BLOCK = 480  # samples that the filter takes at once; a frame of the codec has a multiple of it
 _FLUSH = 4096  # samples of silence that push all of the speech out of the filter
+
+
+@cache
+def can_scale() -> bool:
+    """Whether the extra `speed` is installed; imports it."""
+    try:
+        from av.filter import Graph
+    except ImportError:
+        return False
+    return hasattr(Graph, "threads")  # without it, every filter starts a thread per processor
 
 
 def check_speed(speed: float) -> None:
@@ -29,10 +38,10 @@ def check_speed(speed: float) -> None:
     number = isinstance(speed, int | float) and not isinstance(speed, bool)
     if not (number and MIN_SPEED <= speed <= MAX_SPEED):  # also refuses NaN
         raise SpeedError(f"speed is {speed!r}; it must be a number from 0.5 to 2.")
-    if speed != 1 and not CAN_SCALE:
+    if speed != 1 and not can_scale():
         raise MissingExtraError(
-            "A speed other than 1 needs PyAV, which is not installed; install the extra speed: "
-            "pip install 'megakernel-tts[speed]'."
+            "A speed other than 1 needs PyAV 17.1 or newer, which is not installed; install the "
+            "extra speed: pip install 'megakernel-tts[speed]'."
         )
 
 

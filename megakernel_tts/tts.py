@@ -21,7 +21,7 @@ from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
-from megakernel_tts.speed import CAN_SCALE, MAX_SPEED
+from megakernel_tts.speed import MAX_SPEED, can_scale
 from megakernel_tts.text.prompt import Layout
 from megakernel_tts.text.splitter import SplitLimits
 from megakernel_tts.text.text_queue import TextQueue
@@ -324,7 +324,7 @@ class TTS:
                 for layout in ("full", "streaming"):
                     self.say("Hello.", voice, "auto", instruct, layout, sampling)
         voice, instruct = self._voice_examples()[0]
-        if CAN_SCALE:
+        if can_scale():
             self.say("Hello.", voice, "auto", instruct, sampling=_WARMUP, speed=MAX_SPEED)
         sessions = [
             self.open(voice, "auto", instruct, sampling=_WARMUP, text="Hello.")

@@ -245,7 +245,7 @@ def test_an_invalid_speed_of_cartesia_is_a_400(server: RunningServer, value: Any
 def test_a_server_without_the_extra_refuses_speeds(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed, "CAN_SCALE", False)
+    monkeypatch.setattr(speed, "can_scale", lambda: False)
     response = openai(server, speed=SPEED)
     assert response.status_code == 400
     assert "megakernel-tts[speed]" in response.json()["error"]["message"]
