@@ -41,6 +41,7 @@ def plain(text: str) -> list[Part]:
         ('Hi <emotion value="sad"/>there.', "Hi there."),
         ('Hi.<emotion value="sad"/>There', "Hi. There"),
         ('one<emotion value="sad"/>two', "one two"),
+        ("one<emotion/><b>two</b><emotion/>three", "one two three"),
         ("<speak><prosody rate='slow'>Hi</prosody>, you</speak>", "Hi, you"),
         ("wor<b>ld</b>", "world"),
         ("a <<m|ɛ|t>> b", "a  b"),
