@@ -116,8 +116,10 @@ class Loop:
             Whether the next iteration has work without a wake-up.
         """
         self._deliver_if_required()
-        self._end_segments()
-        self._swap_out_stalled()
+        # A stream that another thread cancels or opens after this check waits for an iteration.
+        if not self.decoding.in_flight:
+            self._end_segments()
+            self._swap_out_one()
         self._feed_or_finish()
         others_wait = self._admit()
         streams = self.scheduler.streams
@@ -157,8 +159,8 @@ class Loop:
             self.scheduler.release(stream)
             self.scheduler.requeue(stream)
 
-    def _swap_out_stalled(self) -> None:
-        """Swaps out a stream that has stalled for too long, if another needs its slot."""
+    def _swap_out_one(self) -> None:
+        """Swaps out the stream whose slot another needs, if there is one."""
         if (stream := self.scheduler.swap_candidate) is not None:
             self._isolate(stream, self.scheduler.swap_out)
 
