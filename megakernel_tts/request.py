@@ -31,6 +31,7 @@ class Request:
     speed: float = 1.0
     pronunciations: Mapping[str, str] | None = None
     retries: int = 0
+    priority: int = 0
 
     def check(self) -> None:
         """Checks the arguments that do not depend on the model.
@@ -45,6 +46,7 @@ class Request:
         check_type("sampling", self.sampling, (Sampling, type(None)), "a Sampling or None")
         check_type("chunks", self.chunks, (ChunkPolicy, type(None)), "a ChunkPolicy or None")
         check_type("retries", self.retries, int, "a whole number")
+        check_type("priority", self.priority, int, "a whole number")
         check_speed(self.speed)
 
     def text_queue(self, tokenizer: TextTokenizer, limits: SplitLimits | None) -> TextQueue:

@@ -245,6 +245,7 @@ class TTS:
         speed: float = 1.0,
         pronunciations: Mapping[str, str] | None = None,
         text: str | None = None,
+        priority: int = 0,
     ) -> Session:
         """Opens a session for text that is still being written, or for a whole text.
 
@@ -260,6 +261,8 @@ class TTS:
             speed: As in `say`.
             pronunciations: As in `say`.
             text: A whole text, which is spoken as `say` speaks it; the session's text is ended.
+            priority: Streams with a lower number get slots first. If none is free, they take the
+                slot of one with a higher number, which continues later.
 
         Raises:
             TextError: `text` is empty, or not Unicode text.
@@ -272,7 +275,7 @@ class TTS:
             ForkedProcessError: This process was forked after the model was loaded.
         """
         style = voice, language, instruct, layout, sampling
-        request = Request(*style, chunks, speed, pronunciations)
+        request = Request(*style, chunks, speed, pronunciations, priority=priority)
         if text is not None:
             return self._open_with_text(text, request)
         self._loaded.engine.check_process()
@@ -403,4 +406,5 @@ class TTS:
             request.chunks or ChunkPolicy(),
             max_retries=request.retries,
             speed=request.speed,
+            priority=request.priority,
         )

@@ -96,6 +96,7 @@ class Rig:
         max_frames: int = 400,
         max_retries: int = 0,
         speed: float = 1.0,
+        priority: int = 0,
         **chunks: int,
     ) -> Session:
         """Opens a session; `text` is the whole text, None leaves it open."""
@@ -105,7 +106,13 @@ class Rig:
         policy = ChunkPolicy(**chunks)
         prompt = prefix, voice, layout
         session = self.engine.open(
-            text_queue, *prompt, sampling, policy, speed=speed, max_retries=max_retries
+            text_queue,
+            *prompt,
+            sampling,
+            policy,
+            speed=speed,
+            max_retries=max_retries,
+            priority=priority,
         )
         if text is not None:
             session.push_text(text)

@@ -37,7 +37,7 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.say) == f"(text, {VOICE}, *, {CONTROLS}, retries=0)"
     assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
     assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
-    assert signature(TTS.open) == f"({VOICE}, chunks=None, *, {CONTROLS}, text=None)"
+    assert signature(TTS.open) == f"({VOICE}, chunks=None, *, {CONTROLS}, text=None, priority=0)"
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"

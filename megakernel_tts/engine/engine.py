@@ -91,6 +91,7 @@ class Engine:
         *,
         max_retries: int = 0,
         speed: float = 1.0,
+        priority: int = 0,
     ) -> Session:
         """Opens a session.
 
@@ -105,6 +106,7 @@ class Engine:
                 seed. If not 0, the audio of a segment is delivered at its end.
             speed: How many times as fast as it is synthesised the speech is delivered, at the same
                 pitch; see `check_speed`.
+            priority: Sessions with a lower number get slots first.
 
         Raises:
             EngineBusyError: Too many sessions are open.
@@ -126,6 +128,7 @@ class Engine:
             alignment=self.alignment,
             max_retries=max_retries,
             speed=speed,
+            priority=priority,
         )
         # The queue refers to the loop only: a reference to the engine would keep it alive.
         events = EventQueue(self._loop.wakeup.set, self._loop.interrupt)

@@ -1,9 +1,10 @@
 """Which streams have a slot, which are stepped, and for how many frames.
 
-Streams get slots in the order in which they are queued. A stream that has ended a segment queues
-for the next one at the end, so that long texts and short ones alternate. A stalled stream,
-whose text or reader is late, keeps its slot until another stream needs it. Then its state is
-swapped out to host memory, and later swapped in where it stopped.
+Streams get slots by priority, and of one priority in the order in which they are queued. A stream
+that has ended a segment queues for the next one at the end, so that long texts and short ones
+alternate. A stalled stream, whose text or reader is late, keeps its slot until another stream needs
+it. A stream of low priority keeps it until one of higher priority does. Then its state is swapped
+out to host memory, and later swapped in where it stopped.
 """
 
 import threading
@@ -101,19 +102,27 @@ class Scheduler:
 
     @property
     def swap_candidate(self) -> Stream | None:
-        """The stream to swap out: the one stalled longest, if another needs its slot."""
-        streams = self.streams
-        if self._free_slots or not any(stream.waiting for stream in streams):
+        """The stream to swap out, if another needs its slot.
+
+        The one stalled longest; if there is none, the last one of the lowest priority, if another
+        of higher priority waits.
+        """
+        if self._free_slots or not (waiting := self.waiting):
             return None
+        streams = self.streams
         limit_s = self.clock() - self.policy.stall_timeout_s
         stalled = [s for s in streams if s.stalled and s.active_segment.last_step_s <= limit_s]
-        return min(stalled, key=lambda s: s.active_segment.last_step_s, default=None)
+        if stalled:
+            return min(stalled, key=lambda s: s.active_segment.last_step_s)
+        highest = waiting[0].request.priority
+        lower = [s for s in streams if s.request.priority > highest and s.speaking]
+        return max(reversed(lower), key=lambda s: s.request.priority, default=None)
 
     @property
     def waiting(self) -> list[Stream]:
-        """Streams that could use a slot: those that are swapped out first."""
+        """Streams that could use a slot: by priority, and those that are swapped out first."""
         waiting = [stream for stream in self.streams if stream.waiting]
-        return sorted(waiting, key=lambda stream: stream.segment is None)
+        return sorted(waiting, key=lambda s: (s.request.priority, s.segment is None))
 
     @property
     def num_free_slots(self) -> int:

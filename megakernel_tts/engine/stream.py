@@ -31,6 +31,7 @@ class StreamRequest:
         alignment: Calibrated alignment heads; None estimates word times.
         max_retries: How often a segment that ran away is spoken again with the next seed.
         speed: How many times as fast as it was synthesised the speech is delivered.
+        priority: Streams with a lower number get slots first.
     """
 
     prefix: Prefix
@@ -41,6 +42,7 @@ class StreamRequest:
     alignment: Alignment | None = None
     max_retries: int = 0
     speed: float = 1.0
+    priority: int = 0
 
 
 class TextSnapshot(NamedTuple):
@@ -159,11 +161,18 @@ class Stream:
         return self.reader_keeps_up and (self.segment.ready or self.has_new_text(text))
 
     @property
+    def speaking(self) -> bool:
+        """Whether the stream has a slot, with a segment that has not ended."""
+        return self.slot is not None and self.segment is not None and self.segment.outcome is None
+
+    @property
     def stalled(self) -> bool:
         """Whether the stream has a slot and cannot use it."""
-        if self.slot is None or self.segment is None or self.segment.outcome is not None:
-            return False
-        return not self.movable and not (self.reader_keeps_up and self.has_new_text())
+        return (
+            self.speaking
+            and not self.movable
+            and not (self.reader_keeps_up and self.has_new_text())
+        )
 
     @property
     def reader_keeps_up(self) -> bool:

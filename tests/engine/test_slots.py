@@ -203,6 +203,94 @@ def test_a_swapped_out_stream_gets_a_slot_before_new_streams(make_rig: MakeRig) 
     assert changes == ["prefill", "prefill", "swap_in", "prefill"]
 
 
+def test_waiting_streams_get_slots_by_priority_and_then_in_order(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    first = start_live(rig, seed=9)
+    priorities = (2, 1, 1, 2, 0)
+    sessions = [rig.open(seed=i, priority=priority) for i, priority in enumerate(priorities)]
+    rig.settle()
+    first.cancel()
+    assert {finish.reason for finish in read(sessions)} == {"eos"}
+    assert [seed for seed, _ in rig.backend.prompts] == [9, 4, 1, 2, 0, 3]
+    assert rig.backend.num_swapped_out == 0
+
+
+def test_the_last_stream_of_the_lowest_priority_gives_up_its_slot(make_rig: MakeRig) -> None:
+    rig = make_rig(3)
+    lower = [rig.open(seed=i, priority=p, largest=2, ahead=5) for i, p in enumerate((2, 2, 1))]
+    rig.settle()  # their readers have not read
+    urgent = rig.open(seed=3, priority=0, largest=2, ahead=5)
+    rig.settle()
+    assert [stream.slot is None for stream in rig.streams] == [False, True, False, False]
+    for seed, session in zip((3, 0, 1, 2), (urgent, *lower), strict=True):
+        chunks, finish = drain(session)
+        assert finish.reason == "eos"
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
+    assert rig.idle()
+
+
+def test_a_stream_of_higher_priority_begins_after_the_frame_under_way(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    rig.backend.gate.clear()
+    lower = rig.open(seed=1, priority=1)
+    rig.hold()
+    urgent = rig.open(seed=2)
+    rig.resume()
+    assert {finish.reason for finish in read([urgent])} == {"eos"}
+    assert rig.backend.events[:3] == ["prefill", "frame", "prefill"]
+    chunks, _ = drain(lower)
+    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.num_frames))
+
+
+def after_the_check(rig: Rig, action: Callable[[], object]) -> None:
+    """Does something when the loop has decided not to deliver the batch in flight."""
+    loop = rig.engine._loop
+    check, pending = loop._deliver_if_required, [action]
+
+    def check_and_act() -> None:
+        check()
+        if loop.decoding.in_flight and pending:
+            pending.pop()()
+
+    loop._deliver_if_required = check_and_act  # type: ignore[method-assign]
+
+
+def test_a_stream_cancelled_while_its_chunk_is_decoded_ends(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    rig.backend.gate.clear()
+    session = rig.open(largest=1)
+    after_the_check(rig, session.cancel)
+    rig.resume()
+    assert [finish.reason for finish in read([session])] == ["cancelled"]
+    assert rig.idle()
+
+
+def test_a_slot_that_is_needed_while_its_chunk_is_decoded_costs_no_frame(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(1)
+    rig.backend.gate.clear()
+    session, urgent = rig.open(seed=1, priority=1, largest=1), list[Session]()
+    after_the_check(rig, lambda: urgent.append(rig.open(seed=2)))
+    rig.resume()
+    chunks, finish = drain(session)
+    assert finish.reason == "eos"
+    np.testing.assert_array_equal(codes(chunks), scripted(1, rig.num_frames))
+    assert [finish.reason for finish in read(urgent)] == ["eos"]
+    assert rig.backend.num_swapped_out == 1
+
+
+def test_streams_of_one_priority_keep_their_slots(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    rig.backend.gate.clear()
+    sessions = [rig.open(seed=seed, priority=1) for seed in range(3)]
+    rig.hold()
+    sessions.append(rig.open(seed=3, priority=2))
+    rig.resume()
+    assert {finish.reason for finish in read(sessions)} == {"eos"}
+    assert rig.backend.num_swapped_out == 0
+
+
 def open_burst(rig: Rig, seeds: range) -> list[Session]:
     """Opens sessions during a step of another; the loop finds all of them in one iteration."""
     rig.backend.endless = True
