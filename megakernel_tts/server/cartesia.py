@@ -18,7 +18,9 @@ from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, event, read_object
-from megakernel_tts.server.streams import SpeechChunk, SpeechStream, SpeechStreams
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechStream
+from megakernel_tts.server.streams import SpeechStreams
 
 _MEDIA_TYPES = {"raw": "application/octet-stream", "wav": "audio/wav", "mp3": "audio/mpeg"}
 
@@ -47,7 +49,7 @@ class Cartesia:
         fields = await read_object(request)
         audio_format, container = messages.output_format(fields, [*_MEDIA_TYPES])
         body = RawBody(audio_format, _MEDIA_TYPES[container], wav=container == "wav")
-        return SpeechResponse(await self._open(fields, audio_format), body, {})
+        return SpeechResponse(await self._open(request, fields, audio_format), body, {})
 
     async def _sse(self, request: Request) -> Response:
         fields = await read_object(request)
@@ -55,14 +57,16 @@ class Cartesia:
         body = _EventBody(
             request.state.request_id, words=get_field(fields, "add_timestamps", bool, False)
         )
-        return SpeechResponse(await self._open(fields, audio_format), body, {})
+        return SpeechResponse(await self._open(request, fields, audio_format), body, {})
 
-    async def _open(self, fields: dict[str, Any], audio_format: AudioFormat) -> SpeechStream:
+    async def _open(
+        self, request: Request, fields: dict[str, Any], audio_format: AudioFormat
+    ) -> SpeechStream:
         text = text_field(fields, "transcript")
-        request = messages.speech_request(
+        speech = messages.speech_request(
             fields, self._streams, audio_format, text=text, paced=False
         )
-        return await self._streams.open(request)
+        return await self._streams.open(speech, Caller.of(request.scope, "cartesia"))
 
 
 class _EventBody:

@@ -8,18 +8,15 @@ from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
     get_field,
+    priority_of,
     pronunciations_of,
     sampling_of,
     speed_of,
     voice_name,
 )
 from megakernel_tts.server.http import base64_text
-from megakernel_tts.server.streams import (
-    SECONDS_PER_CHARACTER,
-    SpeechChunk,
-    SpeechRequest,
-    SpeechStreams,
-)
+from megakernel_tts.server.speech_stream import SECONDS_PER_CHARACTER, SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 _SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}  # of earlier versions
 _PARTIAL = 206  # status code of an event
@@ -83,6 +80,7 @@ def speech_request(
         paced=paced,
         speed=_speed(message),
         pronunciations=pronunciations_of(message),
+        priority=priority_of(message),
     )
 
 

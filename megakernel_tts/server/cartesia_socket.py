@@ -10,7 +10,8 @@ from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, parse_object, text_field
 from megakernel_tts.server.live_speech import MAX_PAUSE_S, LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
-from megakernel_tts.server.streams import SpeechChunk, SpeechStreams
+from megakernel_tts.server.speech_stream import SpeechChunk
+from megakernel_tts.server.streams import SpeechStreams
 
 _MAX_BUFFER_DELAY_MS = 5000
 _DEFAULT_BUFFER_DELAY_MS = int(1000 * MAX_PAUSE_S)
@@ -22,7 +23,7 @@ class CartesiaSocket:
 
     def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
         """Takes over a connection whose handshake was answered."""
-        self._socket = SpeechSocket[_Context](websocket, streams)
+        self._socket = SpeechSocket[_Context](websocket, streams, "cartesia")
 
     async def run(self) -> None:
         """Serves the connection until it closes."""
@@ -39,7 +40,7 @@ class CartesiaSocket:
         except RequestError as error:
             if speech := self._socket.speeches.get(context_id):
                 speech.cancel()
-            event = messages.error_event(error, self._socket.request_id)
+            event = messages.error_event(error, self._socket.caller.request_id)
             await self._socket.send(event | {"context_id": context_id})
 
     async def _dispatch(self, context_id: str, message: dict[str, Any]) -> None:
@@ -116,7 +117,7 @@ class _Context:
 
     async def report_error(self, error: RequestError) -> None:
         """See `Listener`."""
-        await self._send(messages.error_event(error, self._socket.request_id))
+        await self._send(messages.error_event(error, self._socket.caller.request_id))
 
     async def _send(self, event: dict[str, Any]) -> None:
         await self._socket.send(event | {"context_id": self._id})

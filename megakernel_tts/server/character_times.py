@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from megakernel_tts import Word, split_words
-from megakernel_tts.server.streams import SECONDS_PER_CHARACTER, SpeechChunk
+from megakernel_tts.server.speech_stream import SECONDS_PER_CHARACTER, SpeechChunk
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from megakernel_tts.server.elevenlabs_socket import serve_socket
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
-from megakernel_tts.server.streams import SpeechChunk, SpeechStream, SpeechStreams
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechStream
+from megakernel_tts.server.streams import SpeechStreams
 
 
 class ElevenLabs:
@@ -59,7 +61,7 @@ class ElevenLabs:
             self._streams,
             text=text_field(fields, "text"),
         )
-        return await self._streams.open(speech)
+        return await self._streams.open(speech, Caller.of(request.scope, "elevenlabs"))
 
     async def _single(self, websocket: WebSocket) -> None:
         await serve_socket(websocket, self._streams, multi=False)

@@ -9,9 +9,16 @@ from megakernel_tts.server import codecs
 from megakernel_tts.server.character_times import CharacterSpan
 from megakernel_tts.server.encoding import AudioFormat, Encoding
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, pronunciations_of, sampling_of, speed_of
+from megakernel_tts.server.fields import (
+    get_field,
+    priority_of,
+    pronunciations_of,
+    sampling_of,
+    speed_of,
+)
 from megakernel_tts.server.http import base64_text
-from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+from megakernel_tts.server.speech_stream import SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 _ENCODINGS: dict[str, tuple[Encoding, str]] = {  # and the media type
     "pcm": ("pcm_s16le", "audio/pcm"),
@@ -88,6 +95,7 @@ def speech_request(
         paced=text is None,
         speed=speed_of(get_field(fields, "voice_settings", dict, {})),
         pronunciations=pronunciations_of(fields),
+        priority=priority_of(query),
     )
 
 

@@ -12,7 +12,8 @@ from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, parse_object, speed_of
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
-from megakernel_tts.server.streams import SpeechChunk, SpeechStreams
+from megakernel_tts.server.speech_stream import SpeechChunk
+from megakernel_tts.server.streams import SpeechStreams
 
 
 async def serve_socket(websocket: WebSocket, streams: SpeechStreams, *, multi: bool) -> None:
@@ -24,7 +25,7 @@ async def serve_socket(websocket: WebSocket, streams: SpeechStreams, *, multi: b
         multi: Whether messages name contexts. Otherwise the connection is one text.
     """
     await websocket.accept()
-    socket = SpeechSocket[_Context](websocket, streams)
+    socket = SpeechSocket[_Context](websocket, streams, "elevenlabs")
     try:
         adapter = _ElevenLabsSocket(
             socket, websocket.path_params["voice_id"], websocket.query_params, multi=multi

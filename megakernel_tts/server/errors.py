@@ -22,21 +22,37 @@ class RequestError(Exception):
         status: HTTP status code.
         code: Short name of the reason.
         parameter: Field of the request that is wrong, if it is one.
+        reason: Why the server refuses a request that is valid, for metrics; empty for another
+            error.
+        retry_after_s: Seconds after which the client may repeat a request with status 429 or 503.
     """
 
     def __init__(
-        self, message: str, status: int = 400, code: str = "invalid_value", parameter: str = ""
+        self,
+        message: str,
+        status: int = 400,
+        code: str = "invalid_value",
+        parameter: str = "",
+        *,
+        reason: str = "",
+        retry_after_s: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.code = code
         self.parameter = parameter
+        self.reason = reason
+        self.retry_after_s = retry_after_s
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers of the reply: `Retry-After` for an overload."""
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        """HTTP headers of the reply: `Retry-After` for an overload, the end of a late request."""
+        if self.status in (429, 503):
+            return {"Retry-After": str(self.retry_after_s)}
+        if self.status in (408, 413):  # the rest of the body would keep the connection open
+            return {"Connection": "close"}
+        return {}
 
     @property
     def close_code(self) -> int:
@@ -46,6 +62,12 @@ class RequestError(Exception):
 
 class SlowClientError(Exception):
     """The client reads audio more slowly than it is played, beyond the tolerance."""
+
+
+def overload_error(cause: str, status: int, reason: str) -> RequestError:
+    """The refusal of a request because of others."""
+    message = f"The server is overloaded: {cause}. Try again later."
+    return RequestError(message, status, "overloaded", reason=reason)
 
 
 def request_error(error: MegakernelTTSError) -> RequestError:
@@ -62,7 +84,7 @@ def request_error(error: MegakernelTTSError) -> RequestError:
     if isinstance(error, MissingExtraError):
         return RequestError(f"The server does not support this: {message}", 400, "not_installed")
     if isinstance(error, EngineBusyError):
-        return RequestError(message, 429, "overloaded")
+        return RequestError(message, 429, "overloaded", reason="overload")
     if isinstance(error, EngineClosedError):
         return RequestError(message, 503, "engine_closed")
     return RequestError(message, 500, "synthesis_failed")

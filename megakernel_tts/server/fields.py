@@ -13,6 +13,7 @@ from megakernel_tts import (
     check_speed,
 )
 from megakernel_tts.server.errors import RequestError, request_error
+from megakernel_tts.server.keys import Priority
 
 MAX_TEXT_CHARACTERS = 1 << 16  # of a request, or of a context: about 70 minutes of speech
 
@@ -61,7 +62,7 @@ def get_field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -
     value = fields.get(name)
     if value is None:
         return default
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < _MAX_NUMBER:
         return kind(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise RequestError(
@@ -70,6 +71,7 @@ def get_field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -
     return value
 
 
+_MAX_NUMBER = 1 << 1000  # a larger whole number is no float
 _JSON_TYPES: dict[type, str] = {
     str: "string",
     int: "whole number",
@@ -111,6 +113,20 @@ def voice_name(value: object) -> str | None:
     if not isinstance(value, str | None):
         raise RequestError("voice must be a name, or an object with an id.", parameter="voice")
     return value
+
+
+def priority_of(fields: Mapping[str, Any]) -> Priority | None:
+    """The class in a field `priority`: `live`, `prefetch` or `batch`; None if it is missing.
+
+    Raises:
+        RequestError: There is no such class.
+    """
+    if fields.get("priority") is None:
+        return None
+    try:
+        return Priority.parse(fields["priority"])
+    except ValueError as error:
+        raise RequestError(str(error), parameter="priority") from None
 
 
 def sampling_of(fields: Mapping[str, Any], default: Sampling) -> Sampling:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -17,7 +16,8 @@ from megakernel_tts import Finish
 from megakernel_tts.server.encoding import AudioFormat, wav_header
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import parse_object
-from megakernel_tts.server.streams import SpeechChunk, SpeechStream
+from megakernel_tts.server.reports import new_request_id
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechStream
 
 MAX_BODY_BYTES = 1 << 20
 _MAX_FIELDS_BYTES = 1 << 16  # of a form, without its file
@@ -223,7 +223,7 @@ class RequestIds:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{uuid.uuid4().hex}"
+        request_id = new_request_id()
         scope.setdefault("state", {})["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
         starts = ("http.response.start", "websocket.accept", "websocket.http.response.start")

@@ -11,7 +11,9 @@ from typing import Generic, Protocol, TypeVar
 from megakernel_tts import split_words
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStream, SpeechStreams
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest, SpeechStream
+from megakernel_tts.server.streams import SpeechStreams
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -67,6 +69,7 @@ class LiveSpeech(Generic[L]):
         self,
         streams: SpeechStreams,
         request: SpeechRequest,
+        caller: Caller,
         listener: L,
         *,
         on_close: Callable[[], object],
@@ -78,6 +81,7 @@ class LiveSpeech(Generic[L]):
         Args:
             streams: The streams of the server.
             request: The stream to open.
+            caller: Who requests it.
             listener: Receives audio and events.
             on_close: Called once, when nothing more will be spoken.
             on_slow_client: Called if the client does not read its audio.
@@ -88,6 +92,7 @@ class LiveSpeech(Generic[L]):
         self.ended = False
         self._streams = streams
         self.request = request
+        self._caller = caller
         self._on_close = on_close
         self._on_slow_client = on_slow_client
         self._max_idle_s = max_idle_s
@@ -130,7 +135,7 @@ class LiveSpeech(Generic[L]):
         Raises:
             RequestError: The text has ended, is too long or no Unicode text; the server is full.
         """
-        if self.ended:
+        if self.ended or self._closed:
             raise RequestError("The context has closed: its text has ended.", 400, "context_closed")
         if len(self._text) + len(text) > MAX_TEXT_CHARACTERS:
             raise RequestError(
@@ -153,7 +158,7 @@ class LiveSpeech(Generic[L]):
         if self._stream is None:
             if not _count_words(self._text):
                 return
-            self._stream = await self._streams.open(self.request)
+            self._stream = await self._streams.open(self.request, self._caller)
             self._task = asyncio.create_task(self._speak(self._stream))
         text, self._num_pushed = self._text[self._num_pushed :], len(self._text)
         if text:
@@ -218,7 +223,8 @@ class LiveSpeech(Generic[L]):
             self._on_slow_client()
             return
         except Exception:
-            _log.exception("A live speech failed")
+            fields = {"request_id": self._caller.request_id}
+            _log.exception("A live speech failed.", extra={"fields": fields})
             error = RequestError("Internal error.", 500, "internal_error")
         finally:
             stream.close()

@@ -10,21 +10,22 @@ _DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 
 
 class Counter:
-    """A number that grows, for each value of a label."""
+    """A number that grows, for each combination of its labels' values."""
 
-    def __init__(self, name: str, description: str, label: str = "") -> None:
-        self._name, self._description, self._label = _PREFIX + name, description, label
-        self._values: dict[str, int] = {} if label else {"": 0}
+    def __init__(self, name: str, description: str, *labels: str) -> None:
+        self._name, self._description, self._labels = _PREFIX + name, description, labels
+        self._values: dict[tuple[str, ...], int] = {} if labels else {(): 0}
 
-    def add(self, value: str = "") -> None:
-        """Adds one, for a value of the label."""
-        self._values[value] = self._values.get(value, 0) + 1
+    def add(self, *values: str, amount: int = 1) -> None:
+        """Adds an amount, for a value of each label."""
+        self._values[values] = self._values.get(values, 0) + amount
 
     def lines(self, labels: str) -> Iterator[str]:
         """Its lines; `labels` are those of every metric."""
         yield from _head(self._name, self._description, "counter")
-        for value, count in self._values.items():
-            own = f',{self._label}="{_escape(value)}"' if self._label else ""
+        for values, count in self._values.items():
+            pairs = zip(self._labels, values, strict=True)
+            own = "".join(f',{label}="{_escape(value)}"' for label, value in pairs)
             yield f"{self._name}{{{labels}{own}}} {count}"
 
 
@@ -75,9 +76,12 @@ class Metrics:
         underrun_s: Seconds for which playback had to wait for audio, per stream.
         continuity_ok: Streams with at most 100 ms of them.
         latency_s: From the request to its last audio.
+        slot_wait_s: Part of `first_audio_s` for which all slots were in use.
         cancel_s: From a cancellation until the engine has stopped the stream.
         finished: Streams that ended, by reason.
-        rejected: Requests that were refused, by reason.
+        accepted: Streams that were opened, by name of the key.
+        characters: Characters of their texts, by name of the key.
+        rejected: Requests that were refused, by reason and name of the key.
     """
 
     MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -103,11 +107,18 @@ class Metrics:
         self.latency_s = Histogram(
             "e2e_request_latency_s", "Seconds to the last audio.", _DURATION_BUCKETS_S
         )
+        self.slot_wait_s = Histogram(
+            "slot_wait_s", "Seconds for which all slots were in use.", _LATENCY_BUCKETS_S
+        )
         self.cancel_s = Histogram(
             "cancel_latency_s", "Seconds from cancellation to a free slot.", _LATENCY_BUCKETS_S
         )
         self.finished = Counter("requests_success_total", "Streams that ended.", "finished_reason")
-        self.rejected = Counter("rejected_requests_total", "Requests that were refused.", "reason")
+        self.accepted = Counter("requests_total", "Streams that were opened.", "key")
+        self.characters = Counter("characters_total", "Characters of their texts.", "key")
+        self.rejected = Counter(
+            "rejected_requests_total", "Requests that were refused.", "reason", "key"
+        )
         self._gauges: list[Gauge] = []
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:

@@ -9,6 +9,7 @@ from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
     get_field,
     parse_object,
+    priority_of,
     pronunciations_of,
     sampling_of,
     speed_of,
@@ -17,7 +18,8 @@ from megakernel_tts.server.fields import (
 )
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 _PROTOCOL = "nari.speech.v1"
 _PROTOCOL_ERROR = 1002  # code of a close frame
@@ -34,7 +36,7 @@ class Nari:
         """Serves a connection; its subprotocol must be Nari's."""
         offered = _PROTOCOL in websocket.scope["subprotocols"]
         await websocket.accept(_PROTOCOL if offered else None)
-        socket = SpeechSocket[_Request](websocket, self._streams)
+        socket = SpeechSocket[_Request](websocket, self._streams, "nari")
         if offered:
             await _Request(socket).run()
         else:
@@ -46,7 +48,7 @@ class _Request:
 
     def __init__(self, socket: "SpeechSocket[_Request]") -> None:
         self._socket = socket
-        self._id = socket.request_id
+        self._id = socket.caller.request_id
         self._speech: LiveSpeech[_Request] | None = None
         self._next_sequence = 0
         self._started = False  # the response
@@ -101,6 +103,7 @@ class _Request:
             paced=True,
             speed=speed_of(message),
             pronunciations=pronunciations_of(message),
+            priority=priority_of(message),
         )
         self._speech = self._socket.open(self._id, request, self)
         await self._socket.send({"type": "request.configured"})

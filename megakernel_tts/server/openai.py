@@ -19,6 +19,7 @@ from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
     get_field,
+    priority_of,
     pronunciations_of,
     sampling_of,
     speed_of,
@@ -35,7 +36,9 @@ from megakernel_tts.server.http import (
     read_object,
 )
 from megakernel_tts.server.openai_voices import VoiceEndpoints
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 # Values of `response_format`, and their MIME types.
 _SAMPLES = {"wav": "audio/wav", "pcm": "audio/pcm", "mulaw": "audio/basic"}
@@ -58,11 +61,11 @@ class OpenAI:
             Route("/models", self._models),
             Route("/models/{name:path}", self._model),
         ]
-        handlers: dict[Any, Any] = {RequestError: _error, HTTPException: _http_error}
+        handlers: dict[Any, Any] = {RequestError: _error, HTTPException: http_error}
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _speech(self, request: Request) -> Response:
-        cloner = self._streams.cloner
+        caller, cloner = Caller.of(request.scope, "openai"), self._streams.cloner
         max_bytes = MAX_BODY_BYTES + (MAX_INLINE_CHARACTERS if cloner.available else 0)
         fields = await read_object(request, max_bytes)
         self._catalog.check_model(fields.get("model"))
@@ -79,16 +82,18 @@ class OpenAI:
             paced=False,
             speed=speed_of(fields),
             pronunciations=pronunciations_of(fields),
-            voice=await self._voice(fields),  # the last one, because cloning takes time
+            priority=priority_of(fields),
+            voice=await self._voice(fields, caller),  # the last one, because cloning takes time
         )
         if wants_events:
             body: AudioBody = _EventBody(len(speech.text or ""))
         else:
             body = RawBody(audio_format, media_type, wav=media_type == "audio/wav")
         headers = {"X-Sample-Rate": str(audio_format.sample_rate)}
-        return SpeechResponse(await self._streams.open(speech), body, headers)
+        stream = await self._streams.open(speech, caller)
+        return SpeechResponse(stream, body, headers)
 
-    async def _voice(self, fields: dict[str, Any]) -> str | Voice | None:
+    async def _voice(self, fields: dict[str, Any], caller: Caller) -> str | Voice | None:
         """The voice of a recording in the request, or of a name."""
         recording = get_field(fields, "ref_audio", str, None)
         transcript = get_field(fields, "ref_text", str, None)
@@ -96,7 +101,7 @@ class OpenAI:
         if recording is None:
             name = voice_name(fields.get("voice") or fields.get("speaker"))
             return self._catalog.voice(name)
-        self._streams.check_admission()
+        self._streams.check_admission(caller, priority_of(fields))
         return await self._streams.cloner.clone_base64(
             recording, None if without_transcript else transcript, parameter="ref_audio"
         )
@@ -203,8 +208,8 @@ async def _error(_: Request, error: RequestError) -> Response:
     return JSONResponse({"error": _describe_error(error)}, error.status, error.headers)
 
 
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    """An unknown path or method."""
+async def http_error(request: Request, error: HTTPException) -> Response:
+    """The reply to an unknown path or method."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     message = f"{request.method} {request.url.path}: {error.detail}."
     return await _error(request, RequestError(message, error.status_code, code))

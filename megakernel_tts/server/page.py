@@ -50,8 +50,8 @@ class Page:
     def routes(self) -> list[BaseRoute]:
         """The routes of the page."""
         return [
-            Route("/", self._index),
-            Route("/status", self._status),
+            Route("/", self._index, include_in_schema=False),
+            Route("/status", self._status, include_in_schema=False),
             Mount("/static", self._files),
         ]
 

@@ -4,13 +4,17 @@ import asyncio
 import ipaddress
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
 from megakernel_tts.server.app import Server
+from megakernel_tts.server.connections import BoundedHttpProtocol
 
 MAX_MESSAGE_BYTES = 1 << 20  # of a WebSocket
 _SEND_BUFFER_BYTES = (
@@ -19,6 +23,7 @@ _SEND_BUFFER_BYTES = (
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _CLOSE_TIMEOUT_S = 5
+_PING_S = 20.0  # between pings of a WebSocket, and until a client that does not answer is closed
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,23 +67,64 @@ def authority(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def uvicorn_config(server: Server) -> uvicorn.Config:
-    """The settings of uvicorn for a server."""
+@dataclass(frozen=True)
+class Certificate:
+    """A TLS certificate.
+
+    Attributes:
+        chain: A PEM file with the certificate and those of its issuers.
+        key: A PEM file with its private key.
+    """
+
+    chain: Path
+    key: Path
+
+    def check(self) -> None:
+        """Checks the files.
+
+        Raises:
+            ValueError: They are no certificate and its key.
+            OSError: One cannot be read.
+        """
+        for path in (self.chain, self.key):
+            path.read_bytes()  # an error of SSL would not name the file
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.chain, self.key)
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"{self.chain} and {self.key} are no certificate and its private key in PEM format "
+                f"({error})."
+            ) from None
+
+
+def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uvicorn.Config:
+    """The settings of uvicorn for a server.
+
+    Args:
+        server: The application.
+        certificate: For TLS; None for plain HTTP.
+    """
     return uvicorn.Config(
         server.app,
+        http=BoundedHttpProtocol,
+        ssl_certfile=certificate.chain if certificate else None,
+        ssl_keyfile=certificate.key if certificate else None,
         lifespan="on",
-        log_level="warning",  # the log of requests would hold keys that are query parameters
-        access_log=False,
+        log_config=None,  # the handlers of the root logger
+        log_level="warning",
+        access_log=False,  # it would hold keys that are query parameters
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
         ws_per_message_deflate=False,  # costs time, and audio hardly shrinks
     )
 
 
-def serve(server: Server, listener: socket.socket) -> None:
+def serve(server: Server, listener: socket.socket, certificate: Certificate | None = None) -> None:
     """Serves until SIGTERM or SIGINT, and returns when all streams have finished.
 
     After the signal, `/ready` reports 503 and new streams are refused. A second signal, or the end
@@ -87,15 +133,16 @@ def serve(server: Server, listener: socket.socket) -> None:
     Args:
         server: The application.
         listener: From `bind`.
+        certificate: For TLS; None for plain HTTP.
     """
-    _DrainingServer(server).run(sockets=[listener])
+    _DrainingServer(server, certificate).run(sockets=[listener])
 
 
 class _DrainingServer(uvicorn.Server):
     """A server that serves during its drain, and returns after it instead of raising the signal."""
 
-    def __init__(self, server: Server) -> None:
-        super().__init__(uvicorn_config(server))
+    def __init__(self, server: Server, certificate: Certificate | None) -> None:
+        super().__init__(uvicorn_config(server, certificate))
         self._streams = server.streams
         self._drain: asyncio.Task[None] | None = None
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megakernel_tts import Pronunciations, Voice
+from megakernel_tts.server.keys import ApiKey
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ServerSettings:
         drain_timeout_s: Seconds that open streams have to finish after a stop signal.
     """
 
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys: tuple[ApiKey, ...] = ()
     voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
     voice_dir: Path | None = None
     pronunciations: Pronunciations = field(default_factory=Pronunciations)
@@ -37,23 +38,3 @@ class ServerSettings:
             raise ValueError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         if not self.queue_timeout_s > 0:
             raise ValueError(f"queue_timeout_s is {self.queue_timeout_s}; it must be above 0.")
-
-
-def read_api_keys(path: Path) -> tuple[str, ...]:
-    """Reads keys from a file: one per line; blank lines and lines that start with # are ignored.
-
-    Args:
-        path: A UTF-8 file.
-
-    Raises:
-        ValueError: It holds no key, or one with spaces or characters beyond ASCII.
-        OSError: It cannot be read.
-    """
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"{path} holds no key; write one key per line.")
-    for number, key in enumerate(keys, start=1):
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise ValueError(f"Key {number} of {path} must be printable ASCII without spaces.")
-    return keys

@@ -9,7 +9,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.live_speech import L, LiveSpeech
-from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 _MAX_SPEECHES = 64  # of a socket
 _MAX_REASON_BYTES = 123  # of a close frame
@@ -20,14 +22,20 @@ class SpeechSocket(Generic[L]):
 
     Attributes:
         streams: The streams of the server.
-        request_id: Identifier of the connection.
+        caller: Who requests its speeches.
         speeches: The open speeches, by the client's name for them.
     """
 
-    def __init__(self, websocket: WebSocket, streams: SpeechStreams) -> None:
-        """Takes over a connection whose handshake was answered."""
+    def __init__(self, websocket: WebSocket, streams: SpeechStreams, protocol: str) -> None:
+        """Takes over a connection whose handshake was answered.
+
+        Args:
+            websocket: The connection.
+            streams: The streams of the server.
+            protocol: Name of the protocol.
+        """
         self.streams = streams
-        self.request_id: str = websocket.scope["state"]["request_id"]
+        self.caller = Caller.of(websocket.scope, protocol)
         self.speeches: dict[str, LiveSpeech[L]] = {}
         self._websocket = websocket
         self._sending = asyncio.Lock()  # fair, so that speeches take turns
@@ -59,6 +67,8 @@ class SpeechSocket(Generic[L]):
         # `receive_text` would raise another error once a message could not be sent.
         while (text := (await self._websocket.receive()).get("text")) is not None:
             await handle(text)
+            if self._closing.is_set():
+                return
 
     def open(
         self, name: str, request: SpeechRequest, listener: L, *, max_idle_s: float | None = None
@@ -81,6 +91,7 @@ class SpeechSocket(Generic[L]):
         speech = self.speeches[name] = LiveSpeech(
             self.streams,
             request,
+            self.caller,
             listener,
             on_close=lambda: self.speeches.pop(name),
             on_slow_client=self._closing.set,

@@ -1,258 +1,37 @@
-"""Streams of speech behind all protocols: admission, engine session, encoding, pace, metrics."""
+"""The open streams of a server: admission of new ones, and what all of them share."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from megakernel_tts import (
-    TTS,
-    AudioChunk,
-    ChunkPolicy,
-    Finish,
-    MegakernelTTSError,
-    Pronunciations,
-    Sampling,
-    Session,
-    Voice,
-    Word,
-)
+from megakernel_tts import TTS, ChunkPolicy, MegakernelTTSError, Sampling, Session, Voice
 from megakernel_tts.server.cloning import VoiceCloner
-from megakernel_tts.server.encoding import AudioFormat, Encoder
-from megakernel_tts.server.errors import RequestError, request_error
+from megakernel_tts.server.errors import RequestError, overload_error, request_error
+from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.metrics import Metrics
-from megakernel_tts.server.playback import PlaybackClock
+from megakernel_tts.server.reports import Caller, Reporter, SpeechReport
 from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.speech_stream import (
+    MAX_BLOCKING_CHARACTERS,
+    SpeechRequest,
+    SpeechStream,
+)
 from megakernel_tts.server.voice_library import VoiceLibrary
 from megakernel_tts.server.voices import Catalog
 
-SECONDS_PER_CHARACTER = 0.07  # of ordinary speech, where only the starts of words are known
+if TYPE_CHECKING:
+    from megakernel_tts.server.tracing import Tracing
 
-# Together at most 3 s: what an interruption discards.
-_MAX_LEAD_S = 1.5  # audio of a paced stream that is sent before it is played
-_CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # and 12 frames (1 s) made before they are sent
-
-_MAX_BLOCKING_CHARACTERS = 1000  # longer texts are tokenised on another thread
-_CONTINUOUS_S = 0.1  # underrun up to which a stream counts as continuous
-_FINISHED_REASONS = {"eos": "stop", "length": "length", "guard": "length"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeechRequest:
-    """What is to be spoken, and how.
-
-    Attributes:
-        text: The whole text; None if it is still being written.
-        voice: A voice of the model.
-        language: A language of the model, or `auto`.
-        instruct: An instruction, or None.
-        sampling: Sampling parameters.
-        audio_format: Format of the audio.
-        paced: Whether audio is sent at the pace of playback, for a listener that may interrupt.
-        speed: How many times as fast as ordinary speech, from 0.5 to 2.
-        pronunciations: Respellings of words, in addition to those of the server.
-    """
-
-    text: str | None
-    voice: str | Voice | None
-    language: str
-    instruct: str | None
-    sampling: Sampling
-    audio_format: AudioFormat
-    paced: bool
-    speed: float = 1.0
-    pronunciations: Pronunciations = field(default_factory=Pronunciations)
-
-
-@dataclass(frozen=True)
-class SpeechChunk:
-    """Some consecutive audio of a stream.
-
-    Attributes:
-        audio: Encoded audio; empty only in the last chunk.
-        words: Words that begin in the chunk, timed from the start of the stream.
-        seconds: Duration of the audio; a codec may hold back the end of it.
-    """
-
-    audio: bytes
-    words: tuple[Word, ...]
-    seconds: float
-
-
-Sink = Callable[[SpeechChunk], Awaitable[None]]
-
-
-class SpeechStream:
-    """One stream of speech. Text goes in, `deliver` sends its audio; close it in the end.
-
-    Attributes:
-        playback: The clock of a listener who hears all audio that was sent.
-        num_frames: Frames (80 ms) of audio that the engine made.
-    """
-
-    def __init__(self, session: Session, request: SpeechRequest, streams: "SpeechStreams") -> None:
-        """Takes over a session of the engine; `SpeechStreams.open` calls it."""
-        self.playback = PlaybackClock()
-        self.num_frames = 0
-        self._session = session
-        self._request = request
-        self._streams = streams
-        self._metrics = streams.metrics
-        self._encoder = Encoder(request.audio_format)
-        self._pending_words: tuple[Word, ...] = ()  # of chunks without a byte so far
-        self._start_s = time.monotonic()
-        self._deadline: asyncio.TimerHandle | None = None
-        self._expired = False
-        self._audio_s = 0.0
-        self._closed = False
-        if request.text is not None:
-            self._start_deadline()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it has sent no audio yet."""
-        return not self._audio_s
-
-    async def push_text(self, text: str) -> None:
-        """Adds text.
-
-        Raises:
-            RequestError: It is not Unicode text, or the text was ended.
-        """
-        try:
-            if len(text) > _MAX_BLOCKING_CHARACTERS:
-                await asyncio.to_thread(self._session.push_text, text)
-            else:
-                self._session.push_text(text)
-        except MegakernelTTSError as error:
-            raise request_error(error) from None
-
-    def flush(self) -> None:
-        """Has the text so far spoken to its end."""
-        self._session.flush()
-        self._start_deadline()
-
-    def end(self) -> None:
-        """Ends the text."""
-        self._session.end()
-        self._start_deadline()
-
-    def _start_deadline(self) -> None:
-        if self._deadline is None and self.waiting:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._streams.settings.queue_timeout_s, self._expire)
-
-    def _expire(self) -> None:
-        if self.waiting:
-            self._expired = True
-            self._session.cancel()
-
-    async def deliver(self, sink: Sink) -> Finish:
-        """Sends the audio, each chunk as soon as it exists (paced: as soon as it is due).
-
-        Args:
-            sink: Sends a chunk; returns when the transport has accepted it.
-
-        Returns:
-            The end of the stream.
-
-        Raises:
-            RequestError: The stream got no slot in time, or synthesis failed.
-            SlowClientError: The client does not read its audio.
-        """
-        async with aclosing(aiter(self._session)) as events:
-            async for event in events:
-                if isinstance(event, AudioChunk):
-                    self.num_frames += len(event.codes)
-                    await self._send(sink, await self._encode(event.pcm), event.words)
-                else:
-                    self._check(event)
-                    await self._send(sink, await self._encode(None), (), last=True)
-                    self._observe_end(event)
-                    return event
-        raise AssertionError("the session ended without a finish")
-
-    async def _encode(self, pcm: NDArray[np.int16] | None) -> bytes:
-        """Encodes samples, or the end of the audio if None."""
-
-        def encode() -> bytes:
-            return self._encoder.end() if pcm is None else self._encoder.encode(pcm)
-
-        return await asyncio.to_thread(encode) if self._encoder.blocking else encode()
-
-    async def _send(
-        self, sink: Sink, audio: bytes, words: tuple[Word, ...], *, last: bool = False
-    ) -> None:
-        self._pending_words += words
-        if not audio and not (last and self._pending_words):
-            return
-        words, self._pending_words = self._pending_words, ()
-        if self._request.paced:
-            await self.playback.wait_until_lead(_MAX_LEAD_S)
-        if audio and self.waiting:
-            self._metrics.first_audio_s.observe(time.monotonic() - self._start_s)
-        seconds = self._encoder.seconds - self._audio_s
-        self._audio_s = self._encoder.seconds
-        await self.playback.send(sink(SpeechChunk(audio, words, seconds)), seconds)
-
-    def _check(self, finish: Finish) -> None:
-        """Checks that the speech was neither cancelled nor failed."""
-        if self._expired:
-            self._metrics.rejected.add("timeout")
-            raise RequestError(
-                "The server is overloaded: no slot became free in time. Try again later.",
-                503,
-                "overloaded",
-            )
-        if finish.error is not None:
-            self._metrics.finished.add("error")
-            raise request_error(finish.error)
-        if finish.reason == "cancelled":
-            raise RequestError("The engine was closed while it spoke.", 503, "engine_closed")
-
-    def _observe_end(self, finish: Finish) -> None:
-        elapsed_s, metrics = time.monotonic() - self._start_s, self._metrics
-        metrics.finished.add(_FINISHED_REASONS[finish.reason])
-        metrics.latency_s.observe(elapsed_s)
-        metrics.audio_s.observe(self._audio_s)
-        if self._audio_s:
-            metrics.real_time_factor.observe(elapsed_s / self._audio_s)
-        metrics.underrun_s.observe(self.playback.underrun_s)
-        if self.playback.underrun_s <= _CONTINUOUS_S:
-            metrics.continuity_ok.add("100")
-
-    def close(self) -> None:
-        """Stops the speech, if it has not ended, within one frame; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._session.finish is None:
-            self._session.cancel()
-            self._streams.release_after(self._wait_for_finish(), self)
-        else:
-            self._streams.release(self)
-
-    async def _wait_for_finish(self) -> None:
-        """Waits until the engine has stopped the stream."""
-        start_s = time.monotonic()
-        async with aclosing(aiter(self._session)) as events:
-            async for _ in events:
-                pass
-        self._metrics.cancel_s.observe(time.monotonic() - start_s)
-        self._metrics.finished.add("abort")
+_CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # at most 12 frames (1 s) before they are sent
 
 
 class SpeechStreams:
     """The open streams of a server, and the admission of new ones.
 
-    A stream is admitted while fewer are open than the engine has slots plus the queue's size; the
-    engine gives them slots in the order of their arrival.
+    A stream is admitted while fewer are open than the engine has slots plus the queue's size. The
+    engine gives them slots by priority, and of one priority in the order of their arrival. A stream
+    for which the queue has no space replaces the last one of the lowest priority below its own.
 
     Attributes:
         catalog: Names of the model and its voices.
@@ -260,15 +39,19 @@ class SpeechStreams:
         cloner: Clones voices from clients' recordings.
         settings: Settings of the server.
         metrics: Metrics of the server.
+        reporter: Writes what became of each request.
         draining: Whether no stream is admitted, because the server stops.
     """
 
-    def __init__(self, tts: TTS, settings: ServerSettings) -> None:
+    def __init__(
+        self, tts: TTS, settings: ServerSettings, tracing: "Tracing | None" = None
+    ) -> None:
         """Starts without a stream.
 
         Args:
             tts: The engine, whose owner closes it.
             settings: Settings of the server.
+            tracing: Receives spans of each request; None for no traces.
 
         Raises:
             ValueError: The settings concern cloned voices, and the model does not clone.
@@ -284,6 +67,7 @@ class SpeechStreams:
         self.catalog = Catalog(tts.info, self.library)
         self.settings = settings
         self.metrics = Metrics(self.catalog.model)
+        self.reporter = Reporter(self.metrics, tracing)
         self.draining = False
         self._tts = tts
         self._streams: set[SpeechStream] = set()
@@ -339,26 +123,50 @@ class SpeechStreams:
         """Whether no stream can be admitted until another ends."""
         return self.num_open >= self.num_slots + self.settings.max_queue
 
-    async def open(self, request: SpeechRequest) -> SpeechStream:
+    async def open(self, request: SpeechRequest, caller: Caller) -> SpeechStream:
         """Opens a stream, or refuses it at once.
 
+        Args:
+            request: What is to be spoken.
+            caller: Who requests it.
+
         Raises:
-            RequestError: The server is full or stops, or the request does not suit the model.
+            RequestError: A limit of the key is reached, the server is full or stops, or the request
+                does not suit the model.
         """
-        self.check_admission()
+        default = Priority.LIVE if request.paced else Priority.PREFETCH
+        priority = caller.account.priority(request.priority, default)
+        voice = self.catalog.name_of(request.voice)
+        report = SpeechReport(caller=caller, voice=voice, priority=priority)
+        try:
+            self._admit(report, len(request.text or ""))
+            stream = await self._open_admitted(request, report)
+        except RequestError as error:
+            self.reporter.failed(report, error)
+            raise
+        self.reporter.accepted(report)
+        return stream
+
+    async def _open_admitted(self, request: SpeechRequest, report: SpeechReport) -> SpeechStream:
+        """Opens a stream, which counts as open before the engine has it."""
+        account = report.caller.account
+        account.open_stream()
         self._num_opening += 1
         try:
-            session = await self._open_session(request)
-        except MegakernelTTSError as error:
-            raise request_error(error) from None
+            session = await self._open_session(request, report.priority)
+        except BaseException as error:
+            account.close_stream()
+            if isinstance(error, MegakernelTTSError):
+                raise request_error(error) from None
+            raise
         finally:
             self._num_opening -= 1
             self._changed.set()
-        stream = SpeechStream(session, request, self)
+        stream = SpeechStream(session, request, report, self)
         self._streams.add(stream)
         return stream
 
-    async def _open_session(self, request: SpeechRequest) -> Session:
+    async def _open_session(self, request: SpeechRequest, priority: Priority) -> Session:
         pronunciations = self.settings.pronunciations
         if request.pronunciations:
             pronunciations |= request.pronunciations
@@ -373,29 +181,56 @@ class SpeechStreams:
                 speed=request.speed,
                 pronunciations=pronunciations,
                 text=request.text,
+                priority=priority,
             )
 
-        long = len(request.text or "") > _MAX_BLOCKING_CHARACTERS
+        long = len(request.text or "") > MAX_BLOCKING_CHARACTERS
         if long or isinstance(request.voice, Voice):  # prepared at its first use
             return await asyncio.to_thread(open_session)
         return open_session()
 
-    def check_admission(self) -> None:
-        """Checks that a stream can be opened now.
+    def check_admission(self, caller: Caller, priority: Priority | None = None) -> None:
+        """Checks, before work for a request that is not paced, that its stream could be opened now.
+
+        Args:
+            caller: Who requests it.
+            priority: The class that the request names, if any.
 
         Raises:
-            RequestError: The server is full or stops.
+            RequestError: As `open`.
         """
+        report = SpeechReport(
+            caller=caller, voice="", priority=caller.account.priority(priority, Priority.PREFETCH)
+        )
+        try:
+            self._check(report, num_characters=0)
+        except RequestError as error:
+            self.reporter.failed(report, error)
+            raise
+
+    def _check(self, report: SpeechReport, num_characters: int) -> None:
+        """Checks the limits of the key and of the server."""
+        report.caller.account.check(num_characters)
         if self.draining:
-            self.metrics.rejected.add("draining")
-            raise RequestError("The server is stopping; use another one.", 503, "draining")
+            message = "The server is stopping; use another one."
+            raise RequestError(message, 503, "draining", reason="draining")
+        if self.full and not self._below(report.priority):
+            raise overload_error(f"{self.num_open} streams are open", 429, "overload")
+
+    def _below(self, priority: Priority) -> list[SpeechStream]:
+        """The streams of lower priority that have sent no audio."""
+        return [s for s in self._streams if s.report.priority > priority and s.can_be_refused]
+
+    def _admit(self, report: SpeechReport, num_characters: int) -> None:
+        """Checks the limits; if the server is full, refuses the last stream of lower priority.
+
+        That one stays open until the engine has stopped it, within one frame.
+        """
+        self._check(report, num_characters)
         if self.full:
-            self.metrics.rejected.add("overload")
-            raise RequestError(
-                f"The server is overloaded: {self.num_open} streams are open. Try again later.",
-                429,
-                "overloaded",
-            )
+            lower = self._below(report.priority)
+            last = max(lower, key=lambda stream: (stream.report.priority, stream.report.start_s))
+            last.refuse(overload_error("more urgent requests have arrived", 429, "overload"))
 
     @contextmanager
     def websocket(self) -> Generator[None]:
@@ -409,6 +244,7 @@ class SpeechStreams:
     def release(self, stream: SpeechStream) -> None:
         """Removes a stream that has ended; called by the stream."""
         self._streams.discard(stream)
+        stream.report.caller.account.close_stream()
         self._changed.set()
 
     def release_after(self, ending: Awaitable[None], stream: SpeechStream) -> None:

@@ -9,9 +9,12 @@ from starlette.routing import Route
 
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, text_field
+from megakernel_tts.server.fields import get_field, priority_of, text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
-from megakernel_tts.server.streams import SpeechRequest, SpeechStreams
+from megakernel_tts.server.keys import Priority
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 
 class Vapi:
@@ -40,9 +43,11 @@ class Vapi:
             sampling=self._streams.default_sampling,
             audio_format=audio_format,
             paced=False,
+            priority=priority_of(query) or Priority.LIVE,  # of a call
         )
         body = RawBody(audio_format, "audio/raw", wav=False)
-        return SpeechResponse(await self._streams.open(speech), body, {})
+        stream = await self._streams.open(speech, Caller.of(request.scope, "vapi"))
+        return SpeechResponse(stream, body, {})
 
 
 async def _error(_: Request, error: RequestError) -> Response:

@@ -114,6 +114,12 @@ class Catalog:
         codes = {language: code for code, language in reversed(_LANGUAGES.items())}
         return [codes[language] for language in languages if language in codes]
 
+    def name_of(self, voice: str | Voice | None) -> str:
+        """The name of a voice that `voice` returned; empty for None."""
+        if isinstance(voice, Voice):
+            return next((name for name, each in self._cloned.items() if each is voice), "")
+        return voice or ""
+
     def language(self, name: str | None) -> str:
         """The model's name of a language.
 

@@ -20,11 +20,14 @@ from wyoming.tts import (
 )
 
 import megakernel_tts
+from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import get_field, text_field, voice_name
 from megakernel_tts.server.live_speech import LiveSpeech
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+from megakernel_tts.server.reports import Caller, new_request_id
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -43,6 +46,7 @@ class WyomingConnection:
         self._reader = reader
         self._writer = writer
         self._streams = streams
+        self._caller = Caller("wyoming", new_request_id(), Account())  # the protocol has no keys
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MAX_EVENTS)
         self._live: LiveSpeech[_Utterance] | None = None
         self._failure: asyncio.Future[RequestError | None]
@@ -96,7 +100,8 @@ class WyomingConnection:
         except (SlowClientError, TimeoutError):
             return None
         except Exception:
-            _log.exception("A connection of Wyoming failed")
+            fields = {"request_id": self._caller.request_id}
+            _log.exception("A connection of Wyoming failed.", extra={"fields": fields})
             return RequestError("Internal error.", 500, "internal_error")
 
     async def _handle(self, event: Event) -> None:
@@ -117,7 +122,7 @@ class WyomingConnection:
         """Speaks a whole text."""
         utterance = _Utterance(self)
         request = _request(data, self._streams, text_field(data, "text"))
-        stream = await self._streams.open(request)
+        stream = await self._streams.open(request, self._caller)
         try:
             await stream.deliver(utterance.send_chunk)
         finally:
@@ -131,6 +136,7 @@ class WyomingConnection:
         self._live = LiveSpeech(
             self._streams,
             _request(data, self._streams, None),
+            self._caller,
             _Utterance(self),
             on_close=lambda: None,
             on_slow_client=lambda: self.fail(None),

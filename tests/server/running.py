@@ -3,26 +3,34 @@
 import asyncio
 import base64
 import json
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import uvicorn
 import websockets
 from numpy.typing import NDArray
 
+from bench.running_server import served, wait_until
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
-from megakernel_tts.server.serving import authority, bind, uvicorn_config
+from megakernel_tts.server.keys import ApiKey
+from megakernel_tts.server.serving import Certificate
 from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.tracing import Tracing
 from megakernel_tts.server.wyoming import WyomingService
 from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello there, my friend."
+
+
+def locked_by(key: str) -> ServerSettings:
+    """Settings of a server that needs a key."""
+    return ServerSettings(api_keys=(ApiKey(name="test", key=key),))
+
+
+LOCKED = locked_by("secret")
 
 
 @dataclass
@@ -69,28 +77,16 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    tts: TTS, settings: ServerSettings | None = None, wyoming: WyomingService | None = None
+    tts: TTS,
+    settings: ServerSettings | None = None,
+    wyoming: WyomingService | None = None,
+    tracing: Tracing | None = None,
+    certificate: Certificate | None = None,
 ) -> Iterator[RunningServer]:
     """Runs a server until the block ends."""
-    server = Server(tts, settings, wyoming)
-    with bind("127.0.0.1", 0) as listener:
-        runner = uvicorn.Server(uvicorn_config(server))
-        thread = threading.Thread(target=runner.run, args=([listener],))
-        thread.start()
-        try:
-            wait_until(lambda: runner.started)
-            yield RunningServer(tts, server, authority(listener))
-        finally:
-            runner.should_exit = True
-            thread.join(TIMEOUT_S)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Waits for a condition on another thread's state, which has no event."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition does not become true"
-        time.sleep(0.001)
+    server = Server(tts, settings, wyoming, tracing)
+    with served(server, certificate) as authority:
+        yield RunningServer(tts, server, authority)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import websockets
 
 from megakernel_tts import TTS
+from megakernel_tts.server.keys import ApiKey
 from megakernel_tts.server.settings import ServerSettings
 from tests.server.running import TEXT, RunningServer, connected, running_server
 
@@ -31,7 +32,8 @@ WRONG: list[tuple[dict[str, str], str]] = [
 
 @pytest.fixture(scope="module")
 def locked(engine: TTS) -> Any:
-    with running_server(engine, ServerSettings(api_keys=("secret-key-1", KEY))) as server:
+    keys = (ApiKey(name="other", key="secret-key-1"), ApiKey(name="bot", key=KEY))
+    with running_server(engine, ServerSettings(api_keys=keys)) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from megakernel_tts import Word
 from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
-from megakernel_tts.server.streams import SpeechChunk
+from megakernel_tts.server.speech_stream import SpeechChunk
 
 WORDS = ["Hello", "there,", "a", "friend.", "incomprehensibilities"]
 

@@ -9,9 +9,8 @@ from elevenlabs.client import ElevenLabs
 from elevenlabs.core.api_error import ApiError
 
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.server.decoding import RATE, assert_same_audio
-from tests.server.running import TEXT, RunningServer, running_server, wait_until
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, wait_until
 
 PCM = "pcm_24000"
 
@@ -98,7 +97,7 @@ def test_the_elevenlabs_client_lists_the_voices(client: ElevenLabs) -> None:
 
 def test_an_invalid_key_is_a_401(engine: TTS) -> None:
     with (
-        running_server(engine, ServerSettings(api_keys=("secret",))) as server,
+        running_server(engine, LOCKED) as server,
         httpx.Client() as http,
     ):
 

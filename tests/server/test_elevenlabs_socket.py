@@ -6,9 +6,8 @@ import websockets
 
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.server.elevenlabs_client import Client, characters_of, converse, pcm_of, words_of
-from tests.server.running import TEXT, RunningServer, running_server, until, wait_until
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until, wait_until
 
 LONG_TEXT = TEXT * 500
 
@@ -287,7 +286,7 @@ def test_an_invalid_url_is_refused_with_its_reason(
 
 
 def test_an_invalid_key_is_refused_at_the_handshake(engine: TTS) -> None:
-    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+    with running_server(engine, LOCKED) as server:
         with pytest.raises(websockets.InvalidStatus) as caught:
             converse(server, turn)
         assert caught.value.response.status_code == 401

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from megakernel_tts import TTS, Sampling
+from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.live_speech import LiveSpeech
+from megakernel_tts.server.reports import Caller
 from megakernel_tts.server.settings import ServerSettings
-from megakernel_tts.server.streams import SpeechChunk, SpeechRequest, SpeechStreams
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
 from tests.fakes import TIMEOUT_S
 
 REQUEST = SpeechRequest(
@@ -76,6 +79,7 @@ def converse(
         speech = LiveSpeech(
             streams,
             REQUEST,
+            Caller("test", "req_1", Account()),
             recorder,
             on_close=lambda: closed.append(1),
             on_slow_client=lambda: None,
@@ -167,6 +171,16 @@ def test_nothing_is_reported_after_a_cancellation(engine: TTS) -> None:
     recorder = converse(engine, act)
     assert not (recorder.words or recorder.errors or recorder.num_flushes)
     assert not recorder.ended.is_set()
+
+
+def test_text_after_a_cancellation_is_refused_and_opens_no_stream(engine: TTS) -> None:
+    async def act(speech: LiveSpeech[Recorder]) -> None:
+        speech.cancel()
+        with pytest.raises(RequestError) as caught:
+            await speech.add("One two.")
+        assert caught.value.code == "context_closed"
+
+    converse(engine, act)
 
 
 def test_text_after_the_end_and_endless_text_are_refused(engine: TTS) -> None:

@@ -13,9 +13,8 @@ from livekit.plugins import cartesia, elevenlabs, openai
 
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
-from tests.server.running import RunningServer, running_server, until
+from tests.server.running import LOCKED, RunningServer, running_server, until
 
 TEXT = "Hello there, my friend."
 ONCE = APIConnectOptions(max_retry=0)
@@ -113,7 +112,7 @@ def test_livekit_reports_an_invalid_key(engine: TTS, name: str) -> None:
                 await speak(tts)
             assert getattr(caught.value, "status_code", 401) == 401
 
-    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+    with running_server(engine, LOCKED) as server:
         asyncio.run(run(server))
 
 

@@ -11,9 +11,8 @@ import websockets
 from websockets.typing import Subprotocol
 
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
-from tests.server.running import TEXT, RunningServer, running_server, until, wait_until
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until, wait_until
 
 PROTOCOL = Subprotocol("nari.speech.v1")
 AUDIO = {"encoding": "pcm_s16le", "sample_rate": 24_000, "channels": 1}
@@ -263,5 +262,5 @@ def test_an_invalid_key_is_refused_at_the_handshake(engine: TTS) -> None:
         async with connected(server, "?api_key=secret") as client:
             await client.start()
 
-    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+    with running_server(engine, LOCKED) as server:
         asyncio.run(act(server))

@@ -272,3 +272,11 @@ def test_overload_is_answered_at_once_with_429_and_retry_after(engine: TTS) -> N
         wait_until(lambda: server.num_streams == 0)
         assert httpx.get(f"{server.url}/ready").status_code == 200
         assert server.metric('rejected_requests_total{reason="overload"}') == 1
+
+
+@pytest.mark.parametrize("digits", ["1" + "0" * 400, "1e400", "NaN", "-Infinity"])
+def test_numbers_beyond_the_range_of_floats_are_refused(server: RunningServer, digits: str) -> None:
+    for field in ("speed", "temperature", "top_k", "sample_rate"):
+        body = f'{{"input": "Hi.", "{field}": {digits}}}'
+        response = httpx.post(f"{server.url}/v1/audio/speech", content=body)
+        assert response.status_code == 400 and error_of(response)["message"]

@@ -7,8 +7,7 @@ import megakernel_tts
 from bench.simulation import simulated_tts
 from megakernel_tts import TTS
 from megakernel_tts.server import page
-from megakernel_tts.server.settings import ServerSettings
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, locked_by, running_server
 
 TYPES = {
     ".html": {"text/html"},
@@ -74,7 +73,7 @@ def test_the_status_says_why_the_server_is_not_ready() -> None:
 
 
 def test_the_files_need_no_key_and_the_status_does(engine: TTS) -> None:
-    with running_server(engine, ServerSettings(api_keys=("key",))) as server:
+    with running_server(engine, locked_by("key")) as server:
         for path in ("", *(f"static/{name}" for name in FILES)):
             assert httpx.get(f"{server.url}/{path}").status_code == 200
         assert httpx.get(f"{server.url}/static/none.js").status_code == 401

@@ -8,7 +8,6 @@ import pytest
 
 from bench.simulation import RATE, words_in_audio
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.browser import CONTROL, Page
 from tests.server.driving import (
     STATE,
@@ -20,7 +19,7 @@ from tests.server.driving import (
     wait_for_key_form,
 )
 from tests.server.hearing import level, pieces, shown_words
-from tests.server.running import RunningServer, running_server, until
+from tests.server.running import RunningServer, locked_by, running_server, until
 
 SPEAKING = f"{STATE} === 'Speaking.' && window.words.length > 0"
 SENTENCES = "It is. It is not! 3.14, you see"
@@ -301,7 +300,7 @@ def test_a_server_with_keys_is_used_with_one(drive: Drive, engine: TTS) -> None:
         assert all("401" in error for error in page.errors)
         await open_page(page, server)  # the tab keeps the key
 
-    with running_server(engine, ServerSettings(api_keys=("right",))) as server:
+    with running_server(engine, locked_by("right")) as server:
         drive(test)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
 from tests.browser import Page
 from tests.server.driving import Drive, open_page, open_with_key
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, locked_by, running_server
 
 NAMES = ["curl", "OpenAI Python", "Pipecat", "LiveKit", "Cartesia Python", "JavaScript"]
 
@@ -93,7 +92,7 @@ def test_the_program_in_javascript_runs(
 
 
 def test_the_programs_show_where_the_key_belongs(drive: Drive, engine: TTS) -> None:
-    with running_server(engine, ServerSettings(api_keys=("right",))) as server:
+    with running_server(engine, locked_by("right")) as server:
         drive(lambda page: open_with_key(page, server, "right"))
         for program in shown(drive, server).values():
             assert "YOUR_API_KEY" in program and "right" not in program

@@ -34,9 +34,8 @@ from pipecat.workers.runner import WorkerRunner
 
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS, Sampling
-from megakernel_tts.server.settings import ServerSettings
 from tests.fakes import TIMEOUT_S
-from tests.server.running import RunningServer, connected, pcm_of, running_server, until
+from tests.server.running import LOCKED, RunningServer, connected, pcm_of, running_server, until
 
 SEED = {"seed": 3, "max_new_tokens": 12}
 TEXT = "Hello there."
@@ -303,5 +302,5 @@ def test_pipecat_reports_an_invalid_key(engine: TTS) -> None:
         await service._connect()
         return errors
 
-    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+    with running_server(engine, LOCKED) as server:
         assert "401" in asyncio.run(run(server))[0]

@@ -8,6 +8,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from megakernel_tts import TTS
+from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.speech_socket import SpeechSocket
 from megakernel_tts.server.streams import SpeechStreams
@@ -55,10 +56,12 @@ class Connection:
             engine: The engine.
             close: Whether the application closes the connection after the first one.
         """
-        scope: dict[str, Any] = {"type": "websocket", "state": {"request_id": "req_1"}}
+        state = {"request_id": "req_1", "account": Account()}
+        scope: dict[str, Any] = {"type": "websocket", "state": state, "headers": []}
         websocket = WebSocket(scope, self._receive, self._send)
         await websocket.accept()
-        socket: SpeechSocket[Any] = SpeechSocket(websocket, SpeechStreams(engine, ServerSettings()))
+        streams = SpeechStreams(engine, ServerSettings())
+        socket: SpeechSocket[Any] = SpeechSocket(websocket, streams, "test")
 
         async def handle(data: str) -> None:
             self.handled.append(data)
@@ -81,7 +84,7 @@ def test_a_connection_is_served_until_it_is_lost(engine: TTS, last: Message, bro
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_connection_that_the_application_closes_is_closed_once(engine: TTS, broken: bool) -> None:
-    connection = Connection(TEXT, broken=broken)
+    connection = Connection(TEXT, TEXT, broken=broken)
     asyncio.run(connection.run(engine, close=True))
     assert connection.handled == ["a"]
     assert connection.sent[1:] == ([] if broken else ["websocket.send", "websocket.close"])

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from megakernel_tts import TTS
-from megakernel_tts.server.settings import ServerSettings
-from tests.server.running import TEXT, RunningServer, running_server, wait_until
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, wait_until
 
 MESSAGE = {"type": "voice-request", "text": TEXT, "sampleRate": 24_000, "timestamp": 1}
 
@@ -49,7 +48,7 @@ def test_a_disconnection_stops_the_speech(server: RunningServer) -> None:
 
 
 def test_the_secret_is_a_key(engine: TTS) -> None:
-    with running_server(engine, ServerSettings(api_keys=("secret",))) as server:
+    with running_server(engine, LOCKED) as server:
         url = f"{server.url}/vapi/voice"
         for secret, status in (("secret", 200), ("other", 401)):
             headers = {"X-Vapi-Secret": secret}

@@ -1,0 +1,66 @@
+"""Connections of clients that send no request, or send it slowly or without end, are closed."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 10.0  # from the connection, or the first byte of a request, to its last header
+REQUEST_TIMEOUT_S = 60.0  # to the end of its body
+MAX_HEAD_BYTES = 1 << 16
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with bounds on the size of a request's head and on the time of a request.
+
+    uvicorn itself bounds the time between requests. A handler bounds the size of a body that it
+    reads.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _num_head_bytes: int | None = 0  # so far; None outside of a head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._set_deadline(HEAD_TIMEOUT_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        before = self._num_head_bytes
+        super().data_received(data)
+        if before is None or self._num_head_bytes is None:
+            return
+        self._num_head_bytes = before + len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        super().on_message_begin()
+        self._num_head_bytes = 0
+        self._set_deadline(HEAD_TIMEOUT_S)
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self._num_head_bytes = None
+        self._set_deadline(REQUEST_TIMEOUT_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self._clear_deadline()
+        super().on_message_complete()
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._clear_deadline()
+        self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
