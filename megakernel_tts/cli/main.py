@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import megakernel_tts
 from megakernel_tts import MegakernelTTSError
 from megakernel_tts.cli import bench, calibrate, say, serve
+from megakernel_tts.cli.configuration import Configuration
 from megakernel_tts.cli.console import (
     UsageError,
     discard_unwritten_output,
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=serve.run)
     serve.add_options(command)
     _add_model(command)
+    Configuration(command)
 
     command = commands.add_parser("voices", help="list a model's voices and their languages")
     command.set_defaults(run=_voices)

@@ -1,24 +1,33 @@
 """`megakernel-tts serve`: serves speech over HTTP and WebSockets."""
 
 import argparse
-from collections.abc import Generator
-from contextlib import contextmanager
+import logging
+import os
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from megakernel_tts.cli.configuration import Configuration, Setting
 from megakernel_tts.cli.console import UsageError, file_path, nonempty
 from megakernel_tts.cli.say import read_pronunciations
 
 if TYPE_CHECKING:
     from megakernel_tts import Voice
+    from megakernel_tts.server.serving import Certificate
     from megakernel_tts.server.settings import ServerSettings
+    from megakernel_tts.server.tracing import Tracing
     from megakernel_tts.server.wyoming import WyomingService
 
+_log = logging.getLogger("megakernel_tts.server")
+
 _WYOMING_ADDRESS = ("127.0.0.1", 10_200)
+_TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command to its parser, except for `--model`."""
+    """Adds the options of the command to its parser, except for `--model` and `--config`."""
     parser.add_argument(
         "--host", type=nonempty, default="127.0.0.1", help="address (default: 127.0.0.1)"
     )
@@ -79,17 +88,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "nginx = 'engine ex', or JSON",
     )
     parser.add_argument(
-        "--api-key-file", type=file_path, help="a file with the keys of clients, one per line"
+        "--api-key-file",
+        type=file_path,
+        metavar="FILE",
+        help="a TOML file with the keys of clients and their limits",
     )
     parser.add_argument(
         "--no-auth",
         action="store_true",
         help="serve without keys although other machines reach the address",
     )
+    parser.add_argument(
+        "--tls-cert", type=file_path, metavar="FILE", help="a PEM file with a certificate, for TLS"
+    )
+    parser.add_argument(
+        "--tls-key", type=file_path, metavar="FILE", help="a PEM file with its private key"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="format of the log on standard error (default: text)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT.
+
+    Args:
+        options: From a parser that `Configuration` has taken over.
 
     Returns:
         0, after the open streams have finished; errors are raised.
@@ -102,25 +129,36 @@ def run(options: argparse.Namespace) -> int:
     """
     try:
         from megakernel_tts.server.app import Server
+        from megakernel_tts.server.logs import configure_logging
         from megakernel_tts.server.serving import authority, bind, serve
     except ModuleNotFoundError as error:
         raise _missing(error, "server") from None
+    configuration: Configuration = options.configuration
+    configured = configuration.resolve(options, os.environ)
+    options = argparse.Namespace(
+        **{name.replace("-", "_"): setting.value for name, setting in configured.items()}
+    )
     settings = _settings(options)
+    certificate = _certificate(options)
+    tracing = _tracing(options.model, os.environ)
+    configure_logging(options.log_format)
+    _log_configuration(configured, settings)
     from megakernel_tts import TTS
 
     with (
+        closing(tracing) if tracing else nullcontext(),
         bind(options.host, options.port) as listener,
         _wyoming(options) as wyoming,
         TTS.load(options.model, options.device, slots=options.slots) as tts,
     ):
-        server = Server(tts, settings, wyoming)
-        address = authority(listener)
-        print(f"Web page: http://{address}/")
-        print(f"OpenAI base URL: http://{address}/v1")
-        print(f"Cartesia WebSocket: ws://{address}/tts/websocket", flush=True)
+        server = Server(tts, settings, wyoming, tracing)
+        address, secure = authority(listener), "s" if certificate else ""
+        print(f"Web page: http{secure}://{address}/")
+        print(f"OpenAI base URL: http{secure}://{address}/v1")
+        print(f"Cartesia WebSocket: ws{secure}://{address}/tts/websocket", flush=True)
         if wyoming is not None:
             print(f"Wyoming: {wyoming.url}", flush=True)
-        serve(server, listener)
+        serve(server, listener, certificate)
     return 0
 
 
@@ -131,9 +169,21 @@ def _missing(error: ModuleNotFoundError, extra: str) -> UsageError:
     )
 
 
+def _log_configuration(configured: Mapping[str, Setting], settings: "ServerSettings") -> None:
+    """Logs each option, the names of the keys, and which options are from where."""
+    fields = {name: setting.value for name, setting in configured.items()}
+    fields["keys"] = ", ".join(key.name for key in settings.api_keys) or None
+    for source in ("file", "environment", "command line"):
+        names = [name for name, setting in configured.items() if setting.source == source]
+        fields[f"from_{source.replace(' ', '_')}"] = ", ".join(names) or None
+    shown = {name: value for name, value in fields.items() if value not in (None, [])}
+    _log.info("configuration", extra={"fields": shown})
+
+
 def _settings(options: argparse.Namespace) -> "ServerSettings":
+    from megakernel_tts.server.keys import read_api_keys
     from megakernel_tts.server.serving import is_loopback
-    from megakernel_tts.server.settings import ServerSettings, read_api_keys
+    from megakernel_tts.server.settings import ServerSettings
 
     if options.api_key_file and options.no_auth:
         raise UsageError("--api-key-file and --no-auth contradict each other; give one of them")
@@ -199,6 +249,32 @@ def _wyoming_address(option: str) -> tuple[str, int]:
     if not url.hostname or port == -1 or url.path:
         raise argparse.ArgumentTypeError(f"{option!r} must be HOST:PORT")
     return url.hostname, _WYOMING_ADDRESS[1] if port is None else port
+
+
+def _certificate(options: argparse.Namespace) -> "Certificate | None":
+    from megakernel_tts.server.serving import Certificate
+
+    if not (options.tls_cert or options.tls_key):
+        return None
+    if not (options.tls_cert and options.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together; give both")
+    certificate = Certificate(options.tls_cert, options.tls_key)
+    try:
+        certificate.check()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return certificate
+
+
+def _tracing(model: str, environment: Mapping[str, str]) -> "Tracing | None":
+    """Sends traces if OpenTelemetry's variables name a collector, which needs the extra `otel`."""
+    if not any(environment.get(name) for name in _TRACE_VARIABLES):
+        return None
+    try:
+        from megakernel_tts.server.tracing import Tracing
+    except ModuleNotFoundError as error:
+        raise _missing(error, "otel") from None
+    return Tracing(PurePath(model).name)
 
 
 def _cloned_voice(option: str) -> "tuple[str, Voice]":

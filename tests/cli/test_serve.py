@@ -1,5 +1,7 @@
 import argparse
 import asyncio
+import json
+import os
 import re
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -30,13 +33,37 @@ TTS.load = lambda model, device, slots: simulated_tts(slots, frame_seconds=0.01)
 sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 """
 
+# Exits if a file is opened for writing.
+READ_ONLY = """
+import os
+import sys
+
+def exit_at_writes(event, args):
+    if event == "open" and isinstance(args[0], (str, bytes, os.PathLike)):
+        written = args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if written and not os.fsdecode(args[0]).startswith("/dev/"):
+            os._exit(3)
+    if event in ("os.mkdir", "os.rename", "os.symlink", "os.remove", "tempfile.mkstemp"):
+        os._exit(3)
+
+sys.addaudithook(exit_at_writes)
+sys.dont_write_bytecode = True
+"""
+
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *options: str,
+    program: str = SIMULATED,
+    stderr: int | IO[str] = subprocess.PIPE,
+    environment: dict[str, str] | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The command in a process of its own, and its base URL."""
-    command = [sys.executable, "-c", SIMULATED, *options]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+    command = [sys.executable, "-c", program, *options]
+    environment = os.environ | (environment or {})
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             page, http, socket = (process.stdout.readline() for _ in range(3))
@@ -83,6 +110,52 @@ def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
         assert process.wait(TIMEOUT_S) == 0
 
 
+def stop(process: subprocess.Popen[str]) -> str:
+    """Stops the command and returns what it has written to standard error."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_S) == 0
+    return process.stderr.read() if process.stderr else ""
+
+
+def speak(url: str) -> None:
+    reply = httpx.post(f"{url}/v1/audio/speech", json={"input": "Hello there."}, timeout=60)
+    assert reply.status_code == 200 and len(reply.content) > 10_000
+
+
+def test_the_log_has_the_configuration_and_each_request(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("max-queue = 5\nlog-format = 'json'\n", encoding="utf-8")
+    environment = {"MEGAKERNEL_TTS_SLOTS": "2", "MEGAKERNEL_TTS_CONFIG": str(file)}
+    with serving("--queue-timeout", "3", environment=environment) as (process, url):
+        speak(url)
+        lines = [json.loads(line) for line in stop(process).splitlines()]
+    (configuration,) = [line for line in lines if line["message"] == "configuration"]
+    assert (configuration["max-queue"], configuration["slots"]) == (5, 2)
+    assert configuration["from_file"] == "max-queue, log-format"
+    assert configuration["from_environment"] == "slots"
+    assert configuration["from_command_line"] == "port, queue-timeout"
+    (request,) = [line for line in lines if line["message"] == "speech"]
+    assert request["finish_reason"] == "stop" and request["characters"] == 12
+
+
+def test_the_server_writes_no_file_and_a_full_disk_below_its_log_stops_nothing() -> None:
+    with Path("/dev/full").open("w") as full:
+        with serving(program=READ_ONLY + SIMULATED, stderr=full) as (process, url):
+            speak(url)
+            speak(url)
+            stop(process)
+
+
+def test_traces_need_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.delitem(sys.modules, "megakernel_tts.server.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    assert main(["serve", "--port", "0"]) == 2
+    assert "megakernel-tts[otel]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -95,14 +168,17 @@ def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
         (["--wyoming", "0.0.0.0:10300", "--api-key-file", "{keys}"], "has no keys"),
         (["--zeroconf", "voice"], "give --wyoming"),
         (["--wyoming", "--zeroconf", "voice"], "needs another address"),
-        (["--pronunciations", "{keys}"], "is no valid TOML"),
+        (["--pronunciations", "{keys}"], "is invalid"),
+        (["--tls-cert", "{keys}"], "belong together"),
+        (["--tls-cert", "{keys}", "--tls-key", "{keys}"], "PEM"),
+        (["--config", "{keys}"], "key is unknown"),
     ],
 )
 def test_invalid_options_have_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("key\n", encoding="utf-8")
+    keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
     assert main(["serve", *(option.format(keys=keys) for option in options)]) == 2
     assert message in capsys.readouterr().err
 
