@@ -1,0 +1,419 @@
+"""Sends invalid and odd requests to a server with a simulated model, and checks what it does.
+
+HTTP requests are made by Schemathesis from the server's own schema; half of them violate it. Their
+replies must follow it. Messages of WebSockets are valid ones with changed fields, or no messages at
+all; sockets are opened and closed at random. The command fails if the server answers with an
+internal error, logs one, keeps a stream open, or does not speak afterwards as before.
+
+python -m bench.server_fuzz --http 20000 --messages 20000 --json bench/results/server-fuzz-cpu.json
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psutil
+import requests
+import schemathesis
+import websockets
+from hypothesis.strategies import SearchStrategy
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from tqdm import tqdm
+from websockets.typing import Subprotocol
+
+from bench.report import write
+from bench.running_server import served, wait_until
+from bench.simulation import simulated_tts
+from megakernel_tts import TTS
+from megakernel_tts.server.app import Server
+
+_TEXT = "Hello there, my friend."
+_CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+_REFUSED = 503  # of a server that is overloaded, which is no failure
+_CASES_OF_A_TEST = 500
+_NUM_SOCKETS = 8
+_CLOSED_SHARE, _ABORTED_SHARE = 0.01, 0.01  # of the messages, after which the socket is closed
+_DROPPED_SHARE, _CHANGED_SHARE = 0.1, 0.2  # of the fields of a message
+_PORTION = 100  # messages, after which the sockets are read
+_RELEASE_TIMEOUT_S = 60.0
+
+_OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
+_CARTESIA = {
+    "model_id": "sonic-3",
+    "transcript": "One two. ",
+    "voice": {"mode": "id", "id": "ryan"},
+    "output_format": _OUTPUT,
+    "language": "en",
+    "add_timestamps": True,
+    "max_buffer_delay_ms": 0,
+    "seed": 1,
+}
+_ELEVENLABS = (
+    "/v1/text-to-speech/ryan/{}?output_format=pcm_24000&auto_mode=true&inactivity_timeout=1"
+)
+_APPEND = {"type": "input_text.append", "text": "One two. "}
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A kind of WebSocket.
+
+    Attributes:
+        path: Its path and query.
+        messages: Valid messages.
+        field: Field to which values are added at random, such as the name of a context.
+        values: These values.
+        subprotocol: Its subprotocol, or None.
+    """
+
+    path: str
+    messages: list[dict[str, Any]]
+    field: str
+    values: Sequence[Any]
+    subprotocol: Subprotocol | None = None
+
+
+SOCKETS = {
+    "cartesia": Socket(
+        "/tts/websocket",
+        [
+            _CARTESIA | {"continue": False},
+            _CARTESIA | {"continue": True},
+            _CARTESIA | {"continue": True, "flush": True},
+            _CARTESIA | {"transcript": "", "continue": False},
+            {"cancel": True},
+        ],
+        "context_id",
+        "abcdef",
+    ),
+    "elevenlabs multi": Socket(
+        _ELEVENLABS.format("multi-stream-input"),
+        [
+            {"text": "One two. "},
+            {"text": "One two. ", "flush": True},
+            {"text": " ", "voice_settings": {"speed": 1.0}},
+            {"text": ""},
+            {"close_context": True},
+            {"close_socket": True},
+        ],
+        "context_id",
+        "abcdef",
+    ),
+    "elevenlabs": Socket(
+        _ELEVENLABS.format("stream-input"),
+        [{"text": "One two. "}, {"text": "One two. ", "flush": True}, {"text": " "}, {"text": ""}],
+        "try_trigger_generation",
+        [True, False],
+    ),
+    "nari": Socket(
+        "/v1/audio/speech/ws",
+        [
+            {"type": "request.start", "voice": "ryan", "language": "en", "response_format": "pcm"},
+            _APPEND,
+            _APPEND,
+            {"type": "input_text.end"},
+            {"type": "response.cancel"},
+        ],
+        "sequence",
+        range(3),
+        Subprotocol("nari.speech.v1"),
+    ),
+}
+_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**64, 10**400, -0.0, 1e308, float("nan"), float("inf"),
+    "", " ", "a", "0", "\0", "\ud800", "\U0001f469\u200d\U0001f467", "<break time='9s'/>",
+    "x" * 5000,
+    [], [None], ["a", 1], {}, {"id": None}, {"a": {"b": []}},
+]  # fmt: skip
+_NO_MESSAGES: list[str | bytes] = [
+    "", "{", "[]", "null", "3", '"a"', "\0", "{}{}", "[" * 2000, '{"a":' * 2000, "1" * 10_000, b"",
+    b"\xff\xfe", b"{}", bytes(5000),
+]  # fmt: skip
+
+
+@dataclass
+class Report:
+    """What was sent and answered.
+
+    Attributes:
+        http: Replies by status.
+        messages: Messages sent.
+        events: Events received, by type and code of the error.
+        sockets: Sockets opened.
+        failures: What was wrong, with the first case of each kind.
+        seconds: Duration.
+        rss_growth_mb: Growth of resident memory from the first fifth of the messages to the end.
+    """
+
+    http: Counter[int] = field(default_factory=Counter)
+    messages: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    sockets: int = 0
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: float = 0.0
+    rss_growth_mb: float = 0.0
+
+
+class _Errors(logging.Handler):
+    """Counts the errors that the server logs as failures."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(logging.ERROR)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Counts a record."""
+        text = self.format(record)
+        self._report.failures.setdefault(f"log: {text.splitlines()[-1]}", text[-2000:])
+
+
+@contextmanager
+def _errors_in(report: Report) -> Iterator[None]:
+    handler = _Errors(report)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def send_requests(url: str, num_cases: int, seed: int, report: Report) -> None:
+    """Sends HTTP requests from the server's schema.
+
+    Args:
+        url: Base URL of the server.
+        num_cases: Number of requests.
+        seed: Of the generator.
+        report: Counts the replies.
+    """
+    schema = schemathesis.openapi.from_dict(requests.get(f"{url}/openapi.json").json())
+    operations = [each.ok() for each in schema.get_all_operations() if isinstance(each, Ok)]
+    variable = [each for each in operations if each.body or each.path_parameters]
+    modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+    tests = [(each, mode) for each in variable for mode in modes]
+    num_left = num_cases
+    with requests.Session() as session, tqdm(total=num_cases, disable=None) as progress:
+
+        def send(case: schemathesis.Case) -> None:
+            response = case.call(base_url=url, session=session)
+            report.http[response.status_code] += 1
+            progress.update()
+            if response.status_code == _REFUSED and "Retry-After" in response.headers:
+                return
+            try:
+                case.validate_response(response, checks=_CHECKS)
+            except (AssertionError, BaseExceptionGroup) as error:
+                kind = f"{case.method} {case.path}: {response.status_code}"
+                report.failures.setdefault(kind, f"{error!r:.2000}")
+
+        for operation in operations:
+            if operation not in variable:
+                send(operation.Case())
+        num_left -= len(operations) - len(variable)
+        while num_left > 0:
+            for operation, mode in tests:
+                count = min(num_left, _CASES_OF_A_TEST, 1 + num_cases // len(tests))
+                if count > 0:
+                    _run(operation.as_strategy(generation_mode=mode), send, count, seed)
+                num_left, seed = num_left - count, seed + 1
+
+
+def _run(
+    cases: SearchStrategy[schemathesis.Case],
+    send: Callable[[schemathesis.Case], None],
+    count: int,
+    seed: int,
+) -> None:
+    """Sends a number of cases."""
+    checks = hypothesis.HealthCheck
+    settings = hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=[checks.too_slow, checks.filter_too_much, checks.data_too_large],
+    )
+    settings(hypothesis.seed(seed)(hypothesis.given(cases)(send)))()
+
+
+def random_message(rng: random.Random, kind: Socket) -> str | bytes:
+    """Returns a message for a WebSocket: valid, changed, or none at all.
+
+    Args:
+        rng: Source of randomness.
+        kind: Kind of the WebSocket.
+    """
+    if rng.random() < 0.05:
+        return rng.choice(_NO_MESSAGES)
+    message = rng.choice(kind.messages) | {kind.field: rng.choice(kind.values)}
+    if rng.random() < 0.5:
+        message = _change(rng, message)
+    return json.dumps(message)
+
+
+def _change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops fields or gives them odd values."""
+    changed: dict[str, Any] = {}
+    for name, value in fields.items():
+        draw = rng.random()
+        if draw < _DROPPED_SHARE:
+            continue
+        if draw < _DROPPED_SHARE + _CHANGED_SHARE:
+            odd = rng.choice(_VALUES)
+            value = _change(rng, value) if isinstance(value, dict) and rng.random() < 0.5 else odd
+        changed[name] = value
+    return changed
+
+
+class _Connection:
+    """A connection, and a task that reads all that it receives."""
+
+    def __init__(self, websocket: websockets.ClientConnection, report: Report) -> None:
+        self.websocket = websocket
+        self._report = report
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        with suppress(websockets.ConnectionClosed):
+            async for data in self.websocket:
+                self._report.events[_kind_of(data)] += 1
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server has closed the connection."""
+        return self._reading.done()
+
+    async def close(self, *, abort: bool = False) -> None:
+        """Closes the connection, properly or not."""
+        if abort:
+            self.websocket.transport.abort()
+        await self.websocket.close()
+        await self._reading
+
+
+def _kind_of(data: str | bytes) -> str:
+    """The kind of an event: its type and code if it has them, else its fields."""
+    if isinstance(data, bytes):
+        return "binary"
+    event = json.loads(data)
+    error = event.get("error")
+    code = event.get("error_code") or (error.get("code") if isinstance(error, dict) else error)
+    return " ".join(filter(None, (event.get("type") or ", ".join(event), code)))
+
+
+async def send_messages(
+    authority: str, kind: Socket, num_messages: int, rng: random.Random, report: Report
+) -> None:
+    """Sends messages over several WebSockets, which are closed at random.
+
+    Args:
+        authority: Host and port of the server.
+        kind: Kind of the WebSockets.
+        num_messages: Number of messages.
+        rng: Source of randomness.
+        report: Counts the events.
+    """
+    subprotocols = [kind.subprotocol] if kind.subprotocol else None
+    sockets: list[_Connection] = []
+    settled_mb = 0.0
+    for i in tqdm(range(num_messages), disable=None):
+        if len(sockets) < _NUM_SOCKETS:
+            url = f"ws://{authority}{kind.path}"
+            websocket = await websockets.connect(url, subprotocols=subprotocols)
+            sockets.append(_Connection(websocket, report))
+            report.sockets += 1
+        socket = rng.choice(sockets)
+        with suppress(websockets.ConnectionClosed):
+            await socket.websocket.send(random_message(rng, kind))
+        report.messages += 1
+        draw = rng.random()
+        if socket.closed or draw < _CLOSED_SHARE + _ABORTED_SHARE:
+            sockets.remove(socket)
+            await socket.close(abort=draw < _ABORTED_SHARE)
+        if i % _PORTION == 0:
+            await asyncio.sleep(0)  # readers run
+        if i == num_messages // 5:
+            settled_mb = _rss_mb()
+    for socket in sockets:
+        await socket.close()
+    report.rss_growth_mb += _rss_mb() - settled_mb
+
+
+def _rss_mb() -> float:
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> Report:
+    """Sends requests and messages to a server, and checks that it is as before at the end.
+
+    Args:
+        tts: Engine of the server.
+        num_requests: HTTP requests.
+        num_messages: Messages of each kind of WebSocket.
+        seed: Of the generators.
+    """
+    report, server, start_s = Report(), Server(tts), time.monotonic()
+    with served(server) as authority, _errors_in(report):
+        url = f"http://{authority}"
+        send_requests(url, num_requests, seed, report)
+        for kind in SOCKETS.values():
+            rng = random.Random(seed)
+            asyncio.run(send_messages(authority, kind, num_messages, rng, report))
+        try:
+            wait_until(lambda: server.streams.num_open == 0, _RELEASE_TIMEOUT_S)
+        except TimeoutError:
+            report.failures["streams stay open"] = str(server.streams.num_open)
+        if 'finished_reason="error"' in (text := server.streams.metrics.text()):
+            report.failures["speech failed"] = text
+        body = {"input": _TEXT, "response_format": "pcm"}
+        reply = requests.post(f"{url}/v1/audio/speech", json=body, timeout=_RELEASE_TIMEOUT_S)
+        if reply.content != tts.say(_TEXT).pcm.tobytes():
+            report.failures["speech differs afterwards"] = f"status {reply.status_code}"
+    report.seconds = time.monotonic() - start_s
+    return report
+
+
+def main() -> int:
+    """Runs the command line; returns 1 if there is a failure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--http", type=int, default=2_000, help="requests (default: 2000)")
+    parser.add_argument(
+        "--messages", type=int, default=8_000, help="messages of each WebSocket (default: 8000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the generators (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
+    options = parser.parse_args()
+    with simulated_tts(frame_seconds=0.0) as tts:
+        tts.warmup()
+        report = fuzz(tts, options.http, options.messages, options.seed)
+    figures = {"command": "bench.server_fuzz", "seed": options.seed, **vars(report)}
+    write(figures, options.json, ("schemathesis", "uvicorn", "starlette", "websockets"))
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

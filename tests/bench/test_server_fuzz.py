@@ -1,0 +1,40 @@
+import random
+
+import pytest
+
+from bench.server_fuzz import SOCKETS, fuzz, random_message
+from bench.simulation import simulated_tts
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "num_messages"),
+    [(150, 400), pytest.param(20_000, 20_000, marks=pytest.mark.slow)],
+)
+def test_odd_requests_and_messages_meet_no_internal_error(
+    num_requests: int, num_messages: int
+) -> None:
+    with simulated_tts(frame_seconds=0.0) as tts:
+        tts.warmup()
+        report = fuzz(tts, num_requests, num_messages)
+    assert not report.failures
+    assert sum(report.http.values()) == num_requests
+    assert report.http[200] and report.http[400]
+    assert report.messages == num_messages * len(SOCKETS)
+    assert report.events["chunk"] and report.events["done"]
+    assert num_messages < 10_000 or report.rss_growth_mb < 20
+
+
+def test_a_failing_server_fails() -> None:
+    with simulated_tts(frame_seconds=0.0) as tts:
+        tts.warmup()
+        tts._loaded.engine.backend.failing_word = "One"  # type: ignore[attr-defined]
+        report = fuzz(tts, 0, 100)
+    assert "speech failed" in report.failures
+
+
+@pytest.mark.parametrize("kind", SOCKETS)
+def test_messages_follow_from_the_seed(kind: str) -> None:
+    first, second = random.Random(1), random.Random(1)
+    messages = [random_message(first, SOCKETS[kind]) for _ in range(100)]
+    assert messages == [random_message(second, SOCKETS[kind]) for _ in range(100)]
+    assert len({*messages}) > 20
