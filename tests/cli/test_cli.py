@@ -343,13 +343,20 @@ def test_full_device_is_an_error_without_traceback() -> None:
     assert b"No space left" in run.stderr.splitlines()[-1] and b"Exception" not in run.stderr
 
 
+def assert_same_speech(pcm: bytes, expected: bytes) -> None:
+    """Sizes of chunks follow the speed; in plain torch they may change a sample by one step."""
+    samples, expected_samples = np.frombuffer(pcm, "<i2"), np.frombuffer(expected, "<i2")
+    assert len(expected) > 0
+    np.testing.assert_allclose(samples, expected_samples, atol=1, rtol=0)
+
+
 def test_closed_standard_streams_do_not_change_the_output(tmp_path: Path) -> None:
     output = tmp_path / "a.wav"
     expected = shell("COMMAND say hi --seed 1").stdout
-    assert shell("COMMAND say hi --seed 1 2>&-").stdout == expected != b""
+    assert_same_speech(shell("COMMAND say hi --seed 1 2>&-").stdout, expected)
     assert shell(f"COMMAND say hi --seed 1 -o {output} <&- >&- 2>&-").returncode == 0
     with wave.open(str(output)) as file:
-        assert file.readframes(1 << 20) == expected
+        assert_same_speech(file.readframes(1 << 20), expected)
     unread = shell(f"COMMAND say hi --seed 1 -o {output} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
     assert unread.returncode == 0
 
