@@ -17,6 +17,7 @@ import soundfile
 
 import megakernel_tts
 from megakernel_tts.cli.main import main
+from tests.comparison import assert_same_speech
 
 Run = subprocess.CompletedProcess[bytes]
 
@@ -26,6 +27,7 @@ ANNOUNCING = """
 import sys
 from megakernel_tts import audio
 from megakernel_tts.cli.main import main
+from tests.comparison import assert_same_speech
 
 def write_and_announce(writer, pcm, write=audio.WavWriter.write):
     write(writer, pcm)
@@ -341,13 +343,6 @@ def test_full_device_is_an_error_without_traceback() -> None:
     run = shell("COMMAND voices > /dev/full")
     assert run.returncode == 1
     assert b"No space left" in run.stderr.splitlines()[-1] and b"Exception" not in run.stderr
-
-
-def assert_same_speech(pcm: bytes, expected: bytes) -> None:
-    """Sizes of chunks follow the speed; in plain torch they may change a sample by one step."""
-    samples, expected_samples = np.frombuffer(pcm, "<i2"), np.frombuffer(expected, "<i2")
-    assert len(expected) > 0
-    np.testing.assert_allclose(samples, expected_samples, atol=1, rtol=0)
 
 
 def test_closed_standard_streams_do_not_change_the_output(tmp_path: Path) -> None:
