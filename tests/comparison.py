@@ -1,4 +1,4 @@
-"""A kernel beside plain torch, for the tests of both."""
+"""Comparisons that several tests share: a kernel beside plain torch, speech of two runs."""
 
 from collections.abc import Callable, Sequence
 
