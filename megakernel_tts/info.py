@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import ModelConfig
-from megakernel_tts.text.prompt import spoken_languages
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
         config: The checkpoint's config.
         model: The name or folder under which it was loaded.
     """
-    languages = spoken_languages(config)
+    languages = config.talker.spoken_languages
     dialects = config.talker.dialects
     voices = {
         name: ((dialects[name],) if name in dialects else ()) + languages

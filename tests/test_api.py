@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import megakernel_tts
 from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech, check_speed
@@ -70,6 +71,20 @@ def test_import_is_fast_and_loads_neither_torch_nor_numpy() -> None:
     outputs = [run.stdout.split() for run in runs]
     assert all(rest == ["False", "False"] for _, *rest in outputs)
     assert min(float(seconds) for seconds, *_ in outputs) < 0.1
+
+
+def test_names_other_than_tts_need_no_torch(tmp_path: Path) -> None:
+    """Programs that leave speaking to another process start without torch."""
+    program = (
+        "import sys, numpy, megakernel_tts as m\n"
+        "names = [getattr(m, name) for name in m.__all__ if name != 'TTS']\n"
+        "m.Voice(numpy.zeros(3, numpy.float32)).save(sys.argv[1])\n"
+        "m.Voice.load(sys.argv[1]), m.Sampling(seed=1).seeded()\n"
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "voice.safetensors")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -36,7 +36,7 @@ RULES: dict[str, set[str]] = {
     "speech": {"align", "audio", "errors", "session"},
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
     | {"process", "sampling", "session", "speed", "text", "voice"},
-    "info": {"model", "text"},
+    "info": {"model"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},

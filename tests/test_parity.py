@@ -135,7 +135,7 @@ def test_waveforms_equal_the_official_ones(
     state = decoder.start()
     voice = voice_of(size, case)
     if isinstance(voice, Voice) and voice.codes is not None:
-        _, state = decoder.decode(voice.codes[None], state)
+        _, state = decoder.decode(torch.from_numpy(voice.codes)[None], state)
     wave, _ = decoder.decode(codes[None], state)
     assert wave.shape[1] == expected(size, case, "samples")
     reference = expected(size, case, "wave")

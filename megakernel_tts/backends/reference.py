@@ -22,18 +22,18 @@ from megakernel_tts.backends.attention_capture import (
 from megakernel_tts.backends.decoder_stack import KVCache, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
-from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
-from megakernel_tts.kernels.structs import MIN_FRAMES
-from megakernel_tts.model.config import ModelConfig
-from megakernel_tts.model.layers import linear
-from megakernel_tts.model.weights import Model, Projection
-from megakernel_tts.sampling import (
-    Sampling,
+from megakernel_tts.backends.sampling import (
     SamplingParams,
     apply_repetition_penalty,
     gumbel_noise,
     sample,
 )
+from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
+from megakernel_tts.kernels.structs import MIN_FRAMES
+from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.model.layers import linear
+from megakernel_tts.model.weights import Model, Projection
+from megakernel_tts.sampling import Sampling
 
 
 @dataclass(kw_only=True)

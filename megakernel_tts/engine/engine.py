@@ -117,8 +117,7 @@ class Engine:
             self._check_open()
         state = self._initial_state
         if voice is not None and voice.codes is not None:
-            codes = voice.codes.numpy(force=True)
-            state = self._state_after(codes.tobytes(), codes.shape[1])
+            state = self._state_after(voice.codes.tobytes(), voice.codes.shape[1])
         request = StreamRequest(
             prefix=prefix,
             vocoder_state=state,

@@ -80,6 +80,11 @@ class TalkerConfig:
         """Number of codes: ids from 0; the top 1,024 ids of the vocabulary are control ids."""
         return self.vocab_size - _NUM_CONTROL_IDS
 
+    @property
+    def spoken_languages(self) -> tuple[str, ...]:
+        """The languages that a caller can select. A dialect is selected by its speaker."""
+        return tuple(name for name in self.languages if not name.endswith("dialect"))
+
 
 @dataclass(frozen=True)
 class PredictorConfig:

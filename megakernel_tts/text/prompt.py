@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts.checks import MAX_POSITIONS, check_text
@@ -183,7 +184,7 @@ class PromptBuilder:
                 f"The voice takes {num_positions:,} positions, and a prompt with text has at most "
                 f"{MAX_POSITIONS:,}; clone the voice from a shorter recording."
             )
-        recording = self._embed_recording(voice.codes.numpy(force=True).tobytes())
+        recording = self._embed_recording(voice.codes.tobytes())
         return Prefix(
             vectors,
             reference_text=self.embed_text(transcript),
@@ -236,9 +237,9 @@ class PromptBuilder:
             raise VoiceError(
                 "The voice's codes are not those of this model's codec; clone the voice again."
             )
-        return voice.x_vector.to(self._codec_table)
+        return torch.tensor(voice.x_vector).to(self._codec_table)
 
-    def _codes_fit(self, codes: Tensor) -> bool:
+    def _codes_fit(self, codes: NDArray[np.int64]) -> bool:
         groups, vocab = self.config.talker.num_groups, self.config.predictor.vocab_size
         return codes.shape[1] == groups and 0 <= int(codes.min()) and int(codes.max()) < vocab
 
@@ -272,10 +273,10 @@ class PromptBuilder:
             return talker.languages[dialect]
         if name == "auto":
             return None
-        if name not in spoken_languages(self.config):
+        if name not in talker.spoken_languages:
             raise VoiceError(
                 f"There is no language {language!r}; choose auto or one of: "
-                + ", ".join(spoken_languages(self.config))
+                + ", ".join(talker.spoken_languages)
                 + "."
             )
         return talker.languages[name]
@@ -351,9 +352,3 @@ class PromptBuilder:
             text_start=text_start,
             text_complete=text_complete,
         )
-
-
-def spoken_languages(config: ModelConfig) -> tuple[str, ...]:
-    """The languages that a caller can select. A dialect is selected by its speaker."""
-    names = config.talker.languages
-    return tuple(name for name in names if not name.endswith("dialect"))

@@ -11,6 +11,7 @@ from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
+from megakernel_tts.backends.sampling import gumbel_noise
 from megakernel_tts.loader import Loaded, load_checkpoint
 from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 from megakernel_tts.model.config import read_model_config
@@ -18,7 +19,6 @@ from megakernel_tts.model.layers import linear
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.model.random_released import write_released_config
 from megakernel_tts.model.weights import model_specs
-from megakernel_tts.sampling import gumbel_noise
 from tests.goldens.cases import CHECKPOINTS, FRAMES, Case, cases, codec_codes, reference_audio
 from tests.rig import one_frame
 from tests.test_parity import build, expected, golden

@@ -10,7 +10,7 @@ import torch
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.loader import Loaded
-from megakernel_tts.text.prompt import Layout, PromptBuilder, spoken_languages
+from megakernel_tts.text.prompt import Layout, PromptBuilder
 from megakernel_tts.voice import Voice
 
 
@@ -50,7 +50,7 @@ def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., Loaded]) -> 
 
 def test_dialect_is_selected_by_its_speaker_only(load: Callable[..., Loaded]) -> None:
     loaded = load()
-    assert "beijing_dialect" not in spoken_languages(loaded.config)
+    assert "beijing_dialect" not in loaded.config.talker.spoken_languages
     prefix = loaded.engine.prompt_builder.prefix
     assert torch.equal(
         prefix("eric", "auto", None).vectors, prefix("eric", "chinese", None).vectors
