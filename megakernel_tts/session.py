@@ -22,6 +22,7 @@ FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
 FRAME_S = 0.08  # of speech: the codec has 12.5 frames per second
 MAX_PUSH_CHARACTERS = 4096  # tokenised under one acquisition of the text queue's lock
+MAX_BLOCKING_CHARACTERS = 1000  # tokenised on an event loop's thread, which takes 1 ms
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,13 @@ class Session:
                     return
                 self._text.push(text[start : start + MAX_PUSH_CHARACTERS])
             self._on_text()
+
+    async def apush_text(self, text: str) -> None:
+        """As `push_text`, for asyncio: a long text is tokenised on another thread."""
+        if len(text) > MAX_BLOCKING_CHARACTERS:
+            await asyncio.to_thread(self.push_text, text)
+        else:
+            self.push_text(text)
 
     def flush(self) -> None:
         """Has the text pushed so far spoken to its end, for a pause of unknown length.

@@ -19,7 +19,14 @@ from megakernel_tts.model.config import read_model_config
 from megakernel_tts.process import check_torch, watch_forks
 from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import MAX_PUSH_CHARACTERS, AudioChunk, ChunkPolicy, Finish, Session
+from megakernel_tts.session import (
+    MAX_BLOCKING_CHARACTERS,
+    MAX_PUSH_CHARACTERS,
+    AudioChunk,
+    ChunkPolicy,
+    Finish,
+    Session,
+)
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
 from megakernel_tts.speed import MAX_SPEED, can_scale
 from megakernel_tts.text.prompt import Layout
@@ -283,6 +290,40 @@ class TTS:
         limits = _SENTENCES if layout == "full" else None
         text_queue = request.text_queue(self._loaded.tokenizer, limits)
         return self._open(text_queue, request, "full" if layout == "full" else "streaming")
+
+    async def aopen(
+        self,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+        chunks: ChunkPolicy | None = None,
+        *,
+        speed: float = 1.0,
+        pronunciations: Mapping[str, str] | None = None,
+        text: str | None = None,
+        priority: int = 0,
+    ) -> Session:
+        """As `open`, for asyncio: long texts and cloned voices are prepared on another thread."""
+
+        def open_session() -> Session:
+            return self.open(
+                voice,
+                language,
+                instruct,
+                layout=layout,
+                sampling=sampling,
+                chunks=chunks,
+                speed=speed,
+                pronunciations=pronunciations,
+                text=text,
+                priority=priority,
+            )
+
+        if len(text or "") > MAX_BLOCKING_CHARACTERS or isinstance(voice, Voice):
+            return await asyncio.to_thread(open_session)
+        return open_session()
 
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
         """Makes a voice from a recording, for a Base model.

@@ -39,22 +39,24 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.stream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
     assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
     assert signature(TTS.open) == f"({VOICE}, chunks=None, *, {CONTROLS}, text=None, priority=0)"
+    assert signature(TTS.aopen) == signature(TTS.open)
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
     assert signature(check_speed) == "(speed)"
     assert signature(Pronunciations) == "(table=None)"
     assert signature(Pronunciations.load) == "(path)"
-    assert signature(Session.push_text) == "(text)"
+    assert signature(Session.push_text) == signature(Session.apush_text) == "(text)"
     for method in (Session.flush, Session.end, Session.cancel):
         assert signature(method) == "()"
     assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
-        "load", "describe", "say", "stream", "astream", "open", "clone", "warmup", "awarmup",
-        "aligned", "warm", "close", "voices", "info", "sampling", "slots", "running",
+        "load", "describe", "say", "stream", "astream", "open", "aopen", "clone", "warmup",
+        "awarmup", "aligned", "warm", "close", "voices", "info", "sampling", "slots", "running",
     }  # fmt: skip
     assert {n for n in vars(Session) if not n.startswith("_")} == {
-        "finish", "slot_wait_s", "num_waiting_segments", "push_text", "flush", "end", "cancel",
+        "finish", "slot_wait_s", "num_waiting_segments", "push_text", "apush_text", "flush", "end",
+        "cancel",
     }  # fmt: skip
     assert {n for n in vars(Speech) if not n.startswith("_")} == {"seconds", "save"}
 

@@ -16,11 +16,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
 import megakernel_tts
-from megakernel_tts import TTS, MegakernelTTSError
+from megakernel_tts import MegakernelTTSError
 from megakernel_tts.server.accounts import Accounts
 from megakernel_tts.server.auth import Authentication
 from megakernel_tts.server.cartesia import Cartesia
 from megakernel_tts.server.elevenlabs import ElevenLabs
+from megakernel_tts.server.engine import SpeechEngine
 from megakernel_tts.server.http import RequestIds
 from megakernel_tts.server.nari import Nari
 from megakernel_tts.server.openai import OpenAI, http_error
@@ -49,7 +50,7 @@ class Server:
 
     def __init__(
         self,
-        tts: TTS,
+        tts: SpeechEngine,
         settings: ServerSettings | None = None,
         wyoming: "WyomingService | None" = None,
         tracing: "Tracing | None" = None,

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from megakernel_tts import TTS, MegakernelTTSError, ReferenceAudioError, TextError, Voice
+from megakernel_tts import MegakernelTTSError, ReferenceAudioError, TextError, Voice
+from megakernel_tts.server.engine import SpeechEngine
 from megakernel_tts.server.errors import RequestError, request_error
 
 MAX_INLINE_BYTES = 4 << 20  # of a recording in base64, whose JSON holds up the event loop for 5 ms
@@ -26,7 +27,7 @@ class VoiceCloner:
     Neither an event loop nor the engine waits for the decoding of a recording.
     """
 
-    def __init__(self, tts: TTS) -> None:
+    def __init__(self, tts: SpeechEngine) -> None:
         """Starts no thread yet.
 
         Args:

@@ -16,11 +16,11 @@ from megakernel_tts import (
     MegakernelTTSError,
     Pronunciations,
     Sampling,
-    Session,
     Voice,
     Word,
 )
 from megakernel_tts.server.encoding import AudioFormat, Encoder
+from megakernel_tts.server.engine import SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.playback import PlaybackClock
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from megakernel_tts.server.streams import SpeechStreams
 
 SECONDS_PER_CHARACTER = 0.07  # of ordinary speech, where only the starts of words are known
-MAX_BLOCKING_CHARACTERS = 1000  # longer texts are tokenised on another thread
 
 # With the frames that the engine makes before they are sent, at most 3 s: what an interruption
 # discards.
@@ -97,7 +96,7 @@ class SpeechStream:
 
     def __init__(
         self,
-        session: Session,
+        session: SpeechSession,
         request: SpeechRequest,
         report: SpeechReport,
         streams: "SpeechStreams",
@@ -136,10 +135,7 @@ class SpeechStream:
             RequestError: It is not Unicode text, or the text was ended.
         """
         try:
-            if len(text) > MAX_BLOCKING_CHARACTERS:
-                await asyncio.to_thread(self._session.push_text, text)
-            else:
-                self._session.push_text(text)
+            await self._session.apush_text(text)
         except MegakernelTTSError as error:
             raise request_error(error) from None
         self._count_text(text)

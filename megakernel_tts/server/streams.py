@@ -5,18 +5,15 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from megakernel_tts import TTS, ChunkPolicy, MegakernelTTSError, Sampling, Session, Voice
+from megakernel_tts import ChunkPolicy, MegakernelTTSError, Sampling
 from megakernel_tts.server.cloning import VoiceCloner
+from megakernel_tts.server.engine import SpeechEngine, SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.metrics import Metrics
 from megakernel_tts.server.reports import Caller, Reporter, SpeechReport
 from megakernel_tts.server.settings import ServerSettings
-from megakernel_tts.server.speech_stream import (
-    MAX_BLOCKING_CHARACTERS,
-    SpeechRequest,
-    SpeechStream,
-)
+from megakernel_tts.server.speech_stream import SpeechRequest, SpeechStream
 from megakernel_tts.server.voice_library import VoiceLibrary
 from megakernel_tts.server.voices import Catalog
 
@@ -44,7 +41,7 @@ class SpeechStreams:
     """
 
     def __init__(
-        self, tts: TTS, settings: ServerSettings, tracing: "Tracing | None" = None
+        self, tts: SpeechEngine, settings: ServerSettings, tracing: "Tracing | None" = None
     ) -> None:
         """Starts without a stream.
 
@@ -166,28 +163,21 @@ class SpeechStreams:
         self._streams.add(stream)
         return stream
 
-    async def _open_session(self, request: SpeechRequest, priority: Priority) -> Session:
+    async def _open_session(self, request: SpeechRequest, priority: Priority) -> SpeechSession:
         pronunciations = self.settings.pronunciations
         if request.pronunciations:
             pronunciations |= request.pronunciations
-
-        def open_session() -> Session:
-            return self._tts.open(
-                request.voice,
-                request.language,
-                request.instruct,
-                sampling=request.sampling,
-                chunks=_CHUNKS,
-                speed=request.speed,
-                pronunciations=pronunciations,
-                text=request.text,
-                priority=priority,
-            )
-
-        long = len(request.text or "") > MAX_BLOCKING_CHARACTERS
-        if long or isinstance(request.voice, Voice):  # prepared at its first use
-            return await asyncio.to_thread(open_session)
-        return open_session()
+        return await self._tts.aopen(
+            request.voice,
+            request.language,
+            request.instruct,
+            sampling=request.sampling,
+            chunks=_CHUNKS,
+            speed=request.speed,
+            pronunciations=pronunciations,
+            text=request.text,
+            priority=priority,
+        )
 
     def check_admission(self, caller: Caller, priority: Priority | None = None) -> None:
         """Checks, before work for a request that is not paced, that its stream could be opened now.
