@@ -3,7 +3,8 @@
 import argparse
 import logging
 import os
-from collections.abc import Generator, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ from megakernel_tts.cli.say import read_pronunciations
 
 if TYPE_CHECKING:
     from megakernel_tts import Voice
+    from megakernel_tts.server.app import Server
+    from megakernel_tts.server.cluster.placement import Placement
+    from megakernel_tts.server.engine import SpeechEngine
     from megakernel_tts.server.serving import Certificate
     from megakernel_tts.server.settings import ServerSettings
     from megakernel_tts.server.tracing import Tracing
@@ -52,7 +56,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
     parser.add_argument(
-        "--slots", type=int, default=8, help="streams that speak at once (default: 8)"
+        "--gpus",
+        type=nonempty,
+        metavar="N,N",
+        help="all, or the numbers of some GPUs: an engine runs on each, in a process of its own. "
+        "Without a GPU, as many engines run on the CPU",
+    )
+    parser.add_argument(
+        "--slots",
+        type=int,
+        default=8,
+        help="streams that speak at once, on each GPU (default: 8)",
     )
     parser.add_argument(
         "--max-queue",
@@ -130,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from megakernel_tts.server.app import Server
         from megakernel_tts.server.logs import configure_logging
-        from megakernel_tts.server.serving import authority, bind, serve
+        from megakernel_tts.server.serving import bind, run_loop
     except ModuleNotFoundError as error:
         raise _missing(error, "server") from None
     configuration: Configuration = options.configuration
@@ -139,27 +153,77 @@ def run(options: argparse.Namespace) -> int:
         **{name.replace("-", "_"): setting.value for name, setting in configured.items()}
     )
     settings = _settings(options)
+    placements = _placements(options)
     certificate = _certificate(options)
     tracing = _tracing(options.model, os.environ)
     configure_logging(options.log_format)
     _log_configuration(configured, settings)
-    from megakernel_tts import TTS
-
     with (
         closing(tracing) if tracing else nullcontext(),
         bind(options.host, options.port) as listener,
         _wyoming(options) as wyoming,
-        TTS.load(options.model, options.device, slots=options.slots) as tts,
     ):
-        server = Server(tts, settings, wyoming, tracing)
-        address, secure = authority(listener), "s" if certificate else ""
-        print(f"Web page: http{secure}://{address}/")
-        print(f"OpenAI base URL: http{secure}://{address}/v1")
-        print(f"Cartesia WebSocket: ws{secure}://{address}/tts/websocket", flush=True)
-        if wyoming is not None:
-            print(f"Wyoming: {wyoming.url}", flush=True)
-        serve(server, listener, certificate)
+
+        async def serve_engine(engine: "SpeechEngine") -> None:
+            server = Server(engine, settings, wyoming, tracing)
+            await _serve(server, listener, certificate, wyoming)
+
+        if placements:
+            run_loop(_serve_cluster(options, placements, serve_engine))
+        else:
+            from megakernel_tts import TTS
+
+            with TTS.load(options.model, options.device, slots=options.slots) as tts:
+                run_loop(serve_engine(tts))
     return 0
+
+
+async def _serve_cluster(
+    options: argparse.Namespace,
+    placements: "Sequence[Placement]",
+    serve_engine: "Callable[[SpeechEngine], Awaitable[None]]",
+) -> None:
+    """Serves engines in processes of their own."""
+    from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+
+    async with EngineCluster.start(
+        options.model, placements, options.slots, log_format=options.log_format
+    ) as cluster:
+        await serve_engine(cluster)
+
+
+async def _serve(
+    server: "Server",
+    listener: socket.socket,
+    certificate: "Certificate | None",
+    wyoming: "WyomingService | None",
+) -> None:
+    """Prints the URLs and serves."""
+    from megakernel_tts.server.serving import authority, serve
+
+    address, secure = authority(listener), "s" if certificate else ""
+    print(f"Web page: http{secure}://{address}/")
+    print(f"OpenAI base URL: http{secure}://{address}/v1")
+    print(f"Cartesia WebSocket: ws{secure}://{address}/tts/websocket", flush=True)
+    if wyoming is not None:
+        print(f"Wyoming: {wyoming.url}", flush=True)
+    await serve(server, listener, certificate)
+
+
+def _placements(options: argparse.Namespace) -> "list[Placement]":
+    """The engine processes; none for an engine in this process."""
+    from megakernel_tts.server.cluster.placement import parse_gpus, place_engines
+
+    if options.gpus is None:
+        return []
+    if options.device != "auto":
+        raise UsageError("--gpus and --device contradict each other; give one of them")
+    if not hasattr(os, "memfd_create"):
+        raise UsageError("--gpus needs Linux; leave it out")
+    try:
+        return place_engines(parse_gpus(options.gpus), os.environ)
+    except ValueError as error:
+        raise UsageError(f"--gpus: {error}") from None
 
 
 def _missing(error: ModuleNotFoundError, extra: str) -> UsageError:

@@ -120,15 +120,21 @@ class Metrics:
             "rejected_requests_total", "Requests that were refused.", "reason", "key"
         )
         self._gauges: list[Gauge] = []
+        self._counters: list[Counter] = []
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Adds a gauge that calls `read` whenever the metrics are read."""
         self._gauges.append(Gauge(name, description, read))
 
+    def add_counter(self, counter: Counter) -> None:
+        """Adds a counter that its owner counts with."""
+        self._counters.append(counter)
+
     def text(self) -> str:
         """All metrics in Prometheus' text format."""
         metrics: list[Counter | Gauge | Histogram] = [
             *self._gauges,
+            *self._counters,
             *(value for value in vars(self).values() if isinstance(value, Counter | Histogram)),
         ]
         return "\n".join(line for metric in metrics for line in metric.lines(self._labels)) + "\n"

@@ -6,10 +6,11 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -124,7 +125,15 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
     )
 
 
-def serve(server: Server, listener: socket.socket, certificate: Certificate | None = None) -> None:
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine, which calls `serve`, on the event loop of uvicorn's choice."""
+    with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as runner:
+        runner.run(main)
+
+
+async def serve(
+    server: Server, listener: socket.socket, certificate: Certificate | None = None
+) -> None:
     """Serves until SIGTERM or SIGINT, and returns when all streams have finished.
 
     After the signal, `/ready` reports 503 and new streams are refused. A second signal, or the end
@@ -135,7 +144,7 @@ def serve(server: Server, listener: socket.socket, certificate: Certificate | No
         listener: From `bind`.
         certificate: For TLS; None for plain HTTP.
     """
-    _DrainingServer(server, certificate).run(sockets=[listener])
+    await _DrainingServer(server, certificate).serve(sockets=[listener])
 
 
 class _DrainingServer(uvicorn.Server):

@@ -1,0 +1,307 @@
+"""Messages between the front and an engine process: typed records, in JSON.
+
+A `session` is the number that the front gave a session. The audio of a `Chunk` is in the session's
+ring; all other content is in the messages.
+"""
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import numpy as np
+
+import megakernel_tts
+from megakernel_tts import (
+    ChunkPolicy,
+    Finish,
+    MegakernelTTSError,
+    ModelInfo,
+    Sampling,
+    SynthesisError,
+    Voice,
+    Word,
+)
+
+FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
+
+_SIZES = struct.Struct("<II")  # of the fields and of the body that follow
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message. Its fields are sent as JSON, except for `body`, which holds bytes."""
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Makes a message of fields as JSON returns them."""
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """An exception of this package (or a `ValueError`) in another process."""
+
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Describes an exception as the most specific public class that it is an instance of."""
+        names = [base.__name__ for base in type(error).__mro__]
+        kind = next((name for name in names if _exception_type(name)), MegakernelTTSError.__name__)
+        return cls(kind, str(error) or type(error).__name__)
+
+    def exception(self) -> Exception:
+        """Makes the exception again."""
+        return (_exception_type(self.kind) or MegakernelTTSError)(self.message)
+
+
+def _exception_type(name: str) -> type[Exception] | None:
+    """Returns the public exception of a name, `ValueError`, or None."""
+    public = getattr(megakernel_tts, name) if name in megakernel_tts.__all__ else None
+    if isinstance(public, type) and issubclass(public, MegakernelTTSError):
+        return public
+    return ValueError if name == "ValueError" else None
+
+
+@dataclass(frozen=True)
+class VoiceLayout:
+    """Sizes of the arrays in a cloned voice's body, and its transcript.
+
+    Attributes:
+        hidden: Values of the x-vector.
+        num_groups: Codes of a frame; 0 without a transcript.
+        text: The transcript; None without one.
+    """
+
+    hidden: int
+    num_groups: int
+    text: str | None
+
+
+def pack_voice(voice: Voice) -> tuple[VoiceLayout, bytes]:
+    """Returns the layout and the body of a cloned voice."""
+    body = voice.x_vector.astype("<f4").tobytes()
+    num_groups = 0
+    if voice.codes is not None:
+        num_groups = voice.codes.shape[1]
+        body += voice.codes.astype("<i8").tobytes()
+    return VoiceLayout(len(voice.x_vector), num_groups, voice.text), body
+
+
+def unpack_voice(layout: VoiceLayout, body: bytes) -> Voice:
+    """Returns the voice of a layout and a body.
+
+    Raises:
+        VoiceError: Its values are invalid.
+    """
+    x_vector = np.frombuffer(body, "<f4", layout.hidden)
+    if layout.text is None:
+        return Voice(x_vector)
+    codes = np.frombuffer(body, "<i8", offset=4 * layout.hidden)
+    return Voice(x_vector, codes.reshape(-1, layout.num_groups), layout.text)
+
+
+# --- from the front ---
+
+
+@dataclass(frozen=True)
+class Load(Message):
+    """Load a model and warm it up; the first message. `name` is that of the process in logs."""
+
+    name: str
+    model: str
+    device: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Open(Message):
+    """Open a session whose audio is written to a ring; `Opened` or `Refused` replies.
+
+    Attributes:
+        session: A new number.
+        ring: Index of a ring that no other session uses.
+        voice: A voice's name; None for the default, or for a cloned voice.
+        cloned: Layout of a cloned voice, which is the body; None for other voices.
+        language: As in `TTS.open`.
+        instruct: As in `TTS.open`.
+        sampling: As in `TTS.open`.
+        chunks: As in `TTS.open`.
+        text: As in `TTS.open`.
+        body: A cloned voice, or empty.
+    """
+
+    session: int
+    ring: int
+    voice: str | None
+    cloned: VoiceLayout | None
+    language: str
+    instruct: str | None
+    sampling: Sampling
+    chunks: ChunkPolicy
+    text: str | None
+    body: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        cloned = fields["cloned"] and VoiceLayout(**fields["cloned"])
+        sampling, chunks = Sampling(**fields["sampling"]), ChunkPolicy(**fields["chunks"])
+        return cls(**fields | {"cloned": cloned, "sampling": sampling, "chunks": chunks})
+
+
+@dataclass(frozen=True)
+class PushText(Message):
+    """Add text to a session."""
+
+    session: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Flush(Message):
+    """Flush the text of a session."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """End the text of a session."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Cancel(Message):
+    """Cancel a session, which may still be opening."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Release(Message):
+    """The reader has reached `position` in the ring of a session."""
+
+    session: int
+    position: int
+
+
+# --- from an engine process ---
+
+
+@dataclass(frozen=True)
+class Loaded(Message):
+    """The model was loaded."""
+
+    info: ModelInfo
+    sampling: Sampling
+    slots: int
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        info = fields["info"]
+        info["voices"] = {name: tuple(names) for name, names in info["voices"].items()}
+        info["languages"] = tuple(info["languages"])
+        return cls(ModelInfo(**info), Sampling(**fields["sampling"]), fields["slots"])
+
+
+@dataclass(frozen=True)
+class Warm(Message):
+    """The engine is warm: sessions may be opened."""
+
+
+@dataclass(frozen=True)
+class Failed(Message):
+    """The model could not be loaded or warmed up; the process ends."""
+
+    error: ErrorInfo
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        return cls(ErrorInfo(**fields["error"]))
+
+
+@dataclass(frozen=True)
+class Opened(Message):
+    """A session was opened."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """A session was not opened."""
+
+    session: int
+    error: ErrorInfo
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        return cls(fields["session"], ErrorInfo(**fields["error"]))
+
+
+@dataclass(frozen=True)
+class Chunk(Message):
+    """A record of some frames was written to the ring of a session; these words begin in it."""
+
+    session: int
+    num_frames: int
+    words: tuple[Word, ...]
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        words = tuple(Word(**word) for word in fields["words"])
+        return cls(fields["session"], fields["num_frames"], words)
+
+
+@dataclass(frozen=True)
+class Finished(Message):
+    """A session has ended; its last message. The fields are those of `Finish`."""
+
+    session: int
+    reason: FinishReason
+    frames: int
+    error: str | None
+
+    def finish(self) -> Finish:
+        """Returns the last event of the session."""
+        error = None if self.error is None else SynthesisError(self.error)
+        return Finish(self.reason, self.frames, error)
+
+
+_TYPES = {message.__name__: message for message in Message.__subclasses__()}
+
+
+def encode(message: Message) -> bytes:
+    """Returns the bytes of a message."""
+    fields = {"type": type(message).__name__, **vars(message)}
+    body = fields.pop("body", b"")
+    content = json.dumps(fields, default=vars).encode()
+    return _SIZES.pack(len(content), len(body)) + content + body
+
+
+def take(buffer: bytearray) -> Message | None:
+    """Removes the first message from a buffer; None if it is not complete.
+
+    Raises:
+        ValueError: The content is no message.
+    """
+    if len(buffer) < _SIZES.size:
+        return None
+    content_size, body_size = _SIZES.unpack_from(buffer)
+    body_start = _SIZES.size + content_size
+    end = body_start + body_size
+    if len(buffer) < end:
+        return None
+    fields = json.loads(buffer[_SIZES.size : body_start])
+    if body_size:
+        fields["body"] = bytes(buffer[body_start:end])
+    del buffer[:end]
+    return _TYPES[fields.pop("type")].from_fields(fields)
