@@ -32,7 +32,7 @@ def create_memory(num_rings: int) -> int:
 
 
 def map_rings(memory: int) -> list[memoryview]:
-    """Maps memory of `create_memory`; a ring's view keeps the mapping, not the descriptor."""
+    """Maps memory of `create_memory`, as long as one of the views exists."""
     view = memoryview(mmap.mmap(memory, 0))
     return [view[start : start + RING_BYTES] for start in range(0, len(view), RING_BYTES)]
 

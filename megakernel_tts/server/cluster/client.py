@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -45,7 +46,7 @@ class EngineClient:
     def __init__(
         self,
         name: str,
-        process: asyncio.subprocess.Process,
+        process: subprocess.Popen[bytes],
         rings: Sequence[memoryview],
         on_change: Callable[[], None],
     ) -> None:
@@ -83,31 +84,16 @@ class EngineClient:
             ValueError: The device is invalid.
             OSError: The process cannot be started.
         """
-        memory = create_memory(request.slots + _MAX_WAITING)
-        ours, theirs = socket.socketpair()
+        process, end, rings = _spawn(command, environment, request.slots + _MAX_WAITING)
+        client = cls(request.name, process, rings, on_change)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                str(memory),
-                stdin=asyncio.subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(theirs.fileno(), memory),
-            )
-            client = cls(request.name, process, map_rings(memory), on_change)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(memory)
-        await client._channel.connect(ours)
-        client._channel.send(request)
-        try:
+            await client._channel.connect(end)
+            client._channel.send(request)
             client.loaded = await client._loading
         except BaseException:
             client.close()
-            await client.wait_closed()
+            process.kill()
+            process.wait()  # a matter of milliseconds
             raise
         return client
 
@@ -180,11 +166,10 @@ class EngineClient:
         """
         await self._closed.wait()
         try:
-            async with asyncio.timeout(_EXIT_TIMEOUT_S):
-                return await self._process.wait()
-        except TimeoutError:
+            return await asyncio.to_thread(self._process.wait, _EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            return await self._process.wait()
+            return await asyncio.to_thread(self._process.wait)
 
     def _receive(self, message: Message) -> None:
         """Handles a message of the process."""
@@ -226,3 +211,30 @@ class EngineClient:
             self._loading.set_exception(EngineClosedError(reason))
         self._closed.set()
         self._on_change()
+
+
+def _spawn(
+    command: Sequence[str], environment: dict[str, str], num_rings: int
+) -> tuple[subprocess.Popen[bytes], socket.socket, list[memoryview]]:
+    """Starts an engine process.
+
+    Returns:
+        The process, the front's end of its channel, and the rings.
+    """
+    memory = create_memory(num_rings)
+    ours, theirs = socket.socketpair()
+    try:
+        # Not by asyncio, which loses a process whose creation is cancelled.
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno()), str(memory)],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=(theirs.fileno(), memory),
+        )
+        return process, ours, map_rings(memory)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(memory)

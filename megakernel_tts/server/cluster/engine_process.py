@@ -51,7 +51,10 @@ def serve(load: Loader) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to both processes: the front decides
         signal.signal(number, signal.SIG_IGN)
     channel, memory = (int(argument) for argument in sys.argv[1:3])
-    asyncio.run(_serve(socket.socket(fileno=channel), map_rings(memory), load))
+    os.set_inheritable(channel, False)  # of a compiler, which could keep it open
+    rings = map_rings(memory)
+    os.close(memory)
+    asyncio.run(_serve(socket.socket(fileno=channel), rings, load))
 
 
 async def _serve(end: socket.socket, rings: list[memoryview], load: Loader) -> None:

@@ -291,7 +291,9 @@ def take(buffer: bytearray) -> Message | None:
     """Removes the first message from a buffer; None if it is not complete.
 
     Raises:
-        ValueError: The content is no message.
+        KeyError: The content is no message.
+        TypeError: Likewise.
+        ValueError: Likewise.
     """
     if len(buffer) < _SIZES.size:
         return None

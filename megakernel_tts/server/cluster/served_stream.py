@@ -24,7 +24,7 @@ from megakernel_tts.server.engine import SpeechSession
 
 _log = logging.getLogger("megakernel_tts.server")
 
-_MAX_UNREAD_BYTES = 8 << 10  # two frames in the ring, at which the next chunk waits
+_MAX_UNREAD_BYTES = 4 << 10  # one frame in the ring: with more, the next chunk waits
 
 
 class ServedStream:
@@ -111,12 +111,11 @@ class ServedStream:
             async for event in events:
                 if not isinstance(event, AudioChunk):
                     return event
-                while self._writer.num_unread >= _MAX_UNREAD_BYTES and not self._cancelled:
+                self._writer.write(event)
+                self._channel.send(Chunk(self._number, len(event.codes), event.words))
+                while self._writer.num_unread > _MAX_UNREAD_BYTES and not self._cancelled:
                     self._released.clear()
                     await self._released.wait()
-                if not self._cancelled:
-                    self._writer.write(event)
-                    self._channel.send(Chunk(self._number, len(event.codes), event.words))
         raise AssertionError("the session ended without a finish")
 
 

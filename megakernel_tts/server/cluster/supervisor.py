@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 from megakernel_tts import MegakernelTTSError
@@ -97,11 +96,11 @@ class Supervisor:
         )
 
     async def _supervise(self) -> None:
-        num_failures = 0
+        loop, num_failures = asyncio.get_running_loop(), 0
         while True:
-            start_s = time.monotonic()
+            start_s = loop.time()
             reason = await self._run()
-            if time.monotonic() - start_s > _STABLE_S:
+            if loop.time() - start_s > _STABLE_S:
                 num_failures = 0
             num_failures += 1
             delay_s = restart_delay_s(num_failures)

@@ -1,0 +1,14 @@
+"""An engine process with a simulated model, whose name is the time of a frame in seconds.
+
+`EngineCluster` starts it with the command `SIMULATED_ENGINE`.
+"""
+
+import sys
+
+from bench.simulation import simulated_tts
+from megakernel_tts.server.cluster.engine_process import serve
+
+SIMULATED_ENGINE = (sys.executable, "-m", "bench.simulated_engine")
+
+if __name__ == "__main__":
+    serve(lambda request: simulated_tts(request.slots, float(request.model)))

@@ -1,0 +1,109 @@
+"""Clusters of engine processes, and what their sessions say."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+import psutil
+
+from bench.simulated_engine import SIMULATED_ENGINE
+from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Voice
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.cluster.placement import Placement
+from megakernel_tts.server.engine import SpeechEngine, SpeechSession
+from tests.fakes import TIMEOUT_S
+
+TEXT = "Hello there, my friend. "
+LONG_TEXT = TEXT * 45  # more characters than are tokenised on an event loop's thread
+FRAME_S = "0.001"  # the simulated model's name is the time of a frame
+CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # as the server's
+SAMPLING = Sampling(seed=1)
+TWO_PLACES = [Placement(f"cpu:{i}", "cpu", {"OMP_NUM_THREADS": "1"}) for i in range(2)]
+
+
+@asynccontextmanager
+async def simulated_cluster(slots: int = 4) -> AsyncGenerator[EngineCluster]:
+    """Two simulated engines, both of which are warm."""
+    async with EngineCluster.start(FRAME_S, TWO_PLACES, slots, SIMULATED_ENGINE) as cluster:
+        await until(lambda: cluster.slots == 2 * slots)
+        yield cluster
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition on the state of the event loop, which has no event."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def open_session(
+    engine: SpeechEngine,
+    text: str | None,
+    voice: str | Voice | None = None,
+    *,
+    sampling: Sampling = SAMPLING,
+    chunks: ChunkPolicy = CHUNKS,
+) -> SpeechSession:
+    """Opens a session with the defaults of the server."""
+    return await engine.aopen(voice, "auto", None, sampling=sampling, chunks=chunks, text=text)
+
+
+async def read_all(session: SpeechSession) -> tuple[list[AudioChunk], Finish]:
+    """The chunks of a session and its finish."""
+    chunks: list[AudioChunk] = []
+    async with asyncio.timeout(TIMEOUT_S), aclosing(aiter(session)) as events:
+        async for event in events:
+            if isinstance(event, Finish):
+                return chunks, event
+            chunks.append(event)
+    raise AssertionError("no finish")
+
+
+async def read_chunks(session: SpeechSession, number: int) -> list[AudioChunk]:
+    """The next chunks of a session."""
+    chunks: list[AudioChunk] = []
+    async with asyncio.timeout(TIMEOUT_S), aclosing(aiter(session)) as events:
+        async for event in events:
+            assert isinstance(event, AudioChunk)
+            chunks.append(event)
+            if len(chunks) == number:
+                break
+    return chunks
+
+
+def assert_equal_speech(
+    ours: tuple[list[AudioChunk], Finish], theirs: tuple[list[AudioChunk], Finish]
+) -> None:
+    """Compares codes, samples, words and finish, bit for bit; the sizes of chunks may differ."""
+    assert ours[1] == theirs[1]
+    for name in ("codes", "pcm"):
+        one, two = (
+            np.concatenate([getattr(chunk, name) for chunk in chunks])
+            for chunks, _ in (ours, theirs)
+        )
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+    words = [[word for chunk in chunks for word in chunk.words] for chunks, _ in (ours, theirs)]
+    assert words[0] == words[1]
+    frame = 0
+    for chunk in ours[0]:
+        assert (chunk.frame, chunk.sample_rate) == (frame, theirs[0][0].sample_rate)
+        frame += len(chunk.codes)
+
+
+def engine_processes(parent: int | None = None) -> list[psutil.Process]:
+    """The engine processes of a front process (None: this one), those that have ended included."""
+    children = psutil.Process(parent or os.getpid()).children()
+    return [child for child in children if _is_engine(child)]
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_ZOMBIE or "engine" in " ".join(process.cmdline())
+
+
+def kill(process: psutil.Process) -> None:
+    """Ends a process as `kill -9` does."""
+    process.send_signal(signal.SIGKILL)

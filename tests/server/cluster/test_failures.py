@@ -1,0 +1,163 @@
+"""Processes that end by themselves, by `kill -9`, or never start."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from bench.simulated_engine import SIMULATED_ENGINE
+from megakernel_tts import (
+    TTS,
+    AudioChunk,
+    CheckpointError,
+    EngineClosedError,
+    Finish,
+    Sampling,
+    Voice,
+)
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.metrics import Metrics
+from tests.fakes import TIMEOUT_S
+from tests.server.cluster.clusters import (
+    LONG_TEXT,
+    TEXT,
+    TWO_PLACES,
+    assert_equal_speech,
+    engine_processes,
+    kill,
+    open_session,
+    read_all,
+    read_chunks,
+    simulated_cluster,
+    until,
+)
+
+
+def metric(metrics: Metrics, name: str) -> float:
+    lines = [line for line in metrics.text().splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_after_kill_9_other_streams_continue_and_the_engine_comes_back(local: TTS) -> None:
+    async def main() -> tuple[list[AudioChunk], Finish]:
+        async with simulated_cluster() as cluster:
+            metrics = Metrics("simulated")
+            cluster.add_metrics(metrics)
+            processes = engine_processes()
+            sessions = [await open_session(cluster, LONG_TEXT) for _ in range(8)]
+            await read_chunks(sessions[0], 1)
+            speeches = [asyncio.create_task(read_all(session)) for session in sessions]
+            num_files = psutil.Process().num_fds()
+
+            start_s = time.monotonic()
+            kill(processes[0])
+            ended = [await speech for speech in speeches[::2]]
+            assert time.monotonic() - start_s < 1
+            for _, finish in ended:
+                assert finish.reason == "error" and "cpu:0 has ended" in str(finish.error)
+            assert cluster.slots == 4 and cluster.warm and cluster.running
+            assert metric(metrics, "megakernel_tts:engines_ready{") == 1
+            assert metric(metrics, "megakernel_tts:engine_restarts_total{") == 0
+
+            continued = [await speech for speech in speeches[1::2]]
+            assert all(finish.reason == "eos" for _, finish in continued)
+            assert_equal_speech(continued[0], continued[1])
+            assert (await read_all(await open_session(cluster, TEXT)))[1].reason == "eos"
+
+            await until(lambda: cluster.slots == 8)
+            assert metric(metrics, "megakernel_tts:engines_ready{") == 2
+            restarts = 'megakernel_tts:engine_restarts_total{model_name="simulated",engine="cpu:0"}'
+            assert metric(metrics, restarts) == 1
+            again = [await open_session(cluster, TEXT) for _ in range(2)]  # one on each engine
+            ends = [await read_all(session) for session in again]
+            assert all(finish.reason == "eos" for _, finish in ends)
+            assert len(engine_processes()) == 2  # and no zombie
+            del sessions, speeches, again  # they refer to the memory of their process
+            gc.collect()
+            assert psutil.Process().num_fds() == num_files
+            return continued[0]
+
+    speech = asyncio.run(main())
+    assert_equal_speech(speech, asyncio.run(speak_locally(local)))
+    assert not engine_processes()
+
+
+async def speak_locally(local: TTS) -> tuple[list[AudioChunk], Finish]:
+    return await read_all(await open_session(local, LONG_TEXT))
+
+
+def test_a_cloned_voice_is_the_same_after_a_restart(checkpoint: Callable[..., Path]) -> None:
+    """With the only engine, of a real model, whose codes depend on the voice."""
+    folder = checkpoint("base")
+    sampling = Sampling(seed=3, max_frames=5, guard=False)
+    with TTS.load(folder, device="cpu", slots=1) as tts:
+        recording = np.arange(6 * 16).reshape(6, 16)
+        hidden = tts._loaded.config.talker.stack.hidden_size
+        voice = Voice(np.full(hidden, 0.01, np.float32), recording, "What was said.")
+        expected = tts.say(TEXT, voice, sampling=sampling).codes
+        other = tts.say(TEXT, Voice(voice.x_vector), sampling=sampling).codes
+    assert expected.tolist() != other.tolist()
+
+    async def codes(cluster: EngineCluster) -> NDArray[np.int64]:
+        chunks, _ = await read_all(await open_session(cluster, TEXT, voice, sampling=sampling))
+        return np.concatenate([chunk.codes for chunk in chunks])
+
+    async def main() -> Finish:
+        async with EngineCluster.start(str(folder), TWO_PLACES[:1], 1) as cluster:
+            await cluster.awarmup()
+            np.testing.assert_array_equal(await codes(cluster), expected)
+            (process,) = engine_processes()
+            kill(process)
+            await until(lambda: not cluster.warm)
+            with pytest.raises(EngineClosedError, match="No engine is ready"):
+                await codes(cluster)
+            await cluster.awarmup()
+            np.testing.assert_array_equal(await codes(cluster), expected)
+            session = await open_session(cluster, TEXT, voice)
+        return (await read_all(session))[1]
+
+    finish = asyncio.run(main())
+    assert finish.reason == "error"  # the cluster was closed
+    assert not engine_processes()
+
+
+def test_a_model_that_cannot_be_loaded_raises_as_in_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with EngineCluster.start(str(tmp_path / "none"), TWO_PLACES, 1):
+            pass
+
+    with pytest.raises(CheckpointError, match="none"):
+        asyncio.run(main())
+    assert not engine_processes()
+
+
+def test_a_process_that_ends_before_it_has_loaded_raises() -> None:
+    async def main() -> None:
+        async with EngineCluster.start("demo", TWO_PLACES, 1, ["/bin/false"]):
+            pass
+
+    with pytest.raises(EngineClosedError, match=r"cpu:\d has ended"):
+        asyncio.run(main())
+    assert not engine_processes()
+
+
+def test_closing_ends_an_engine_that_warms_up() -> None:
+    async def main() -> None:
+        async with EngineCluster.start("10", TWO_PLACES[:1], 1, SIMULATED_ENGINE) as cluster:
+            warming = asyncio.create_task(cluster.awarmup())  # a frame takes 10 s
+            await asyncio.sleep(0)
+            cluster.close()
+            with pytest.raises(EngineClosedError):
+                await warming
+            assert not cluster.running and not cluster.warm
+
+    start_s = time.monotonic()
+    asyncio.run(main())
+    assert not engine_processes()
+    assert time.monotonic() - start_s < TIMEOUT_S
