@@ -94,16 +94,13 @@ def assert_equal_speech(
         frame += len(chunk.codes)
 
 
-def engine_processes(parent: int | None = None) -> list[psutil.Process]:
-    """The engine processes of a front process (None: this one), those that have ended included."""
-    children = psutil.Process(parent or os.getpid()).children()
-    return [child for child in children if _is_engine(child)]
+def child_processes() -> set[psutil.Process]:
+    """The processes that this one has started, zombies included."""
+    return set(psutil.Process().children())
 
 
-def _is_engine(process: psutil.Process) -> bool:
-    return process.status() == psutil.STATUS_ZOMBIE or "engine" in " ".join(process.cmdline())
-
-
-def kill(process: psutil.Process) -> None:
-    """Ends a process as `kill -9` does."""
-    process.send_signal(signal.SIGKILL)
+def kill(cluster: EngineCluster, index: int) -> None:
+    """Ends an engine process as `kill -9` does."""
+    client = cluster._supervisors[index].client
+    assert client is not None
+    os.kill(client._process.pid, signal.SIGKILL)

@@ -1,0 +1,150 @@
+"""A server over two engine processes: protocols, and the command itself."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import uvicorn
+
+from megakernel_tts import TTS
+from megakernel_tts.server.app import Server
+from megakernel_tts.server.serving import authority, bind, uvicorn_config
+from tests.fakes import TIMEOUT_S
+from tests.server.cluster.clusters import LONG_TEXT, TEXT, until
+from tests.server.cluster.conftest import RunningCluster
+from tests.server.running import RunningServer, connected, pcm_of, wait_until, words_of
+
+
+@asynccontextmanager
+async def served(running: RunningCluster, local: TTS) -> AsyncGenerator[RunningServer]:
+    """A server on the event loop of a cluster."""
+    server = Server(running.cluster)
+    running.cluster.add_metrics(server.streams.metrics)
+    with bind("127.0.0.1", 0) as listener:
+        runner = uvicorn.Server(uvicorn_config(server))
+        serving = asyncio.create_task(runner.serve([listener]))
+        await until(lambda: runner.started)
+        yield RunningServer(local, server, authority(listener))
+        runner.should_exit = True
+        await serving
+
+
+def test_contexts_of_a_socket_are_divided_among_the_engines(
+    running: RunningCluster, local: TTS
+) -> None:
+    async def main() -> None:
+        async with served(running, local) as server, connected(server) as client:
+            for name in "abcd":
+                await client.send(name, LONG_TEXT)
+            await until(lambda: running.loads == [2, 2])
+            await client.cancel("a")
+            await client.cancel("c")
+            await until(lambda: running.loads == [0, 2])
+            await client.send("e", TEXT, add_timestamps=True)
+            await until(lambda: running.loads[0] == 1)
+            events = await client.until_done("e")
+            speech = local.say(TEXT)
+            assert np.array_equal(pcm_of(events), speech.pcm)
+            assert words_of(events) == [(word.text, word.start) for word in speech.words]
+        # The socket is closed, and `run` checks that both engines become idle.
+
+    running.run(main())
+
+
+def test_http_reports_the_engines_and_their_errors(running: RunningCluster, local: TTS) -> None:
+    async def main() -> None:
+        async with (
+            served(running, local) as server,
+            httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client,
+        ):
+            assert (await client.get("/ready")).json() == {"ready": True, "reason": None}
+            assert "megakernel_tts:engines_ready{" in (await client.get("/metrics")).text
+            assert server.metric("engines_ready") == 2
+            body = {"input": TEXT, "response_format": "pcm"}
+            reply = await client.post("/v1/audio/speech", json=body)
+            assert np.array_equal(np.frombuffer(reply.content, "<i2"), local.say(TEXT).pcm)
+            reply = await client.post("/v1/audio/speech", json=body | {"input": " "})
+            assert reply.status_code == 400
+            assert reply.json()["error"]["code"] == "invalid_text"
+
+    running.run(main())
+
+
+@contextmanager
+def command() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`megakernel-tts serve --gpus 0,1` with the demo voice, and its base URL."""
+    arguments = [sys.executable, "-m", "megakernel_tts", "serve", "--gpus", "0,1", "--port", "0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        arguments, stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            match = re.fullmatch(r"OpenAI base URL: (http://.*)/v1\n", process.stdout.readline())
+            assert match
+            wait_until(lambda: httpx.get(f"{match[1]}/ready").status_code == 200)
+            yield process, match[1]
+        finally:
+            process.kill()
+
+
+def uses_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+
+
+def test_the_command_serves_without_torch_and_lets_streams_finish() -> None:
+    with command() as (process, url):
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 2
+        body = {"input": TEXT * 3, "response_format": "pcm", "voice": "clara", "seed": 5}
+        with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=60) as reply:
+            parts = reply.iter_raw()
+            pcm = bytearray(next(parts))
+            for one in (process.pid, *(child.pid for child in children)):
+                os.kill(one, signal.SIGTERM)  # as a service manager stops all processes
+            wait_until(lambda: "stopping" in httpx.get(f"{url}/ready").text)
+            assert [uses_torch(child.pid) for child in children] == [True, True]
+            assert not uses_torch(process.pid)
+            for part in parts:
+                pcm += part
+        assert process.wait(TIMEOUT_S) == 0
+        assert not any(child.is_running() for child in children)
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+    with TTS.load(device="cpu") as tts:
+        speech = tts.say(body["input"], "clara", sampling=replace(tts.sampling, seed=5))
+    # In plain torch, samples may differ by one step with the sizes of chunks.
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2"), speech.pcm, rtol=0, atol=1)
+
+
+FRONT = """
+import asyncio
+from tests.server.cluster.clusters import simulated_cluster
+
+async def main():
+    async with simulated_cluster():
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_engines_end_when_the_front_is_killed() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FRONT], stdout=pipe, text=True) as front:
+        assert front.stdout is not None and front.stdout.readline() == "ready\n"
+        engines = psutil.Process(front.pid).children()
+        assert len(engines) == 2
+        front.kill()
+        wait_until(lambda: not any(engine.is_running() for engine in engines))
