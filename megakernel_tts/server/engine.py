@@ -7,7 +7,10 @@ from megakernel_tts import AudioChunk, ChunkPolicy, Finish, ModelInfo, Sampling,
 
 
 class SpeechSession(Protocol):
-    """One stream of speech, as `Session`: text goes in, events come out."""
+    """One stream of speech, as `Session`: text goes in, events come out.
+
+    Its owner reads it up to its `Finish`, or cancels it.
+    """
 
     @property
     def finish(self) -> Finish | None:
