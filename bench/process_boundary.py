@@ -36,8 +36,17 @@ _TEXT = "Certainly, I can help you with that. Which day of the week would suit y
 
 async def open_session(engine: SpeechEngine, text: str | None) -> SpeechSession:
     """Opens a session as the server does."""
-    sampling = Sampling(seed=0)
-    return await engine.aopen(None, "auto", None, sampling=sampling, chunks=_CHUNKS, text=text)
+    return await engine.aopen(
+        None,
+        "auto",
+        None,
+        sampling=Sampling(seed=0),
+        chunks=_CHUNKS,
+        speed=1.0,
+        pronunciations={},
+        text=text,
+        priority=0,
+    )
 
 
 async def read_to_end(session: SpeechSession) -> None:
@@ -118,7 +127,7 @@ async def run(requests: int, other_streams: int) -> dict[str, dict[str, float]]:
     with simulated_tts(_SLOTS, _FRAME_S) as local:
         await local.awarmup()
         async with EngineCluster.start(
-            str(_FRAME_S), _PLACEMENTS, _SLOTS, SIMULATED_ENGINE
+            str(_FRAME_S), _PLACEMENTS, _SLOTS, command=SIMULATED_ENGINE
         ) as cluster:
             await cluster.awarmup()
             gc.freeze()  # as recommended for servers

@@ -138,7 +138,7 @@ def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "server").glob("*.py")), ids=module_of)
+@pytest.mark.parametrize("file", sorted((PACKAGE / "server").rglob("*.py")), ids=module_of)
 def test_the_server_uses_public_names_only(file: Path) -> None:
     ours = {name for name in imported(file) if name.split(".")[0] == NAME}
     assert {name for name in ours if not name.startswith(f"{NAME}.server")} <= PUBLIC

@@ -143,6 +143,7 @@ def run(options: argparse.Namespace) -> int:
     """
     try:
         from megakernel_tts.server.app import Server
+        from megakernel_tts.server.cluster.engine_cluster import EngineCluster
         from megakernel_tts.server.logs import configure_logging
         from megakernel_tts.server.serving import bind, run_loop
     except ModuleNotFoundError as error:
@@ -166,6 +167,8 @@ def run(options: argparse.Namespace) -> int:
 
         async def serve_engine(engine: "SpeechEngine") -> None:
             server = Server(engine, settings, wyoming, tracing)
+            if isinstance(engine, EngineCluster):
+                engine.add_metrics(server.streams.metrics)
             await _serve(server, listener, certificate, wyoming)
 
         if placements:

@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from megakernel_tts import ChunkPolicy, EngineBusyError, EngineClosedError, Sampling, Voice
+from megakernel_tts import EngineBusyError, EngineClosedError, Voice
 from megakernel_tts.server.cluster.audio_ring import RingReader, create_memory, map_rings
 from megakernel_tts.server.cluster.channel import Channel
 from megakernel_tts.server.cluster.messages import (
     Chunk,
+    Clone,
+    Cloned,
     Failed,
     Finished,
     Load,
@@ -21,8 +23,9 @@ from megakernel_tts.server.cluster.messages import (
     Open,
     Opened,
     Refused,
+    SessionRequest,
     Warm,
-    pack_voice,
+    unpack_voice,
 )
 from megakernel_tts.server.cluster.remote_session import RemoteSession
 
@@ -58,6 +61,7 @@ class EngineClient:
         self._on_change = on_change
         self._free_rings = [*reversed(range(len(rings)))]
         self._sessions: dict[int, RemoteSession] = {}
+        self._cloning: dict[int, asyncio.Future[Voice]] = {}
         self._numbers = count()
         self._loading: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self._closed = asyncio.Event()
@@ -107,17 +111,16 @@ class EngineClient:
         """Number of sessions that the engine has not ended."""
         return len(self._sessions)
 
-    async def open(
-        self,
-        voice: str | Voice | None,
-        language: str,
-        instruct: str | None,
-        *,
-        sampling: Sampling,
-        chunks: ChunkPolicy,
-        text: str | None,
-    ) -> RemoteSession:
-        """Opens a session; the arguments and errors are those of `TTS.open`."""
+    async def open(self, request: SessionRequest, voice: bytes) -> RemoteSession:
+        """Opens a session.
+
+        Args:
+            request: What it speaks.
+            voice: Arrays of a cloned voice, or empty.
+
+        Raises:
+            MegakernelTTSError: As `TTS.open`; an `EngineClosedError` if the process has ended.
+        """
         if not self._free_rings:
             raise EngineBusyError(
                 f"{self.slots} streams can speak at once on {self.name}, and {self.num_sessions} "
@@ -131,28 +134,27 @@ class EngineClient:
             lambda: self._free_rings.append(ring),
         )
         self._sessions[number] = session
-        # A cloned voice travels with each request, so that an engine that was restarted has it.
-        cloned, body = pack_voice(voice) if isinstance(voice, Voice) else (None, b"")
-        name = None if isinstance(voice, Voice) else voice
-        request = Open(
-            session=number,
-            ring=ring,
-            voice=name,
-            cloned=cloned,
-            language=language,
-            instruct=instruct,
-            sampling=sampling,
-            chunks=chunks,
-            text=text,
-            body=body,
-        )
-        self._channel.send(request)
+        self._channel.send(Open(number, ring, request, voice))
         try:
             await session.opened
         except asyncio.CancelledError:
             session.cancel()
             raise
         return session
+
+    async def clone(self, recording: bytes, text: str | None) -> Voice:
+        """Makes a voice from the content of an audio file.
+
+        Raises:
+            MegakernelTTSError: As `TTS.clone`; an `EngineClosedError` if the process has ended.
+        """
+        number = next(self._numbers)
+        voice = self._cloning[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(Clone(number, text, recording))
+        try:
+            return await voice
+        finally:
+            self._cloning.pop(number, None)
 
     def close(self) -> None:
         """Ends the process and its sessions; may be called twice."""
@@ -179,23 +181,39 @@ class EngineClient:
             case Warm():
                 self.warm = True
                 self._on_change()
+                _log.info("an engine is warm", extra={"fields": {"engine": self.name}})
             case Failed(error=error):
                 if self._loading.done():
-                    _log.error("%s: the engine cannot be warmed up: %s", self.name, error.message)
+                    fields = {"engine": self.name, "reason": error.message}
+                    _log.error("an engine could not be warmed up", extra={"fields": fields})
                 else:
                     self._loading.set_exception(error.exception())
             case Opened(session=number):
                 opened = self._sessions[number].opened
                 if not opened.done():  # the request may have been cancelled
                     opened.set_result(None)
-            case Refused(session=number, error=error):
-                self._sessions.pop(number).refuse(error.exception())
+            case Refused(number=number, error=error):
+                if number in self._sessions:
+                    self._sessions.pop(number).refuse(error.exception())
+                else:
+                    self._end_cloning(number, error.exception())
+            case Cloned(number=number):
+                self._end_cloning(number, unpack_voice(message.layout, message.body))
             case Chunk(session=number):
                 self._sessions[number].receive(message)
             case Finished(session=number):
                 self._sessions.pop(number).receive_finish(message.finish())
             case _:
                 raise ValueError(f"{message} is no message for the front.")
+
+    def _end_cloning(self, number: int, result: Voice | Exception) -> None:
+        voice = self._cloning.pop(number, None)
+        if voice is None or voice.done():  # the request was cancelled
+            return
+        if isinstance(result, Exception):
+            voice.set_exception(result)
+        else:
+            voice.set_result(result)
 
     def _end(self) -> None:
         """Ends the sessions, because the process has ended or will."""
@@ -207,6 +225,8 @@ class EngineClient:
             else:
                 session.refuse(EngineClosedError(reason))
         self._sessions.clear()
+        for number in [*self._cloning]:
+            self._end_cloning(number, EngineClosedError(reason))
         if not self._loading.done():
             self._loading.set_exception(EngineClosedError(reason))
         self._closed.set()

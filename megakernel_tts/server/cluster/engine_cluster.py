@@ -1,15 +1,21 @@
 """Several engine processes as one engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, BinaryIO, TypeVar
 
 from megakernel_tts import ChunkPolicy, EngineClosedError, ModelInfo, Sampling, Voice
 from megakernel_tts.server.cluster.client import EngineClient
+from megakernel_tts.server.cluster.messages import Load, SessionRequest, pack_voice
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.cluster.remote_session import RemoteSession
 from megakernel_tts.server.cluster.supervisor import ENGINE_COMMAND, Supervisor
+from megakernel_tts.server.logs import LogFormat
 from megakernel_tts.server.metrics import Counter, Metrics
+
+T = TypeVar("T")
 
 
 class EngineCluster:
@@ -20,23 +26,30 @@ class EngineCluster:
     """
 
     def __init__(
-        self, model: str, placements: Sequence[Placement], slots: int, command: Sequence[str]
+        self,
+        model: str,
+        placements: Sequence[Placement],
+        slots: int,
+        log_format: LogFormat,
+        command: Sequence[str],
     ) -> None:
         """Starts without a process; `start` calls it."""
+        self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._closed = False
         self._restarts = Counter("engine_restarts_total", "Engines that were restarted.", "engine")
         self._supervisors = [
             Supervisor(
                 command,
-                placement,
-                model,
-                slots,
+                placement.environment,
+                Load(placement.name, model, placement.device, slots, log_format),
                 on_change=self._changed.set,
                 on_restart=lambda name=placement.name: self._restarts.add(name),
             )
             for placement in placements
         ]
+        self._table: Mapping[str, str] = {}
+        self._encoded_table = "{}"
 
     @classmethod
     @asynccontextmanager
@@ -45,6 +58,8 @@ class EngineCluster:
         model: str,
         placements: Sequence[Placement],
         slots: int,
+        *,
+        log_format: LogFormat = "text",
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> AsyncGenerator["EngineCluster"]:
         """Starts the processes and waits until all have loaded the model; the block ends them.
@@ -53,6 +68,7 @@ class EngineCluster:
             model: As in `TTS.load`.
             placements: One for each process.
             slots: Number of streams that can speak at once on each engine.
+            log_format: Format of the processes' log.
             command: Runs an engine process.
 
         Raises:
@@ -60,7 +76,7 @@ class EngineCluster:
             ValueError: A device is invalid, or memory cannot hold the slots.
             OSError: A process cannot be started.
         """
-        cluster = cls(model, placements, slots, command)
+        cluster = cls(model, placements, slots, log_format, command)
         try:
             await cluster._start_all()
             yield cluster
@@ -130,23 +146,61 @@ class EngineCluster:
         *,
         sampling: Sampling,
         chunks: ChunkPolicy,
+        speed: float,
+        pronunciations: Mapping[str, str],
         text: str | None,
+        priority: int,
     ) -> RemoteSession:
         """Opens a session, as `TTS.open`, on the engine with the fewest open ones.
 
         Raises:
             MegakernelTTSError: As `TTS.open`; an `EngineClosedError` if no engine is warm.
         """
+        # A cloned voice travels with each request, so that an engine that was restarted has it.
+        cloned, arrays = pack_voice(voice) if isinstance(voice, Voice) else (None, b"")
+        request = SessionRequest(
+            voice=None if isinstance(voice, Voice) else voice,
+            cloned=cloned,
+            language=language,
+            instruct=instruct,
+            sampling=sampling,
+            chunks=chunks,
+            speed=speed,
+            pronunciations=self._encode_table(pronunciations),
+            text=text,
+            priority=priority,
+        )
+        return await self._on_least_loaded(lambda client: client.open(request, arrays))
+
+    def clone(self, wav: BinaryIO, text: str | None) -> Voice:
+        """Makes a voice from a recording; see `SpeechEngine`.
+
+        Raises:
+            MegakernelTTSError: As `TTS.clone`; an `EngineClosedError` if no engine is warm.
+        """
+        recording = wav.read()
+        cloning = self._on_least_loaded(lambda client: client.clone(recording, text))
+        return asyncio.run_coroutine_threadsafe(cloning, self._loop).result()
+
+    async def _on_least_loaded(
+        self, request: Callable[[EngineClient], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Sends a request to the engine with the fewest sessions; to another one if it ends."""
         while clients := self._warm_clients:
             client = min(clients, key=lambda client: client.num_sessions)
             try:
-                return await client.open(
-                    voice, language, instruct, sampling=sampling, chunks=chunks, text=text
-                )
+                return await request(client)
             except EngineClosedError:
                 if client.warm:
                     raise
         raise EngineClosedError("No engine is ready: all of them are being started. Try again.")
+
+    def _encode_table(self, pronunciations: Mapping[str, str]) -> str:
+        """Encodes a table; requests without one of their own share that of the server."""
+        if pronunciations is not self._table:
+            self._table = pronunciations
+            self._encoded_table = json.dumps(dict(pronunciations))
+        return self._encoded_table
 
     def add_metrics(self, metrics: Metrics) -> None:
         """Adds the state of the engines to the metrics of a server."""

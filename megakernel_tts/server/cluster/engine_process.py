@@ -6,6 +6,8 @@ kernel does when the front ends in any way.
 """
 
 import asyncio
+import io
+import json
 import logging
 import os
 import signal
@@ -14,11 +16,13 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 
-from megakernel_tts import MegakernelTTSError
+from megakernel_tts import MegakernelTTSError, Pronunciations
 from megakernel_tts.server.cluster.audio_ring import RingWriter, map_rings
 from megakernel_tts.server.cluster.channel import Channel
 from megakernel_tts.server.cluster.messages import (
     Cancel,
+    Clone,
+    Cloned,
     End,
     ErrorInfo,
     Failed,
@@ -28,16 +32,20 @@ from megakernel_tts.server.cluster.messages import (
     Message,
     Open,
     PushText,
+    Refused,
     Release,
     Warm,
+    pack_voice,
     unpack_voice,
 )
-from megakernel_tts.server.cluster.served_stream import ServedStream
+from megakernel_tts.server.cluster.served_stream import ServedStream, describe_error
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
+from megakernel_tts.server.logs import configure_logging
 
 _log = logging.getLogger("megakernel_tts.server")
 
 _MAX_VOICES = 64  # cloned voices that are kept: as many as the engine caches prefixes
+_MAX_TABLES = 64  # of pronunciations
 
 Loader = Callable[[Load], SpeechEngine]
 
@@ -89,9 +97,11 @@ class EngineProcess:
         self._load = load
         self._engine: SpeechEngine | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._cloning: set[asyncio.Task[None]] = set()
         self._streams: dict[int, ServedStream] = {}
         # The same bytes give the same object, by which the engine caches a voice's prefix.
         self._voice = lru_cache(_MAX_VOICES)(unpack_voice)
+        self._pronunciations = lru_cache(_MAX_TABLES)(_parse_pronunciations)
 
     def _receive(self, message: Message) -> None:
         """Handles a message of the front.
@@ -104,6 +114,10 @@ class EngineProcess:
                 self._loading = asyncio.create_task(self._load_and_warm_up(message))
             case Open():
                 self._open(message)
+            case Clone():
+                task = asyncio.create_task(self._clone(message))
+                self._cloning.add(task)
+                task.add_done_callback(self._cloning.discard)
             case PushText() | Flush() | End() | Cancel() | Release():
                 if message.session in self._streams:  # it may have ended meanwhile
                     self._streams[message.session].receive(message)
@@ -111,7 +125,7 @@ class EngineProcess:
                 raise ValueError(f"{message} is no message for an engine process.")
 
     async def _load_and_warm_up(self, request: Load) -> None:
-        logging.basicConfig(level=logging.WARNING, format=f"{request.name}: %(message)s")
+        _configure_logging(request)
         try:
             engine = self._engine = await asyncio.to_thread(self._load, request)
             self.channel.send(Loaded(engine.info, engine.sampling, engine.slots))
@@ -124,31 +138,64 @@ class EngineProcess:
         else:
             self.channel.send(Warm())
 
-    def _open(self, request: Open) -> None:
-        engine = self._engine
-        assert engine is not None, "the front opens no session before the engine is warm"
+    @property
+    def _warm_engine(self) -> SpeechEngine:
+        assert self._engine is not None, "the front requests nothing before the engine is warm"
+        return self._engine
+
+    async def _clone(self, message: Clone) -> None:
+        recording = io.BytesIO(message.body)
+        try:
+            voice = await asyncio.to_thread(self._warm_engine.clone, recording, message.text)
+        except Exception as error:
+            self.channel.send(Refused(message.number, describe_error(error)))
+        else:
+            self.channel.send(Cloned(message.number, *pack_voice(voice)))
+
+    def _open(self, message: Open) -> None:
+        request = message.request
 
         async def open_session() -> SpeechSession:
-            voice = request.cloned and self._voice(request.cloned, request.body)
-            return await engine.aopen(
+            voice = request.cloned and self._voice(request.cloned, message.body)
+            return await self._warm_engine.aopen(
                 voice or request.voice,
                 request.language,
                 request.instruct,
                 sampling=request.sampling,
                 chunks=request.chunks,
+                speed=request.speed,
+                pronunciations=self._pronunciations(request.pronunciations),
                 text=request.text,
+                priority=request.priority,
             )
 
-        writer = RingWriter(self._rings[request.ring])
-        stream = ServedStream(request.session, open_session, writer, self.channel)
-        self._streams[request.session] = stream
-        stream.task.add_done_callback(lambda _: self._remove(request.session, engine))
+        writer = RingWriter(self._rings[message.ring])
+        stream = ServedStream(message.session, open_session, writer, self.channel)
+        self._streams[message.session] = stream
+        stream.task.add_done_callback(lambda _: self._remove(message.session))
 
-    def _remove(self, session: int, engine: SpeechEngine) -> None:
+    def _remove(self, session: int) -> None:
         del self._streams[session]
-        if not engine.running:  # it has failed, which its streams have noticed
+        if not self._warm_engine.running:  # it has failed, which its streams have noticed
             _log.error("The engine has failed; its process ends.")
             self.channel.close()
+
+
+def _configure_logging(request: Load) -> None:
+    """Has the log name the engine in each record."""
+    logging.basicConfig(level=logging.WARNING)
+    configure_logging(request.log_format)
+
+    def add_engine(record: logging.LogRecord) -> bool:
+        record.fields = {"engine": request.name, **getattr(record, "fields", {})}
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(add_engine)
+
+
+def _parse_pronunciations(table: str) -> Pronunciations:
+    return Pronunciations(json.loads(table))
 
 
 def _load_tts(request: Load) -> SpeechEngine:

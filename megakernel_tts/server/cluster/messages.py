@@ -1,7 +1,7 @@
 """Messages between the front and an engine process: typed records, in JSON.
 
-A `session` is the number that the front gave a session. The audio of a `Chunk` is in the session's
-ring; all other content is in the messages.
+The front numbers its requests: a `session` is the number of the request that opened it. The audio
+of a `Chunk` is in the session's ring; all other content is in the messages.
 """
 
 import json
@@ -22,6 +22,7 @@ from megakernel_tts import (
     Voice,
     Word,
 )
+from megakernel_tts.server.logs import LogFormat
 
 FinishReason = Literal["eos", "length", "guard", "cancelled", "error"]
 
@@ -108,12 +109,58 @@ def unpack_voice(layout: VoiceLayout, body: bytes) -> Voice:
 
 @dataclass(frozen=True)
 class Load(Message):
-    """Load a model and warm it up; the first message. `name` is that of the process in logs."""
+    """Load a model and warm it up; the first message.
+
+    Attributes:
+        name: Of the engine, for the log.
+        model: As in `TTS.load`.
+        device: As in `TTS.load`.
+        slots: As in `TTS.load`.
+        log_format: Format of the process's log.
+    """
 
     name: str
     model: str
     device: str
     slots: int
+    log_format: LogFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionRequest:
+    """What a session speaks, and how; as the arguments of `TTS.open`.
+
+    Attributes:
+        voice: A voice's name; None for the default, or for a cloned voice.
+        cloned: Layout of a cloned voice; None for other voices.
+        language: As in `TTS.open`.
+        instruct: As in `TTS.open`.
+        sampling: As in `TTS.open`.
+        chunks: As in `TTS.open`.
+        speed: As in `TTS.open`.
+        pronunciations: A JSON object with the table.
+        text: As in `TTS.open`.
+        priority: As in `TTS.open`.
+    """
+
+    voice: str | None
+    cloned: VoiceLayout | None
+    language: str
+    instruct: str | None
+    sampling: Sampling
+    chunks: ChunkPolicy
+    speed: float
+    pronunciations: str
+    text: str | None
+    priority: int
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Makes a request of fields as JSON returns them."""
+        fields["cloned"] = fields["cloned"] and VoiceLayout(**fields["cloned"])
+        fields["sampling"] = Sampling(**fields["sampling"])
+        fields["chunks"] = ChunkPolicy(**fields["chunks"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -123,33 +170,29 @@ class Open(Message):
     Attributes:
         session: A new number.
         ring: Index of a ring that no other session uses.
-        voice: A voice's name; None for the default, or for a cloned voice.
-        cloned: Layout of a cloned voice, which is the body; None for other voices.
-        language: As in `TTS.open`.
-        instruct: As in `TTS.open`.
-        sampling: As in `TTS.open`.
-        chunks: As in `TTS.open`.
-        text: As in `TTS.open`.
-        body: A cloned voice, or empty.
+        request: The arguments.
+        body: Arrays of a cloned voice, or empty.
     """
 
     session: int
     ring: int
-    voice: str | None
-    cloned: VoiceLayout | None
-    language: str
-    instruct: str | None
-    sampling: Sampling
-    chunks: ChunkPolicy
-    text: str | None
+    request: SessionRequest
     body: bytes = field(default=b"", repr=False)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """See `Message`."""
-        cloned = fields["cloned"] and VoiceLayout(**fields["cloned"])
-        sampling, chunks = Sampling(**fields["sampling"]), ChunkPolicy(**fields["chunks"])
-        return cls(**fields | {"cloned": cloned, "sampling": sampling, "chunks": chunks})
+        fields["request"] = SessionRequest.from_fields(fields["request"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Clone(Message):
+    """Make a voice from a recording, which is the body; `Cloned` or `Refused` replies."""
+
+    number: int
+    text: str | None
+    body: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True)
@@ -234,31 +277,54 @@ class Opened(Message):
 
 
 @dataclass(frozen=True)
-class Refused(Message):
-    """A session was not opened."""
+class Cloned(Message):
+    """A voice was made from a recording; its arrays are the body."""
 
-    session: int
+    number: int
+    layout: VoiceLayout
+    body: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """See `Message`."""
+        fields["layout"] = VoiceLayout(**fields["layout"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """A session was not opened, or a voice was not made."""
+
+    number: int
     error: ErrorInfo
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """See `Message`."""
-        return cls(fields["session"], ErrorInfo(**fields["error"]))
+        return cls(fields["number"], ErrorInfo(**fields["error"]))
 
 
 @dataclass(frozen=True)
 class Chunk(Message):
-    """A record of some frames was written to the ring of a session; these words begin in it."""
+    """A record was written to the ring of a session.
+
+    Attributes:
+        session: The session.
+        num_frames: Frames of the record.
+        words: Words that begin in it.
+        slot_wait_s: Of the session, so far.
+    """
 
     session: int
     num_frames: int
     words: tuple[Word, ...]
+    slot_wait_s: float
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """See `Message`."""
-        words = tuple(Word(**word) for word in fields["words"])
-        return cls(fields["session"], fields["num_frames"], words)
+        fields["words"] = tuple(Word(**word) for word in fields["words"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True)

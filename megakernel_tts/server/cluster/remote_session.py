@@ -55,6 +55,7 @@ class RemoteSession:
         self._cancelled = False
         self._ended = False  # in the engine process
         self._finish: Finish | None = None
+        self._slot_wait_s = 0.0
 
     # --- for the front ---
 
@@ -62,6 +63,11 @@ class RemoteSession:
     def finish(self) -> Finish | None:
         """The stream's last event, once it was read."""
         return self._finish
+
+    @property
+    def slot_wait_s(self) -> float:
+        """Seconds for which the stream waited for a slot before the audio that has arrived."""
+        return self._slot_wait_s
 
     async def apush_text(self, text: str) -> None:
         """See `SpeechSession`."""
@@ -115,6 +121,7 @@ class RemoteSession:
     def receive(self, chunk: Chunk) -> None:
         """Adds a chunk, which is in the ring."""
         self._num_frames += chunk.num_frames
+        self._slot_wait_s = chunk.slot_wait_s
         if not self._cancelled:
             self._events.append(chunk)
             self._arrived.set()

@@ -77,7 +77,7 @@ class ServedStream:
         try:
             session = self._session = await self._open_session()
         except Exception as error:
-            self._channel.send(Refused(self._number, _describe(error)))
+            self._channel.send(Refused(self._number, describe_error(error)))
             return
         if self._cancelled:
             session.cancel()
@@ -89,7 +89,7 @@ class ServedStream:
             finished = Finished(self._number, finish.reason, finish.frames, error)
         except Exception as error:
             session.cancel()
-            finished = Finished(self._number, "error", 0, _describe(error).message)
+            finished = Finished(self._number, "error", 0, describe_error(error).message)
         finally:
             writing.cancel()
         self._channel.send(finished)
@@ -112,15 +112,17 @@ class ServedStream:
                 if not isinstance(event, AudioChunk):
                     return event
                 self._writer.write(event)
-                self._channel.send(Chunk(self._number, len(event.codes), event.words))
+                self._channel.send(
+                    Chunk(self._number, len(event.codes), event.words, session.slot_wait_s)
+                )
                 while self._writer.num_unread > _MAX_UNREAD_BYTES and not self._cancelled:
                     self._released.clear()
                     await self._released.wait()
         raise AssertionError("the session ended without a finish")
 
 
-def _describe(error: Exception) -> ErrorInfo:
-    """Describes an error for the front; one that is no answer to a request is logged as well."""
+def describe_error(error: Exception) -> ErrorInfo:
+    """Describes an error for the front; one that is not about the request is logged as well."""
     if not isinstance(error, MegakernelTTSError | ValueError):
-        _log.error("A stream has failed.", exc_info=error)
+        _log.error("A request has failed.", exc_info=error)
     return ErrorInfo.of(error)

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from megakernel_tts import MegakernelTTSError
 from megakernel_tts.server.cluster.client import EngineClient
 from megakernel_tts.server.cluster.messages import Load
-from megakernel_tts.server.cluster.placement import Placement
 
 _log = logging.getLogger("megakernel_tts.server")
 
@@ -29,19 +28,18 @@ def restart_delay_s(num_failures: int) -> float:
 
 
 class Supervisor:
-    """Supervises the engine process of one placement.
+    """Supervises one engine process.
 
     Attributes:
-        name: Of the placement.
+        name: Of the engine.
         client: The process; None while no model is loaded.
     """
 
     def __init__(
         self,
         command: Sequence[str],
-        placement: Placement,
-        model: str,
-        slots: int,
+        environment: Mapping[str, str],
+        request: Load,
         *,
         on_change: Callable[[], None],
         on_restart: Callable[[], None],
@@ -50,17 +48,16 @@ class Supervisor:
 
         Args:
             command: Runs `engine_process`.
-            placement: Where the engine runs.
-            model: As in `TTS.load`.
-            slots: As in `TTS.load`.
+            environment: Variables in addition to those of this process.
+            request: What the process loads.
             on_change: Called when the engine becomes warm, and when its process ends.
             on_restart: Called before the process is started again.
         """
-        self.name = placement.name
+        self.name = request.name
         self.client: EngineClient | None = None
         self._command = command
-        self._environment = {**os.environ, **placement.environment}
-        self._request = Load(placement.name, model, placement.device, slots)
+        self._environment = {**os.environ, **environment}
+        self._request = request
         self._on_change = on_change
         self._on_restart = on_restart
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +101,8 @@ class Supervisor:
                 num_failures = 0
             num_failures += 1
             delay_s = restart_delay_s(num_failures)
-            _log.error("%s: %s; the engine is restarted in %g s.", self.name, reason, delay_s)
+            fields = {"engine": self.name, "reason": reason, "restart_s": delay_s}
+            _log.error("an engine process has ended", extra={"fields": fields})
             await asyncio.sleep(delay_s)
             self._on_restart()
 
@@ -113,8 +111,7 @@ class Supervisor:
         try:
             self.client = self.client or await self._load()
         except (MegakernelTTSError, ValueError, OSError) as error:
-            return str(error).rstrip(".")
+            return str(error)
         status = await self.client.wait_closed()
         self.client = None
-        end = f"by signal {-status}" if status < 0 else f"with status {status}"
-        return f"the engine process has ended {end}"
+        return f"signal {-status}" if status < 0 else f"exit status {status}"

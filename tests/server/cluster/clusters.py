@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 
 import numpy as np
@@ -27,7 +27,7 @@ TWO_PLACES = [Placement(f"cpu:{i}", "cpu", {"OMP_NUM_THREADS": "1"}) for i in ra
 @asynccontextmanager
 async def simulated_cluster(slots: int = 4) -> AsyncGenerator[EngineCluster]:
     """Two simulated engines, both of which are warm."""
-    async with EngineCluster.start(FRAME_S, TWO_PLACES, slots, SIMULATED_ENGINE) as cluster:
+    async with EngineCluster.start(FRAME_S, TWO_PLACES, slots, command=SIMULATED_ENGINE) as cluster:
         await until(lambda: cluster.slots == 2 * slots)
         yield cluster
 
@@ -46,9 +46,22 @@ async def open_session(
     *,
     sampling: Sampling = SAMPLING,
     chunks: ChunkPolicy = CHUNKS,
+    speed: float = 1.0,
+    pronunciations: Mapping[str, str] | None = None,
+    priority: int = 0,
 ) -> SpeechSession:
     """Opens a session with the defaults of the server."""
-    return await engine.aopen(voice, "auto", None, sampling=sampling, chunks=chunks, text=text)
+    return await engine.aopen(
+        voice,
+        "auto",
+        None,
+        sampling=sampling,
+        chunks=chunks,
+        speed=speed,
+        pronunciations=pronunciations or {},
+        text=text,
+        priority=priority,
+    )
 
 
 async def read_all(session: SpeechSession) -> tuple[list[AudioChunk], Finish]:

@@ -2,17 +2,27 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from megakernel_tts import TTS, AudioChunk, EngineBusyError, Finish, TextError, VoiceError
-from megakernel_tts.server.cluster.client import EngineClient
+from megakernel_tts import (
+    TTS,
+    AudioChunk,
+    EngineBusyError,
+    Finish,
+    Pronunciations,
+    TextError,
+    VoiceError,
+)
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
 from tests.fakes import TIMEOUT_S
 from tests.server.cluster.clusters import (
     CHUNKS,
     LONG_TEXT,
-    SAMPLING,
     TEXT,
     assert_equal_speech,
     open_session,
@@ -24,8 +34,20 @@ from tests.server.cluster.conftest import RunningCluster
 Speech = tuple[list[AudioChunk], Finish]
 
 
+class OneEngine(EngineCluster):
+    """One of the engines of a cluster."""
+
+    def __init__(self, running: RunningCluster, index: int) -> None:
+        vars(self).update(vars(running.cluster))
+        self._supervisors = running.cluster._supervisors[index : index + 1]
+
+
 async def say(engine: SpeechEngine, text: str = TEXT) -> Speech:
     return await read_all(await open_session(engine, text))
+
+
+def samples(speech: Speech) -> NDArray[np.int16]:
+    return np.concatenate([chunk.pcm for chunk in speech[0]])
 
 
 async def say_live(engine: SpeechEngine, portions: list[str]) -> Speech:
@@ -77,6 +99,46 @@ def test_a_pause_of_the_text_is_flushed(running: RunningCluster) -> None:
         return words
 
     assert running.run(main()) == ["One", "two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ('One.<break time="1.7s"/> Two <spell>A1</spell>.', {}),
+        ("The nginx server.", {"pronunciations": Pronunciations({"nginx": "engine ex"})}),
+        (TEXT, {"speed": 1.5}),
+    ],
+    ids=["tags", "pronunciations", "speed"],
+)
+def test_speech_controls_are_those_of_the_engine(
+    running: RunningCluster, local: TTS, text: str, options: dict[str, Any]
+) -> None:
+    async def say_with_options(engine: SpeechEngine) -> Speech:
+        return await read_all(await open_session(engine, text, **options))
+
+    ours, plain = running.run(say_with_options(running.cluster)), asyncio.run(say(local, text))
+    assert_equal_speech(ours, asyncio.run(say_with_options(local)))
+    if options:
+        assert samples(ours).tolist() != samples(plain).tolist()
+
+
+def test_streams_of_higher_priority_get_slots_first(running: RunningCluster) -> None:
+    async def main() -> tuple[list[int], list[float]]:
+        engine = OneEngine(running, 0)
+        first = [await open_session(engine, TEXT, priority=1) for _ in range(engine.slots)]
+        late = [await open_session(engine, TEXT, priority=p) for p in (2, 0)]
+        ends: list[int] = []
+
+        async def read(session: SpeechSession, number: int) -> None:
+            await read_all(session)
+            ends.append(number)
+
+        await asyncio.gather(*(read(session, i) for i, session in enumerate([*late, *first])))
+        return ends, [session.slot_wait_s for session in (late[0], first[0])]
+
+    ends, (waited_s, other_s) = running.run(main())
+    assert ends[-1] == 0  # of priority 2, although it was opened before that of priority 0
+    assert waited_s > other_s >= 0
 
 
 def test_concurrent_streams_do_not_mix(running: RunningCluster, local: TTS) -> None:
@@ -174,15 +236,10 @@ def test_a_request_that_is_dropped_while_it_opens_leaves_nothing(running: Runnin
     running.run(main())  # checks that the engines become idle
 
 
-async def open_on(client: EngineClient, text: str) -> SpeechSession:
-    """Opens a session on one of the engines."""
-    return await client.open(None, "auto", None, sampling=SAMPLING, chunks=CHUNKS, text=text)
-
-
 def test_a_reader_that_stops_pauses_its_stream_only(running: RunningCluster) -> None:
     async def main() -> tuple[int, int]:
-        client = running.clients[0]
-        slow, other = await open_on(client, LONG_TEXT), await open_on(client, TEXT * 10)
+        engine = OneEngine(running, 0)
+        slow, other = await open_session(engine, LONG_TEXT), await open_session(engine, TEXT * 10)
         (first,) = await read_chunks(slow, 1)
         _, finish = await read_all(other)
         slow.cancel()
@@ -198,12 +255,12 @@ def test_a_reader_that_stops_pauses_its_stream_only(running: RunningCluster) -> 
 
 def test_more_sessions_than_an_engine_takes_are_refused(running: RunningCluster) -> None:
     async def main() -> None:
-        client = running.clients[0]
+        engine = OneEngine(running, 0)
         sessions: list[SpeechSession] = []
         with pytest.raises(EngineBusyError, match="Try again later"):
             for _ in range(200):
-                sessions.append(await open_on(client, LONG_TEXT))
-        assert len(sessions) == client.slots + 64
+                sessions.append(await open_session(engine, LONG_TEXT))
+        assert len(sessions) == engine.slots + 64
         for session in sessions:
             session.cancel()
 

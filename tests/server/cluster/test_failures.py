@@ -2,26 +2,32 @@
 
 import asyncio
 import gc
+import io
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
+import soundfile
 
 from bench.simulated_engine import SIMULATED_ENGINE
 from megakernel_tts import (
     TTS,
     AudioChunk,
     CheckpointError,
+    ChunkPolicy,
     EngineClosedError,
     Finish,
+    ReferenceAudioError,
     Sampling,
     Voice,
 )
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.cluster.placement import Placement
+from megakernel_tts.server.engine import SpeechEngine
 from megakernel_tts.server.metrics import Metrics
 from tests.fakes import TIMEOUT_S
 from tests.server.cluster.clusters import (
@@ -44,6 +50,10 @@ def _no_process_is_left() -> Iterator[None]:
     before = child_processes()
     yield
     assert child_processes() <= before
+
+
+# As many threads as this process, so that float32 sums are equal.
+ONE_PLACE = Placement("cpu:0", "cpu", {})
 
 
 def metric(metrics: Metrics, name: str) -> float:
@@ -100,31 +110,43 @@ async def speak_locally(local: TTS) -> tuple[list[AudioChunk], Finish]:
 
 
 def test_a_cloned_voice_is_the_same_after_a_restart(checkpoint: Callable[..., Path]) -> None:
-    """With the only engine, of a real model, whose codes depend on the voice."""
-    folder = checkpoint("base")
-    sampling = Sampling(seed=3, max_frames=5, guard=False)
-    with TTS.load(folder, device="cpu", slots=1) as tts:
-        recording = np.arange(6 * 16).reshape(6, 16)
-        hidden = tts._loaded.config.talker.stack.hidden_size
-        voice = Voice(np.full(hidden, 0.01, np.float32), recording, "What was said.")
-        expected = tts.say(TEXT, voice, sampling=sampling).codes
-        other = tts.say(TEXT, Voice(voice.x_vector), sampling=sampling).codes
-    assert expected.tolist() != other.tolist()
+    """With the only engine, of a real model: a voice that it clones, and then speaks with."""
+    folder, recording = checkpoint("base"), io.BytesIO()
+    noise = 0.1 * np.random.default_rng(0).standard_normal(24_000)
+    soundfile.write(recording, noise, 24_000, format="WAV")
+    options: dict[str, Any] = {
+        "sampling": Sampling(seed=3, max_frames=5, guard=False),
+        "chunks": ChunkPolicy(8, 8),  # sizes change samples of plain torch by a step
+    }
 
-    async def codes(cluster: EngineCluster) -> NDArray[np.int64]:
-        chunks, _ = await read_all(await open_session(cluster, TEXT, voice, sampling=sampling))
-        return np.concatenate([chunk.codes for chunk in chunks])
+    async def say(engine: SpeechEngine, voice: Voice) -> tuple[list[AudioChunk], Finish]:
+        return await read_all(await open_session(engine, TEXT, voice, **options))
+
+    with TTS.load(folder, device="cpu", slots=1) as tts:
+        recording.seek(0)
+        voice = tts.clone(recording, "What was said.")
+        expected = asyncio.run(say(tts, voice))
+        plain = asyncio.run(say(tts, Voice(voice.x_vector)))
+    assert expected[0][0].codes.tolist() != plain[0][0].codes.tolist()
 
     async def main() -> Finish:
-        async with EngineCluster.start(str(folder), TWO_PLACES[:1], 1) as cluster:
+        async with EngineCluster.start(str(folder), [ONE_PLACE], 1) as cluster:
             await cluster.awarmup()
-            np.testing.assert_array_equal(await codes(cluster), expected)
+            recording.seek(0)
+            cloned = await asyncio.to_thread(cluster.clone, recording, "What was said.")
+            np.testing.assert_array_equal(cloned.x_vector, voice.x_vector)
+            with pytest.raises(ReferenceAudioError, match="not readable as audio"):
+                await asyncio.to_thread(cluster.clone, io.BytesIO(), None)
+            assert_equal_speech(await say(cluster, cloned), expected)
+
             kill(cluster, 0)
             await until(lambda: not cluster.warm)
             with pytest.raises(EngineClosedError, match="No engine is ready"):
-                await codes(cluster)
+                await say(cluster, cloned)
+            with pytest.raises(EngineClosedError, match="No engine is ready"):
+                await asyncio.to_thread(cluster.clone, recording, None)
             await cluster.awarmup()
-            np.testing.assert_array_equal(await codes(cluster), expected)
+            assert_equal_speech(await say(cluster, cloned), expected)
             session = await open_session(cluster, TEXT, voice)
         return (await read_all(session))[1]
 
@@ -143,7 +165,7 @@ def test_a_model_that_cannot_be_loaded_raises_as_in_process(tmp_path: Path) -> N
 
 def test_a_process_that_ends_before_it_has_loaded_raises() -> None:
     async def main() -> None:
-        async with EngineCluster.start("demo", TWO_PLACES, 1, ["/bin/false"]):
+        async with EngineCluster.start("demo", TWO_PLACES, 1, command=["/bin/false"]):
             pass
 
     with pytest.raises(EngineClosedError, match=r"cpu:\d has ended"):
@@ -152,7 +174,9 @@ def test_a_process_that_ends_before_it_has_loaded_raises() -> None:
 
 def test_closing_ends_an_engine_that_warms_up() -> None:
     async def main() -> None:
-        async with EngineCluster.start("10", TWO_PLACES[:1], 1, SIMULATED_ENGINE) as cluster:
+        async with EngineCluster.start(
+            "10", TWO_PLACES[:1], 1, command=SIMULATED_ENGINE
+        ) as cluster:
             warming = asyncio.create_task(cluster.awarmup())  # a frame takes 10 s
             await asyncio.sleep(0)
             cluster.close()

@@ -21,6 +21,8 @@ from megakernel_tts.errors import DeviceError
 from megakernel_tts.server.cluster.messages import (
     Cancel,
     Chunk,
+    Clone,
+    Cloned,
     End,
     ErrorInfo,
     Failed,
@@ -34,6 +36,7 @@ from megakernel_tts.server.cluster.messages import (
     PushText,
     Refused,
     Release,
+    SessionRequest,
     VoiceLayout,
     Warm,
     encode,
@@ -48,24 +51,28 @@ VOICE = Voice(np.linspace(-1, 1, 5, dtype=np.float32), CODES, "What was said: \u
 
 
 def make_open(cloned: VoiceLayout | None, body: bytes) -> Open:
-    return Open(
-        session=3,
-        ring=1,
+    request = SessionRequest(
         voice=None if cloned else "ryan",
         cloned=cloned,
         language="auto",
         instruct="Calm.",
         sampling=Sampling(temperature=0.1 + 0.2, seed=(1 << 64) - 1, repetition_penalty=1),
         chunks=ChunkPolicy(1, 4, 12),
+        speed=0.9,
+        pronunciations='{"nginx": "engine ex"}',
         text="\ud800 \u4e2d\n",
-        body=body,
+        priority=2,
     )
+    return Open(3, 1, request, body)
 
 
 MESSAGES: list[Message] = [
-    Load("cuda:0", "demo", "cuda", 8),
+    Load("cuda:0", "demo", "cuda", 8, "json"),
     make_open(None, b""),
     make_open(*pack_voice(VOICE)),
+    Clone(4, "What was said.", b"RIFF"),
+    Clone(4, None),
+    Cloned(4, *pack_voice(VOICE)),
     PushText(3, "Hello \U0001f600"),
     Flush(3),
     End(3),
@@ -76,7 +83,7 @@ MESSAGES: list[Message] = [
     Failed(ErrorInfo("CheckpointError", "There is no model.")),
     Opened(3),
     Refused(3, ErrorInfo("VoiceError", "There is no voice.")),
-    Chunk(3, 4, (Word("Hello,", 0.1 + 0.2, None, True), Word("you", 1e-17, 0.5, False))),
+    Chunk(3, 4, (Word("Hello,", 0.1 + 0.2, None, True), Word("you", 1e-17, 0.5, False)), 0.25),
     Finished(3, "eos", 7, None),
     Finished(3, "error", 7, "Speaking failed."),
 ]

@@ -91,7 +91,7 @@ def command() -> Iterator[tuple[subprocess.Popen[str], str]]:
     ) as process:
         try:
             assert process.stdout is not None
-            match = re.fullmatch(r"OpenAI base URL: (http://.*)/v1\n", process.stdout.readline())
+            match = re.fullmatch(r"Web page: (http://.*)/\n", process.stdout.readline())
             assert match
             wait_until(lambda: httpx.get(f"{match[1]}/ready").status_code == 200)
             yield process, match[1]

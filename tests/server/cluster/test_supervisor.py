@@ -9,10 +9,10 @@ import pytest
 from bench.virtual_time import run_in_virtual_time
 from megakernel_tts import CheckpointError
 from megakernel_tts.server.cluster import supervisor
-from megakernel_tts.server.cluster.placement import Placement
+from megakernel_tts.server.cluster.messages import Load
 from megakernel_tts.server.cluster.supervisor import Supervisor, restart_delay_s
 
-PLACEMENT = Placement("cpu:0", "cpu", {"OMP_NUM_THREADS": "1"})
+LOAD = Load("cpu:0", "demo", "cpu", 1, "text")
 
 
 class ScriptedProcess:
@@ -66,7 +66,7 @@ def run(
     monkeypatch.setattr(supervisor.EngineClient, "start", starts.start)
 
     async def main() -> None:
-        one = Supervisor([], PLACEMENT, "demo", 1, on_change=lambda: None, on_restart=starts.count)
+        one = Supervisor([], {}, LOAD, on_change=lambda: None, on_restart=starts.count)
         await one.start()
         await asyncio.sleep(duration_s)
         one.close()
