@@ -1,5 +1,6 @@
 """The queries of the Grafana dashboard name metrics and labels that the server has."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ import promql_parser as promql
 import pytest
 
 from megakernel_tts import TTS
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
+from megakernel_tts.server.metrics import Metrics
 from megakernel_tts.server.settings import ServerSettings
+from tests.server.cluster.clusters import TWO_PLACES
 from tests.server.running import TEXT, running_server
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy" / "grafana.json").read_text())
@@ -23,6 +27,7 @@ SAMPLE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="[^"]*",?)*)\} ')
 def series(engine: TTS) -> dict[str, set[str]]:
     """Labels of each metric, once a request was served and one refused."""
     with running_server(engine, ServerSettings()) as server:
+        asyncio.run(add_engine_metrics(server.server.streams.metrics))
         httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT})
         server.server.streams.draining = True
         httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT})
@@ -31,6 +36,11 @@ def series(engine: TTS) -> dict[str, set[str]]:
     for name, labels in SAMPLE.findall(text):
         found.setdefault(name, set()).update(re.findall(r'([a-z_]+)="', labels))
     return found
+
+
+async def add_engine_metrics(metrics: Metrics) -> None:
+    """Adds the metrics of a server with `--gpus`."""
+    EngineCluster("demo", TWO_PLACES, 1, "text", []).add_metrics(metrics)
 
 
 def query_of(target: dict[str, Any]) -> promql.Expr:

@@ -205,6 +205,8 @@ class EngineCluster:
     def add_metrics(self, metrics: Metrics) -> None:
         """Adds the state of the engines to the metrics of a server."""
         metrics.add_gauge("engines_ready", "Warm engines.", lambda: len(self._warm_clients))
+        for supervisor in self._supervisors:
+            self._restarts.add(supervisor.name, amount=0)
         metrics.add_counter(self._restarts)
 
     def close(self) -> None:
