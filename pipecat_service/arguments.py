@@ -15,10 +15,12 @@ from pipecat_service.settings import MegakernelTTSSettings
 
 _FIXED = frozenset(
     {
+        "aggregate_sentences",
         "append_trailing_space",
         "push_start_frame",
         "push_stop_frames",
         "push_text_frames",
+        "reuse_context_id_within_turn",
         "stop_frame_timeout_s",
     }
 )

@@ -20,6 +20,8 @@ Settings = MegakernelTTSService.Settings
         ({"language": "german"}, "language is a setting"),
         ({"stop_frame_timeout_s": 3.0}, "stop_frame_timeout_s cannot be set"),
         ({"push_text_frames": True}, "push_text_frames cannot be set"),
+        ({"aggregate_sentences": False}, "aggregate_sentences cannot be set"),
+        ({"reuse_context_id_within_turn": False}, "reuse_context_id_within_turn cannot be set"),
         ({"api_key": "x"}, "has no argument api_key"),
         ({"engine": "demo"}, r"engine is 'demo'; .* use model=\.\.\. instead"),
         ({"settings": {"voice": "ryan"}}, "must be a MegakernelTTSService.Settings"),
