@@ -97,7 +97,7 @@ class EngineClient:
         except BaseException:
             client.close()
             process.kill()
-            process.wait()  # a matter of milliseconds
+            await asyncio.to_thread(process.wait)
             raise
         return client
 

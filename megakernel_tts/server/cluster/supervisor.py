@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from megakernel_tts import MegakernelTTSError
 from megakernel_tts.server.cluster.client import EngineClient
 from megakernel_tts.server.cluster.messages import Load
 
@@ -110,8 +109,8 @@ class Supervisor:
         """Loads the model, if that was not done, and returns why the process has ended."""
         try:
             self.client = self.client or await self._load()
-        except (MegakernelTTSError, ValueError, OSError) as error:
-            return str(error)
+        except Exception as error:  # of any kind: supervision must not end
+            return str(error) or type(error).__name__
         status = await self.client.wait_closed()
         self.client = None
         return f"signal {-status}" if status < 0 else f"exit status {status}"
