@@ -13,7 +13,7 @@ from megakernel_tts import TTS
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.tracing import Tracing
 from tests.fakes import TIMEOUT_S
-from tests.server.running import TEXT, RunningServer, connected, running_server, until, wait_until
+from tests.server.running import TEXT, RunningServer, connected, running_server, wait_until
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
@@ -103,11 +103,12 @@ def test_waiting_for_a_slot_is_a_span_and_a_refusal_an_error(
 
     async def act(server: RunningServer) -> None:
         async with connected(server) as client:
-            for name in ("first", "second"):
-                await client.send(name, TEXT * 500)
-                await until(lambda: server.num_streams > 0)
+            await client.send("first", TEXT * 500)
+            await client.receive()
+            await client.send("second", TEXT * 30)  # a longer text would take a thread
             await client.send("third", TEXT)
             assert (await client.until_done("third"))[-1]["status_code"] == 429
+            assert (await client.receive())["context_id"] == "first"  # the second one has waited
             await client.cancel("first")
             while (await client.receive())["context_id"] != "second":
                 pass
