@@ -143,9 +143,11 @@ def test_an_unknown_field_cannot_be_set() -> None:
 
 
 def test_every_struct_has_one_declaration() -> None:
-    """Other modules of the package declare none."""
+    """Other modules of the package declare none. The server's messages never reach a device."""
     package = Path(__file__).parents[2] / "megakernel_tts"
+    server = package / "server"
     for file in package.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        declares = "ctypes.Structure)" in text or "struct.Struct(" in text
+        packs = "struct.Struct(" in text and not file.is_relative_to(server)
+        declares = "ctypes.Structure)" in text or packs
         assert not declares or file.name.endswith("structs.py"), file
