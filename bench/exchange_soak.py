@@ -35,7 +35,7 @@ _PRODUCTS_PER_ROUND = 4
 
 
 @dataclass(frozen=True)
-class Report:
+class ExchangeSoakReport:
     """Result of a soak.
 
     Attributes:
@@ -122,7 +122,7 @@ def _matrix_products(device: torch.device) -> Callable[[], int]:
     return multiply
 
 
-def soak(tts: TTS, other: TTS, num_exchanges: int) -> Report:
+def soak(tts: TTS, other: TTS, num_exchanges: int) -> ExchangeSoakReport:
     """Synthesises alone, then beside other work, and compares the codes.
 
     Args:
@@ -154,7 +154,7 @@ def soak(tts: TTS, other: TTS, num_exchanges: int) -> Report:
     pairs = [
         pair for rounds in zip(quiet, loaded, strict=True) for pair in zip(*rounds, strict=True)
     ]
-    return Report(
+    return ExchangeSoakReport(
         backend=backend.name,
         streams=backend.num_slots,
         frames=frames,

@@ -30,7 +30,7 @@ _MODELS = {
 
 
 @dataclass(frozen=True)
-class Timing:
+class LaunchTiming:
     """Result of a job.
 
     Attributes:
@@ -75,7 +75,7 @@ def compile_program(model: str, architecture: str, folder: Path) -> Path:
 
 def run_jobs(
     program: Path, jobs: Sequence[str], num_launches: int, l2_bytes: int = -1
-) -> list[Timing]:
+) -> list[LaunchTiming]:
     """Runs the program.
 
     Args:
@@ -94,10 +94,10 @@ def run_jobs(
     return [parse_timing(line) for line in run.stdout.splitlines()]
 
 
-def parse_timing(line: str) -> Timing:
+def parse_timing(line: str) -> LaunchTiming:
     """Parses one line of the program's output."""
     median_ms, min_ms, checksum = line.split()
-    return Timing(float(median_ms), float(min_ms), checksum)
+    return LaunchTiming(float(median_ms), float(min_ms), checksum)
 
 
 def _integers(text: str) -> list[int]:

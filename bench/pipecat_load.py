@@ -35,7 +35,7 @@ _CLEAN_UP_S = 0.2  # in which the pipelines' last tasks end
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """Work done and resources left.
 
     Attributes:
@@ -70,7 +70,7 @@ class Report:
         return self.rss_end_mb / self.rss_settled_mb - 1
 
 
-class Load:
+class _Conversations:
     """Runs conversations and counts turns and leftovers."""
 
     def __init__(self, num_turns: int) -> None:
@@ -105,21 +105,26 @@ class Load:
         await asyncio.wait_for(pipeline.interrupt(), _TURN_TIMEOUT_S)
 
 
-async def _run_all(engine: TTS, conversations: int, turns: int, seed: int) -> tuple[Load, int]:
+async def _run_all(
+    engine: TTS, num_conversations: int, turns: int, seed: int
+) -> tuple[_Conversations, int]:
     """Runs the conversations.
 
     Returns:
         Their counts, and the number of tasks that did not end.
     """
-    load = Load(conversations * turns)
+    conversations = _Conversations(num_conversations * turns)
     await asyncio.gather(
-        *(load.converse(engine, turns, random.Random(seed + i)) for i in range(conversations))
+        *(
+            conversations.converse(engine, turns, random.Random(seed + i))
+            for i in range(num_conversations)
+        )
     )
     await asyncio.sleep(_CLEAN_UP_S)
-    return load, len(asyncio.all_tasks()) - 1
+    return conversations, len(asyncio.all_tasks()) - 1
 
 
-def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> Report:
+def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> LoadReport:
     """Runs simultaneous conversations and reports what they leave behind.
 
     Args:
@@ -129,19 +134,19 @@ def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> Report:
         seed: Determines texts and interruptions.
     """
     start = time.perf_counter()
-    load, tasks_left = asyncio.run(_run_all(engine, conversations, turns, seed))
+    result, tasks_left = asyncio.run(_run_all(engine, conversations, turns, seed))
     seconds = time.perf_counter() - start
     gc.collect()
     inner = engine._loaded.engine
-    return Report(
+    return LoadReport(
         conversations=conversations,
-        turns=load.num_done,
-        interrupted=load.interrupted,
+        turns=result.num_done,
+        interrupted=result.interrupted,
         seconds=round(seconds, 1),
-        rss_settled_mb=round(load.rss_settled_mb, 1),
+        rss_settled_mb=round(result.rss_settled_mb, 1),
         rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
-        contexts_left=load.contexts_left,
-        speeches_left=load.speeches_left,
+        contexts_left=result.contexts_left,
+        speeches_left=result.speeches_left,
         tasks_left=tasks_left,
         sessions_left=inner.num_sessions,
         slots_free=inner.num_free_slots == inner.backend.num_slots,

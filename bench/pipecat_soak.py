@@ -251,7 +251,7 @@ async def _run_all(engine: TTS, totals: _Totals, seed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Report:
+class PipecatSoakReport:
     """Work done, checks that failed, and resources left.
 
     Attributes:
@@ -291,7 +291,7 @@ class Report:
         return not (self.num_violations or leak or left)
 
 
-def soak(engine: TTS, num_turns: int, seed: int = 0) -> Report:
+def soak(engine: TTS, num_turns: int, seed: int = 0) -> PipecatSoakReport:
     """Runs turns and reports what happened.
 
     Args:
@@ -307,7 +307,7 @@ def soak(engine: TTS, num_turns: int, seed: int = 0) -> Report:
         seconds = time.perf_counter() - start
         gc.collect()
         inner = engine._loaded.engine
-        return Report(
+        return PipecatSoakReport(
             counts=dict(sorted(totals.counts.items())),
             played_s=round(totals.played_s, 1),
             seconds=round(seconds, 1),

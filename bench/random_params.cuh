@@ -183,8 +183,8 @@ Params random_params(const RandomModelSizes& sizes) {
 }
 
 // The stream of a slot, whose next talker pass is at `position`; all its text is padding.
-inline Stream stream_at(int slot, int position, int positions) {
-  Stream s{};
+inline StreamParams stream_at(int slot, int position, int positions) {
+  StreamParams s{};
   s.slot = slot;
   s.prompt_length = position, s.num_frames = 1;
   s.max_frames = positions;

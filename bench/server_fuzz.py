@@ -154,7 +154,7 @@ _NO_MESSAGES: list[str | bytes] = [
 
 
 @dataclass
-class Report:
+class FuzzReport:
     """What was sent and answered.
 
     Attributes:
@@ -179,7 +179,7 @@ class Report:
 class _Errors(logging.Handler):
     """Counts the errors that the server logs as failures."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: FuzzReport) -> None:
         super().__init__(logging.ERROR)
         self._report = report
 
@@ -190,7 +190,7 @@ class _Errors(logging.Handler):
 
 
 @contextmanager
-def _errors_in(report: Report) -> Iterator[None]:
+def _errors_in(report: FuzzReport) -> Iterator[None]:
     handler = _Errors(report)
     logging.getLogger().addHandler(handler)
     try:
@@ -199,7 +199,7 @@ def _errors_in(report: Report) -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
 
 
-def send_requests(url: str, num_cases: int, seed: int, report: Report) -> None:
+def send_requests(url: str, num_cases: int, seed: int, report: FuzzReport) -> None:
     """Sends HTTP requests from the server's schema.
 
     Args:
@@ -290,7 +290,7 @@ def _change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
 class _Connection:
     """A connection, and a task that reads all that it receives."""
 
-    def __init__(self, websocket: websockets.ClientConnection, report: Report) -> None:
+    def __init__(self, websocket: websockets.ClientConnection, report: FuzzReport) -> None:
         self.websocket = websocket
         self._report = report
         self._reading = asyncio.create_task(self._read())
@@ -324,7 +324,7 @@ def _kind_of(data: str | bytes) -> str:
 
 
 async def send_messages(
-    authority: str, kind: Socket, num_messages: int, rng: random.Random, report: Report
+    authority: str, kind: Socket, num_messages: int, rng: random.Random, report: FuzzReport
 ) -> None:
     """Sends messages over several WebSockets, which are closed at random.
 
@@ -365,7 +365,7 @@ def _rss_mb() -> float:
     return psutil.Process().memory_info().rss / 2**20
 
 
-def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> Report:
+def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> FuzzReport:
     """Sends requests and messages to a server, and checks that it is as before at the end.
 
     Args:
@@ -374,7 +374,7 @@ def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> Repor
         num_messages: Messages of each kind of WebSocket.
         seed: Of the generators.
     """
-    report, server, start_s = Report(), Server(tts), time.monotonic()
+    report, server, start_s = FuzzReport(), Server(tts), time.monotonic()
     with served(server) as authority, _errors_in(report):
         url = f"http://{authority}"
         send_requests(url, num_requests, seed, report)

@@ -23,7 +23,7 @@ from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillReques
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.engine.engine import Engine
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
@@ -350,4 +350,4 @@ def simulated_tts(
         max_waiting=256,
     )
     config = read_model_config(find_checkpoint("demo") / "config.json")
-    return TTS(Loaded(config, Sampling(), tokenizer, engine, None), info)
+    return TTS(LoadedModel(config, Sampling(), tokenizer, engine, None), info)

@@ -36,7 +36,7 @@ _CLOSE_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
-class Report:
+class SoakReport:
     """Work done and resources left.
 
     Attributes:
@@ -158,7 +158,7 @@ async def _run_all(tts: TTS, num_sessions: int, seed: int) -> tuple[_Totals, int
     return totals, len(asyncio.all_tasks()) - 1
 
 
-def soak(tts: TTS, num_sessions: int, seed: int = 0) -> Report:
+def soak(tts: TTS, num_sessions: int, seed: int = 0) -> SoakReport:
     """Runs sessions and reports what they leave behind.
 
     Args:
@@ -180,7 +180,7 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> Report:
     while engine.num_sessions and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
-    return Report(
+    return SoakReport(
         sessions=num_sessions,
         cancelled=totals.cancelled,
         frames=totals.frames,

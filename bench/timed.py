@@ -25,7 +25,7 @@ from torch import Tensor
 from bench.report import write
 from megakernel_tts import TTS, ModelInfo
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.bench.timing import Request, time_streams
+from megakernel_tts.bench.timing import BenchmarkRequest, time_streams
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
@@ -40,7 +40,7 @@ from megakernel_tts.kernels.structs import (
     Params,
     PublishedFrame,
 )
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
 from megakernel_tts.model.hub import find_checkpoint
@@ -87,7 +87,7 @@ def _interpolate(ends: tuple[float, float], count: int) -> float:
 
 
 @dataclass
-class Device:
+class SimulatedDevice:
     """A simulated device that runs its work in order; seconds of `time.perf_counter`.
 
     Attributes:
@@ -121,7 +121,7 @@ def _sleep_until(deadline: float) -> None:
 class _SimulatedModule:
     """A `KernelModule` without arithmetic: codes are random, and launches take time."""
 
-    def __init__(self, config: ModelConfig, device: Device) -> None:
+    def __init__(self, config: ModelConfig, device: SimulatedDevice) -> None:
         self._num_codes = config.talker.num_codes
         self._device = device
         self._end = 0.0  # of the launch of frames
@@ -209,7 +209,7 @@ class _CodecKernels:
 class TimedCodec(CudaDecoder):
     """The real codec decoder; its calls occupy the simulated device."""
 
-    device: Device
+    device: SimulatedDevice
     decoded = 0.0
 
     def _launch(self, num_frames: int) -> None:
@@ -220,7 +220,7 @@ class TimedCodec(CudaDecoder):
         return super()._collect(requests, counts)
 
 
-def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
+def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, SimulatedDevice]:
     """Builds an engine for the demo voice over a simulated device.
 
     The synthesised audio is noise.
@@ -241,7 +241,7 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     weights = Checkpoint(folder / "speech_tokenizer").load(
         decoder_specs(codec_config.decoder), cpu, torch.float32
     )
-    device = Device(times)
+    device = SimulatedDevice(times)
     if sys.platform == "linux":  # the default slack of 50 us delays each sleep; threads inherit it
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
@@ -263,7 +263,7 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, Device]:
     speakers = {name: ("english",) for name in config.talker.speakers}
     info = ModelInfo("custom_voice", speakers, ("english",), False, note=None, name="timed")
     sampling = Sampling(max_frames=_FRAMES, guard=False)
-    return TTS(Loaded(config, sampling, tokenizer, engine, None), info), device
+    return TTS(LoadedModel(config, sampling, tokenizer, engine, None), info), device
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Figures:
     device: float
 
 
-def measure(tts: TTS, device: Device, streams: int, chunk: int, rounds: int) -> Figures:
+def measure(tts: TTS, device: SimulatedDevice, streams: int, chunk: int, rounds: int) -> Figures:
     """Times whole requests of the first voice, whose prefix is cached.
 
     Args:
@@ -296,7 +296,7 @@ def measure(tts: TTS, device: Device, streams: int, chunk: int, rounds: int) -> 
         chunk: Frames of every chunk.
         rounds: Most rounds.
     """
-    request = Request(_TEXT, tts.sampling, next(iter(tts.voices)))
+    request = BenchmarkRequest(_TEXT, tts.sampling, next(iter(tts.voices)))
     busy_before = device.busy
     result = time_streams(tts, request, chunk, streams, rounds)
     device_ms = 1e3 * (device.busy - busy_before) / (result.rounds * _FRAMES)

@@ -27,7 +27,7 @@ from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.words import Transcript
 from megakernel_tts.calibration.capture import LAYOUTS, SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech, read_truth
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 
 _RECOGNISER_RATE = 16_000  # Hz
 
@@ -57,7 +57,7 @@ def aligned(words: Sequence[str], pcm: NDArray[np.int16], rate: int) -> list[flo
     return starts if len(starts) == len(words) else None
 
 
-def estimated(loaded: Loaded, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
+def estimated(loaded: LoadedModel, text: str, frames: NDArray[np.int16], rate: int) -> list[float]:
     """Word starts by the estimate, in seconds, from PCM [frames, samples per frame]."""
     times = EstimatedWordTimer(Transcript(loaded.tokenizer.token_bytes), rate)
     ids = loaded.tokenizer.encode(text)
@@ -85,7 +85,9 @@ def own_speech(tts: TTS, texts: Sequence[str]) -> Errors:
     return errors
 
 
-def recordings(loaded: Loaded, alignment: Alignment, speeches: Sequence[TimedSpeech]) -> Errors:
+def recordings(
+    loaded: LoadedModel, alignment: Alignment, speeches: Sequence[TimedSpeech]
+) -> Errors:
     """Errors on recordings with known word starts, in both layouts."""
     capture = SpeechCapture(loaded, None, None)
     errors: Errors = {"attention": [], "estimate": []}

@@ -46,7 +46,7 @@ class Cloner:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A loaded checkpoint.
 
     Attributes:
@@ -66,7 +66,7 @@ class Loaded:
 
 def load_checkpoint(
     folder: Path, device: torch.device, dtype: torch.dtype, num_slots: int
-) -> Loaded:
+) -> LoadedModel:
     """Loads a checkpoint and starts its engine.
 
     Args:
@@ -119,7 +119,7 @@ def load_checkpoint(
     kernels = backend.name == "megakernel"
     vocoder = choose_vocoder(plain, weights, codec_config, slots=num_slots, kernels=kernels)
     engine = Engine(backend, prompt_builder, plain, vocoder, alignment)
-    return Loaded(config, sampling, tokenizer, engine, cloner)
+    return LoadedModel(config, sampling, tokenizer, engine, cloner)
 
 
 def _check_memory(

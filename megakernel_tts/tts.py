@@ -13,7 +13,7 @@ from megakernel_tts.backends.select import pick_device, pick_dtype
 from megakernel_tts.checks import check_text, check_type
 from megakernel_tts.errors import TextError, VoiceError
 from megakernel_tts.info import ModelInfo, model_info
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.process import check_torch, watch_forks
@@ -50,7 +50,7 @@ class TTS:
     further ones wait.
     """
 
-    def __init__(self, loaded: Loaded, info: ModelInfo) -> None:
+    def __init__(self, loaded: LoadedModel, info: ModelInfo) -> None:
         self._loaded = loaded
         self._info = info
         self._warm = False

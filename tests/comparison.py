@@ -12,7 +12,7 @@ from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import load_decode_kernels
 from megakernel_tts.kernels.loader import LaunchPath
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size
@@ -31,7 +31,7 @@ class Comparison:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         module: EmulatedModule | None,
         num_blocks: int = 3,
         path: LaunchPath | None = None,

@@ -9,7 +9,7 @@ import torch
 
 from megakernel_tts import TTS
 from megakernel_tts.kernels.loader import cache_folder
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
@@ -72,11 +72,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Maker:
 
 
 @pytest.fixture(scope="session")
-def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
+def load(checkpoint: Maker) -> Iterator[Callable[..., LoadedModel]]:
     """Loaded checkpoints on the CPU in float32; their engines are closed at the end."""
-    loaded: dict[tuple[object, ...], Loaded] = {}
+    loaded: dict[tuple[object, ...], LoadedModel] = {}
 
-    def make(kind: Kind = "custom_voice", size: Model = "0b6", codes: int = 256) -> Loaded:
+    def make(kind: Kind = "custom_voice", size: Model = "0b6", codes: int = 256) -> LoadedModel:
         key = (kind, size, codes)
         if key not in loaded:
             folder = find_checkpoint("demo") if size == "demo" else checkpoint(kind, size, codes)
@@ -89,7 +89,7 @@ def load(checkpoint: Maker) -> Iterator[Callable[..., Loaded]]:
 
 
 @pytest.fixture(scope="session")
-def comparison(load: Callable[..., Loaded]) -> MakeComparison:
+def comparison(load: Callable[..., LoadedModel]) -> MakeComparison:
     """Makes kernels on emulated instructions; each model is compiled once."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ for the emulator")
@@ -102,7 +102,7 @@ def comparison(load: Callable[..., Loaded]) -> MakeComparison:
 
 
 @pytest.fixture
-def gpu_comparison(load: Callable[..., Loaded]) -> MakeComparison:
+def gpu_comparison(load: Callable[..., LoadedModel]) -> MakeComparison:
     """Makes kernels on the GPU, of the same weights."""
     return lambda size="0b6": Comparison(load("custom_voice", size), None)
 
@@ -123,7 +123,7 @@ def tts(checkpoint: Maker) -> Iterator[TTS]:
 
 
 @pytest.fixture
-def rig(load: Callable[..., Loaded]) -> Iterator[Rig]:
+def rig(load: Callable[..., LoadedModel]) -> Iterator[Rig]:
     """An engine over a scripted backend with two slots."""
     one = Rig(load(), ScriptedBackend())
     yield one

@@ -16,7 +16,7 @@ from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import Layout, PromptBuilder
 from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
@@ -26,7 +26,7 @@ UNLIMITED = 1 << 30  # unread frames of a stream that never pauses
 TEXT = "hello to the world, this is a test of speech."
 
 
-class VirtualClock:
+class ManualClock:
     """A clock that a test advances."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Rig:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         backend: ScriptedBackend,
         max_waiting: int = 64,
         decoder: Decoder | None = None,
@@ -57,7 +57,7 @@ class Rig:
     ) -> None:
         self.loaded = loaded
         self.backend = backend
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         self.asleep = threading.Event()
         decoder = decoder or loaded.engine.decoder
         vocoder = vocoder or ExpectingVocoder(decoder)

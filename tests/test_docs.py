@@ -49,7 +49,7 @@ PATH=$PWD/.programs:$PATH
 
 
 @dataclass(frozen=True)
-class Block:
+class CodeBlock:
     """A fenced code block."""
 
     page: Path
@@ -64,24 +64,24 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def blocks_of(page: Path) -> Iterator[Block]:
+def blocks_of(page: Path) -> Iterator[CodeBlock]:
     """The fenced code blocks of a page."""
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^```(.*)\n((?s:.*?))^```$", text, re.MULTILINE):
         language, *marks = match[1].split() or [""]
         line = text.count("\n", 0, match.start()) + 1
-        yield Block(page, line, language, tuple(marks), match[2])
+        yield CodeBlock(page, line, language, tuple(marks), match[2])
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-def select(language: str, *, marked: bool) -> list[Block]:
+def select(language: str, *, marked: bool) -> list[CodeBlock]:
     """Blocks of a language, with or without a mark."""
     return [b for b in BLOCKS if b.language == language and bool(b.marks) == marked]
 
 
-def by_id(blocks: list[Block]) -> pytest.MarkDecorator:
+def by_id(blocks: list[CodeBlock]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", blocks, ids=[block.id for block in blocks])
 
 
@@ -94,19 +94,19 @@ def test_every_block_has_a_known_language_and_mark() -> None:
 
 
 @by_id(select("python", marked=False))
-def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
+def test_python_blocks_run(block: CodeBlock, tmp_path: Path) -> None:
     run_in(tmp_path, sys.executable, "-c", block.text)
     for name in re.findall(r"save\(\"(.*?)\"", block.text):
         assert (tmp_path / name).stat().st_size > 1000
 
 
 @by_id(select("python", marked=True))
-def test_marked_python_blocks_compile(block: Block) -> None:
+def test_marked_python_blocks_compile(block: CodeBlock) -> None:
     compile(block.text, block.id, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @by_id(select("sh", marked=False))
-def test_shell_blocks_run(block: Block, tmp_path: Path) -> None:
+def test_shell_blocks_run(block: CodeBlock, tmp_path: Path) -> None:
     run_in(tmp_path, "bash", "-c", PRELUDE + block.text)
     for name in re.findall(r"(?:-o|--output|--json|>) +(\w\S*)", block.text):
         assert (tmp_path / name).stat().st_size > 0, f"{name} is empty"
@@ -126,7 +126,7 @@ def run_in(folder: Path, *command: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def commands_of(block: Block) -> Iterator[list[str]]:
+def commands_of(block: CodeBlock) -> Iterator[list[str]]:
     """The simple commands of a shell block, as lists of words."""
     return commands_in(block.text)
 
@@ -147,7 +147,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 @by_id(select("sh", marked=True))
-def test_commands_of_marked_shell_blocks_exist(block: Block) -> None:
+def test_commands_of_marked_shell_blocks_exist(block: CodeBlock) -> None:
     for command in commands_of(block):
         check_command(command)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import Prompt
@@ -62,7 +62,7 @@ def voice_of(size: Model, case: Case) -> str | Voice | None:
     return Voice(x_vector, codes, REFERENCE_TEXT)
 
 
-def build(loaded: Loaded, size: Model, case: Case) -> tuple[Prompt, torch.Tensor]:
+def build(loaded: LoadedModel, size: Model, case: Case) -> tuple[Prompt, torch.Tensor]:
     """The prompt, and the text vectors that follow it."""
     prompt_builder = loaded.engine.prompt_builder
     prefix = prompt_builder.prefix(voice_of(size, case), case.language, case.instruct)
@@ -82,7 +82,7 @@ def build(loaded: Loaded, size: Model, case: Case) -> tuple[Prompt, torch.Tensor
 
 @pairs
 def test_prompts_equal_the_official_ones(
-    size: Model, case: Case, load: Callable[..., Loaded]
+    size: Model, case: Case, load: Callable[..., LoadedModel]
 ) -> None:
     loaded = load(case.kind, size, CODES[size])
     prompt, trailing = build(loaded, size, case)
@@ -92,7 +92,7 @@ def test_prompts_equal_the_official_ones(
 
 @pairs
 def test_greedy_codes_hidden_states_and_logits_equal_the_official_ones(
-    size: Model, case: Case, load: Callable[..., Loaded]
+    size: Model, case: Case, load: Callable[..., LoadedModel]
 ) -> None:
     """The codes are identical, so that every later stage is compared on the same history."""
     loaded = load(case.kind, size, CODES[size])
@@ -127,7 +127,7 @@ def test_greedy_codes_hidden_states_and_logits_equal_the_official_ones(
 
 @pairs
 def test_waveforms_equal_the_official_ones(
-    size: Model, case: Case, load: Callable[..., Loaded]
+    size: Model, case: Case, load: Callable[..., LoadedModel]
 ) -> None:
     loaded = load(case.kind, size, CODES[size])
     decoder = loaded.engine.decoder
@@ -145,7 +145,7 @@ def test_waveforms_equal_the_official_ones(
 
 
 @sizes
-def test_codec_equals_the_official_one(size: Size, load: Callable[..., Loaded]) -> None:
+def test_codec_equals_the_official_one(size: Size, load: Callable[..., LoadedModel]) -> None:
     """The official chunked decode is exact for its first 300 frames only."""
     decoder = load("custom_voice", size, CHECKPOINTS[size][1]).engine.decoder
     codes = torch.from_numpy(codec_codes(CHECKPOINTS[size][1]))
@@ -158,14 +158,14 @@ def test_codec_equals_the_official_one(size: Size, load: Callable[..., Loaded]) 
 
 
 @sizes
-def test_token_ids_equal_the_official_ones(size: Size, load: Callable[..., Loaded]) -> None:
+def test_token_ids_equal_the_official_ones(size: Size, load: Callable[..., LoadedModel]) -> None:
     tokenizer = load("custom_voice", size, CHECKPOINTS[size][1]).tokenizer
     for i, text in enumerate(tokenizer_texts()):
         assert tokenizer.encode(text.strip()) == golden(size)[f"ids/{i}"].tolist(), text
 
 
 @sizes
-def test_encoders_match_the_official_ones(size: Size, load: Callable[..., Loaded]) -> None:
+def test_encoders_match_the_official_ones(size: Size, load: Callable[..., LoadedModel]) -> None:
     cloner = load("base", size, CHECKPOINTS[size][1]).cloner
     assert cloner is not None
     audio = torch.from_numpy(reference_audio())

@@ -44,13 +44,15 @@ MAX_ENTRIES = 200  # of an object whose entries are all replaced; of others the 
 SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "starts": [0.0, 0.1]}
 
 
-class Fields(dict[str, Any]):
+class RecordedFields(dict[str, Any]):
     """An object of a JSON file that records the places that are looked up."""
 
     def __init__(self, values: dict[str, Any], found: set[Place], place: Place = ()) -> None:
         super().__init__(
             {
-                key: Fields(value, found, (*place, key)) if isinstance(value, dict) else value
+                key: RecordedFields(value, found, (*place, key))
+                if isinstance(value, dict)
+                else value
                 for key, value in values.items()
             }
         )
@@ -138,9 +140,9 @@ def found(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], set[
     def find(name: str) -> set[Place]:
         found: set[Place] = set()
 
-        def read_json(file: Path) -> Fields:
+        def read_json(file: Path) -> RecordedFields:
             content = json.loads(file.read_text(encoding="utf-8"))
-            return Fields(content, found if file == folder / name else set())
+            return RecordedFields(content, found if file == folder / name else set())
 
         with monkeypatch.context() as patch:
             for module in MODULES:

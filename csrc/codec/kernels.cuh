@@ -8,14 +8,11 @@
 #include "projection.cuh"
 #include "state_update.cuh"
 
-// X(row_groups, column_groups, k_splits, planes, blocks_per_sm, shared_bytes) for each tile of the
-// projection kernel. kernels/codec.py passes the list; these tiles are a default for other builds.
-#ifndef MEGAKERNEL_CODEC_TILES
-#define MEGAKERNEL_CODEC_TILES(X) X(2, 4, 2, 1, 1, 20992) X(2, 4, 2, 2, 1, 20992)
+// Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes, blocks_per_sm,
+// shared_bytes) for each tile of the projection kernel, X(head_dim) for each attention kernel.
+#if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
+#error "define MEGAKERNEL_CODEC_TILES and MEGAKERNEL_CODEC_HEAD_DIMS as kernels/codec.py does"
 #endif
-
-// X(head_dim) for each head size of the attention kernel.
-#define MEGAKERNEL_CODEC_HEAD_DIMS(X) X(16) X(32) X(64)
 
 namespace megakernel::codec {
 

@@ -44,7 +44,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   // Generates frames until no stream is active or the launch has its maximum.
   DEVICE void run() {
     for_each_stream([&](int c, StreamState& state) {
-      const Stream& s = s_.streams[c];
+      const StreamParams& s = s_.streams[c];
       state.active =
           s.num_frames < s.max_frames && (s.num_frames <= s.num_text_vectors || s.text_complete);
       state.starts_from_prompt = s.starts_from_prompt;
@@ -159,7 +159,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   // embeddings of the last frame's codes, in order, and the text vector; 0 for a first frame.
   DEVICE float4 talker_input(int c, int k) {
     const StreamState& state = stream_states()[c];
-    const Stream& stream = s_.streams[c];
+    const StreamParams& stream = s_.streams[c];
     const int text = state.num_frames - 1;
     const size_t row = (static_cast<size_t>(stream.slot) * p_.talker.num_positions + max(text, 0));
     float4 rows[kNumCodeGroups];
@@ -183,7 +183,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     set_columns(num_streams(), [&](int c) {
       const StreamState& state = stream_states()[c];
       const bool append = state.active && !state.starts_from_prompt;
-      const Stream& s = s_.streams[c];
+      const StreamParams& s = s_.streams[c];
       return Column{s.slot, append ? s.prompt_length + state.num_frames - 1 : 0, c, append,
                     append && p_.attention_capture.num_heads > 0 ? frame : -1};
     });
@@ -367,7 +367,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // Samples a code of stream c from its logits [rows]. Logits that are not finite end the stream.
   DEVICE int sample_stream(int c, int codebook) {
-    const Stream& stream = s_.streams[c];
+    const StreamParams& stream = s_.streams[c];
     const uint32_t* logits = codebook == 0
                                  ? p_.talker.exchange.logits + c * M::TalkerHead::rows
                                  : p_.predictor.exchange.logits + c * M::PredictorHead::rows;
@@ -395,7 +395,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // Why stream c ends with this frame, if it does. Called by thread 0 of the sampling block.
   DEVICE EndReason find_end_reason(int c) {
-    const Stream& s = s_.streams[c];
+    const StreamParams& s = s_.streams[c];
     if (load_relaxed(p_.non_finite + c) == 1) return kNonFinite;
     if (stream_states()[c].codes[0] == p_.eos_id) return kEos;
     if (stop_mask_ >> c & 1) return kStopped;
@@ -434,7 +434,7 @@ DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& shared
   } else if (is_copy_warp()) {
     bool talker_active = false;  // otherwise the first frame has no pass of the talker
     for (int c = 0; c < p.num_streams; ++c) {
-      const Stream& s = p.streams[c];
+      const StreamParams& s = p.streams[c];
       talker_active |= !s.starts_from_prompt && s.num_frames < s.max_frames &&
                        (s.num_frames <= s.num_text_vectors || s.text_complete);
     }

@@ -206,7 +206,7 @@ DEVICE float gumbel(uint32_t bits) {
 // The noise of all ids, [NumIds] over the threads. It does not depend on the logits and is computed
 // before the wait for them.
 template <int NumIds>
-DEVICE void make_noise(Scores<NumIds>& noise, const Stream& stream, int codebook) {
+DEVICE void make_noise(Scores<NumIds>& noise, const StreamParams& stream, int codebook) {
 #pragma unroll
   for (int vector = 0; vector < Scores<NumIds>::kNumVectors; ++vector) {
     uint32_t bits[4] = {static_cast<uint32_t>(thread_idx() + vector * kNumThreads),
@@ -342,8 +342,8 @@ DEVICE int sample(Scores<NumIds>& scores, Scores<NumIds>& noise, const SamplingP
 // Samples code 0 from logits [vocab], with repetition penalty and minimum length; one id is the end
 // of speech. Reads and updates seen_codes [slots, vocab].
 template <class M>
-DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* logits, uint32_t tag,
-                        int& timed_out, BlockReduction& reduction) {
+DEVICE int sample_code0(const Params& p, const StreamParams& stream, const uint32_t* logits,
+                        uint32_t tag, int& timed_out, BlockReduction& reduction) {
   Scores<M::vocab_size> scores, noise;
   uint8_t* seen = p.seen_codes + static_cast<size_t>(stream.slot) * M::vocab_size;
   uint32_t penalised = 0;  // one bit per id
@@ -367,7 +367,7 @@ DEVICE int sample_code0(const Params& p, const Stream& stream, const uint32_t* l
 
 // Samples code `codebook`, 1 to 15, from logits [codes].
 template <class M>
-DEVICE int sample_group_code(const Params& p, const Stream& stream, int codebook,
+DEVICE int sample_group_code(const Params& p, const StreamParams& stream, int codebook,
                              const uint32_t* logits, uint32_t tag, int& timed_out,
                              BlockReduction& reduction) {
   Scores<M::num_codes> scores, noise;

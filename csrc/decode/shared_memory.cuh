@@ -16,7 +16,7 @@ struct StreamState {
 };
 
 // Whether the frame after the current one has its text vector.
-DEVICE bool has_next_text(const Stream& s) {
+DEVICE bool has_next_text(const StreamParams& s) {
   return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
 }
 
@@ -36,7 +36,7 @@ struct SharedMemory {
     NormWeight<kMaxHiddenSize> norm;
     PartialSums<MaxColumns> sums[2];
     SampleSharedMemory sample;
-    Stream streams[MaxColumns];
+    StreamParams streams[MaxColumns];
     int num_published[MaxColumns];  // frames of this launch
     StreamState stream_states[kNumWarps][MaxColumns];
     Column columns[kNumWarps][kColumnCapacity<MaxColumns>];

@@ -65,7 +65,7 @@ def _norm(x: Tensor, norm: w.Norm, eps: float) -> Tensor:
 class EncoderNet(_Net):
     """Waveform [batch, samples] -> embedding [batch, frames, hidden]."""
 
-    def __init__(self, tree: w.Encoder, config: CodecConfig, fast: torch.dtype) -> None:
+    def __init__(self, tree: w.EncoderWeights, config: CodecConfig, fast: torch.dtype) -> None:
         super().__init__(fast)
         self._w, self._stack = tree, config.encoder.stack
 
@@ -89,7 +89,7 @@ class EncoderNet(_Net):
 class DecoderNet(_Net):
     """Quantised vectors [batch, frames, dim] -> waveform [batch, samples]."""
 
-    def __init__(self, tree: w.Decoder, config: CodecConfig, fast: torch.dtype) -> None:
+    def __init__(self, tree: w.DecoderWeights, config: CodecConfig, fast: torch.dtype) -> None:
         super().__init__(fast)
         self._w, self._config = tree, config.decoder
 

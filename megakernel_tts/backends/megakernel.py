@@ -30,7 +30,7 @@ from megakernel_tts.kernels.structs import (
     NUM_CODE_GROUPS,
     EndReason,
     SamplingParams,
-    Stream,
+    StreamParams,
 )
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
@@ -43,9 +43,9 @@ _POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to
 @dataclass(kw_only=True)
 class _Slot(SlotProgress):
     codes: list[int]  # of the last frame
-    stream: Stream  # for the kernels; `update` refreshes what changes
+    stream: StreamParams  # for the kernels; `update` refreshes what changes
 
-    def update(self, slot: int, max_positions: int) -> Stream:
+    def update(self, slot: int, max_positions: int) -> StreamParams:
         """The stream's state for the next launch."""
         stream = self.stream
         stream.slot, stream.prompt_length = slot, self.num_prompt
@@ -56,10 +56,10 @@ class _Slot(SlotProgress):
         return stream
 
 
-def _new_stream(sampling: Sampling, first_frame: int) -> Stream:
+def _new_stream(sampling: Sampling, first_frame: int) -> StreamParams:
     """A stream's state for the kernels: what stays the same from launch to launch."""
     seed = sampling.seed or 0
-    return Stream(
+    return StreamParams(
         noise_frame_offset=first_frame & 0xFFFFFFFF,
         seed=(seed & 0xFFFFFFFF, seed >> 32),
         repetition_penalty=sampling.repetition_penalty,

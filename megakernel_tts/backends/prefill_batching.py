@@ -37,7 +37,7 @@ class PrefillSegment(NamedTuple):
 
 
 @dataclass
-class _Batch:
+class _BatchBuilder:
     """A batch being filled.
 
     Attributes:
@@ -94,7 +94,7 @@ def pack_batches(
         The input vectors of the tiles in the order of their columns, each [positions, hidden], and
         the batches.
     """
-    batches: list[_Batch] = []
+    batches: list[_BatchBuilder] = []
     earliest = dict.fromkeys((segment.slot for segment in segments), 0)
     # In rounds: the first tiles of all segments, then the second ones, and so on.
     rounds = zip_longest(
@@ -105,7 +105,7 @@ def pack_batches(
         while i < len(batches) and len(batches[i].columns) + len(tile) > tile_size:
             i += 1
         if i == len(batches):
-            batches.append(_Batch())
+            batches.append(_BatchBuilder())
         batches[i].add(segment, tile)
         earliest[segment.slot] = i + 1
     packed = (PrefillBatch * len(batches))()

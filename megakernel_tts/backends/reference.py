@@ -23,7 +23,7 @@ from megakernel_tts.backends.decoder_stack import KVCache, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
 from megakernel_tts.backends.sampling import (
-    SamplingParams,
+    SamplingTensors,
     apply_repetition_penalty,
     gumbel_noise,
     sample,
@@ -253,7 +253,7 @@ class Reference:
         self._trace("logits", logits)
         first = self._sample_first_code(slots, states, logits, noise[:, 0])
         samplings = [state.sampling for state in states]
-        params = SamplingParams.for_predictor(samplings, self._device)
+        params = SamplingTensors.for_predictor(samplings, self._device)
         codes = torch.cat(
             [first[:, None], self.predict(hidden, first, params, noise[:, 1:])], dim=1
         ).cpu()
@@ -316,10 +316,10 @@ class Reference:
             torch.tensor(early, device=self._device)[:, None], self._codes_only, self._codes_or_eos
         )
         logits = logits.masked_fill(~allowed, -torch.inf)
-        return sample(logits, SamplingParams.for_talker(samplings, self._device), noise)
+        return sample(logits, SamplingTensors.for_talker(samplings, self._device), noise)
 
     def predict(
-        self, hidden: Tensor, first: Tensor, params: SamplingParams, noise: Tensor
+        self, hidden: Tensor, first: Tensor, params: SamplingTensors, noise: Tensor
     ) -> Tensor:
         """Samples codes 1 to groups - 1 of a frame.
 

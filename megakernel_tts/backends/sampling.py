@@ -16,7 +16,7 @@ from megakernel_tts.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingTensors:
     """Sampling parameters of one network for a batch of streams.
 
     Attributes:
@@ -30,20 +30,20 @@ class SamplingParams:
     top_p: Tensor
 
     @staticmethod
-    def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingParams":
+    def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingTensors":
         """Parameters of code 0, one row per stream."""
         return _params([(s.temperature, s.top_k, s.top_p) for s in samplings], device)
 
     @staticmethod
-    def for_predictor(samplings: Sequence[Sampling], device: torch.device) -> "SamplingParams":
+    def for_predictor(samplings: Sequence[Sampling], device: torch.device) -> "SamplingTensors":
         """Parameters of codes 1 to 15, one row per stream."""
         rows = [(s.predictor_temperature, s.predictor_top_k, s.predictor_top_p) for s in samplings]
         return _params(rows, device)
 
 
-def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingParams:
+def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingTensors:
     temperature, top_k, top_p = zip(*rows, strict=True)
-    return SamplingParams(
+    return SamplingTensors(
         torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
         torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
         torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
@@ -65,7 +65,7 @@ def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> T
     return torch.where(seen, penalized, logits)
 
 
-def sample(logits: Tensor, params: SamplingParams, noise: Tensor) -> Tensor:
+def sample(logits: Tensor, params: SamplingTensors, noise: Tensor) -> Tensor:
     """Samples one id per row.
 
     Args:

@@ -16,7 +16,7 @@ from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import measure_stages
-from megakernel_tts.bench.timing import Request, Streaming, time_first_chunk, time_streams
+from megakernel_tts.bench.timing import BenchmarkRequest, Streaming, time_first_chunk, time_streams
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_released import write_released_checkpoint
 
@@ -83,16 +83,16 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
         yield Path(folder), name
 
 
-def _request(tts: TTS, options: Options) -> Request:
+def _request(tts: TTS, options: Options) -> BenchmarkRequest:
     """The request, with the model's first voice; Base and VoiceDesign use an example voice."""
     voice, instruct = tts._voice_examples()[0]
     sampling = tts.sampling
     if options.random_weights is not None:
         sampling = replace(sampling, max_frames=RANDOM_FRAMES, guard=False)
-    return Request(TEXT, sampling, next(iter(tts.voices), voice), instruct, options.layout)
+    return BenchmarkRequest(TEXT, sampling, next(iter(tts.voices), voice), instruct, options.layout)
 
 
-def _measure_model(tts: TTS, request: Request, options: Options, name: str) -> Report:
+def _measure_model(tts: TTS, request: BenchmarkRequest, options: Options, name: str) -> Report:
     """The report of a model, without peers."""
     backend, prompt_builder = tts._loaded.engine.backend, tts._loaded.engine.prompt_builder
     device, on_gpu = prompt_builder.device, prompt_builder.device.type == "cuda"
@@ -142,7 +142,7 @@ def _share(num_runs: int, divisor: int) -> int:
     return max(1, num_runs // divisor)
 
 
-def _warm_up(tts: TTS, request: Request, cells: Sequence[tuple[int, int]]) -> None:
+def _warm_up(tts: TTS, request: BenchmarkRequest, cells: Sequence[tuple[int, int]]) -> None:
     """Runs short requests with every chunk size and number of streams."""
     tts.warmup()
     for chunk_frames, num_streams in [(1, 1), *cells]:
@@ -152,7 +152,7 @@ def _warm_up(tts: TTS, request: Request, cells: Sequence[tuple[int, int]]) -> No
 
 
 def _measure_peer(
-    name: str, report: Report, request: Request, options: Options, folder: Path
+    name: str, report: Report, request: BenchmarkRequest, options: Options, folder: Path
 ) -> Peer:
     """A peer's figures for the same request, or the reason why there are none."""
     if not isinstance(request.voice, str):

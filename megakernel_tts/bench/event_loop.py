@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from megakernel_tts import TTS, ChunkPolicy
-from megakernel_tts.bench.timing import Request
+from megakernel_tts.bench.timing import BenchmarkRequest
 
 _TIMER_INTERVAL_S = 0.001
 _IDLE_S = 0.2  # before each round
@@ -37,7 +37,7 @@ class EventLoop:
     max_idle: float
 
 
-def measure_event_loop(tts: TTS, request: Request, streams: int, rounds: int) -> EventLoop:
+def measure_event_loop(tts: TTS, request: BenchmarkRequest, streams: int, rounds: int) -> EventLoop:
     """Measures timer delays while `TTS.astream` runs several streams on the event loop.
 
     Args:
@@ -65,7 +65,7 @@ def _frozen_heap() -> Iterator[None]:
 
 
 async def _timer_delays(
-    tts: TTS, request: Request, streams: int, rounds: int
+    tts: TTS, request: BenchmarkRequest, streams: int, rounds: int
 ) -> tuple[list[float], list[float]]:
     """Delays of all timers in seconds: while the loop is idle, and while it serves streams."""
     idle: list[float] = []
@@ -79,7 +79,7 @@ async def _timer_delays(
     return idle, busy
 
 
-async def _consume_stream(tts: TTS, request: Request, seed: int) -> None:
+async def _consume_stream(tts: TTS, request: BenchmarkRequest, seed: int) -> None:
     """Runs one stream in chunks of one frame, which cause the most work on the event loop."""
     async for _ in tts.astream(
         request.text,

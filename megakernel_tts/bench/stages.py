@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from megakernel_tts import TTS
-from megakernel_tts.bench.timing import Request, Timing, time_request
+from megakernel_tts.bench.timing import BenchmarkRequest, RequestTiming, time_request
 
 _HOST_STAGES = ("tokenise", "prompt")
 
@@ -80,7 +80,7 @@ class StageTimer:
 
         return timed
 
-    def read(self, timing: Timing) -> Stages:
+    def read(self, timing: RequestTiming) -> Stages:
         """The stages of the request since the last restart."""
         seconds = self._seconds | {"delivery": timing.first - self._decoded_at}
         rest = timing.first - timing.start - sum(seconds.values())
@@ -116,7 +116,7 @@ def stage_timer(tts: TTS) -> Iterator[StageTimer]:
 
 
 def measure_stages(
-    tts: TTS, request: Request, runs: int, done: Callable[[], object] = lambda: None
+    tts: TTS, request: BenchmarkRequest, runs: int, done: Callable[[], object] = lambda: None
 ) -> Stages:
     """Measures the stages of the time to the first chunk; the mean of the middle half of the runs.
 

@@ -16,7 +16,7 @@ _MAX_SECONDS = 2.0  # of rounds; the round in progress is completed
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchmarkRequest:
     """A request of the benchmark. It is repeated with different seeds."""
 
     text: str
@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Timing:
+class RequestTiming:
     """Times of one request, from `time.perf_counter`.
 
     Attributes:
@@ -77,7 +77,7 @@ class Streaming:
     first_chunk_ms: tuple[float, ...]
 
 
-def time_request(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
+def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> RequestTiming:
     """Times one request.
 
     Args:
@@ -106,12 +106,12 @@ def time_request(tts: TTS, request: Request, chunk: int, seed: int) -> Timing:
         audio += len(audio_chunk.pcm) / audio_chunk.sample_rate
     if first is None:
         raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
-    return Timing(start, first, perf_counter(), frames, audio)
+    return RequestTiming(start, first, perf_counter(), frames, audio)
 
 
 def time_first_chunk(
     tts: TTS,
-    request: Request,
+    request: BenchmarkRequest,
     runs: int,
     done: Callable[[], object] = lambda: None,
     *,
@@ -137,7 +137,9 @@ def time_first_chunk(
     return FirstChunk(runs, _ms(p50), _ms(p95), _ms(p99))
 
 
-def time_streams(tts: TTS, request: Request, chunk: int, streams: int, rounds: int) -> Streaming:
+def time_streams(
+    tts: TTS, request: BenchmarkRequest, chunk: int, streams: int, rounds: int
+) -> Streaming:
     """Measures streams that begin at the same time.
 
     Args:
@@ -148,7 +150,7 @@ def time_streams(tts: TTS, request: Request, chunk: int, streams: int, rounds: i
         rounds: Maximum number of rounds; no round begins after `_MAX_SECONDS`.
     """
     deadline = perf_counter() + _MAX_SECONDS
-    timings: list[Timing] = []
+    timings: list[RequestTiming] = []
     arrivals: list[list[float]] = []
     with ThreadPoolExecutor(streams) as pool:
         for number in range(rounds):
@@ -169,12 +171,12 @@ def time_streams(tts: TTS, request: Request, chunk: int, streams: int, rounds: i
 
 
 def _time_round(
-    pool: ThreadPoolExecutor, tts: TTS, request: Request, chunk: int, seeds: Sequence[int]
-) -> list[Timing]:
+    pool: ThreadPoolExecutor, tts: TTS, request: BenchmarkRequest, chunk: int, seeds: Sequence[int]
+) -> list[RequestTiming]:
     """Runs one stream per thread; all begin at a barrier."""
     barrier = Barrier(len(seeds))
 
-    def time_stream(seed: int) -> Timing:
+    def time_stream(seed: int) -> RequestTiming:
         barrier.wait()
         return time_request(tts, request, chunk, seed)
 

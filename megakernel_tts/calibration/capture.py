@@ -16,7 +16,7 @@ from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.calibration.ranking import CapturedSpeech
 from megakernel_tts.checks import MAX_POSITIONS
 from megakernel_tts.errors import TextError
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import Layout, Prefix
 from megakernel_tts.tts import TTS
 from megakernel_tts.voice import Voice
@@ -27,7 +27,9 @@ LAYOUTS: tuple[Layout, ...] = ("full", "streaming")
 class SpeechCapture:
     """Runs the reference backend on speech whose codes are given (teacher forcing)."""
 
-    def __init__(self, loaded: Loaded, voice: str | Voice | None, instruct: str | None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, voice: str | Voice | None, instruct: str | None
+    ) -> None:
         """Allocates one slot.
 
         Args:

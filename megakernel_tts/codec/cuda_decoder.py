@@ -60,7 +60,7 @@ class CudaDecoder:
 
     def __init__(
         self,
-        weights: w.Decoder,
+        weights: w.DecoderWeights,
         config: CodecConfig,
         *,
         slots: int,

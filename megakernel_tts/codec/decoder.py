@@ -154,7 +154,7 @@ def fold_snake(snake: w.Snake) -> w.Snake:
     return w.Snake(snake.alpha.exp()[:, None], 1.0 / (snake.beta.exp()[:, None] + 1e-9))
 
 
-def codebook_tables(weights: w.Decoder) -> Tensor:
+def codebook_tables(weights: w.DecoderWeights) -> Tensor:
     """The projected vectors of every codebook, [groups, codes, dim]."""
     projected = [
         (book.total / book.usage.clamp(min=1e-5)[:, None]) @ out[:, :, 0].t()
@@ -175,7 +175,7 @@ class Decoder:
         sample_rate: In Hz.
     """
 
-    def __init__(self, weights: w.Decoder, config: CodecConfig) -> None:
+    def __init__(self, weights: w.DecoderWeights, config: CodecConfig) -> None:
         """Folds the weights' constants; float32 tensors on the decoder's device."""
         self.config = config.decoder
         self.frame = config.samples_per_frame
@@ -183,7 +183,7 @@ class Decoder:
         self._w = weights
         self._tables = codebook_tables(weights)
         self._blocks = [
-            w.Block(
+            w.DecoderBlock(
                 fold_snake(block.snake),
                 block.transposed,
                 tuple(

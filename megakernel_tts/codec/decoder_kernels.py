@@ -32,7 +32,7 @@ class DecoderKernels(KernelLayers):
 
     def __init__(
         self,
-        weights: w.Decoder,
+        weights: w.DecoderWeights,
         config: CodecConfig,
         *,
         slots: int,
@@ -82,7 +82,7 @@ class DecoderKernels(KernelLayers):
         kv_cache[:, 1, entries] = merge_heads(state.values[:, 0])
         return torch.cat([history.flatten() for history in histories]), kv_cache
 
-    def _build_frame_rate_layers(self, weights: w.Decoder) -> ActivationBuffer:
+    def _build_frame_rate_layers(self, weights: w.DecoderWeights) -> ActivationBuffer:
         """From the codes to the input of the first block; few rows, so all have two planes."""
         codec = self._codec
         embedded = self.activations(
@@ -108,7 +108,9 @@ class DecoderKernels(KernelLayers):
         self.project(x, conv_in, block_input, epilogue=Epilogue.SNAKE)
         return block_input
 
-    def _build_transformer(self, weights: w.Decoder, latent: ActivationBuffer) -> ActivationBuffer:
+    def _build_transformer(
+        self, weights: w.DecoderWeights, latent: ActivationBuffer
+    ) -> ActivationBuffer:
         stack, width = self._stack, self._stack.num_heads * self._stack.head_dim
         self.stage = "transformer"
         residual = self.floats(self._capacity, stack.hidden_size)
@@ -160,7 +162,7 @@ class DecoderKernels(KernelLayers):
     def _build_block(
         self,
         x: ActivationBuffer,
-        block: w.Block,
+        block: w.DecoderBlock,
         next_snake: w.Snake,
         rows_per_frame: int,
         history_rows: int,

@@ -42,7 +42,7 @@ class Encoder:
         frame: Samples of a frame.
     """
 
-    def __init__(self, weights: w.Encoder, config: CodecConfig) -> None:
+    def __init__(self, weights: w.EncoderWeights, config: CodecConfig) -> None:
         """Uses the weights as they are, on their device."""
         self.config = config.encoder
         self.frame = config.samples_per_frame

@@ -206,7 +206,7 @@ class KernelLayers:
         if x.history_rows:
             self._structs_with_history.append((struct, x))
 
-    def embed(self, weights: w.Decoder, output: ActivationBuffer) -> None:
+    def embed(self, weights: w.DecoderWeights, output: ActivationBuffer) -> None:
         """Appends the embedding of the codes and the rope table of the call."""
         stack = self._stack
         codebooks = codebook_tables(weights).contiguous()

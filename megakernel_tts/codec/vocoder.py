@@ -146,7 +146,12 @@ class TorchVocoder:
 
 
 def choose_vocoder(
-    decoder: Decoder, weights: "w.Decoder", config: "CodecConfig", *, slots: int, kernels: bool
+    decoder: Decoder,
+    weights: "w.DecoderWeights",
+    config: "CodecConfig",
+    *,
+    slots: int,
+    kernels: bool,
 ) -> Vocoder:
     """Chooses the CUDA kernels if the decode kernels are used too and the shapes are supported.
 

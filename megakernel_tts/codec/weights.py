@@ -92,7 +92,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Block:
+class DecoderBlock:
     """A transposed convolution and its residual units."""
 
     snake: Snake
@@ -101,7 +101,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class DecoderWeights:
     """The decoder: codes to waveform."""
 
     first: Codebook
@@ -117,7 +117,7 @@ class Decoder:
     output_bias: Tensor
     upsample: tuple[Upsample, ...]
     conv_in: Conv
-    blocks: tuple[Block, ...]
+    blocks: tuple[DecoderBlock, ...]
     snake: Snake
     conv_out: Conv
 
@@ -129,7 +129,7 @@ def _conv(name: str, *shape: int, bias: int | None = None, **options: int) -> Co
     )
 
 
-def decoder_specs(config: CodecDecoderConfig) -> Decoder:
+def decoder_specs(config: CodecDecoderConfig) -> DecoderWeights:
     """Specs of the decoder's tensors."""
     stack, latent = config.stack, config.latent_dim
     q, kv = stack.num_heads * stack.head_dim, stack.num_kv_heads * stack.head_dim
@@ -182,10 +182,10 @@ def decoder_specs(config: CodecDecoderConfig) -> Decoder:
             _conv(f"{p}.conv2.conv", n, n, 1),
         )
 
-    def block(i: int, rate: int) -> Block:
+    def block(i: int, rate: int) -> DecoderBlock:
         p = f"decoder.decoder.{i + 1}.block"
         into, out = config.decoder_dim >> i, config.decoder_dim >> (i + 1)
-        return Block(
+        return DecoderBlock(
             snake(f"{p}.0", into),
             _conv(f"{p}.1.conv", into, out, 2 * rate, bias=out, stride=rate),
             tuple(residual(f"{p}.{j + 2}", out, 3**j) for j in range(3)),
@@ -193,7 +193,7 @@ def decoder_specs(config: CodecDecoderConfig) -> Decoder:
 
     dim, num_blocks = config.codebook_dim, len(config.upsample_rates)
     end, last = num_blocks + 1, config.decoder_dim >> num_blocks
-    return Decoder(
+    return DecoderWeights(
         first=codebook("rvq_first", 0),
         first_out=spec("decoder.quantizer.rvq_first.output_proj.weight", dim, dim // 2, 1),
         rest=tuple(codebook("rvq_rest", i) for i in range(config.num_groups - 1)),
@@ -247,7 +247,7 @@ class Quantizer:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class EncoderWeights:
     """The encoder: waveform to codes."""
 
     conv_in: Conv
@@ -259,7 +259,7 @@ class Encoder:
     acoustic: Quantizer
 
 
-def encoder_specs(config: CodecEncoderConfig, groups: int) -> Encoder:
+def encoder_specs(config: CodecEncoderConfig, groups: int) -> EncoderWeights:
     """Specs of the encoder's tensors; quantisers of the first `groups` codes only."""
     stack = config.stack
     width = stack.num_heads * stack.head_dim
@@ -305,7 +305,7 @@ def encoder_specs(config: CodecEncoderConfig, groups: int) -> Encoder:
 
     ratios = tuple(reversed(config.downsampling_ratios))
     hidden, end = stack.hidden_size, 3 * len(ratios) + 2
-    return Encoder(
+    return EncoderWeights(
         conv_in=_conv("encoder.encoder.layers.0.conv", config.num_filters, 1, config.kernel_size),
         stages=tuple(stage(i, ratio) for i, ratio in enumerate(ratios)),
         conv_out=_conv(

@@ -22,7 +22,7 @@ from megakernel_tts.engine.stream import Stream
 _log = logging.getLogger("megakernel_tts")
 
 
-class _Batch(NamedTuple):
+class _ChunkBatch(NamedTuple):
     """Chunks in flight.
 
     Attributes:
@@ -56,7 +56,7 @@ class DecodePipeline:
     def __init__(self, vocoder: Vocoder) -> None:
         """Starts with nothing in flight."""
         self._vocoder = vocoder
-        self._batch: _Batch | None = None
+        self._batch: _ChunkBatch | None = None
         self._early: _EarlyBatch | None = None
 
     @property
@@ -159,7 +159,9 @@ class DecodePipeline:
         """Puts chunks in flight."""
         for stream, _ in chunks:
             stream.start_decoding()
-        self._batch = _Batch([stream for stream, _ in chunks], [codes for _, codes in chunks], wait)
+        self._batch = _ChunkBatch(
+            [stream for stream, _ in chunks], [codes for _, codes in chunks], wait
+        )
 
     def deliver(self) -> None:
         """Waits for the batch in flight and delivers its chunks; does not raise."""

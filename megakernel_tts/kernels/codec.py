@@ -149,7 +149,11 @@ def codec_program() -> Program:
         "codec_depthwise",
         "codec_update_state",
     )
-    definitions = (("MEGAKERNEL_CODEC_TILES(X)", tiles),)
+    head_dims = " ".join(f"X({head_dim})" for head_dim in HEAD_DIMS)
+    definitions = (
+        ("MEGAKERNEL_CODEC_TILES(X)", tiles),
+        ("MEGAKERNEL_CODEC_HEAD_DIMS(X)", head_dims),
+    )
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
 
 

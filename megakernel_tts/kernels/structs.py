@@ -197,11 +197,11 @@ class SamplingParams(DeviceStruct):
     _fields_ = (("temperature", c_float), ("top_k", c_int), ("top_p", c_float))
 
 
-class Stream(DeviceStruct):
+class StreamParams(DeviceStruct):
     """A stream's state at the beginning of a launch."""
 
     __slots__ = ()
-    CPP_NAME = "megakernel::Stream"
+    CPP_NAME = "megakernel::StreamParams"
     _fields_ = (
         ("slot", c_int),
         ("prompt_length", c_int),
@@ -283,7 +283,7 @@ class Params(DeviceStruct):
         ("eos_id", c_int),
         ("l2_resident_positions", c_int),
         ("attention_capture", AttentionCapture),
-        ("streams", Stream * BUFFER_COLUMNS),
+        ("streams", StreamParams * BUFFER_COLUMNS),
         ("num_streams", c_int),
         ("max_frames", c_int),
         ("published_frames", pointer("megakernel::PublishedFrame")),
@@ -360,7 +360,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     ExchangeBuffers,
     Network,
     SamplingParams,
-    Stream,
+    StreamParams,
     PrefillColumn,
     PrefillBatch,
     AttentionCapture,

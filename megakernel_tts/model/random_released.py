@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megakernel_tts.codec.weights import Decoder, decoder_specs
+from megakernel_tts.codec.weights import DecoderWeights, decoder_specs
 from megakernel_tts.model.checkpoint import TensorSpec, leaves, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config, read_model_config
 from megakernel_tts.model.random_checkpoint import (
@@ -96,7 +96,7 @@ def write_released_codec_config(source: Path, target: Path) -> Path:
 
 def random_codec_weights(
     file: Path, seed: int, device: torch.device | None = None
-) -> tuple[Decoder, CodecConfig]:
+) -> tuple[DecoderWeights, CodecConfig]:
     """The codec's decoder in the released size, with random weights.
 
     Args:

@@ -95,7 +95,7 @@ def _checked_rate(sample_rate: object, choices: Sequence[int]) -> int:
     return sample_rate
 
 
-class Encoder:
+class AudioEncoder:
     """Encodes one stream, in chunks of any size. Chunks concatenate to the encoded whole.
 
     It must be used by one thread at a time.

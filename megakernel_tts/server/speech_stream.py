@@ -19,7 +19,7 @@ from megakernel_tts import (
     Voice,
     Word,
 )
-from megakernel_tts.server.encoding import AudioFormat, Encoder
+from megakernel_tts.server.encoding import AudioEncoder, AudioFormat
 from megakernel_tts.server.engine import SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
 from megakernel_tts.server.keys import Priority
@@ -109,7 +109,7 @@ class SpeechStream:
         self._request = request
         self._streams = streams
         self._reporter = streams.reporter
-        self._encoder = Encoder(request.audio_format)
+        self._encoder = AudioEncoder(request.audio_format)
         self._pending_words: tuple[Word, ...] = ()  # of chunks without a byte so far
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RequestError | None = None

@@ -11,7 +11,7 @@ from tests.align.texts import GrowingVocabulary
 SAMPLE_RATE = 24_000
 
 
-class Speaker:
+class EstimatedSpeech:
     """An estimated word timer to which a test adds text and audio."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ def times(words: list[Word]) -> list[float]:
 
 def test_words_at_the_ordinary_pace_are_exact() -> None:
     text = "One two three four five six seven."
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write(text)
     lengths = [spoken_seconds(word) for word in text.split()]
     found = speaker.speak(sound(sum(lengths)))
@@ -60,7 +60,7 @@ def test_words_at_the_ordinary_pace_are_exact() -> None:
 @pytest.mark.parametrize("size", [100, 480, 1920, 7000])
 def test_chunk_size_does_not_change_words(size: int) -> None:
     pcm = np.concatenate([sound(0.9), pause(0.4), sound(2.3), pause(0.1), sound(1.0)])
-    whole, parts = Speaker(), Speaker()
+    whole, parts = EstimatedSpeech(), EstimatedSpeech()
     found: list[Word] = []
     for speaker in (whole, parts):
         speaker.write("One two three. Four five six, seven eight nine ten.")
@@ -76,7 +76,7 @@ def test_pause_corrects_the_estimate(pace: float) -> None:
     Words of slow speech are early by the excess length of the clause, which cannot be corrected.
     """
     clauses = ["One two three four five.", "Six seven eight nine ten.", "Eleven twelve thirteen."]
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write(" ".join(clauses))
     found: list[Word] = []
     starts: list[float] = []
@@ -97,14 +97,14 @@ def test_pause_corrects_the_estimate(pace: float) -> None:
 
 
 def test_no_word_begins_in_silence() -> None:
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write("One two three")
     assert speaker.speak(pause(3.0)) == []
     assert times(speaker.speak(sound(0.1))) == [3.0]
 
 
 def test_late_text_is_timed_from_its_arrival() -> None:
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write("One ")
     assert times(speaker.speak(sound(1.0))) == [0.0]
     speaker.write("two ")
@@ -112,7 +112,7 @@ def test_late_text_is_timed_from_its_arrival() -> None:
 
 
 def test_remaining_words_begin_at_the_end() -> None:
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write("One two three four")
     spoken = speaker.speak(sound(0.4))
     assert [w.text for w in spoken] == ["One", "two"]
@@ -121,7 +121,7 @@ def test_remaining_words_begin_at_the_end() -> None:
 
 def test_silence_before_speech_is_not_a_pause() -> None:
     """The short first clause begins after the silence, so the next clause must begin later."""
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write("Hi, there.")
     found = speaker.speak(np.concatenate([pause(1.0), sound(1.0)]))
     assert (found[0].text, found[0].start) == ("Hi,", 1.0)
@@ -129,7 +129,7 @@ def test_silence_before_speech_is_not_a_pause() -> None:
 
 
 def test_num_pending_counts_words_that_were_not_returned() -> None:
-    speaker = Speaker()
+    speaker = EstimatedSpeech()
     speaker.write("One two three four")
     assert speaker.num_pending == 4
     spoken = speaker.speak(sound(0.4))

@@ -10,7 +10,7 @@ from torch import Tensor
 from megakernel_tts import AudioChunk, Finish, Session, Word
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.align.words import Transcript
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import SplitLimits
 from tests.align.synthetic_attention import (
     FRAMES_PER_TOKEN,
@@ -28,7 +28,7 @@ SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
 
 
 @pytest.fixture
-def make(load: Callable[..., Loaded]) -> Iterator[Make]:
+def make(load: Callable[..., LoadedModel]) -> Iterator[Make]:
     rigs: list[Rig] = []
 
     def one(lookahead: int | None = 0, backend: ScriptedBackend | None = None) -> Rig:

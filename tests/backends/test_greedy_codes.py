@@ -24,7 +24,7 @@ from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import DecodeVariant, load_decode_kernels
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
@@ -58,7 +58,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Speech:
+class SpokenFrames:
     """The kernel's frames, and their comparison.
 
     Attributes:
@@ -82,7 +82,7 @@ def worst(logits: Tensor, exact: Tensor) -> float:
 @torch.inference_mode()
 def speak(
     kernel: Megakernel, model: Model, config: ModelConfig, pad: Tensor, prompt: Tensor, frames: int
-) -> Speech:
+) -> SpokenFrames:
     """Generates greedy codes, and compares each with plain torch's choice after the same history.
 
     Args:
@@ -124,10 +124,10 @@ def speak(
         generated.append(codes)
         talkers.append(logits[0])
     kernel.release(0)
-    return Speech(torch.tensor(generated), torch.stack(talkers), error, mismatches)
+    return SpokenFrames(torch.tensor(generated), torch.stack(talkers), error, mismatches)
 
 
-def check(speech: Speech) -> None:
+def check(speech: SpokenFrames) -> None:
     """Prints the first mismatch; every mismatch must be a near tie.
 
     The errors of two logits add up, and errors that were not measured may be twice as large as
@@ -142,7 +142,7 @@ def check(speech: Speech) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 @pytest.mark.parametrize("size", SIZES)
 def test_emulated_codes_differ_at_near_ties_only(
-    load: Callable[..., Loaded], comparison: MakeComparison, size: str
+    load: Callable[..., LoadedModel], comparison: MakeComparison, size: str
 ) -> None:
     loaded = load("custom_voice", size)
     b = Comparison(loaded, EmulatedModule(loaded.config, PRECISE), 2)

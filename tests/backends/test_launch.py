@@ -16,7 +16,7 @@ from megakernel_tts.engine.engine import Engine
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.kernels.operator_module import OperatorModule
 from megakernel_tts.kernels.structs import Params
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import PromptBuilder
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
@@ -91,7 +91,7 @@ def test_a_late_block_does_not_change_codes(comparison: MakeComparison) -> None:
 
 def test_the_engine_reports_a_timeout_and_continues(
     any_comparison: MakeComparison,
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded, b = load("custom_voice", "0b6"), any_comparison("0b6")

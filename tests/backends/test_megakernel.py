@@ -15,7 +15,7 @@ from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.kernels.decode import ORDINARY
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.layers import rms_norm
 from megakernel_tts.model.random_released import write_released_checkpoint
@@ -214,10 +214,10 @@ def test_shapes_that_cannot_be_compiled_are_refused(
 
 
 @pytest.fixture(scope="module")
-def on_gpu(checkpoint: Callable[..., Path]) -> Iterator[Callable[[str], Loaded]]:
-    loaded: dict[str, Loaded] = {}
+def on_gpu(checkpoint: Callable[..., Path]) -> Iterator[Callable[[str], LoadedModel]]:
+    loaded: dict[str, LoadedModel] = {}
 
-    def make(size: str) -> Loaded:
+    def make(size: str) -> LoadedModel:
         if size not in loaded:
             folder = checkpoint("custom_voice", size)
             loaded[size] = load_checkpoint(folder, torch.device("cuda"), torch.bfloat16, 4)
@@ -231,7 +231,7 @@ def on_gpu(checkpoint: Callable[..., Path]) -> Iterator[Callable[[str], Loaded]]
 @pytest.mark.gpu
 @sizes
 def test_the_gpu_is_as_exact_as_the_emulated_instructions(
-    comparison: MakeComparison, on_gpu: Callable[[str], Loaded], size: str
+    comparison: MakeComparison, on_gpu: Callable[[str], LoadedModel], size: str
 ) -> None:
     """Sums in another order may round differently; the errors stay as small."""
     b = comparison(size)
@@ -250,7 +250,7 @@ def test_the_gpu_is_as_exact_as_the_emulated_instructions(
 @pytest.mark.gpu
 @sizes
 def test_batching_on_the_gpu_does_not_change_codes(
-    comparison: MakeComparison, on_gpu: Callable[[str], Loaded], size: str
+    comparison: MakeComparison, on_gpu: Callable[[str], LoadedModel], size: str
 ) -> None:
     b = comparison(size)
     kernel = on_gpu(size).engine.backend
@@ -274,7 +274,7 @@ def test_batching_on_the_gpu_does_not_change_codes(
 
 
 @pytest.mark.gpu
-def test_a_hundred_launches_give_the_same_frame(on_gpu: Callable[[str], Loaded]) -> None:
+def test_a_hundred_launches_give_the_same_frame(on_gpu: Callable[[str], LoadedModel]) -> None:
     kernel = on_gpu("1b7").engine.backend
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randn(9, 192, generator=generator).bfloat16()

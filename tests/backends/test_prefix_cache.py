@@ -16,7 +16,7 @@ from megakernel_tts.backends.prefix_cache import PrefixCache
 from megakernel_tts.backends.protocol import Backend, PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import Prompt
 from tests.comparison import SAMPLINGS, MakeComparison
 from tests.rig import one_frame
@@ -66,7 +66,7 @@ def test_entries_are_copies() -> None:
 # --- prompts ---
 
 
-def _prompts(loaded: Loaded) -> list[Prompt]:
+def _prompts(loaded: LoadedModel) -> list[Prompt]:
     """Of two voices, in both layouts, with texts of several lengths."""
     prompt_builder, made = loaded.engine.prompt_builder, list[Prompt | None]()
     for voice, language in (("ryan", "english"), ("serena", "auto")):
@@ -77,7 +77,7 @@ def _prompts(loaded: Loaded) -> list[Prompt]:
     return [prompt for prompt in made if prompt is not None]
 
 
-def test_common_positions_do_not_depend_on_the_text(load: Callable[..., Loaded]) -> None:
+def test_common_positions_do_not_depend_on_the_text(load: Callable[..., LoadedModel]) -> None:
     """With a named voice and with a recording, long and short beside its transcript."""
     generator = torch.Generator().manual_seed(0)
     for kind in ("custom_voice", "base"):
@@ -178,7 +178,7 @@ def _bytes_of_one(backend: Any, prompt: Prompt, text: Tensor) -> int:
 
 @pytest.mark.parametrize("limit_bytes", [1, 2])
 def test_the_cache_does_not_change_codes_of_the_reference(
-    load: Callable[..., Loaded], limit_bytes: int
+    load: Callable[..., LoadedModel], limit_bytes: int
 ) -> None:
     """With a limit of one voice, so that they evict each other, and of two."""
     loaded = load("custom_voice", "1b7")
@@ -191,7 +191,7 @@ def test_the_cache_does_not_change_codes_of_the_reference(
 
 
 def test_the_cache_does_not_change_codes_of_the_kernel(
-    any_comparison: MakeComparison, load: Callable[..., Loaded]
+    any_comparison: MakeComparison, load: Callable[..., LoadedModel]
 ) -> None:
     b, prompts = any_comparison("0b6"), _prompts(load("custom_voice", "0b6"))[::5]
     assert {len(p.prefill) for p in prompts} >= {10, 22}  # of two passes, and of three
@@ -329,7 +329,7 @@ def test_a_prefix_of_a_failed_launch_is_run_again(
         assert torch.equal(b.kernel._buffers.prompt_hidden[slot], expected)
 
 
-def test_a_prompt_without_positions_of_its_own_is_refused(load: Callable[..., Loaded]) -> None:
+def test_a_prompt_without_positions_of_its_own_is_refused(load: Callable[..., LoadedModel]) -> None:
     backend = load().engine.backend
     with pytest.raises(ValueError, match="10 positions of a prompt of 10 are said to be common"):
         backend.prefill([PrefillRequest(0, torch.zeros(10, 128), SAMPLINGS[0], 0, 10)])

@@ -8,7 +8,7 @@ import torch
 from megakernel_tts import Sampling
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from tests.rig import one_frame
 
 TEXTS = [
@@ -20,7 +20,9 @@ TEXTS = [
 ]
 
 
-def make(loaded: Loaded, *, num_slots: int = 4, dtype: torch.dtype = torch.float32) -> Reference:
+def make(
+    loaded: LoadedModel, *, num_slots: int = 4, dtype: torch.dtype = torch.float32
+) -> Reference:
     backend = loaded.engine.backend
     assert isinstance(backend, Reference)
     return Reference(
@@ -32,7 +34,9 @@ def make(loaded: Loaded, *, num_slots: int = 4, dtype: torch.dtype = torch.float
     )
 
 
-def start(reference: Reference, loaded: Loaded, slot: int, text: str, sampling: Sampling) -> None:
+def start(
+    reference: Reference, loaded: LoadedModel, slot: int, text: str, sampling: Sampling
+) -> None:
     prompt_builder = loaded.engine.prompt_builder
     prefix = prompt_builder.prefix("ryan", "english", None)
     ids = loaded.tokenizer.encode(text)
@@ -59,7 +63,7 @@ SAMPLINGS = [
 ]
 
 
-def test_batching_does_not_change_codes(load: Callable[..., Loaded]) -> None:
+def test_batching_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
     """Streams join and leave at any time, in any slot."""
     loaded = load(size="1b7")
     count = 12
@@ -92,7 +96,7 @@ def test_batching_does_not_change_codes(load: Callable[..., Loaded]) -> None:
 
 
 def test_swapping_does_not_change_codes(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     """At random times, into random slots, while other streams use the former slot."""
     loaded = load(size="1b7")
@@ -124,7 +128,7 @@ def test_swapping_does_not_change_codes(
         assert made == solo
 
 
-def test_the_slot_does_not_change_codes(load: Callable[..., Loaded]) -> None:
+def test_the_slot_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
     loaded = load()
     runs = []
     for slot, seed in ((0, 9), (3, 9), (1, 10)):
@@ -135,7 +139,7 @@ def test_the_slot_does_not_change_codes(load: Callable[..., Loaded]) -> None:
     assert runs[0] != runs[2]
 
 
-def test_feeding_text_late_does_not_change_codes(load: Callable[..., Loaded]) -> None:
+def test_feeding_text_late_does_not_change_codes(load: Callable[..., LoadedModel]) -> None:
     loaded = load()
     prompt_builder = loaded.engine.prompt_builder
     reference = make(loaded)
@@ -160,7 +164,7 @@ def test_feeding_text_late_does_not_change_codes(load: Callable[..., Loaded]) ->
 
 
 def test_control_ids_and_an_early_end_of_speech_are_not_sampled(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     loaded = load()
     eos = loaded.config.talker.control.eos
@@ -184,7 +188,7 @@ def test_control_ids_and_an_early_end_of_speech_are_not_sampled(
 
 
 def test_a_failed_step_does_not_change_later_codes(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load()
     reference = make(loaded)
@@ -199,7 +203,7 @@ def test_a_failed_step_does_not_change_later_codes(
     assert made + frames(reference, 0, 3) == expected
 
 
-def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> None:
+def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., LoadedModel]) -> None:
     loaded = load()
     reference = make(loaded)
     prompt = torch.zeros(128, loaded.config.talker.stack.hidden_size)
@@ -207,7 +211,7 @@ def test_a_prompt_that_does_not_fit_is_refused(load: Callable[..., Loaded]) -> N
         reference.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
 
 
-def test_logits_that_are_not_finite_are_an_error(load: Callable[..., Loaded]) -> None:
+def test_logits_that_are_not_finite_are_an_error(load: Callable[..., LoadedModel]) -> None:
     loaded = load()
     reference = make(loaded)
     prompt = torch.full((3, loaded.config.talker.stack.hidden_size), torch.nan)
@@ -217,7 +221,7 @@ def test_logits_that_are_not_finite_are_an_error(load: Callable[..., Loaded]) ->
 
 
 def test_bfloat16_stays_close_to_float32(
-    load: Callable[..., Loaded], checkpoint: Callable[..., Path]
+    load: Callable[..., LoadedModel], checkpoint: Callable[..., Path]
 ) -> None:
     """Logits of the first frame: plain rounding noise, and the same best ids."""
     single = load()

@@ -12,7 +12,7 @@ from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.backends.sampling import gumbel_noise
-from megakernel_tts.loader import Loaded, load_checkpoint
+from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.layers import linear
@@ -30,9 +30,11 @@ TEXT = "Hello to the world, this is speech."
 
 @pytest.fixture(scope="module")
 def on_gpu(checkpoint: Callable[..., Path]):
-    made: dict[tuple[object, ...], Loaded] = {}
+    made: dict[tuple[object, ...], LoadedModel] = {}
 
-    def make(kind: str, size: Size, codes: int = 256, dtype: torch.dtype = torch.float32) -> Loaded:
+    def make(
+        kind: str, size: Size, codes: int = 256, dtype: torch.dtype = torch.float32
+    ) -> LoadedModel:
         key = (kind, size, codes, dtype)
         if key not in made:
             made[key] = load_checkpoint(
@@ -50,7 +52,7 @@ def on_gpu(checkpoint: Callable[..., Path]):
     [pytest.param(s, c, id=f"{s}-{c.name}") for s in CHECKPOINTS for c in cases(s)],
 )
 def test_greedy_codes_equal_the_official_ones(
-    size: Size, case: Case, on_gpu: Callable[..., Loaded]
+    size: Size, case: Case, on_gpu: Callable[..., LoadedModel]
 ) -> None:
     loaded = on_gpu(case.kind, size, CHECKPOINTS[size][1])
     prompt, trailing = build(loaded, size, case)
@@ -68,7 +70,7 @@ def test_greedy_codes_equal_the_official_ones(
 
 @pytest.mark.parametrize("size", CHECKPOINTS)
 def test_codec_and_encoders_equal_the_official_ones(
-    size: Size, on_gpu: Callable[..., Loaded]
+    size: Size, on_gpu: Callable[..., LoadedModel]
 ) -> None:
     """In full float32: with cuDNN's TF32 the waveform would be off by 1e-3 of its peak."""
     loaded = on_gpu("base", size, CHECKPOINTS[size][1])

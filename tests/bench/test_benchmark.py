@@ -17,7 +17,12 @@ from megakernel_tts import TTS
 from megakernel_tts.bench import event_loop, stages, timing
 from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.stages import measure_stages, stage_timer
-from megakernel_tts.bench.timing import Request, time_first_chunk, time_request, time_streams
+from megakernel_tts.bench.timing import (
+    BenchmarkRequest,
+    time_first_chunk,
+    time_request,
+    time_streams,
+)
 from megakernel_tts.cli.main import main
 
 QUICK = ["--device", "cpu", "--runs", "1", "--chunks", "1,8", "--streams", "1"]
@@ -63,11 +68,11 @@ def short_model(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[...
 
 
 @pytest.fixture
-def hello(demo: TTS) -> Request:
-    return Request("Hello.", demo.sampling, "clara")
+def hello(demo: TTS) -> BenchmarkRequest:
+    return BenchmarkRequest("Hello.", demo.sampling, "clara")
 
 
-def test_request_is_timed_from_its_text_to_its_end(demo: TTS, hello: Request) -> None:
+def test_request_is_timed_from_its_text_to_its_end(demo: TTS, hello: BenchmarkRequest) -> None:
     before = perf_counter()
     times = time_request(demo, hello, 1, seed=3)
     after = perf_counter()
@@ -78,7 +83,7 @@ def test_request_is_timed_from_its_text_to_its_end(demo: TTS, hello: Request) ->
 
 
 def test_stages_add_up_to_the_first_chunk_and_leave_the_engine_unchanged(
-    demo: TTS, hello: Request
+    demo: TTS, hello: BenchmarkRequest
 ) -> None:
     before = vars(demo._loaded.engine.vocoder).copy()
     with stage_timer(demo) as timer:
@@ -94,7 +99,7 @@ def test_stages_add_up_to_the_first_chunk_and_leave_the_engine_unchanged(
 
 
 def test_delay_of_a_call_is_attributed_to_its_stage(
-    demo: TTS, hello: Request, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+    demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = demo._loaded.engine
     for owner, name, stage in (
@@ -116,14 +121,14 @@ def test_delay_of_a_call_is_attributed_to_its_stage(
         assert max(milliseconds, key=lambda name: milliseconds[name]) == stage, milliseconds
 
 
-def test_percentiles_of_the_first_chunk_are_ordered(demo: TTS, hello: Request) -> None:
+def test_percentiles_of_the_first_chunk_are_ordered(demo: TTS, hello: BenchmarkRequest) -> None:
     first_chunk = time_first_chunk(demo, hello, 4)
     assert first_chunk.runs == 4
     assert 0 < first_chunk.p50 <= first_chunk.p95 <= first_chunk.p99
 
 
 def test_cold_requests_clear_the_prefix_cache(
-    demo: TTS, hello: Request, monkeypatch: pytest.MonkeyPatch
+    demo: TTS, hello: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleared: list[bool] = []
     backend = demo._loaded.engine.backend
@@ -131,7 +136,7 @@ def test_cold_requests_clear_the_prefix_cache(
     assert time_first_chunk(demo, hello, 3, cold=True).runs == len(cleared) == 3
 
 
-def test_figures_of_streams_include_every_stream(demo: TTS, hello: Request) -> None:
+def test_figures_of_streams_include_every_stream(demo: TTS, hello: BenchmarkRequest) -> None:
     figures = time_streams(demo, hello, 2, streams=2, rounds=1)
     assert (figures.chunk_frames, figures.streams, figures.rounds) == (2, 2, 1)
     first, second = figures.first_chunk_ms
@@ -140,7 +145,7 @@ def test_figures_of_streams_include_every_stream(demo: TTS, hello: Request) -> N
 
 
 def test_blocking_work_on_the_event_loop_is_measured(
-    demo: TTS, hello: Request, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+    demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     astream = demo.astream
     short = replace(hello, sampling=replace(demo.sampling, max_frames=4))
@@ -386,7 +391,7 @@ def test_peer_that_fails_or_is_missing_gives_a_note(
         assert "qwen-tts is not installed, so it was not measured." in lines
 
 
-def test_requests_use_the_requested_layout(demo: TTS, hello: Request) -> None:
+def test_requests_use_the_requested_layout(demo: TTS, hello: BenchmarkRequest) -> None:
     """With the same seeds, the lengths of the speech differ between the layouts."""
     seeds, streaming = range(4), replace(hello, layout="streaming")
     timed = [time_request(demo, streaming, 1, seed).frames for seed in seeds]

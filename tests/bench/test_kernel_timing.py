@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kernel_timing import Timing, compile_program, parse_timing, run_jobs
+from bench.kernel_timing import LaunchTiming, compile_program, parse_timing, run_jobs
 from megakernel_tts.kernels import build
 
 
 def test_output_line_has_median_minimum_and_checksum() -> None:
-    assert parse_timing("36.64 36.51 00ff") == Timing(36.64, 36.51, "00ff")
+    assert parse_timing("36.64 36.51 00ff") == LaunchTiming(36.64, 36.51, "00ff")
 
 
 @pytest.mark.gpu

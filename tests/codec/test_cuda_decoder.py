@@ -27,7 +27,7 @@ from megakernel_tts.model.random_released import random_codec_weights
 from tests.emulator.codec import emulated_codec_kernels
 
 CODES = 64
-Codec = tuple[w.Decoder, CodecConfig]
+Codec = tuple[w.DecoderWeights, CodecConfig]
 Make = Callable[..., CudaDecoder]
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from megakernel_tts.codec.decoder import Decoder, State
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 
 FRAMES = 160  # more than two attention windows
 
 
 @pytest.fixture
-def decoder(load: Callable[..., Loaded]) -> Decoder:
+def decoder(load: Callable[..., LoadedModel]) -> Decoder:
     return load().engine.decoder
 
 

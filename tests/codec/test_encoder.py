@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from megakernel_tts.codec.encoder import Encoder
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 
 
 @pytest.fixture
-def encoder(load: Callable[..., Loaded]) -> Encoder:
+def encoder(load: Callable[..., LoadedModel]) -> Encoder:
     cloner = load("base").cloner
     assert cloner is not None
     return cloner.encoder

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import torch
 
 from megakernel_tts.codec.speaker_encoder import log_mel, mel_filters
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 
 
 def test_slaney_filters_have_unit_area_and_cover_the_band() -> None:
@@ -24,7 +24,9 @@ def test_a_tone_is_loudest_in_its_band() -> None:
     assert filters[loudest, round(1000 / (12_000 / 512))] > 0
 
 
-def test_speaker_embeddings_are_deterministic_and_distinct(load: Callable[..., Loaded]) -> None:
+def test_speaker_embeddings_are_deterministic_and_distinct(
+    load: Callable[..., LoadedModel],
+) -> None:
     loaded = load("base")
     assert loaded.cloner is not None
     embed = loaded.cloner.speaker.embed

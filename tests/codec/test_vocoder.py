@@ -17,7 +17,7 @@ from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRe
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder, Vocoder
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.kernels.codec import CodecKernels
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.random_checkpoint import random_tensor
@@ -32,7 +32,7 @@ SLOTS = 2
 
 
 class CodecParts(NamedTuple):
-    codec: tuple[w.Decoder, CodecConfig]
+    codec: tuple[w.DecoderWeights, CodecConfig]
     kernels: CodecKernels
 
 
@@ -48,7 +48,7 @@ def codec_parts(tmp_path_factory: pytest.TempPathFactory) -> CodecParts:
 
 @pytest.fixture(params=["torch", "torch-without-pending", "kernels"])
 def codec_rig(
-    request: pytest.FixtureRequest, load: Callable[..., Loaded], codec_parts: CodecParts
+    request: pytest.FixtureRequest, load: Callable[..., LoadedModel], codec_parts: CodecParts
 ) -> Iterator[Rig]:
     """A scripted backend with a codec of 64 samples per frame."""
     decoder = Decoder(*codec_parts.codec)
@@ -190,7 +190,7 @@ def test_a_chunk_is_decoded_later_if_pending_decoding_fails(
 def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     comparison: MakeComparison,
     codec_parts: CodecParts,
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The codec reads the codes from the memory that the decode kernel writes."""

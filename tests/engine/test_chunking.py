@@ -11,11 +11,11 @@ from megakernel_tts import AudioChunk
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
 from megakernel_tts.engine.chunking import Chunking
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import ChunkPolicy
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend
-from tests.rig import Rig, VirtualClock, drain
+from tests.rig import ManualClock, Rig, drain
 
 FRAME_S = 0.08  # of audio
 NUM_FRAMES = 40  # of a turn
@@ -35,7 +35,7 @@ class Device:
     def __init__(
         self, frame_s: float, call_s: float = 0.0, decode_s: float = 0.0, jitter: float = 0.0
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         self.frame_s, self.call_s, self.decode_s, self.jitter = frame_s, call_s, decode_s, jitter
         self._rng = random.Random(0)
 
@@ -68,7 +68,7 @@ class TimedVocoder(TorchVocoder):
         return lambda: [np.zeros(1920 * len(request.codes), np.int16) for request in requests]
 
 
-def speak(loaded: Loaded, device: Device, num_turns: int = 1) -> list[list[tuple[float, int]]]:
+def speak(loaded: LoadedModel, device: Device, num_turns: int = 1) -> list[list[tuple[float, int]]]:
     """The arrival in seconds and the frames of every chunk of each turn."""
     decoder = loaded.engine.decoder
     rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
@@ -101,7 +101,7 @@ def gaps(chunks: Sequence[tuple[float, int]]) -> list[float]:
 @pytest.mark.parametrize("codec_share", [0.0, 0.4])
 @pytest.mark.parametrize("jitter", [0.0, 0.2])
 def test_ten_turns_have_no_gap_if_the_real_time_factor_is_below_0_8(
-    load: Callable[..., Loaded], real_time_factor: float, codec_share: float, jitter: float
+    load: Callable[..., LoadedModel], real_time_factor: float, codec_share: float, jitter: float
 ) -> None:
     """The factor is that of the smallest chunks."""
     total_s = real_time_factor * FRAME_S
@@ -112,20 +112,22 @@ def test_ten_turns_have_no_gap_if_the_real_time_factor_is_below_0_8(
     assert [max(gaps(chunks)) for chunks in turns] == [0.0] * 10
 
 
-def test_chunks_double_if_the_device_is_idle(load: Callable[..., Loaded]) -> None:
+def test_chunks_double_if_the_device_is_idle(load: Callable[..., LoadedModel]) -> None:
     """With the times of an H200: 1.2 ms for a frame, 0.4 ms for a call of the codec."""
     (chunks,) = speak(load(), Device(0.0012, 0.0003, 0.0001))
     assert [size for _, size in chunks][:6] == [1, 2, 4, 8, 8, 8]
 
 
-def test_chunks_grow_to_the_largest_where_there_is_time(load: Callable[..., Loaded]) -> None:
+def test_chunks_grow_to_the_largest_where_there_is_time(load: Callable[..., LoadedModel]) -> None:
     (chunks,) = speak(load(), Device(0.6 * FRAME_S))
     sizes = [size for _, size in chunks]
     assert sizes[:2] == [1, 1] and max(sizes) == 8
     assert all(later >= size for size, later in pairwise(sizes[:-1]))
 
 
-def test_chunks_double_if_the_engine_is_slower_than_playback(load: Callable[..., Loaded]) -> None:
+def test_chunks_double_if_the_engine_is_slower_than_playback(
+    load: Callable[..., LoadedModel],
+) -> None:
     """A large chunk costs less per frame: eight frames are made in real time, one is not."""
     (chunks,) = speak(load(), Device(0.4 * FRAME_S, 0.8 * FRAME_S))
     assert [size for _, size in chunks][:6] == [1, 1, 1, 2, 4, 8]
@@ -135,7 +137,7 @@ def test_chunks_double_if_the_engine_is_slower_than_playback(load: Callable[...,
 @pytest.mark.parametrize(("stall_s", "restarts"), [(0.05, False), (5.0, True)])
 @pytest.mark.parametrize("continued", [" the quick brown fox jumps over the lazy dog", ". the end"])
 def test_chunks_begin_small_again_after_their_audio_was_played_while_text_was_missing(
-    load: Callable[..., Loaded], stall_s: float, continued: str, restarts: bool
+    load: Callable[..., LoadedModel], stall_s: float, continued: str, restarts: bool
 ) -> None:
     loaded, device = load(), Device(0.1 * FRAME_S)
     vocoder = TimedVocoder(loaded.engine.decoder, device)

@@ -26,7 +26,7 @@ from megakernel_tts import (
     TextError,
     Voice,
 )
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.fakes import TIMEOUT_S, ScriptedBackend
@@ -85,7 +85,7 @@ def test_leaving_or_dropping_a_session_cancels_it(rig: Rig) -> None:
     assert rig.idle()
 
 
-def test_too_many_sessions_are_refused(load: Callable[..., Loaded]) -> None:
+def test_too_many_sessions_are_refused(load: Callable[..., LoadedModel]) -> None:
     rig = Rig(load(), ScriptedBackend(num_slots=1), max_waiting=2)
     rig.backend.endless = True
     sessions = [rig.open(seed=i) for i in range(3)]
@@ -113,7 +113,7 @@ def test_a_defect_of_the_loop_ends_every_session_with_an_error(
         rig.open()
 
 
-def test_closing_ends_every_session(load: Callable[..., Loaded]) -> None:
+def test_closing_ends_every_session(load: Callable[..., LoadedModel]) -> None:
     rig = Rig(load(), ScriptedBackend())
     rig.backend.endless = True
     sessions = [rig.open(seed=i) for i in range(5)]
@@ -125,7 +125,7 @@ def test_closing_ends_every_session(load: Callable[..., Loaded]) -> None:
         rig.open()
 
 
-def test_closing_waits_for_the_thread(load: Callable[..., Loaded]) -> None:
+def test_closing_waits_for_the_thread(load: Callable[..., LoadedModel]) -> None:
     rig = Rig(load(), ScriptedBackend())
     rig.backend.endless = True
     session = rig.open()
@@ -134,7 +134,7 @@ def test_closing_waits_for_the_thread(load: Callable[..., Loaded]) -> None:
     assert not rig.engine._thread.is_alive()
 
 
-def test_an_engine_without_references_ends(load: Callable[..., Loaded]) -> None:
+def test_an_engine_without_references_ends(load: Callable[..., LoadedModel]) -> None:
     """Its thread ends and its memory is freed; a reference to a session keeps it alive."""
     rig = Rig(load(), ScriptedBackend())
     rig.backend.endless = True
@@ -153,7 +153,7 @@ def test_an_engine_without_references_ends(load: Callable[..., Loaded]) -> None:
 
 
 def test_an_ended_engine_leaves_nothing_to_do_at_exit(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered: list[weakref.ref[Callable[[], None]]] = []
 
@@ -207,7 +207,7 @@ def test_the_interpreter_exits_after_the_engine_thread_has_freed_its_memory(
 
 
 def test_a_refused_session_decodes_no_recording(
-    load: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(load("base"), ScriptedBackend(num_slots=1), max_waiting=0)
     plain = Voice(torch.randn(128))
@@ -358,7 +358,7 @@ def test_a_session_can_be_read_by_a_second_iteration(rig: Rig) -> None:
     assert finish is not None and finish.reason == "eos"
 
 
-def test_closing_an_idle_engine_never_hangs(load: Callable[..., Loaded]) -> None:
+def test_closing_an_idle_engine_never_hangs(load: Callable[..., LoadedModel]) -> None:
     """The signal to stop is not lost while the loop clears earlier ones."""
     rig = Rig(load(), ScriptedBackend())
     wakeup = rig.engine._loop.wakeup
@@ -425,7 +425,7 @@ def test_a_session_can_be_finalised_within_any_code(
 
 
 def test_a_backend_that_cannot_release_a_slot_leaves_no_session_waiting(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     backend = ScriptedBackend()
 

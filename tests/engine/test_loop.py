@@ -13,7 +13,7 @@ from megakernel_tts import (
 )
 from megakernel_tts.audio import pcm16
 from megakernel_tts.codec.decoder import State
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.pace import ordinary_frames
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend, codes_of
@@ -313,7 +313,7 @@ def test_the_guard_does_not_act_before_the_whole_text_was_fed(
 
 
 def test_every_segment_starts_from_the_codec_state_after_the_recording(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     rig = Rig(load("base"), ScriptedBackend())
     generator = torch.Generator().manual_seed(0)
@@ -336,7 +336,7 @@ def test_every_segment_starts_from_the_codec_state_after_the_recording(
 
 
 def test_a_transcript_longer_than_its_recording_is_fed_before_the_text(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     backend = ScriptedBackend()
     rig = Rig(load("base"), backend)
@@ -350,7 +350,9 @@ def test_a_transcript_longer_than_its_recording_is_fed_before_the_text(
     rig.engine.close()
 
 
-def test_live_text_with_a_recording_waits_until_it_is_as_long(load: Callable[..., Loaded]) -> None:
+def test_live_text_with_a_recording_waits_until_it_is_as_long(
+    load: Callable[..., LoadedModel],
+) -> None:
     backend = ScriptedBackend()
     rig = Rig(load("base"), backend)
     voice = Voice(torch.randn(128), torch.zeros(12, 16, dtype=torch.long), "Hi.")

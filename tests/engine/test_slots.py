@@ -9,7 +9,7 @@ import pytest
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.engine.scheduler import SchedulingPolicy
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import TIMEOUT_S, ScriptedBackend
 from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, read, scripted
@@ -19,7 +19,7 @@ STALL_TIMEOUT_S = SchedulingPolicy().stall_timeout_s
 
 
 @pytest.fixture
-def make_rig(load: Callable[..., Loaded]) -> Iterator[MakeRig]:
+def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
     """Makes rigs with a number of slots and a scheduling policy."""
     rigs: list[Rig] = []
 

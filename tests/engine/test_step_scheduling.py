@@ -10,7 +10,7 @@ import pytest
 from megakernel_tts import AudioChunk, ChunkPolicy, Sampling, Session
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.engine.engine import Engine
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.rig import TEXT, Rig, codes, drain, scripted
@@ -19,7 +19,7 @@ from tests.rig import TEXT, Rig, codes, drain, scripted
 class ReferenceEngine:
     """An engine of its own over the reference backend."""
 
-    def __init__(self, loaded: Loaded, num_slots: int) -> None:
+    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         backend, self.loaded = loaded.engine.backend, loaded
         assert isinstance(backend, Reference)
         prompt_builder = loaded.engine.prompt_builder
@@ -45,7 +45,7 @@ class ReferenceEngine:
 
 
 def test_chunks_other_streams_and_live_text_do_not_change_codes(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
 ) -> None:
     """With frame limits and the guard, while sessions are opened and cancelled."""
     reference = ReferenceEngine(load(size="1b7"), num_slots=4)

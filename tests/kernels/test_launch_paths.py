@@ -15,7 +15,7 @@ from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.decode import DecodeVariant, load_decode_kernels
 from megakernel_tts.kernels.loader import LaunchPath
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from tests.comparison import SAMPLINGS, Comparison
 
 pytestmark = pytest.mark.gpu
@@ -43,7 +43,7 @@ def generate(b: Comparison, kernel: Megakernel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("size", ["0b6", "1b7", "demo"])
-def test_both_paths_generate_the_same_codes(load: Callable[..., Loaded], size: str) -> None:
+def test_both_paths_generate_the_same_codes(load: Callable[..., LoadedModel], size: str) -> None:
     loaded = load("custom_voice", size)
     results: list[list[Tensor]] = []
     for path in PATHS:
@@ -56,7 +56,7 @@ def test_both_paths_generate_the_same_codes(load: Callable[..., Loaded], size: s
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_profiling_build_generates_the_same_codes_and_counts_cycles(
-    load: Callable[..., Loaded], path: LaunchPath
+    load: Callable[..., LoadedModel], path: LaunchPath
 ) -> None:
     b = Comparison(load("custom_voice", "0b6"), None, path=path)
     expected = generate(b, b.kernel)
@@ -71,7 +71,7 @@ def test_the_profiling_build_generates_the_same_codes_and_counts_cycles(
     assert missing == {"attention_combine", "input_projection"}  # one span, equal widths
 
 
-def test_the_precise_build_is_the_same_on_both_paths(load: Callable[..., Loaded]) -> None:
+def test_the_precise_build_is_the_same_on_both_paths(load: Callable[..., LoadedModel]) -> None:
     b = Comparison(load("custom_voice", "0b6"), None)
     results: list[list[Tensor]] = []
     for path in PATHS:
@@ -83,7 +83,7 @@ def test_the_precise_build_is_the_same_on_both_paths(load: Callable[..., Loaded]
         assert torch.equal(by_extension, by_nvrtc)
 
 
-def test_launches_follow_the_current_stream(load: Callable[..., Loaded]) -> None:
+def test_launches_follow_the_current_stream(load: Callable[..., LoadedModel]) -> None:
     """A launch on another stream waits for what that stream was given before, in both paths."""
     for path in PATHS:
         b = Comparison(load("custom_voice", "0b6"), None, path=path)

@@ -10,7 +10,7 @@ from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
 from megakernel_tts.kernels.program import CSRC, Program
-from megakernel_tts.kernels.structs import Stream
+from megakernel_tts.kernels.structs import StreamParams
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))
 _STACK = StackShape(128, 4, 2, 384)  # of the smallest checkpoint of the tests
@@ -47,8 +47,8 @@ def test_a_text_that_does_not_compile_is_an_error_with_the_log() -> None:
 
 @needs_nvrtc
 def test_a_struct_that_differs_fails_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stream, "CPP_NAME", "megakernel::SamplingParams")
-    with pytest.raises(RuntimeError, match="Stream has another size"):
+    monkeypatch.setattr(StreamParams, "CPP_NAME", "megakernel::SamplingParams")
+    with pytest.raises(RuntimeError, match="StreamParams has another size"):
         nvrtc.compile_program(PROGRAM, "90a")
 
 

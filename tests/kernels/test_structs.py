@@ -12,6 +12,7 @@ import pytest
 
 from megakernel_tts.kernels import align_structs, codec_structs, structs
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
+from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.program import CSRC
 from megakernel_tts.kernels.structs import (
@@ -23,7 +24,7 @@ from megakernel_tts.kernels.structs import (
     DeviceStruct,
     Params,
     SamplingParams,
-    Stream,
+    StreamParams,
     declaration_checks,
     pointer,
 )
@@ -34,8 +35,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"
 
 def compile_checks(declarations: Sequence[Declaration], program: str = "decode") -> str:
     """Compiles the checks behind the real headers, and returns the compiler's errors."""
-    text = (
-        "#define MEGAKERNEL_EMULATOR\n#define MEGAKERNEL_MODEL ModelTiny\n"
+    macros = [("MEGAKERNEL_EMULATOR", ""), ("MEGAKERNEL_MODEL", "ModelTiny")]
+    macros += codec_program().definitions
+    text = "".join(f"#define {macro} {value}\n" for macro, value in macros) + (
         f'#include "{CSRC}/{program}/kernels.cuh"\n{declaration_checks(declarations)}'
     )
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{FOLDER}", "-x", "c++", "-"]
@@ -65,7 +67,7 @@ def test_the_declarations_agree_with_the_sources(
 
 @needs_compiler
 def test_a_difference_fails_the_build_with_the_name_of_the_field() -> None:
-    fields = [*Stream._fields_]
+    fields = [*StreamParams._fields_]
     swapped = [fields[0], fields[2], fields[1], *fields[3:]]
     retyped = [(name, ctypes.c_uint if name == "slot" else kind) for name, kind, *_ in fields]
     renamed = [("slots" if name == "slot" else name, kind) for name, kind, *_ in fields]
@@ -75,16 +77,20 @@ def test_a_difference_fails_the_build_with_the_name_of_the_field() -> None:
     ]
     for struct, changes, sentence in (
         (
-            Stream,
+            StreamParams,
             swapped,
-            "Stream.num_frames has another offset than the 4 of megakernel_tts/kernels",
+            "StreamParams.num_frames has another offset than the 4 of megakernel_tts/kernels",
         ),
-        (Stream, retyped, "Stream.slot has another type than in megakernel_tts/kernels"),
-        (Stream, renamed, "has no member named .slots."),
         (
-            Stream,
+            StreamParams,
+            retyped,
+            "StreamParams.slot has another type than in megakernel_tts/kernels",
+        ),
+        (StreamParams, renamed, "has no member named .slots."),
+        (
+            StreamParams,
             fields[:-1],
-            "Stream has another size than the 120 bytes of megakernel_tts/kernels",
+            "StreamParams has another size than the 120 bytes of megakernel_tts/kernels",
         ),
         (Params, pointed, "Params.talker_head has another type than in megakernel_tts/kernels"),
     ):

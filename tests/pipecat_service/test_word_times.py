@@ -10,7 +10,7 @@ from megakernel_tts import TTS, AudioChunk, Sampling
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.info import model_info
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from pipecat_service import MegakernelTTSService
 from tests.align.synthetic_attention import LoudDecoder, SyntheticAttentionBackend
 from tests.pipecat_service.bot import Bot, run_conversations
@@ -21,7 +21,7 @@ WORDS: list[str] = [*REPLY.split()]
 
 
 @pytest.fixture
-def timed_tts(load: Callable[..., Loaded]) -> Iterator[TTS]:
+def timed_tts(load: Callable[..., LoadedModel]) -> Iterator[TTS]:
     """A model with prescribed attention, every frame of which is loud."""
     loaded = load()
     engine = Engine(
@@ -31,7 +31,9 @@ def timed_tts(load: Callable[..., Loaded]) -> Iterator[TTS]:
         None,
         Alignment(((0, 0),), 1e-4, 2, {}),
     )
-    model = Loaded(loaded.config, Sampling(seed=1, guard=False), loaded.tokenizer, engine, None)
+    model = LoadedModel(
+        loaded.config, Sampling(seed=1, guard=False), loaded.tokenizer, engine, None
+    )
     with TTS(model, model_info(loaded.config, "synthetic attention")) as tts:
         tts.warmup()
         yield tts

@@ -5,7 +5,7 @@ import pytest
 from megakernel_tts.server.accounts import Account, Accounts, Allowance
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.keys import ApiKey, Priority
-from tests.rig import VirtualClock
+from tests.rig import ManualClock
 
 KEY = ApiKey(name="bot", key="secret")
 
@@ -23,7 +23,7 @@ def refusal(account: Account, num_characters: int = 0) -> RequestError:
 
 def test_an_allowance_gives_its_amount_each_minute() -> None:
     """Whatever arrives when, at most one minute's amount beyond the rate is given."""
-    rng, clock = random.Random(1), VirtualClock()
+    rng, clock = random.Random(1), ManualClock()
     allowance, taken = Allowance(60, clock), 0
     for _ in range(2000):
         clock.now_s += rng.expovariate(3.0)
@@ -36,7 +36,7 @@ def test_an_allowance_gives_its_amount_each_minute() -> None:
 
 
 def test_the_wait_is_the_time_after_which_the_amount_is_there() -> None:
-    clock = VirtualClock()
+    clock = ManualClock()
     allowance = Allowance(60, clock)
     allowance.take(60)
     wait_s = allowance.wait_s(10)
@@ -48,7 +48,7 @@ def test_the_wait_is_the_time_after_which_the_amount_is_there() -> None:
 
 
 def test_an_amount_beyond_a_minute_is_given_when_full_and_paid_for_later() -> None:
-    clock = VirtualClock()
+    clock = ManualClock()
     allowance = Allowance(60, clock)
     assert allowance.wait_s(600) == 0
     allowance.take(600)
@@ -58,7 +58,7 @@ def test_an_amount_beyond_a_minute_is_given_when_full_and_paid_for_later() -> No
 
 
 def test_limits_are_refused_with_the_time_until_they_allow_more() -> None:
-    clock = VirtualClock()
+    clock = ManualClock()
     account = Account(key(requests_per_minute=6, characters_per_minute=60), clock)
     for _ in range(6):
         account.check(0)
@@ -71,7 +71,7 @@ def test_limits_are_refused_with_the_time_until_they_allow_more() -> None:
 
 
 def test_text_beyond_the_limit_is_spoken_and_delays_the_next_request() -> None:
-    clock = VirtualClock()
+    clock = ManualClock()
     account = Account(key(characters_per_minute=60), clock)
     account.check(0)
     account.take_characters(90)  # live text, whose length was unknown

@@ -9,7 +9,7 @@ import torch
 
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.errors import VoiceError
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import Layout, PromptBuilder
 from megakernel_tts.voice import Voice
 
@@ -29,7 +29,7 @@ from megakernel_tts.voice import Voice
     ],
 )  # fmt: skip
 def test_unsupported_voice_language_or_instruction_is_refused_with_the_choices(
-    load: Callable[..., Loaded],
+    load: Callable[..., LoadedModel],
     kind: str,
     size: str,
     voice: str | None,
@@ -42,13 +42,13 @@ def test_unsupported_voice_language_or_instruction_is_refused_with_the_choices(
         prompt_builder.prefix(voice, language, instruct)
 
 
-def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., Loaded]) -> None:
+def test_case_and_spaces_of_names_do_not_matter(load: Callable[..., LoadedModel]) -> None:
     prompt_builder = load().engine.prompt_builder
     vectors = prompt_builder.prefix("RYAN", " English ", None).vectors
     assert torch.equal(vectors, prompt_builder.prefix("ryan", "english", "  ").vectors)
 
 
-def test_dialect_is_selected_by_its_speaker_only(load: Callable[..., Loaded]) -> None:
+def test_dialect_is_selected_by_its_speaker_only(load: Callable[..., LoadedModel]) -> None:
     loaded = load()
     assert "beijing_dialect" not in loaded.config.talker.spoken_languages
     prefix = loaded.engine.prompt_builder.prefix
@@ -62,7 +62,7 @@ def test_dialect_is_selected_by_its_speaker_only(load: Callable[..., Loaded]) ->
     )
 
 
-def test_batching_does_not_change_text_vectors(load: Callable[..., Loaded]) -> None:
+def test_batching_does_not_change_text_vectors(load: Callable[..., LoadedModel]) -> None:
     embed_text = load("custom_voice", "1b7").engine.prompt_builder.embed_text
     ids = [5, 9, 200, 9]
     with torch.inference_mode():
@@ -72,7 +72,7 @@ def test_batching_does_not_change_text_vectors(load: Callable[..., Loaded]) -> N
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("reference", [None, 2, 40], ids=["no reference", "short", "long"])
 def test_text_token_i_is_at_position_text_start_plus_i(
-    load: Callable[..., Loaded], layout: Layout, reference: int | None
+    load: Callable[..., LoadedModel], layout: Layout, reference: int | None
 ) -> None:
     """Replacing a token changes exactly the vector of its position, in the prompt or fed later."""
     loaded = load("base")
@@ -99,7 +99,9 @@ def test_text_token_i_is_at_position_text_start_plus_i(
         assert changed == [prompt.text_start + i]
 
 
-def test_prompt_builder_is_freed_without_garbage_collection(load: Callable[..., Loaded]) -> None:
+def test_prompt_builder_is_freed_without_garbage_collection(
+    load: Callable[..., LoadedModel],
+) -> None:
     """It holds hundreds of MB, and servers freeze the collector that would break a cycle."""
     loaded = load()
     backend = loaded.engine.backend

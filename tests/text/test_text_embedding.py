@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.loader import Loaded
+from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.weights import Embeddings
 from megakernel_tts.text.text_embedding import TextEmbedding
 
 
 @pytest.fixture
-def embeddings(load: Callable[..., Loaded]) -> Embeddings:
+def embeddings(load: Callable[..., LoadedModel]) -> Embeddings:
     backend = load("custom_voice", "1b7").engine.backend
     assert isinstance(backend, Reference)
     return backend.model.embeddings
