@@ -46,9 +46,9 @@ def _time_calls(act: Callable[[], object]) -> dict[str, float]:
     """Milliseconds of a call that waits for its result."""
     times = []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         act()
-        times.append(1e3 * (time.perf_counter() - start))
+        times.append(1e3 * (time.perf_counter() - start_s))
     return _summary(times)
 
 
@@ -60,9 +60,9 @@ def _time_on_device(act: Callable[[], object]) -> dict[str, float]:
 def _time_kernel_calls(decoder: CudaDecoder, streams: int, frames: int) -> dict[str, float]:
     for slot in range(streams):
         decoder.load_slot(slot)
-    parts = [DecodeRequest(slot, _codes(frames, slot)) for slot in range(streams)]
-    decoder.decode(parts)()
-    return _time_calls(lambda: decoder.decode(parts)())
+    requests = [DecodeRequest(slot, _codes(frames, slot)) for slot in range(streams)]
+    decoder.decode(requests)()
+    return _time_calls(lambda: decoder.decode(requests)())
 
 
 def _time_torch(decoder: Decoder, frames: int) -> dict[str, dict[str, float]]:
@@ -130,13 +130,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights, config = random_codec_weights(Path(folder) / "config.json", seed=0)
     decoder, reference = CudaDecoder(weights, config, slots=_SLOTS), Decoder(weights, config)
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     decoder.warmup()
-    warmup = time.perf_counter() - start
+    warmup_s = time.perf_counter() - start_s
     figures = {
         "gpu": torch.cuda.get_device_name(),
         "command": "bench.codec",
-        "warmup_s": round(warmup, 2),
+        "warmup_s": round(warmup_s, 2),
         "state_mb": round(decoder.state_bytes / 1e6, 2),
         "call_ms_by_streams_and_frames": {
             s: {f: _time_kernel_calls(decoder, s, f) for f in _FRAMES} for s in _STREAMS

@@ -137,19 +137,19 @@ def soak(tts: TTS, other: TTS, num_exchanges: int) -> ExchangeSoakReport:
     for engine in (tts, other):
         engine.warmup()
 
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     quiet: list[list[NDArray[np.int64]]] = []
     while sum(map(_max_length, quiet)) < num_frames:  # speech may end early
         quiet.append(_synthesise_round(tts, 1000 * len(quiet), max_frames))
-    quiet_seconds = time.perf_counter() - start
+    quiet_seconds = time.perf_counter() - start_s
     sampling = Sampling(seed=7, max_frames=20, guard=False)
     with (
         _background(_matrix_products(device)) as products,
         _background(lambda: len(other.say(_TEXT, sampling=sampling).codes)) as other_frames,
     ):
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         loaded = [_synthesise_round(tts, 1000 * i, max_frames) for i in range(len(quiet))]
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start_s
     frames = sum(map(_max_length, loaded))
     pairs = [
         pair for rounds in zip(quiet, loaded, strict=True) for pair in zip(*rounds, strict=True)

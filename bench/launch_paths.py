@@ -40,9 +40,9 @@ def _host_us(kernel: Megakernel, num_streams: int) -> float:
     slots = list(range(num_streams))
     times_us: list[float] = []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         kernel._launch(slots, 1)
-        times_us.append(1e6 * (time.perf_counter() - start))
+        times_us.append(1e6 * (time.perf_counter() - start_s))
         kernel._wait(1)
     return round(median(times_us), 1)
 
@@ -51,9 +51,9 @@ def _prefill_us(kernel: Megakernel, prompt: torch.Tensor) -> float:
     """Median microseconds of the host for the prefill of a prompt."""
     times_us: list[float] = []
     for _ in range(_REPEATS):
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         kernel.prefill([PrefillRequest(0, prompt, Sampling(seed=0))])
-        times_us.append(1e6 * (time.perf_counter() - start))
+        times_us.append(1e6 * (time.perf_counter() - start_s))
         torch.cuda.synchronize()
     return round(median(times_us), 1)
 
@@ -76,9 +76,9 @@ def measure(path: LaunchPath, model: Model, config: ModelConfig) -> dict[str, ob
     hidden = config.talker.stack.hidden_size
     pad = torch.randn(hidden, device="cuda").bfloat16()
     prompt = 0.05 * torch.randn(_PROMPT, hidden).bfloat16()
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     kernels = load_decode_kernels(config, pad.device, path=path)
-    build_s = time.perf_counter() - start
+    build_s = time.perf_counter() - start_s
     kernel = Megakernel(model, config, pad, num_slots=8, max_positions=2048, kernels=kernels)
     disable_end_of_speech(kernel)
     for slot in range(8):

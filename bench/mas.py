@@ -142,9 +142,9 @@ def host_us(act: Callable[[], object]) -> float:
     times_us: list[float] = []
     for _ in range(_NUM_HOST_CALLS):
         torch.cuda.synchronize()
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         act()
-        times_us.append(1e6 * (time.perf_counter() - start))
+        times_us.append(1e6 * (time.perf_counter() - start_s))
     return round(median(times_us), 1)
 
 
@@ -264,7 +264,7 @@ def plot(rows: list[dict[str, object]], gpu: str, file: Path) -> None:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> None:

@@ -36,14 +36,14 @@ _TEXT = "Certainly, I can help you with that. Which day of the week would suit y
 
 async def time_first_chunk(engine: TTS) -> float:
     """Seconds from a text to its first chunk without Pipecat."""
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     session = await asyncio.to_thread(engine.open, sampling=_SAMPLING)
     with session:
         session.push_text(_TEXT)
         async for event in session:
             if isinstance(event, AudioChunk):
                 break
-        return time.perf_counter() - start
+        return time.perf_counter() - start_s
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ async def measure_delays(engine: TTS, sessions: int, seconds: float) -> list[flo
 
     async def measure() -> None:
         while True:
-            due = time.perf_counter() + _TIMER_S
+            due_s = time.perf_counter() + _TIMER_S
             await asyncio.sleep(_TIMER_S)
-            delays.append(1000 * (time.perf_counter() - due))
+            delays.append(1000 * (time.perf_counter() - due_s))
 
     async def converse() -> None:
         async with run_pipeline(engine, _SAMPLING) as pipeline:
-            end = time.perf_counter() + seconds
-            while time.perf_counter() < end:
+            end_s = time.perf_counter() + seconds
+            while time.perf_counter() < end_s:
                 await pipeline.begin_turn(_TEXT)
                 await pipeline.finish_turn()
 

@@ -133,9 +133,9 @@ def run(engine: TTS, conversations: int, turns: int, seed: int = 0) -> LoadRepor
         turns: Turns of each.
         seed: Determines texts and interruptions.
     """
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     result, tasks_left = asyncio.run(_run_all(engine, conversations, turns, seed))
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start_s
     gc.collect()
     inner = engine._loaded.engine
     return LoadReport(

@@ -179,7 +179,7 @@ class Conversation:
             self._totals.counts["interrupted"] += 1
             await self._worker.queue_frame(InterruptionFrame())
             await asyncio.sleep(_SETTLE_S)
-        self._check(text, num_begun, whole=not interrupted)
+        self._check(text, num_begun, complete=not interrupted)
 
     async def _write(self, words: Sequence[str]) -> None:
         """Writes a turn as a language model does, with stalls and changes of settings."""
@@ -208,7 +208,7 @@ class Conversation:
         self._totals.counts["refused_updates"] += 1
         return settings(voice="unknown")
 
-    def _check(self, text: str, num_begun: int, *, whole: bool) -> None:
+    def _check(self, text: str, num_begun: int, *, complete: bool) -> None:
         """Checks the words that a turn added to the conversation."""
         messages = [m["content"] for m in self._context.messages if m["role"] == "assistant"]  # type: ignore
         committed = " ".join(str(message) for message in messages).split()
@@ -216,11 +216,11 @@ class Conversation:
         self._totals.counts["committed_words"] += len(committed)
         if committed != words[: len(committed)]:
             self._violate(f"{committed} is no prefix of {text!r}")
-        if whole and committed != words:
+        if complete and committed != words:
             self._violate(f"{committed} lacks words of the whole turn {text!r}")
-        if not whole and len(committed) > num_begun:
+        if not complete and len(committed) > num_begun:
             self._violate(f"{committed} has words whose audio was not played: {num_begun} were")
-        if not whole:
+        if not complete:
             self._totals.counts["played_words_not_committed"] += max(0, num_begun - len(committed))
 
     async def _lose_caller(self) -> None:
@@ -301,10 +301,10 @@ def soak(engine: TTS, num_turns: int, seed: int = 0) -> PipecatSoakReport:
     """
     with tqdm(total=num_turns, desc="turns", disable=None) as progress:
         totals = _Totals(num_turns, progress)
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         timeout_s = float(num_turns * _TURN_TIMEOUT_S)
         tasks_left = run_in_virtual_time(_run_all(engine, totals, seed), timeout_s)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start_s
         gc.collect()
         inner = engine._loaded.engine
         return PipecatSoakReport(

@@ -30,7 +30,7 @@ class Sink(FrameProcessor):
 
     Attributes:
         first_audio: Set by the first audio frame of a turn.
-        first_audio_at: `time.perf_counter` at that frame.
+        first_audio_at_s: `time.perf_counter` at that frame.
         stopped: Set by the end of the turn's speech.
         interrupted: Set by an interruption.
     """
@@ -38,7 +38,7 @@ class Sink(FrameProcessor):
     def __init__(self) -> None:
         super().__init__()
         self.first_audio = asyncio.Event()
-        self.first_audio_at = 0.0
+        self.first_audio_at_s = 0.0
         self.stopped = asyncio.Event()
         self.interrupted = asyncio.Event()
 
@@ -46,7 +46,7 @@ class Sink(FrameProcessor):
         """Sets the events and passes the frame on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, TTSAudioRawFrame) and not self.first_audio.is_set():
-            self.first_audio_at = time.perf_counter()
+            self.first_audio_at_s = time.perf_counter()
             self.first_audio.set()
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
@@ -71,10 +71,10 @@ class RunningPipeline:
 
     async def time_first_audio(self, text: str) -> float:
         """Starts a turn and returns the seconds until its first audio frame."""
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         await self.begin_turn(text)
         await self.sink.first_audio.wait()
-        return self.sink.first_audio_at - start
+        return self.sink.first_audio_at_s - start_s
 
     async def finish_turn(self) -> None:
         """Ends the turn's text and waits for the end of its speech."""

@@ -172,12 +172,12 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> SoakReport:
     tqdm.monitor_interval = 0  # its thread would be counted
     tts.warmup()
     num_threads = threading.active_count()
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     totals, tasks_left = asyncio.run(_run_all(tts, num_sessions, seed))
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start_s
     engine = tts._loaded.engine
-    deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-    while engine.num_sessions and time.monotonic() < deadline:
+    deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
+    while engine.num_sessions and time.monotonic() < deadline_s:
         time.sleep(0.01)
     gc.collect()
     return SoakReport(

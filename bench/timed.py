@@ -92,29 +92,29 @@ class SimulatedDevice:
 
     Attributes:
         times: Duration of each kind of work.
-        free: Time at which all work is over.
-        busy: Seconds of work so far.
+        free_s: Time at which all work is over.
+        busy_s: Seconds of work so far.
     """
 
     times: Times
-    free: float = 0.0
-    busy: float = 0.0
+    free_s: float = 0.0
+    busy_s: float = 0.0
 
     def run(self, duration_ms: float) -> float:
         """Queues work behind all earlier work; returns the time at which it ends."""
-        begin = max(time.perf_counter(), self.free)
-        self.free = begin + 1e-3 * duration_ms
-        self.busy += 1e-3 * duration_ms
-        return self.free
+        begin_s = max(time.perf_counter(), self.free_s)
+        self.free_s = begin_s + 1e-3 * duration_ms
+        self.busy_s += 1e-3 * duration_ms
+        return self.free_s
 
     def shorten(self, seconds: float) -> None:
         """Ends the last work earlier by so many seconds."""
-        self.free -= seconds
-        self.busy -= seconds
+        self.free_s -= seconds
+        self.busy_s -= seconds
 
 
-def _sleep_until(deadline: float) -> None:
-    if (remaining := deadline - time.perf_counter()) > 0:
+def _sleep_until(deadline_s: float) -> None:
+    if (remaining := deadline_s - time.perf_counter()) > 0:
         time.sleep(remaining)
 
 
@@ -124,7 +124,7 @@ class _SimulatedModule:
     def __init__(self, config: ModelConfig, device: SimulatedDevice) -> None:
         self._num_codes = config.talker.num_codes
         self._device = device
-        self._end = 0.0  # of the launch of frames
+        self._end_s = 0.0  # of the launch of frames
         self._frame_s = 0.0
         self._num_frames = 0
 
@@ -170,13 +170,13 @@ class _SimulatedModule:
         published[:] = [self._num_frames] * num_streams
         frame_ms = self._device.times.frame_of(num_streams)
         self._device.run(self._num_frames * frame_ms)
-        self._end, self._frame_s = self._device.free, 1e-3 * frame_ms
+        self._end_s, self._frame_s = self._device.free_s, 1e-3 * frame_ms
 
     def poll(self, num_published: NDArray[np.int32], stop_flags: NDArray[np.int32]) -> bool:
         """Sleeps until the last frame; returns False if the launch was interrupted earlier."""
         for made in range(1, self._num_frames):
             remaining_s = (self._num_frames - made) * self._frame_s
-            _sleep_until(self._end - remaining_s)
+            _sleep_until(self._end_s - remaining_s)
             if stop_flags[0]:
                 num_published[num_published > 0] = made
                 self._device.shorten(remaining_s)
@@ -185,7 +185,7 @@ class _SimulatedModule:
 
     def wait(self) -> None:
         """Sleeps until the launch is over."""
-        _sleep_until(self._end)
+        _sleep_until(self._end_s)
 
 
 class TimedKernel(Megakernel):
@@ -297,9 +297,9 @@ def measure(tts: TTS, device: SimulatedDevice, streams: int, chunk: int, rounds:
         rounds: Most rounds.
     """
     request = BenchmarkRequest(_TEXT, tts.sampling, next(iter(tts.voices)))
-    busy_before = device.busy
+    busy_before_s = device.busy_s
     result = time_streams(tts, request, chunk, streams, rounds)
-    device_ms = 1e3 * (device.busy - busy_before) / (result.rounds * _FRAMES)
+    device_ms = 1e3 * (device.busy_s - busy_before_s) / (result.rounds * _FRAMES)
     return Figures(streams, chunk, result.first_chunk_ms, result.ms_per_frame, round(device_ms, 3))
 
 

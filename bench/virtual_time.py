@@ -124,11 +124,11 @@ class _VirtualTimeSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not self._is_idle():
             if events := super().select(_POLL_INTERVAL_S):
                 return events
-            assert time.monotonic() < deadline, "an engine or a job does not end"
+            assert time.monotonic() < deadline_s, "an engine or a job does not end"
         events = super().select(0)  # from work that has just ended
         if not events:
             self._advance(timeout)

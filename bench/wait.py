@@ -47,18 +47,18 @@ def measure(timer: KernelTimer, num_frames: int, blocking: bool | None) -> dict[
     kernel.feed(0, timer.prompt[:0], True)
     kernel.step([0], 1)  # the first frame of a stream has no talker pass
     times_ms: list[float] = []
-    thread_start, start = time.thread_time(), time.perf_counter()
+    cpu_start_s, start_s = time.thread_time(), time.perf_counter()
     for _ in range(_REPEATS):
-        launch_start = time.perf_counter()
+        launch_start_s = time.perf_counter()
         kernel._launch([0], num_frames)
         if blocking is None:
             kernel._wait(num_frames)
         else:
             event.record()
             event.synchronize()
-        times_ms.append(1e3 * (time.perf_counter() - launch_start))
+        times_ms.append(1e3 * (time.perf_counter() - launch_start_s))
         check_num_frames(kernel, 1, num_frames)
-    share = (time.thread_time() - thread_start) / (time.perf_counter() - start)
+    share = (time.thread_time() - cpu_start_s) / (time.perf_counter() - start_s)
     return {
         "step_ms": round(median(times_ms), 3),
         "step_ms_p95": round(quantiles(times_ms, n=20)[-1], 3),

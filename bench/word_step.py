@@ -28,12 +28,12 @@ _SEARCH_FRAMES = 32  # pushed per round: the search allocates its rows for as ma
 
 def minimum(act: Callable[[], object]) -> float:
     """The shortest duration of many rounds, in seconds."""
-    best = float("inf")
+    best_s = float("inf")
     for _ in range(_NUM_ROUNDS):
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         act()
-        best = min(best, time.perf_counter() - start)
-    return best
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return best_s
 
 
 def time_search(num_frames: int) -> float:
@@ -84,12 +84,12 @@ def main() -> None:
     options = parser.parse_args()
     figures: dict[str, object] = {"tokens": _NUM_TOKENS, "kernel_ms_a_frame": 1e3 * _FRAME_S}
     for num_frames in (1, 2, 4, 8):
-        search = time_search(num_frames)
-        whole = {n: time_word_times(num_frames, n) for n in (1, 2, 8)}
+        search_s = time_search(num_frames)
+        timer_s = {n: time_word_times(num_frames, n) for n in (1, 2, 8)}
         figures[f"{num_frames}_frames"] = {
-            "search_us": round(1e6 * search, 2),
-            **{f"whole_{n}_heads_us": round(1e6 * s, 2) for n, s in whole.items()},
-            **{f"whole_{n}_heads_share": round(s / _FRAME_S, 4) for n, s in whole.items()},
+            "search_us": round(1e6 * search_s, 2),
+            **{f"whole_{n}_heads_us": round(1e6 * s, 2) for n, s in timer_s.items()},
+            **{f"whole_{n}_heads_share": round(s / _FRAME_S, 4) for n, s in timer_s.items()},
         }
     write(figures, options.json, ())
 

@@ -99,24 +99,24 @@ def _starts_behind_tags(match: re.Match[str]) -> Iterator[int]:
         if (
             removed is not None
             and before
-            and (removed.kind == "break" or removed.parts(before, text[position]))
+            and (removed.kind == "break" or removed.divides_words(before, text[position]))
         ):
             yield position
         before, removed = text[position], None
         position += 1
 
 
-def _written_word(whole: str, start: int, stop: int) -> WrittenWord:
-    text = whole[start:stop]
-    complete = _TAG.sub("", text) if "<" in text else text
-    open_tag = _OPEN_TAG.search(complete) if stop == len(whole) else None
+def _written_word(text: str, start: int, stop: int) -> WrittenWord:
+    written = text[start:stop]
+    complete = _TAG.sub("", written) if "<" in written else written
+    open_tag = _OPEN_TAG.search(complete) if stop == len(text) else None
     untagged = complete[: open_tag.start()] if open_tag else complete
     return WrittenWord(
-        text,
+        written,
         start,
         spoken=any(char.isalnum() for char in untagged),
         unspaced=bool(re.match(f"[{UNSPACED}]", untagged)),
-        ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(text)),
+        ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(written)),
         in_tag=open_tag is not None,
     )
 
@@ -224,8 +224,8 @@ class Transcript:
             self._append(self._parse(self._token_bytes(new)))
             self.num_tokens += len(new)
         self._ends_whole = num_whole >= self.num_tokens or self.text[-1:].isspace()
-        whole = self._ends_whole and not self._in_replacement()
-        num_open = int(not whole and bool(self._word_starts))
+        complete = self._ends_whole and not self._in_replacement()
+        num_open = int(not complete and bool(self._word_starts))
         self._num_complete = max(self._num_complete, len(self) - num_open)
 
     def _append(self, tokens: list[_Token]) -> None:

@@ -29,31 +29,31 @@ class Packer:
     max_row_groups: int
     device: torch.device
 
-    def pack(self, *parts: Stack | Tensor) -> Tensor:
+    def pack(self, *weights: Stack | Tensor) -> Tensor:
         """Packs matrices into one tensor: for each thread block, its shares of all matrices.
 
         Each matrix is moved to the device and packed on its own, so no second copy of all weights
         exists at a time.
 
         Args:
-            parts: Stacks, and matrices [rows, K]; on any device.
+            weights: Stacks, and matrices [rows, K]; on any device.
 
         Returns:
             bfloat16, one dimension.
         """
-        shapes = [matrix.shape for matrix in _matrices(parts, torch.device("meta"))]
+        shapes = [matrix.shape for matrix in _matrices(weights, torch.device("meta"))]
         sizes = [
             sum(self._share_size(shape, block) for shape in shapes)
             for block in range(self.num_blocks)
         ]
         packed = torch.empty(sum(sizes), dtype=torch.bfloat16, device=self.device)
         offsets = list(accumulate(sizes, initial=0))
-        for matrix in _matrices(parts, self.device):
+        for matrix in _matrices(weights, self.device):
             tiles = _tiles(matrix)
             for block in range(self.num_blocks):
-                for piece in self._share(tiles, block):
-                    end = offsets[block] + len(piece)
-                    packed[offsets[block] : end] = piece
+                for row_groups in self._share(tiles, block):
+                    end = offsets[block] + len(row_groups)
+                    packed[offsets[block] : end] = row_groups
                     offsets[block] = end
         return packed
 
@@ -82,16 +82,16 @@ def _tiles(weight: Tensor) -> Tensor:
     return pairs.permute(0, 2, 3, 1, 4, 6, 5, 7).flatten(5).flatten(3, 4)
 
 
-def _matrices(parts: Sequence[Stack | Tensor], device: torch.device) -> Iterator[Tensor]:
+def _matrices(weights: Sequence[Stack | Tensor], device: torch.device) -> Iterator[Tensor]:
     """The matrices in the order of use, each moved to the device when it is needed.
 
     The rows of gate and up alternate in groups of four.
     """
-    for part in parts:
-        if isinstance(part, Tensor):
-            yield part.to(device)
+    for weight in weights:
+        if isinstance(weight, Tensor):
+            yield weight.to(device)
             continue
-        for layer in part.layers:
+        for layer in weight.layers:
             w = map_leaves(layer, lambda tensor: tensor.to(device))
             gate_up = torch.cat([w.gate.unflatten(0, (-1, 4)), w.up.unflatten(0, (-1, 4))], dim=1)
             yield torch.cat([w.q, w.k, w.v])

@@ -176,18 +176,18 @@ def _measure(synthesise: Synthesise, chunk_frames: int | None, num_runs: int) ->
     audio_s: list[float] = []
     for seed in range(-_NUM_WARMUP_REQUESTS, num_runs):
         torch.manual_seed(seed)
-        first, audio, end = None, 0.0, 0.0
-        start = perf_counter()
+        first_s, duration_s, end_s = None, 0.0, 0.0
+        start_s = perf_counter()
         for samples, rate in synthesise(chunk_frames):
-            end = perf_counter()
-            first = end if first is None else first
-            audio += len(samples) / rate
-        if first is None:
+            end_s = perf_counter()
+            first_s = end_s if first_s is None else first_s
+            duration_s += len(samples) / rate
+        if first_s is None:
             raise RuntimeError("the peer returned no audio")
         if seed >= 0:
-            first_chunk_s.append(first - start)
-            total_s.append(end - start)
-            audio_s.append(audio)
+            first_chunk_s.append(first_s - start_s)
+            total_s.append(end_s - start_s)
+            audio_s.append(duration_s)
     real_time_factor = median(total / audio for total, audio in zip(total_s, audio_s, strict=True))
     return PeerFigures(
         chunk_frames,

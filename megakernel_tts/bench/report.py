@@ -145,10 +145,11 @@ def _peer_table(peer: Peer, report: Report) -> Iterator[str]:
     single = {cell.chunk_frames: cell for cell in report.streaming if cell.streams == 1}
     yield f"{peer.name} ({peer.version or 'version unknown'}), with its time relative to ours"
     for figures in peer.figures:
-        whole = figures.chunk_frames is None
-        ours = single[max(single) if figures.chunk_frames is None else figures.chunk_frames]
+        chunk = figures.chunk_frames
+        ours = single[max(single) if chunk is None else chunk]
+        size = "whole speech" if chunk is None else f"chunk {chunk}"
         yield (
-            f"  {'whole speech' if whole else f'chunk {figures.chunk_frames}'}: "
+            f"  {size}: "
             f"first chunk {figures.first_chunk_ms:.2f} ms "
             f"({figures.first_chunk_ms / ours.first_chunk_ms[0]:.2f} x), "
             f"{figures.ms_per_frame:.2f} ms/frame "

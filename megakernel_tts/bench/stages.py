@@ -55,36 +55,36 @@ class StageTimer:
     def restart(self) -> None:
         """Clears the measurement."""
         self._seconds: dict[str, float] = {}
-        self._decoded_at = 0.0  # when the first chunk was decoded
+        self._decoded_at_s = 0.0  # when the first chunk was decoded
 
     def wrap(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a call so that its duration is added to a stage."""
 
         @wraps(call)
         def timed(*arguments: Any, **keywords: Any) -> Any:
-            if self._decoded_at or getattr(self._in_stage, "active", False):
+            if self._decoded_at_s or getattr(self._in_stage, "active", False):
                 return call(*arguments, **keywords)
             self._in_stage.active = True
-            start = perf_counter()
+            start_s = perf_counter()
             try:
                 result = call(*arguments, **keywords)
                 if stage not in _HOST_STAGES:
                     self._synchronise()
             finally:
                 self._in_stage.active = False
-            end = perf_counter()
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + end - start
+            end_s = perf_counter()
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + end_s - start_s
             if stage == "codec":
-                self._decoded_at = end
+                self._decoded_at_s = end_s
             return result
 
         return timed
 
     def read(self, timing: RequestTiming) -> Stages:
         """The stages of the request since the last restart."""
-        seconds = self._seconds | {"delivery": timing.first - self._decoded_at}
-        rest = timing.first - timing.start - sum(seconds.values())
-        return Stages(**{stage: 1e3 * s for stage, s in seconds.items()}, hand_over=1e3 * rest)
+        seconds = self._seconds | {"delivery": timing.first_s - self._decoded_at_s}
+        rest_s = timing.first_s - timing.start_s - sum(seconds.values())
+        return Stages(**{stage: 1e3 * s for stage, s in seconds.items()}, hand_over=1e3 * rest_s)
 
 
 @contextmanager

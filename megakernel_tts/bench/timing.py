@@ -28,21 +28,21 @@ class BenchmarkRequest:
 
 @dataclass(frozen=True)
 class RequestTiming:
-    """Times of one request, from `time.perf_counter`.
+    """Times of one request, in seconds of `time.perf_counter`.
 
     Attributes:
-        start: When the text was passed to the engine.
-        first: When the first chunk was in host memory.
-        end: When the last chunk was in host memory.
+        start_s: When the text was passed to the engine.
+        first_s: When the first chunk was in host memory.
+        end_s: When the last chunk was in host memory.
         frames: Frames of the speech.
-        audio: Duration of the speech in seconds.
+        audio_s: Duration of the speech.
     """
 
-    start: float
-    first: float
-    end: float
+    start_s: float
+    first_s: float
+    end_s: float
     frames: int
-    audio: float
+    audio_s: float
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         SynthesisError: The speech has no frames.
     """
     sampling, chunks = replace(request.sampling, seed=seed), ChunkPolicy(chunk, chunk)
-    frames, audio, first = 0, 0.0, None
-    start = perf_counter()
+    frames, audio_s, first_s = 0, 0.0, None
+    start_s = perf_counter()
     for audio_chunk in tts.stream(
         request.text,
         request.voice,
@@ -100,13 +100,13 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         sampling=sampling,
         chunks=chunks,
     ):
-        end = perf_counter()
-        first = end if first is None else first
+        end_s = perf_counter()
+        first_s = end_s if first_s is None else first_s
         frames += len(audio_chunk.codes)
-        audio += len(audio_chunk.pcm) / audio_chunk.sample_rate
-    if first is None:
+        audio_s += len(audio_chunk.pcm) / audio_chunk.sample_rate
+    if first_s is None:
         raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
-    return RequestTiming(start, first, perf_counter(), frames, audio)
+    return RequestTiming(start_s, first_s, perf_counter(), frames, audio_s)
 
 
 def time_first_chunk(
@@ -131,7 +131,7 @@ def time_first_chunk(
         if cold:
             tts._loaded.engine.backend.clear_prefix_cache()
         timing = time_request(tts, request, 1, seed)
-        times.append(1e3 * (timing.first - timing.start))
+        times.append(1e3 * (timing.first_s - timing.start_s))
         done()
     p50, p95, p99 = np.percentile(times, (50, 95, 99)).tolist()
     return FirstChunk(runs, _ms(p50), _ms(p95), _ms(p99))
@@ -149,7 +149,7 @@ def time_streams(
         streams: Number of streams.
         rounds: Maximum number of rounds; no round begins after `_MAX_SECONDS`.
     """
-    deadline = perf_counter() + _MAX_SECONDS
+    deadline_s = perf_counter() + _MAX_SECONDS
     timings: list[RequestTiming] = []
     arrivals: list[list[float]] = []
     with ThreadPoolExecutor(streams) as pool:
@@ -157,15 +157,15 @@ def time_streams(
             seeds = range(number * streams, (number + 1) * streams)
             round_timings = _time_round(pool, tts, request, chunk, seeds)
             timings += round_timings
-            arrivals.append(sorted(1e3 * (t.first - t.start) for t in round_timings))
-            if perf_counter() > deadline:
+            arrivals.append(sorted(1e3 * (t.first_s - t.start_s) for t in round_timings))
+            if perf_counter() > deadline_s:
                 break
     return Streaming(
         chunk,
         streams,
         len(arrivals),
-        _ms(median(1e3 * (t.end - t.start) / t.frames for t in timings)),
-        round(median((t.end - t.start) / t.audio for t in timings), 4),
+        _ms(median(1e3 * (t.end_s - t.start_s) / t.frames for t in timings)),
+        round(median((t.end_s - t.start_s) / t.audio_s for t in timings), 4),
         tuple(_ms(median(place)) for place in zip(*arrivals, strict=True)),
     )
 

@@ -113,4 +113,4 @@ def _positive_integer(value: str) -> int:
 
 
 def _positive_integers(value: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_positive_integer(part) for part in value.split(",")))
+    return tuple(dict.fromkeys(_positive_integer(count) for count in value.split(",")))

@@ -55,7 +55,7 @@ def examine() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("missing", f"torch cannot be imported ({error}); pip install 'torch>=2.11'")
         return
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    version = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
     if version < _MIN_TORCH:
         yield Finding(
             "missing", f"torch {torch.__version__} is not supported; pip install 'torch>=2.11'"

@@ -61,13 +61,13 @@ class WrittenSpeech:
     finish: "Finish"
 
 
-def write_speech(chunks: "Chunks", path: str | None, start: float) -> WrittenSpeech:
+def write_speech(chunks: "Chunks", path: str | None, start_s: float) -> WrittenSpeech:
     """Writes chunks as they are produced.
 
     Args:
         chunks: Of one speech; closed at the end.
         path: A wav file; None writes raw PCM to standard output.
-        start: `time.perf_counter()` at the request.
+        start_s: `time.perf_counter()` at the request.
 
     Raises:
         ValueError: The speech exceeds the size of a wav file.
@@ -89,7 +89,7 @@ def write_speech(chunks: "Chunks", path: str | None, start: float) -> WrittenSpe
                     chunk = next(chunks)
                 except StopIteration as end:
                     return WrittenSpeech(num_samples / sample_rate, first_chunk_s, end.value)
-                first_chunk_s = first_chunk_s or time.perf_counter() - start
+                first_chunk_s = first_chunk_s or time.perf_counter() - start_s
                 if writer is not None:
                     writer.write(chunk.pcm)
                 else:

@@ -121,15 +121,15 @@ def run(options: argparse.Namespace) -> int:
         if text is None:
             session = tts.open(*style, sampling=sampling, speed=options.speed, pronunciations=table)
             portions = _nonempty_input()
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             chunks = _stream_live(session, portions)
         else:
-            start = time.perf_counter()
+            start_s = time.perf_counter()
             chunks = tts.stream(
                 text, *style, sampling=sampling, speed=options.speed, pronunciations=table
             )
-        speech = write_speech(chunks, None if to_stdout else options.output, start)
-        elapsed_s = time.perf_counter() - start
+        speech = write_speech(chunks, None if to_stdout else options.output, start_s)
+        elapsed_s = time.perf_counter() - start_s
     if speech.finish.reason in _INCOMPLETE:
         print_status(_INCOMPLETE[speech.finish.reason])
     where = "" if to_stdout else f" in {options.output}"

@@ -178,7 +178,7 @@ class CudaDecoder:
         codes = np.concatenate([np.empty(0, np.int64), *(codes.ravel() for _, codes in chunks)])
         if codes.size and not 0 <= codes.min() <= codes.max() < self._codebook_size:
             self._raise_invalid_codes(chunks)
-        left = [[*map(_without_pending, part)] for part in rounds(chunks, self.capacity)]
+        left = [[*map(_without_pending, taken)] for taken in rounds(chunks, self.capacity)]
         if left:
             self._start_round(left[0])
         return partial(self._finish_rounds, slots, left)
@@ -218,8 +218,8 @@ class CudaDecoder:
             if i > 0:
                 self._start_round(requests)
             made = self._collect(requests, [request.num_frames for request in requests])
-            for request, part in zip(requests, made, strict=True):
-                samples[request.slot].append(part)
+            for request, pcm in zip(requests, made, strict=True):
+                samples[request.slot].append(pcm)
         return [_joined(samples[slot]) for slot in slots]
 
     def graphs(self, num_frames: int) -> Graphs:
@@ -288,8 +288,8 @@ class CudaDecoder:
             end = first + count
             if count:
                 finite = not non_finite[first:end].any()
-                part = pcm[first * self.frame : end * self.frame].copy() if finite else None
-                samples.append(part)
+                span = slice(first * self.frame, end * self.frame)
+                samples.append(pcm[span].copy() if finite else None)
             first += request.num_frames
         return samples
 
@@ -366,9 +366,9 @@ def _row_addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
     )
 
 
-def _joined(parts: Samples) -> NDArray[np.int16] | None:
+def _joined(samples: Samples) -> NDArray[np.int16] | None:
     """The samples of all rounds, or None if those of one were not finite."""
-    finite = [part for part in parts if part is not None]
-    if len(finite) < len(parts):
+    finite = [pcm for pcm in samples if pcm is not None]
+    if len(finite) < len(samples):
         return None
     return np.concatenate([np.empty(0, np.int16), *finite])

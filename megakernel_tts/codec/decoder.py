@@ -85,7 +85,7 @@ class State:
         """Concatenates states along the batch."""
         return State(
             columns=tuple(
-                torch.cat(parts) for parts in zip(*(s.columns for s in states), strict=True)
+                torch.cat(columns) for columns in zip(*(s.columns for s in states), strict=True)
             ),
             keys=torch.cat([s.keys for s in states], dim=1),
             values=torch.cat([s.values for s in states], dim=1),

@@ -53,11 +53,11 @@ def _tdnn(conv: Tdnn, x: Tensor, dilation: int = 1) -> Tensor:
 
 
 def _block(block: SpeakerBlock, x: Tensor, dilation: int, scale: int) -> Tensor:
-    parts = list(_tdnn(block.tdnn1, x).chunk(scale, dim=1))
+    splits = list(_tdnn(block.tdnn1, x).chunk(scale, dim=1))
     for i, conv in enumerate(block.res2net, start=1):
-        res_input = parts[i] if i == 1 else parts[i] + parts[i - 1]
-        parts[i] = _tdnn(conv, res_input, dilation)
-    y = _tdnn(block.tdnn2, torch.cat(parts, dim=1))
+        res_input = splits[i] if i == 1 else splits[i] + splits[i - 1]
+        splits[i] = _tdnn(conv, res_input, dilation)
+    y = _tdnn(block.tdnn2, torch.cat(splits, dim=1))
     gate = F.relu(_conv(block.squeeze, y.mean(dim=2, keepdim=True)))
     return x + y * torch.sigmoid(_conv(block.excite, gate))
 

@@ -55,11 +55,11 @@ class Delivery:
         self._max_retries = max_retries
         self._speed = speed
         self._scaler: SegmentScaler | None = None  # None between segments, and at speed 1
-        self._num_samples = 0  # delivered or held
+        self._num_samples = 0  # delivered or deferred
         self._current_timer: WordTimer | None = None  # None between segments
         self._guard = Guard()
-        self._held: list[AudioChunk] = []
-        self._segment_frame = 0  # frames of the segment delivered or held
+        self._deferred_chunks: list[AudioChunk] = []  # of a segment that may be spoken again
+        self._segment_frame = 0  # frames of the segment delivered or deferred
         self._segment_start = 0  # samples before the segment
         self._num_groups = 0
 
@@ -158,7 +158,7 @@ class Delivery:
 
     def _put(self, chunk: AudioChunk) -> None:
         if self.attempt < self._max_retries:
-            self._held.append(chunk)
+            self._deferred_chunks.append(chunk)
         else:
             self._events.put(chunk)
 
@@ -167,7 +167,7 @@ class Delivery:
         return np.zeros((0, self._num_groups), np.int64)
 
     def end_segment(self, segment: Segment) -> bool:
-        """Delivers what was held back, or drops it if the segment is to be spoken again.
+        """Delivers deferred chunks, or drops them if the segment is to be spoken again.
 
         Returns:
             Whether it is.
@@ -177,14 +177,14 @@ class Delivery:
         ):  # no frame followed the last words
             self._put_chunk(segment, self._no_codes, np.zeros((0, 1), np.int16))
         self._current_timer = None
-        if segment.outcome == "guard" and self._held:
-            self.num_frames -= sum(len(chunk.codes) for chunk in self._held)
+        if segment.outcome == "guard" and self._deferred_chunks:
+            self.num_frames -= sum(len(chunk.codes) for chunk in self._deferred_chunks)
             self._num_samples = self._segment_start
-            self._held = []
+            self._deferred_chunks = []
             self.attempt += 1
             return True
         self._end_scaling()
-        self._release_held()
+        self._release_deferred()
         self.attempt = 0
         return False
 
@@ -211,17 +211,17 @@ class Delivery:
             num_left -= len(pcm)
 
     def finish(self, reason: FinishReason, error: BaseException | None) -> None:
-        """Delivers what was held back and the last event."""
+        """Delivers deferred chunks and the last event."""
         with suppress(RuntimeError):  # the reader's event loop is closed
             if reason == "error":
                 self._end_scaling()
-            self._release_held()
+            self._release_deferred()
             self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
 
-    def _release_held(self) -> None:
-        for chunk in self._held:
+    def _release_deferred(self) -> None:
+        for chunk in self._deferred_chunks:
             self._events.put(chunk)
-        self._held = []
+        self._deferred_chunks = []
 
 
 def _synthesis_error(error: BaseException | None) -> SynthesisError | None:

@@ -122,7 +122,7 @@ class Markup:
         """Adds text that has no tag."""
         if not text:
             return
-        if self._removed is not None and self._removed.parts(self._last, text[0]):
+        if self._removed is not None and self._removed.divides_words(self._last, text[0]):
             text = " " + text  # the tag was in its place
         self._removed = None
         if self._after_break:

@@ -27,7 +27,7 @@ TAG_START = (
 
 _TAG = re.compile(TAG)
 _TAG_START = re.compile(TAG_START)
-_PARTS = re.compile(rf"<(/?)({_NAME})")
+_TAG_NAME = re.compile(rf"<(/?)({_NAME})")
 _TIME = re.compile(r"""\stime\s*=\s*\W?(\d+\.?\d*|\.\d+)\s*(ms|s)\b""", re.IGNORECASE)
 
 TagKind = Literal["break", "spell", "end of spell", "other"]
@@ -46,7 +46,7 @@ class Tag(NamedTuple):
     kind: TagKind
     separates: bool
 
-    def parts(self, before: str, after: str) -> bool:
+    def divides_words(self, before: str, after: str) -> bool:
         """Whether the characters around the tag belong to different words.
 
         Args:
@@ -84,8 +84,8 @@ def read_tag(text: str, start: int) -> Tag | Literal["incomplete"] | None:
 
 
 def _tag(text: str) -> Tag:
-    parts = _PARTS.match(text)
-    closing, name = (parts[1], parts[2].lower()) if parts is not None else ("", "")
+    match = _TAG_NAME.match(text)
+    closing, name = (match[1], match[2].lower()) if match is not None else ("", "")
     if name == "break" and not closing:
         return Tag(text, "break", separates=True)
     if name == "spell":

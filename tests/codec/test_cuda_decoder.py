@@ -78,7 +78,7 @@ def decode_chunks(
     decoder: CudaDecoder, slot: int, codes: Tensor, sizes: Sequence[int]
 ) -> NDArray[np.int16]:
     decoder.load_slot(slot)
-    return np.concatenate([decode_one(decoder, slot, part) for part in codes.split(list(sizes))])
+    return np.concatenate([decode_one(decoder, slot, chunk) for chunk in codes.split(list(sizes))])
 
 
 def decode_one(decoder: CudaDecoder, slot: int, codes: Tensor) -> NDArray[np.int16]:
@@ -115,7 +115,7 @@ def test_demo_voice_matches_plain_torch(make: Make) -> None:
 
 def test_batching_and_chunking_do_not_change_samples(decoder: CudaDecoder) -> None:
     codes = [some_codes(30, seed) for seed in range(3)]
-    alone = [decode_chunks(decoder, 0, c, [30]) for c in codes]
+    solo = [decode_chunks(decoder, 0, c, [30]) for c in codes]
     for slot in range(3):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
@@ -123,13 +123,13 @@ def test_batching_and_chunking_do_not_change_samples(decoder: CudaDecoder) -> No
     while min(at) < 30:
         slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 30]
         ends = {s: min(30, at[s] + rng.choice([1, 1, 2, 5, 11])) for s in slots}
-        parts = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
-        for s, samples in zip(slots, decoder.decode(parts)(), strict=True):
+        requests = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
+        for s, samples in zip(slots, decoder.decode(requests)(), strict=True):
             assert samples is not None
             made[s].append(samples)
             at[s] = ends[s]
     for s in range(3):
-        np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+        np.testing.assert_array_equal(np.concatenate(made[s]), solo[s])
 
 
 def pending_request(
@@ -148,24 +148,24 @@ def pending_request(
 
 def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) -> None:
     codes = [some_codes(60, seed) for seed in range(3)]
-    alone = [decode_chunks(decoder, 0, c, [60]) for c in codes]
+    solo = [decode_chunks(decoder, 0, c, [60]) for c in codes]
     for slot in range(3):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at, fewer = random.Random(0), [0, 0, 0], 0
     while min(at) < 60:
         slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 60]
-        parts: list[PendingDecodeRequest] = []
+        requests: list[PendingDecodeRequest] = []
         counts: list[int] = []
         for s in slots:
             left, frames = codes[s][at[s] :], rng.randint(1, 8)
             received, count = (rng.randint(0, min(frames, len(left))) for _ in range(2))
-            part, rows = pending_request(s, left, received, frames, rng)
+            request, rows = pending_request(s, left, received, frames, rng)
             rows[: max(count - received, 0)] = left[received : max(count, received)]
-            parts.append(part)
+            requests.append(request)
             counts.append(count)
             fewer += 0 < count < frames
-        confirm = decoder.decode_pending(parts)
+        confirm = decoder.decode_pending(requests)
         confirmed = [(s, count) for s, count in zip(slots, counts, strict=True) if count]
         for (s, count), samples in zip(confirmed, confirm(counts)(), strict=True):
             assert samples is not None
@@ -173,7 +173,7 @@ def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) ->
             at[s] += count
     assert fewer > 5
     for s in range(3):
-        np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+        np.testing.assert_array_equal(np.concatenate(made[s]), solo[s])
 
 
 def test_tile_choice_does_not_change_samples(
@@ -212,19 +212,19 @@ def test_a_failed_launch_does_not_change_slots(
     decoder: CudaDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = some_codes(3, 8)
-    alone = decode_chunks(decoder, 0, codes, [3])
+    solo = decode_chunks(decoder, 0, codes, [3])
     decoder.load_slot(0)
     first = decode_one(decoder, 0, codes[:1])
     with monkeypatch.context() as patch, pytest.raises(ArithmeticError):
         patch.setattr(decoder, "_launch", lambda count: 1 / 0)
         decoder.decode([DecodeRequest(0, codes[1:])])
     rest = decode_one(decoder, 0, codes[1:])
-    np.testing.assert_array_equal(np.concatenate([first, rest]), alone)
+    np.testing.assert_array_equal(np.concatenate([first, rest]), solo)
 
 
 def test_non_finite_samples_are_reported_for_their_stream_only(decoder: CudaDecoder) -> None:
     codes = some_codes(4, 4)
-    alone = decode_chunks(decoder, 0, codes, [4])
+    solo = decode_chunks(decoder, 0, codes, [4])
     decoder.load_slot(0)
     decoder.load_slot(1)
     state = decoder.save_slot(1)
@@ -233,7 +233,7 @@ def test_non_finite_samples_are_reported_for_their_stream_only(decoder: CudaDeco
     finite, non_finite = decoder.decode([DecodeRequest(0, codes), DecodeRequest(1, codes)])()
     assert non_finite is None
     assert finite is not None
-    np.testing.assert_array_equal(finite, alone)
+    np.testing.assert_array_equal(finite, solo)
 
 
 def test_activations_beyond_the_float16_range_stay_finite(codec: Codec, make: Make) -> None:
@@ -275,14 +275,13 @@ def test_rounds_fill_the_capacity_in_order() -> None:
         return slot, np.arange(frames, dtype=np.int64)[:, None]
 
     made = list(rounds([chunk(0, 3), chunk(1, 20), chunk(2, 0), chunk(3, 9)], 16))
-    assert [[(slot, len(codes)) for slot, codes in parts] for parts in made] == [
+    assert [[(slot, len(codes)) for slot, codes in chunks] for chunks in made] == [
         [(0, 3), (1, 8)],
         [(1, 8), (3, 8)],
         [(1, 4), (3, 1)],
     ]
-    assert np.concatenate([c for parts in made for s, c in parts if s == 1])[:, 0].tolist() == list(
-        range(20)
-    )
+    slot_1 = np.concatenate([codes for chunks in made for slot, codes in chunks if slot == 1])
+    assert slot_1[:, 0].tolist() == list(range(20))
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +320,7 @@ def test_batching_does_not_change_samples_of_the_released_size(
 ) -> None:
     _, decoder = large
     codes = [some_codes(32, seed, 2048) for seed in range(8)]
-    alone = [decode_chunks(decoder, 0, c, [32]) for c in codes]
+    solo = [decode_chunks(decoder, 0, c, [32]) for c in codes]
     for slot in range(8):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
@@ -329,13 +328,13 @@ def test_batching_does_not_change_samples_of_the_released_size(
     while min(at) < 32:
         slots = [s for s in rng.sample(range(8), rng.randint(1, 8)) if at[s] < 32]
         ends = {s: min(32, at[s] + rng.randint(1, 10)) for s in slots}
-        parts = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
-        for s, samples in zip(slots, decoder.decode(parts)(), strict=True):
+        requests = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
+        for s, samples in zip(slots, decoder.decode(requests)(), strict=True):
             assert samples is not None
             made[s].append(samples)
             at[s] = ends[s]
     for s in range(8):
-        np.testing.assert_array_equal(np.concatenate(made[s]), alone[s])
+        np.testing.assert_array_equal(np.concatenate(made[s]), solo[s])
 
 
 @pytest.mark.gpu
@@ -343,7 +342,7 @@ def test_pending_codes_are_read_in_stream_order(large: tuple[Codec, CudaDecoder]
     """The codes are written 20 ms after the call, by work launched before it."""
     _, decoder = large
     codes, rng = some_codes(40, 3, 2048), random.Random(0)
-    alone = decode_chunks(decoder, 0, codes, [40])
+    solo = decode_chunks(decoder, 0, codes, [40])
     decoder.load_slot(0)
     pending = torch.zeros(8, 16, dtype=torch.int32, pin_memory=True)
     made: list[NDArray[np.int16]] = []
@@ -359,7 +358,7 @@ def test_pending_codes_are_read_in_stream_order(large: tuple[Codec, CudaDecoder]
         torch.cuda.current_stream().synchronize()
         (first,) = confirm([count])()
         made += [first, decode_one(decoder, 0, codes[at + count : at + 5])]
-    np.testing.assert_array_equal(np.concatenate(made), alone)
+    np.testing.assert_array_equal(np.concatenate(made), solo)
 
 
 @pytest.mark.gpu

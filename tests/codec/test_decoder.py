@@ -20,11 +20,11 @@ def some_codes(frames: int, seed: int) -> torch.Tensor:
 
 
 def decode_chunks(decoder: Decoder, codes: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    state, parts = decoder.start(), []
-    for part in codes.split(sizes):
-        wave, state = decoder.decode(part[None], state)
-        parts.append(wave[0])
-    return torch.cat(parts)
+    state, waves = decoder.start(), []
+    for chunk in codes.split(sizes):
+        wave, state = decoder.decode(chunk[None], state)
+        waves.append(wave[0])
+    return torch.cat(waves)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 72, 159])
@@ -53,23 +53,23 @@ def test_batching_streams_at_different_positions_does_not_change_samples(decoder
     codes = [some_codes(40, seed) for seed in range(3)]
     expected = [decode_chunks(decoder, c, [40]) for c in codes]
     states: list[State] = []
-    parts: list[list[torch.Tensor]] = []
+    made: list[list[torch.Tensor]] = []
     for i, c in enumerate(codes):  # stream i has a head start of 10 i frames
         wave, state = (
             decoder.decode(c[None, : 10 * i], decoder.start()) if i else (None, decoder.start())
         )
         states.append(state)
-        parts.append([wave[0]] if wave is not None else [])
+        made.append([wave[0]] if wave is not None else [])
     for step in range(0, 20, 4):
         batch = torch.stack([c[10 * i + step : 10 * i + step + 4] for i, c in enumerate(codes)])
         waves, joined = decoder.decode(batch, State.stack(states))
         states = joined.split()
-        for part, wave in zip(parts, waves, strict=True):
-            part.append(wave)
-    for i, part in enumerate(parts):
-        made = torch.cat(part)
-        reference = expected[i][: len(made)]
-        assert (made - reference).abs().max() <= 2e-6 * reference.abs().max()
+        for stream_waves, wave in zip(made, waves, strict=True):
+            stream_waves.append(wave)
+    for whole, stream_waves in zip(expected, made, strict=True):
+        streamed = torch.cat(stream_waves)
+        reference = whole[: len(streamed)]
+        assert (streamed - reference).abs().max() <= 2e-6 * reference.abs().max()
 
 
 def test_decode_does_not_modify_its_state(decoder: Decoder) -> None:

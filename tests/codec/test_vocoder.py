@@ -194,10 +194,10 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The codec reads the codes from the memory that the decode kernel writes."""
-    parts, pair = codec_parts, comparison("0b6", blocks=2)
-    vocoder = CudaDecoder(*parts.codec, slots=4, kernels=parts.kernels)
+    pair = comparison("0b6", blocks=2)
+    vocoder = CudaDecoder(*codec_parts.codec, slots=4, kernels=codec_parts.kernels)
     prompt_builder = PromptBuilder(pair.half.model.embeddings, pair.config, load().tokenizer)
-    decoder = Decoder(*parts.codec)
+    decoder = Decoder(*codec_parts.codec)
     rig = Rig(
         load(),
         cast(Any, pair.kernel),
@@ -216,9 +216,9 @@ def test_codec_kernels_read_the_codes_of_the_decode_kernel(
     chunks, finish = drain(rig.open("hi", first=2, largest=4, max_frames=7))
     rig.engine.close()
     assert finish.frames == 7 and num_pending == [2, 4, 1]
-    alone = CudaDecoder(*parts.codec, slots=1, kernels=parts.kernels)
-    alone.load_slot(0)
-    (samples,) = alone.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()
+    solo = CudaDecoder(*codec_parts.codec, slots=1, kernels=codec_parts.kernels)
+    solo.load_slot(0)
+    (samples,) = solo.decode([DecodeRequest(0, torch.from_numpy(codes(chunks)))])()
     np.testing.assert_array_equal(pcm(chunks), samples)
 
 
@@ -250,7 +250,7 @@ def test_a_slot_is_reused_after_its_chunk_is_decoded(
     def short() -> Session:
         return codec_rig.open("hello to you.", seed=3, first=1, largest=1, max_frames=6)
 
-    alone, _ = drain(short())
+    solo, _ = drain(short())
     codec_rig.backend.gate.clear()
     beside, gone = (codec_rig.open(seed=seed, first=20, largest=20) for seed in (1, 2))
     following = short()
@@ -266,4 +266,4 @@ def test_a_slot_is_reused_after_its_chunk_is_decoded(
     chunks, finish = drain(following)
     beside.cancel()
     assert finish.frames == 6
-    assert np.abs(pcm(chunks).astype(int) - pcm(alone)).max() <= 1
+    assert np.abs(pcm(chunks).astype(int) - pcm(solo)).max() <= 1

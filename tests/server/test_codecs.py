@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from megakernel_tts.server import codecs
 from megakernel_tts.server.codecs import Codec, CodecEncoder
-from megakernel_tts.server.encoding import SAMPLE_RATES, AudioFormat, Encoder
+from megakernel_tts.server.encoding import SAMPLE_RATES, AudioEncoder, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from tests.server.decoding import RATE, assert_same_audio, decoded
 from tests.server.running import TEXT, RunningServer, wait_until
@@ -39,7 +39,7 @@ def voiced(seconds: float) -> NDArray[np.int16]:
 
 def chunked(codec: Codec, pcm: NDArray[np.int16], size: int, rate: int = RATE) -> list[bytes]:
     """A stream's parts, the end of the file included."""
-    encoder = Encoder(AudioFormat(codec, rate))
+    encoder = AudioEncoder(AudioFormat(codec, rate))
     parts = [encoder.encode(pcm[start : start + size]) for start in range(0, len(pcm), size)]
     return [*parts, encoder.end()]
 
@@ -84,7 +84,7 @@ def test_the_bit_rate_is_that_of_the_format() -> None:
     pcm = voiced(2.0)
     sizes = []
     for bit_rate in (32_000, 128_000, 320_000):
-        encoder = Encoder(AudioFormat("mp3", 44_100, bit_rate))
+        encoder = AudioEncoder(AudioFormat("mp3", 44_100, bit_rate))
         sizes.append(len(encoder.encode(pcm) + encoder.end()))
     assert sizes == pytest.approx([8_000, 32_000, 80_000], rel=0.1)
     with pytest.raises(RequestError, match="bit_rate"):
@@ -119,7 +119,7 @@ def test_speech_in_a_codec_is_that_of_the_engine(server: RunningServer, codec: C
         model="tts-1", voice="alloy", input=TEXT, response_format=codec
     )
     assert reply.response.headers["content-type"] == MEDIA_TYPES[codec]
-    encoder = Encoder(AudioFormat(codec))
+    encoder = AudioEncoder(AudioFormat(codec))
     pcm = server.speech()
     assert reply.content == encoder.encode(pcm) + encoder.end()
     assert_same_audio(reply.content, pcm)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.server.encoding import SAMPLE_RATES, AudioFormat, Encoder, wav_header
+from megakernel_tts.server.encoding import SAMPLE_RATES, AudioEncoder, AudioFormat, wav_header
 from megakernel_tts.server.errors import RequestError
 
 SAMPLES = np.arange(-32768, 32768).astype(np.int16)
@@ -16,12 +16,12 @@ SAMPLES = np.arange(-32768, 32768).astype(np.int16)
 def test_companded_samples_are_those_of_g711(name: str) -> None:
     audioop = pytest.importorskip("audioop")  # removed from Python 3.13
     reference = {"mulaw": audioop.lin2ulaw, "alaw": audioop.lin2alaw}[name]
-    encoder = Encoder(AudioFormat.parse(f"pcm_{name}", 24_000))
+    encoder = AudioEncoder(AudioFormat.parse(f"pcm_{name}", 24_000))
     assert encoder.encode(SAMPLES) == reference(SAMPLES.tobytes(), 2)
 
 
 def test_float_samples_are_within_one() -> None:
-    encoded = Encoder(AudioFormat("pcm_f32le")).encode(SAMPLES)
+    encoded = AudioEncoder(AudioFormat("pcm_f32le")).encode(SAMPLES)
     floats = np.frombuffer(encoded, "<f4")
     assert np.array_equal(floats * 32768, SAMPLES)
 
@@ -31,7 +31,7 @@ def test_float_samples_are_within_one() -> None:
 def test_chunks_concatenate_to_the_resampled_whole(rate: int, sizes: list[int]) -> None:
     pcm = np.random.default_rng(0).integers(-9000, 9000, sum(sizes)).astype(np.int16)
     audio_format = AudioFormat("pcm_s16le", rate)
-    chunked, whole = Encoder(audio_format), Encoder(audio_format)
+    chunked, whole = AudioEncoder(audio_format), AudioEncoder(audio_format)
     chunks = np.split(pcm, np.cumsum(sizes)[:-1])
     encoded = b"".join(chunked.encode(chunk) for chunk in chunks) + chunked.end()
     assert encoded == whole.encode(pcm) + whole.end()
