@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from megakernel_tts.checks import MAX_POSITIONS, check_text
 from megakernel_tts.errors import TextError, VoiceError
@@ -74,9 +76,6 @@ class Voice:
         Raises:
             VoiceError: The file cannot be written.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import save
-
         tensors: dict[str, NDArray[Any]] = {"x_vector": np.ascontiguousarray(self.x_vector)}
         metadata = {"format": _FORMAT}
         if self.codes is not None and self.text is not None:
@@ -94,8 +93,6 @@ class Voice:
         Raises:
             VoiceError: There is no such file, it is not a voice file, or its voice is invalid.
         """
-        from safetensors import SafetensorError, safe_open
-
         file = Path(path)
         try:
             if file.is_dir():

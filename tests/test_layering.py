@@ -91,6 +91,8 @@ def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> set[str]:
 FILES = sorted(PACKAGE.rglob("*.py"))
 SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
 MODULES = {module_of(file) for file in FILES}
+# The only public name that imports torch is a module to the rule of lazy imports.
+FILE_OF = {module_of(file): file for file in FILES} | {f"{NAME}.TTS": PACKAGE / "tts.py"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
@@ -120,6 +122,55 @@ def test_modules_form_no_import_cycle() -> None:
     }
     packages = {module_of(file) for file in FILES if file.stem == "__init__"}
     TopologicalSorter({m: needs - packages for m, needs in graph.items()}).prepare()
+
+
+# Packages that only some installations have: those of extras, and `cuda` of torch's GPU wheels.
+OPTIONAL = {"av", "cuda", "matplotlib", "opentelemetry", "starlette", "uvicorn", "wyoming"}
+# Module -> what its functions import although it needs neither torch nor an optional package.
+LAZY = {
+    "__main__": {f"{NAME}.cli.main"},  # once the handler of interrupts is set
+    "audio": {"soundfile", "soxr"},  # native libraries, for recordings only
+    "cli.doctor": {"soundfile"},  # reports whether it can be imported
+    "kernels.build": {"ninja"},  # where no ninja is on the PATH
+}
+
+
+def lazy_imports(file: Path) -> set[str]:
+    """The modules that the functions of a file import."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = set[str]()
+    for node in (inner for function in functions for inner in ast.walk(function)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & FILE_OF.keys()) or {node.module or ""}
+    return found
+
+
+def packages_of(module: str) -> set[str]:
+    """The packages that are imported with a module, itself included."""
+    pending, seen = [module], set[str]()
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            if name in FILE_OF:
+                pending += imported(FILE_OF[name], lazy=False, typing=False)
+    return {name.split(".")[0] for name in seen}
+
+
+@pytest.mark.parametrize("file", FILES + SERVICE, ids=module_of)
+def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
+    module = module_of(file)
+    missing = ({"torch"} | OPTIONAL) - packages_of(module)  # that the module itself does without
+    needless = {
+        name
+        for name in lazy_imports(file) - LAZY.get(module.removeprefix(f"{NAME}."), set())
+        if not (packages_of(name) & missing or name.startswith(f"{NAME}.server."))
+    }
+    assert not needless
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import Backend
+from megakernel_tts.backends.reference import Reference
+from megakernel_tts.kernels.loader import obstacle
 from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 
@@ -39,8 +42,6 @@ def choose_backend(
         captured_heads: Layer and head of the talker's heads whose attention scores `step` returns.
     """
     if pad.is_cuda and pad.dtype == torch.bfloat16:
-        from megakernel_tts.backends.megakernel import Megakernel
-
         return Megakernel(
             model,
             config,
@@ -49,8 +50,6 @@ def choose_backend(
             max_positions=max_positions,
             captured_heads=captured_heads,
         )
-    from megakernel_tts.backends.reference import Reference
-
     networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))
     on_device = replace(model, talker=networks[0], predictor=networks[1])
     return Reference(
@@ -93,8 +92,6 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         if device.type == "cpu":
             return torch.float32
-        from megakernel_tts.kernels.loader import obstacle
-
         if reason := obstacle(device):
             _log.warning("%s The GPU runs plain torch in float32.", reason)
             return torch.float32

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megakernel_tts import Voice
 from megakernel_tts.cli.console import (
     UsageError,
     file_path,
@@ -65,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
     if options.truth is not None and options.sentences is not None:
         raise UsageError("--truth contains the texts; leave --sentences out")
     sentences = None if options.sentences is None else _read_sentences(options.sentences)
-    from megakernel_tts import Voice
     from megakernel_tts.calibration.calibrate import SENTENCES, alignment_file, calibrate
 
     raise_interrupts()

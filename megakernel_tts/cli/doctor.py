@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from megakernel_tts.kernels.loader import cache_folder, support
 from megakernel_tts.machine import system_memory
 
 Status = Literal["ok", "note", "missing"]
@@ -63,8 +64,6 @@ def examine() -> Iterator[Finding]:
     else:
         yield Finding("ok", f"torch {torch.__version__}, {torch.get_num_threads()} CPU threads")
     if torch.cuda.is_available():
-        from megakernel_tts.kernels.loader import cache_folder, support
-
         for i in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(i)
             memory = gpu.total_memory / _GIB

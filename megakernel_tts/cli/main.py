@@ -15,6 +15,7 @@ from megakernel_tts.cli.console import (
     open_closed_streams,
     print_status,
 )
+from megakernel_tts.cli.doctor import examine
 
 _PROGRAM = "megakernel-tts"
 
@@ -133,8 +134,6 @@ def _voices(options: argparse.Namespace) -> int:
 
 
 def _doctor(_: argparse.Namespace) -> int:
-    from megakernel_tts.cli.doctor import examine
-
     num_missing = 0
     for finding in examine():
         mark = {"ok": "ok  ", "note": "note", "missing": "MISSING"}[finding.status]

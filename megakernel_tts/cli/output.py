@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
+from megakernel_tts.audio import WavWriter
 from megakernel_tts.cli.console import UsageError
 from megakernel_tts.files import check_output
 
@@ -73,10 +76,6 @@ def write_speech(chunks: "Chunks", path: str | None, start_s: float) -> WrittenS
         ValueError: The speech exceeds the size of a wav file.
         OSError: The output cannot be written.
     """
-    from tqdm import tqdm
-
-    from megakernel_tts.audio import WavWriter
-
     num_samples, sample_rate, first_chunk_s = 0, 24_000, 0.0
     writer = WavWriter(path, sample_rate) if path is not None else None
     progress = tqdm(

@@ -10,7 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megakernel_tts import TextError
+from megakernel_tts import (
+    AudioChunk,
+    PronunciationError,
+    Pronunciations,
+    Sampling,
+    SamplingError,
+    SpeedError,
+    TextError,
+    Voice,
+    check_speed,
+)
 from megakernel_tts.cli.console import (
     UsageError,
     arriving_text,
@@ -22,7 +32,7 @@ from megakernel_tts.cli.console import (
 from megakernel_tts.cli.output import check_wav, check_writable, write_speech
 
 if TYPE_CHECKING:
-    from megakernel_tts import TTS, ModelInfo, Pronunciations, Session, Voice
+    from megakernel_tts import TTS, ModelInfo, Session
     from megakernel_tts.cli.output import Chunks
 
 VOICE_FILE_SUFFIX = ".safetensors"
@@ -174,8 +184,6 @@ def _check_voice_options(options: argparse.Namespace) -> None:
 
 
 def _check_seed(seed: int | None) -> None:
-    from megakernel_tts import Sampling, SamplingError
-
     try:
         Sampling(seed=seed)
     except SamplingError as error:
@@ -183,8 +191,6 @@ def _check_seed(seed: int | None) -> None:
 
 
 def _check_speed(speed: float) -> None:
-    from megakernel_tts import SpeedError, check_speed
-
     try:
         check_speed(speed)
     except SpeedError as error:
@@ -198,8 +204,6 @@ def read_pronunciations(path: Path | None) -> "Pronunciations":
         UsageError: The file is invalid.
         OSError: The file cannot be read.
     """
-    from megakernel_tts import PronunciationError, Pronunciations
-
     try:
         return Pronunciations() if path is None else Pronunciations.load(path)
     except PronunciationError as error:
@@ -238,9 +242,7 @@ def _is_voice_file(voice: str | None, info: "ModelInfo") -> bool:
     return voice.endswith(VOICE_FILE_SUFFIX) or (info.kind == "base" and Path(voice).exists())
 
 
-def _load_voice(tts: "TTS", options: argparse.Namespace) -> "str | Voice | None":
-    from megakernel_tts import Voice
-
+def _load_voice(tts: "TTS", options: argparse.Namespace) -> str | Voice | None:
     if options.clone:
         voice = tts.clone(options.clone, options.ref_text)
         if options.save_voice:
@@ -262,8 +264,6 @@ def _nonempty_input() -> Iterator[str]:
 
 def _stream_live(session: "Session", portions: Iterator[str]) -> "Chunks":
     """Synthesises a text while it is being written, and takes it no faster than it is spoken."""
-    from megakernel_tts import AudioChunk
-
     failures: list[Exception] = []
     push_lock = threading.Lock()
     progress = threading.Event()

@@ -10,12 +10,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from megakernel_tts import Voice
 from megakernel_tts.cli.configuration import Configuration, Setting
 from megakernel_tts.cli.console import UsageError, file_path, nonempty
 from megakernel_tts.cli.say import read_pronunciations
 
 if TYPE_CHECKING:
-    from megakernel_tts import Voice
     from megakernel_tts.server.app import Server
     from megakernel_tts.server.cluster.placement import Placement
     from megakernel_tts.server.engine import SpeechEngine
@@ -345,8 +345,6 @@ def _tracing(model: str, environment: Mapping[str, str]) -> "Tracing | None":
 
 
 def _cloned_voice(option: str) -> "tuple[str, Voice]":
-    from megakernel_tts import Voice
-
     name, separator, file = option.partition("=")
     if not (name.strip() and separator and file):
         raise UsageError(f"--voice {option!r} must be NAME=FILE")

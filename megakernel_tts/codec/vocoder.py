@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from megakernel_tts.audio import pcm16
+from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ def choose_vocoder(
         kernels: Whether talker and code predictor run as CUDA kernels.
     """
     if kernels:
-        from megakernel_tts.codec.cuda_decoder import CudaDecoder
-
         try:
             vocoder = CudaDecoder(weights, config, slots=slots)
         except ValueError as error:

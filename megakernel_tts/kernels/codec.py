@@ -16,6 +16,7 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     StateUpdateParams,
 )
+from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.program import Program
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from megakernel_tts.kernels.loader import LaunchPath
 
 HEAD_DIMS = (16, 32, 64)  # of the attention kernels
 _NUM_WARPS = BLOCK_THREADS // 32
@@ -157,7 +157,7 @@ def codec_program() -> Program:
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
 
 
-def load_codec_kernels(device: "torch.device", path: "LaunchPath | None" = None) -> "CodecKernels":
+def load_codec_kernels(device: "torch.device", path: LaunchPath | None = None) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
     Args:
@@ -168,8 +168,6 @@ def load_codec_kernels(device: "torch.device", path: "LaunchPath | None" = None)
         RuntimeError: The kernels cannot be compiled on this machine.
     """
     import torch
-
-    from megakernel_tts.kernels.loader import load_module
 
     properties = torch.cuda.get_device_properties(device)
     return CodecKernels(

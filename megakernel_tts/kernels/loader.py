@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from megakernel_tts.files import replace_file
+from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.program import Program
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ def support(device: "torch.device") -> Support:
         device: The GPU.
     """
     import torch
-
-    from megakernel_tts.kernels import build, nvrtc
 
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
@@ -102,8 +101,6 @@ def load_module(
 
 @cache
 def _load(program: Program, device: "torch.device", path: LaunchPath) -> "KernelModule":
-    from megakernel_tts.kernels import build, nvrtc
-
     architecture = build.architecture_of(device)
     compiler = build if path == "extension" else nvrtc
     cubin = compiled(program, architecture, compiler.compiler_id(), compiler.compile_program)
@@ -125,7 +122,6 @@ def open_cubin(
         RuntimeError: The launcher cannot be built, or CUDA refused the cubin.
     """
     if path == "extension":
-        from megakernel_tts.kernels import build
         from megakernel_tts.kernels.operator_module import OperatorModule
 
         build.load_launcher()

@@ -4,6 +4,9 @@ import os
 import re
 from pathlib import Path
 
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError
+
 from megakernel_tts.errors import CheckpointError
 
 DEMO = "demo"
@@ -40,9 +43,6 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
 
 
 def _download(repository: str, revision: str | None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError
-
     where = f"{repository}@{revision}" if revision else repository
     try:
         folder = huggingface_hub.snapshot_download(
