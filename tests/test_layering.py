@@ -209,16 +209,25 @@ def test_examples_use_public_names_only(file: Path) -> None:
     assert not inside, f"{file} imports {sorted(inside)}"
 
 
-@pytest.mark.parametrize("package", [NAME, "pipecat_service"])
-def test_readme_map_lists_every_module(package: str) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = readme[readme.index(f"\n{package}/") :].splitlines()[2:]
+def names_in_map(page: Path, package: str) -> list[str]:
+    """The names of a package's lines in the map of a page: each is before three spaces."""
+    text = page.read_text(encoding="utf-8")
+    lines = text[text.index(f"\n{package}/") :].splitlines()[2:]
     entries = takewhile(lambda line: line.startswith("  "), lines)
-    listed = [name for line in entries for name in line.strip().split("   ")[0].split(", ")]
-    folder = ROOT / package
-    files = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")}
-    files |= {f"{file.parent.name}/" for file in folder.glob("*/__init__.py")}
-    assert sorted(name for name in listed if name != "voices/demo/") == sorted(files)
+    return [name for line in entries for name in line.strip().split("   ")[0].split(", ")]
+
+
+@pytest.mark.parametrize("package", [NAME, "pipecat_service"])
+def test_architecture_map_lists_every_module(package: str) -> None:
+    listed = names_in_map(ROOT / "docs" / "architecture.md", package)
+    files = {file.stem for file in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert sorted(listed) == sorted(files)
+
+
+def test_readme_map_lists_every_folder_of_the_package() -> None:
+    folders = {f"{file.parent.name}/" for file in PACKAGE.glob("*/__init__.py")}
+    listed = names_in_map(ROOT / "README.md", NAME)
+    assert sorted(listed) == sorted(folders | {"voices/"})
 
 
 def test_modules_hold_no_mutable_state() -> None:
