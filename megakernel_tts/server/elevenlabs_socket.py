@@ -9,7 +9,7 @@ from starlette.websockets import WebSocket
 from megakernel_tts.server import elevenlabs_messages as messages
 from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, parse_object, speed_of
+from megakernel_tts.server.fields import get_field, parse_object, pronunciations_of, speed_of
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.speech_socket import SpeechSocket
 from megakernel_tts.server.speech_stream import SpeechChunk
@@ -123,6 +123,8 @@ class _ElevenLabsSocket:
     ) -> None:
         if settings := get_field(message, "voice_settings", dict, {}):
             speech.request = replace(speech.request, speed=speed_of(settings))
+        if "pronunciations" in message:
+            speech.request = replace(speech.request, pronunciations=pronunciations_of(message))
         await speech.add(text, whole_sentences=self._whole_sentences)
         has_text = bool(text.strip())
         if has_text or flush:

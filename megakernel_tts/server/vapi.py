@@ -1,5 +1,6 @@
 """Vapi's custom voice, `/vapi/voice`: one text, answered with raw audio at the rate of the call."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -9,7 +10,7 @@ from starlette.routing import Route
 
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
-from megakernel_tts.server.fields import get_field, priority_of, text_field
+from megakernel_tts.server.fields import get_field, priority_of, speed_of, text_field
 from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
 from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.reports import Caller
@@ -43,11 +44,24 @@ class Vapi:
             sampling=self._streams.default_sampling,
             audio_format=audio_format,
             paced=False,
+            speed=_speed(query),
             priority=priority_of(query) or Priority.LIVE,  # of a call
         )
         body = RawBody(audio_format, "audio/raw", wav=False)
         stream = await self._streams.open(speech, Caller.of(request.scope, "vapi"))
         return SpeechResponse(stream, body, {})
+
+
+def _speed(query: Mapping[str, str]) -> float:
+    """The speed in the URL."""
+    value = query.get("speed", "1")
+    try:
+        speed = float(value)
+    except ValueError:
+        raise RequestError(
+            f"speed is {value[:100]!r}; it must be a number.", parameter="speed"
+        ) from None
+    return speed_of({"speed": speed})
 
 
 async def _error(_: Request, error: RequestError) -> Response:

@@ -45,9 +45,9 @@ def elevenlabs(server: RunningServer, **fields: Any) -> httpx.Response:
     return post_json(url, {"text": TEXT} | fields)
 
 
-def vapi(server: RunningServer) -> httpx.Response:
+def vapi(server: RunningServer, query: str = "") -> httpx.Response:
     message = {"type": "voice-request", "text": TEXT, "sampleRate": 24_000}
-    return post_json(f"{server.url}/vapi/voice", {"message": message})
+    return post_json(f"{server.url}/vapi/voice{query}", {"message": message})
 
 
 def of_reply(response: httpx.Response) -> NDArray[np.int16]:
@@ -81,6 +81,14 @@ def test_cartesias_earlier_names_of_speeds(server: RunningServer, name: str) -> 
     factor = {"slow": 0.8, "normal": 1.0, "fast": 1.25}[name]
     expected = server.tts.say(TEXT, speed=factor).pcm
     np.testing.assert_array_equal(of_reply(cartesia(server, speed=name)), expected)
+
+
+def test_the_url_of_vapi_sets_the_speed(server: RunningServer) -> None:
+    expected = server.tts.say(TEXT, speed=SPEED).pcm
+    np.testing.assert_array_equal(of_reply(vapi(server, f"?speed={SPEED}")), expected)
+    for invalid in ("fast", "3", "nan", ""):
+        response = vapi(server, f"?speed={invalid}")
+        assert response.status_code == 400 and "speed" in response.json()["error"]["message"]
 
 
 def test_the_openai_client_sets_the_speed(server: RunningServer) -> None:
@@ -135,15 +143,14 @@ def test_a_flush_is_reported_after_the_words_before_it(server: RunningServer) ->
 
 
 @pytest.mark.parametrize("multi", [True, False])
-def test_voice_settings_of_elevenlabs_hold_for_their_context(
-    server: RunningServer, multi: bool
-) -> None:
+def test_controls_of_elevenlabs_hold_for_their_context(server: RunningServer, multi: bool) -> None:
     """Clients send them with the first message, which has no text."""
 
     async def act(client: elevenlabs_client.Client) -> list[dict[str, Any]]:
         context = {"context_id": "a"} if multi else {}
-        await client.send(text=" ", voice_settings={"speed": SPEED}, **context)
-        await client.send(text="Hello there. ", **context)
+        controls = {"voice_settings": {"speed": SPEED}, "pronunciations": TABLE}
+        await client.send(text=" ", **controls, **context)
+        await client.send(text="Hello GPU. ", **context)
         if multi:
             await client.send(**context, flush=True)
             await client.send(**context, close_context=True)
@@ -153,7 +160,7 @@ def test_voice_settings_of_elevenlabs_hold_for_their_context(
 
     path = "multi-stream-input" if multi else "stream-input"
     messages = elevenlabs_client.converse(server, act, path=path)
-    expected = server.tts.say("Hello there.", speed=SPEED).pcm
+    expected = server.tts.say("Hello GPU.", speed=SPEED, pronunciations=TABLE).pcm
     np.testing.assert_array_equal(elevenlabs_client.pcm_of(messages), expected)
 
 
