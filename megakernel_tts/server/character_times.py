@@ -1,6 +1,7 @@
 """Times of characters, estimated from the times at which words start."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megakernel_tts import Word, split_words
@@ -22,6 +23,13 @@ class CharacterSpan:
     stop_ms: int
     characters: list[str]
     starts_ms: list[int]
+
+    @classmethod
+    def join(cls, spans: Sequence["CharacterSpan"]) -> "CharacterSpan":
+        """Joins consecutive spans, of which there is at least one."""
+        characters = [character for span in spans for character in span.characters]
+        starts_ms = [start_ms for span in spans for start_ms in span.starts_ms]
+        return cls(spans[0].start_ms, spans[-1].stop_ms, characters, starts_ms)
 
     @property
     def stops_ms(self) -> list[int]:

@@ -12,11 +12,11 @@ from starlette.websockets import WebSocket
 
 from megakernel_tts import Finish
 from megakernel_tts.server import elevenlabs_messages as messages
-from megakernel_tts.server.character_times import CharacterTimes
+from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
 from megakernel_tts.server.elevenlabs_socket import serve_socket
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import text_field
-from megakernel_tts.server.http import RawBody, SpeechResponse, read_object
+from megakernel_tts.server.http import RawBody, SpeechResponse, base64_text, read_object
 from megakernel_tts.server.reports import Caller
 from megakernel_tts.server.speech_stream import SpeechChunk, SpeechStream
 from megakernel_tts.server.streams import SpeechStreams
@@ -33,7 +33,8 @@ class ElevenLabs:
         routes = [
             Route("/{voice_id}", self._audio, methods=["POST"]),
             Route("/{voice_id}/stream", self._audio, methods=["POST"]),
-            Route("/{voice_id}/stream/with-timestamps", self._timed_audio, methods=["POST"]),
+            Route("/{voice_id}/with-timestamps", self._timed_audio, methods=["POST"]),
+            Route("/{voice_id}/stream/with-timestamps", self._timed_stream, methods=["POST"]),
             WebSocketRoute("/{voice_id}/stream-input", self._single),
             WebSocketRoute("/{voice_id}/multi-stream-input", self._multi),
         ]
@@ -50,7 +51,10 @@ class ElevenLabs:
         return SpeechResponse(await self._open(request), body, {})
 
     async def _timed_audio(self, request: Request) -> Response:
-        return SpeechResponse(await self._open(request), _TimedBody(), {})
+        return SpeechResponse(await self._open(request), _ObjectBody(), {})
+
+    async def _timed_stream(self, request: Request) -> Response:
+        return SpeechResponse(await self._open(request), _LinesBody(), {})
 
     async def _open(self, request: Request) -> SpeechStream:
         fields = await read_object(request)
@@ -78,7 +82,43 @@ class ElevenLabs:
         return JSONResponse({"voices": voices} | total)
 
 
-class _TimedBody:
+class _ObjectBody:
+    """One JSON object, with all audio in base64 before the times of characters.
+
+    It is sent while it is made, so that the audio of a long text is not kept in memory.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self) -> None:
+        self._times = CharacterTimes()
+        self._spans: list[CharacterSpan] = []
+        self._pending = b""  # audio after the last whole group of base64, which has three bytes
+
+    def begin(self) -> bytes:
+        """See `AudioBody`."""
+        return b'{"audio_base64": "'
+
+    def encode(self, chunk: SpeechChunk) -> bytes:
+        """See `AudioBody`."""
+        self._spans.append(self._times.add(chunk))
+        audio = self._pending + chunk.audio
+        whole = len(audio) // 3 * 3
+        self._pending = audio[whole:]
+        return base64_text(audio[:whole]).encode()
+
+    def end(self, finish: Finish, num_frames: int) -> bytes:
+        """See `AudioBody`."""
+        span = CharacterSpan.join([*self._spans, self._times.end()])
+        times = messages.alignments(span)
+        return f'{base64_text(self._pending)}", {json.dumps(times)[1:]}'.encode()
+
+    def fail(self, error: RequestError) -> bytes:
+        """See `AudioBody`; an object that has begun cannot hold an error."""
+        return b""
+
+
+class _LinesBody:
     """One JSON object in each line, with audio in base64 and the times of characters."""
 
     media_type = "application/json"

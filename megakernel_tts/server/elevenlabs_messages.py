@@ -151,18 +151,19 @@ def audio_message(audio: bytes, span: CharacterSpan, *, synchronous: bool) -> di
 
 
 def timed_audio(audio: bytes, span: CharacterSpan) -> dict[str, Any]:
-    """A line of the HTTP reply with times, which are seconds from its start."""
+    """A line of the HTTP reply with times."""
+    return {"audio_base64": base64_text(audio)} | alignments(span)
+
+
+def alignments(span: CharacterSpan) -> dict[str, Any]:
+    """The fields with the characters of an HTTP reply, timed in seconds from its start."""
     alignment = {
         "characters": span.characters,
         "character_start_times_seconds": [start_ms / 1000 for start_ms in span.starts_ms],
         "character_end_times_seconds": [stop_ms / 1000 for stop_ms in span.stops_ms],
     }
     times = alignment if span.characters else None
-    return {
-        "audio_base64": base64_text(audio),
-        "alignment": times,
-        "normalized_alignment": times,
-    }
+    return {"alignment": times, "normalized_alignment": times}
 
 
 def final_message() -> dict[str, Any]:

@@ -51,12 +51,35 @@ def test_the_elevenlabs_client_gets_the_words_of_the_engine(
         if chunk.alignment is not None:
             characters += chunk.alignment.characters
             starts += chunk.alignment.character_start_times_seconds
-    engine, text = server.tts.say(TEXT), "".join(characters)
-    assert np.array_equal(np.frombuffer(audio, "<i2"), engine.pcm)
+    assert np.array_equal(np.frombuffer(audio, "<i2"), server.speech())
+    assert_times_of_the_engine(server, characters, starts)
+
+    reply = speech.convert_with_timestamps("ryan", text=TEXT, output_format=PCM)
+    assert base64.b64decode(reply.audio_base_64) == audio
+    times = reply.alignment
+    assert times is not None and times == reply.normalized_alignment
+    assert times.characters == characters
+    assert times.character_start_times_seconds == starts
+    ends = times.character_end_times_seconds
+    assert ends[:-1] == starts[1:] and ends[-1] == pytest.approx(len(audio) / 48_000, abs=1e-3)
+
+
+def assert_times_of_the_engine(
+    server: RunningServer, characters: list[str], starts: list[float]
+) -> None:
+    words, text = server.tts.say(TEXT).words, "".join(characters)
     assert text == f"{TEXT} "
-    assert [starts[text.index(word.text)] for word in engine.words] == [
-        word.start for word in engine.words
-    ]
+    assert [starts[text.index(word.text)] for word in words] == [word.start for word in words]
+
+
+@pytest.mark.parametrize("output_format", ["ulaw_8000", "mp3_44100_128"])
+def test_audio_within_an_object_is_that_of_a_plain_reply(
+    server: RunningServer, output_format: str
+) -> None:
+    """Its portions have other lengths than groups of base64."""
+    query = f"?output_format={output_format}"
+    timed = post(server, f"ryan/with-timestamps{query}").json()
+    assert base64.b64decode(timed["audio_base64"]) == post(server, f"ryan{query}").content
 
 
 @ignore_deprecation
@@ -142,6 +165,7 @@ def test_every_output_format_keeps_the_duration(
         ("ryan?output_format=pcm_24000", {"text": " "}, "invalid_text"),
         ("ryan?output_format=pcm_24000", {"language_code": "xx"}, "invalid_language"),
         ("ryan/stream?output_format=pcm_24000", {"seed": "7"}, "invalid_sampling"),
+        ("ryan/with-timestamps?output_format=wav", {}, "unsupported_output_format"),
         ("ryan/stream/with-timestamps?output_format=wav", {}, "unsupported_output_format"),
     ],
 )
@@ -159,8 +183,9 @@ def test_unknown_paths_have_errors_of_the_same_format(server: RunningServer) -> 
     assert httpx.get(f"{server.url}/v1/text-to-speech/ryan").status_code == 405
 
 
-def test_a_disconnection_stops_the_stream(server: RunningServer) -> None:
-    url = f"{server.url}/v1/text-to-speech/ryan/stream?output_format={PCM}"
+@pytest.mark.parametrize("path", ["stream", "with-timestamps"])
+def test_a_disconnection_stops_the_stream(server: RunningServer, path: str) -> None:
+    url = f"{server.url}/v1/text-to-speech/ryan/{path}?output_format={PCM}"
     with httpx.stream("POST", url, json={"text": TEXT * 1000}) as reply:
         next(reply.iter_raw())
     wait_until(lambda: server.num_streams == 0, timeout_s=5)
