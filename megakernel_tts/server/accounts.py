@@ -44,6 +44,7 @@ class Account:
 
     Attributes:
         name: The key's name; empty if no key is needed.
+        max_streams: Streams that may be open at once; None for no limit.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Account:
         """
         self.name = key.name if key else ""
         self._priority = key.priority if key else None
-        self._max_streams = key.streams if key else None
+        self.max_streams = key.streams if key else None
         self._num_streams = 0
         self._requests = _allowance(key.requests_per_minute if key else None, clock)
         self._characters = _allowance(key.characters_per_minute if key else None, clock)
@@ -82,8 +83,8 @@ class Account:
         Raises:
             RequestError: It is not.
         """
-        if self._max_streams is not None and self._num_streams >= self._max_streams:
-            raise _limit_error(f"{self._max_streams} streams at once", 1.0)
+        if self.max_streams is not None and self._num_streams >= self.max_streams:
+            raise _limit_error(f"{self.max_streams} streams at once", 1.0)
         if self._requests and (wait_s := self._requests.wait_s(1)):
             raise _limit_error("requests per minute", wait_s)
         if self._characters and (wait_s := self._characters.wait_s(max(1, num_characters))):

@@ -6,10 +6,19 @@ import binascii
 import hashlib
 import io
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
-from megakernel_tts import MegakernelTTSError, ReferenceAudioError, TextError, Voice
+import numpy as np
+
+from megakernel_tts import (
+    MegakernelTTSError,
+    ReferenceAudioError,
+    TextError,
+    Voice,
+    VoiceError,
+)
 from megakernel_tts.server.engine import SpeechEngine
 from megakernel_tts.server.errors import RequestError, request_error
 
@@ -18,6 +27,7 @@ MAX_INLINE_CHARACTERS = MAX_INLINE_BYTES * 4 // 3 + 4
 
 _MAX_PENDING = 8  # recordings that are decoded or wait for it
 _MAX_RECENT = 8  # voices that are kept for the next request with the same recording
+_MAX_EMBEDDING = 8192  # values of an x-vector; models have 1,024 or 2,048
 _DECODED_CHARACTERS = 1 << 20  # of base64, during which other threads of Python wait
 
 
@@ -37,6 +47,8 @@ class VoiceCloner:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="voice-cloning")
         self._num_pending = 0
         self._recent: OrderedDict[bytes, Voice] = OrderedDict()  # used by the thread only
+        # The same values give the same object, by which the engine caches a voice's prefix.
+        self._voice_of = lru_cache(_MAX_RECENT)(_voice_of)
 
     @property
     def available(self) -> bool:
@@ -49,18 +61,21 @@ class VoiceCloner:
         Raises:
             RequestError: The model does not clone voices, or too many recordings wait.
         """
+        self._check_available()
+        if self._num_pending >= _MAX_PENDING:
+            raise RequestError(
+                f"The server is overloaded: {self._num_pending} recordings wait. Try again later.",
+                429,
+                "overloaded",
+            )
+
+    def _check_available(self) -> None:
         if not self.available:
             raise RequestError(
                 f"This model is {self._tts.info.kind}, and only Base models clone voices; serve "
                 "one, such as Qwen/Qwen3-TTS-12Hz-0.6B-Base.",
                 400,
                 "cloning_unsupported",
-            )
-        if self._num_pending >= _MAX_PENDING:
-            raise RequestError(
-                f"The server is overloaded: {self._num_pending} recordings wait. Try again later.",
-                429,
-                "overloaded",
             )
 
     async def clone(self, recording: bytes, text: str | None, *, parameter: str) -> Voice:
@@ -89,6 +104,27 @@ class VoiceCloner:
         """
         return await self._run(lambda: self._clone(_decode(recording, parameter), text), parameter)
 
+    def of_embedding(self, values: Sequence[object], *, parameter: str) -> Voice:
+        """Makes a voice of an x-vector that the client has computed.
+
+        Args:
+            values: The x-vector.
+            parameter: Field of the request that holds it, for errors.
+
+        Raises:
+            RequestError: The model does not clone voices, or the values are no x-vector.
+        """
+        self._check_available()
+        if len(values) > _MAX_EMBEDDING or not all(type(value) in (int, float) for value in values):
+            raise RequestError(
+                f"{parameter} must be an array of at most {_MAX_EMBEDDING:,} numbers.",
+                parameter=parameter,
+            )
+        try:
+            return self._voice_of(tuple(values))
+        except (OverflowError, VoiceError) as error:
+            raise RequestError(str(error), 400, "invalid_voice", parameter) from None
+
     async def _run(self, job: Callable[[], Voice], parameter: str) -> Voice:
         self.check()
         self._num_pending += 1
@@ -115,6 +151,11 @@ class VoiceCloner:
     def close(self) -> None:
         """Ends the thread after the recording that it decodes."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _voice_of(x_vector: tuple[float, ...]) -> Voice:
+    with np.errstate(over="ignore"):  # an infinity is an error of the voice
+        return Voice(np.array(x_vector, np.float32))
 
 
 def _decode(recording: str, parameter: str) -> bytes:

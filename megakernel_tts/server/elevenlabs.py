@@ -16,7 +16,7 @@ from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
 from megakernel_tts.server.elevenlabs_socket import serve_socket
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import text_field
-from megakernel_tts.server.http import RawBody, SpeechResponse, base64_text, read_object
+from megakernel_tts.server.http import Base64Text, RawBody, SpeechResponse, read_object
 from megakernel_tts.server.reports import Caller
 from megakernel_tts.server.speech_stream import SpeechChunk, SpeechStream
 from megakernel_tts.server.streams import SpeechStreams
@@ -93,7 +93,7 @@ class _ObjectBody:
     def __init__(self) -> None:
         self._times = CharacterTimes()
         self._spans: list[CharacterSpan] = []
-        self._pending = b""  # audio after the last whole group of base64, which has three bytes
+        self._text = Base64Text()
 
     def begin(self) -> bytes:
         """See `AudioBody`."""
@@ -102,16 +102,13 @@ class _ObjectBody:
     def encode(self, chunk: SpeechChunk) -> bytes:
         """See `AudioBody`."""
         self._spans.append(self._times.add(chunk))
-        audio = self._pending + chunk.audio
-        whole = len(audio) // 3 * 3
-        self._pending = audio[whole:]
-        return base64_text(audio[:whole]).encode()
+        return self._text.add(chunk.audio)
 
     def end(self, finish: Finish, num_frames: int) -> bytes:
         """See `AudioBody`."""
         span = CharacterSpan.join([*self._spans, self._times.end()])
-        times = messages.alignments(span)
-        return f'{base64_text(self._pending)}", {json.dumps(times)[1:]}'.encode()
+        times = json.dumps(messages.alignments(span))
+        return self._text.end() + f'", {times[1:]}'.encode()
 
     def fail(self, error: RequestError) -> bytes:
         """See `AudioBody`; an object that has begun cannot hold an error."""

@@ -20,7 +20,8 @@ Encoding = SampleEncoding | Codec
 SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 
-_UNKNOWN_SIZE = 0xFFFFFFFF  # of a wav stream, whose length is known only at its end
+_UNKNOWN_SIZE = 0xFFFFFFFF  # of a wav stream
+_WAV_HEADER_BYTES = 44
 _MAX_BIT_RATE = 320_000
 _MULAW_BIAS, _MULAW_CLIP = 33, 8_158  # of 14-bit samples
 
@@ -188,17 +189,18 @@ def _alaw_table() -> NDArray[np.uint8]:
     return ((sign | exponent << 4 | mantissa) ^ 0x55).astype(np.uint8)
 
 
-def wav_header(audio_format: AudioFormat) -> bytes:
-    """Header of a wav stream of unknown length, for every format of samples.
+def wav_header(audio_format: AudioFormat, num_bytes: int | None = None) -> bytes:
+    """Header of a wav file, for every format of samples.
 
     Args:
         audio_format: Format of the samples that follow.
+        num_bytes: Their size; None for a stream, whose length is known only at its end.
     """
     tags = {"pcm_s16le": (1, 2), "pcm_f32le": (3, 4), "pcm_alaw": (6, 1), "pcm_mulaw": (7, 1)}
     tag, width = tags[audio_format.encoding]  # of the format, and bytes of a sample
     rate = audio_format.sample_rate
     form = struct.pack("<HHIIHH", tag, 1, rate, rate * width, width, 8 * width)
-    riff = struct.pack("<4sI4s", b"RIFF", _UNKNOWN_SIZE, b"WAVE")
-    return (
-        riff + struct.pack("<4sI", b"fmt ", 16) + form + struct.pack("<4sI", b"data", _UNKNOWN_SIZE)
-    )
+    size = _UNKNOWN_SIZE if num_bytes is None else num_bytes
+    riff_size = _UNKNOWN_SIZE if num_bytes is None else num_bytes + _WAV_HEADER_BYTES - 8
+    riff = struct.pack("<4sI4s", b"RIFF", riff_size, b"WAVE")
+    return riff + struct.pack("<4sI", b"fmt ", 16) + form + struct.pack("<4sI", b"data", size)

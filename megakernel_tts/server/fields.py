@@ -66,18 +66,19 @@ def get_field(fields: Mapping[str, Any], name: str, kind: type[T], default: T) -
         return kind(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise RequestError(
-            f"{name} is {str(value)[:100]!r}; it must be a {_JSON_TYPES[kind]}.", parameter=name
+            f"{name} is {str(value)[:100]!r}; it must be {_JSON_TYPES[kind]}.", parameter=name
         )
     return value
 
 
 _MAX_NUMBER = 1 << 1000  # a larger whole number is no float
 _JSON_TYPES: dict[type, str] = {
-    str: "string",
-    int: "whole number",
-    float: "number",
-    bool: "boolean",
-    dict: "object",
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "a boolean",
+    dict: "an object",
+    list: "an array",
 }
 
 

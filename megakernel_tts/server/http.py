@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -161,16 +161,10 @@ class SpeechResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the reply."""
-        delivery = asyncio.create_task(self._deliver(send))
-        disconnection = asyncio.create_task(_wait_for_disconnection(receive))
         try:
-            await asyncio.wait({delivery, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+            await run_while_connected(receive, self._deliver(send))
         finally:
-            disconnection.cancel()
-            delivery.cancel()  # without effect on a task that is done
             self._stream.close()
-        if delivery.done():
-            await delivery
 
     async def _deliver(self, send: Send) -> None:
         async def send_chunk(chunk: SpeechChunk) -> None:
@@ -197,6 +191,23 @@ class SpeechResponse(Response):
         await send({"type": "http.response.body", "body": part, "more_body": not last})
 
 
+async def run_while_connected(receive: Receive, reply: Coroutine[Any, Any, None]) -> None:
+    """Runs the coroutine that sends a reply; the client's disconnection cancels it.
+
+    Raises:
+        Exception: What the coroutine raises.
+    """
+    replying = asyncio.create_task(reply)
+    disconnection = asyncio.create_task(_wait_for_disconnection(receive))
+    try:
+        await asyncio.wait({replying, disconnection}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        disconnection.cancel()
+        replying.cancel()  # without effect on a task that is done
+    if replying.done():
+        await replying
+
+
 async def _wait_for_disconnection(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -210,6 +221,24 @@ def event(name: str, data: str) -> bytes:
 def base64_text(audio: bytes) -> str:
     """Audio in base64."""
     return base64.b64encode(audio).decode("ascii")
+
+
+class Base64Text:
+    """One text in base64 of audio that arrives in portions."""
+
+    def __init__(self) -> None:
+        self._pending = b""  # after the last group of base64, which has three bytes
+
+    def add(self, audio: bytes) -> bytes:
+        """Returns the next part of the text."""
+        audio = self._pending + audio
+        whole = len(audio) // 3 * 3
+        self._pending = audio[whole:]
+        return base64.b64encode(audio[:whole])
+
+    def end(self) -> bytes:
+        """Returns the last part."""
+        return base64.b64encode(self._pending)
 
 
 class RequestIds:

@@ -158,6 +158,87 @@ def test_a_recording_in_the_request_is_the_voice(
     assert listed(base_server)["voices"] == []
 
 
+@pytest.mark.parametrize("text", [None, TRANSCRIPT])
+def test_references_hold_the_recording_and_its_transcript(
+    base_server: RunningServer, text: str | None
+) -> None:
+    reference = {"audio_path": f"data:audio/wav;base64,{as_base64(RECORDING)}", "text": text}
+    pcm = pcm_of(speak(base_server, references=[reference]))
+    assert_same(pcm, expected(base_server.tts, text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"references": []}, "references"),
+        ({"references": ["a"]}, "references"),
+        ({"references": {"audio_path": "a"}}, "references"),
+        ({"references": 2 * [{"audio_path": as_base64(RECORDING)}]}, "references"),
+        ({"references": [{"audio_path": "YQ=="}], "ref_audio": "YQ=="}, "references"),
+        ({"references": [{"text": "Hello."}]}, "references[0].audio_path"),
+        ({"references": [{"audio_path": "/etc/hostname"}]}, "references[0].audio_path"),
+        ({"references": [{"audio_path": "file:///etc/hostname"}]}, "references[0].audio_path"),
+        ({"references": [{"audio_path": "https://a/b.wav"}]}, "references[0].audio_path"),
+        ({"references": [{"audio_path": 1}]}, "audio_path"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_references_of_another_form_are_refused(
+    base_server: RunningServer, fields: dict[str, Any], parameter: str
+) -> None:
+    assert error_of(speak(base_server, **fields))["param"] == parameter
+
+
+def test_an_embedding_in_the_request_is_the_voice(base_server: RunningServer) -> None:
+    voice = base_server.tts.clone(io.BytesIO(RECORDING))
+    embedding = voice.x_vector.tolist()
+    pcm = pcm_of(speak(base_server, speaker_embedding=embedding))
+    assert_same(pcm, expected(base_server.tts, None))
+    make = base_server.server.streams.cloner.of_embedding
+    assert make(embedding, parameter="") is make(embedding, parameter=""), "its prefix is cached"
+
+
+@pytest.mark.parametrize(
+    ("embedding", "message"),
+    [
+        ("abc", "must be an array"),
+        ([0.1, "0.2"], "array of at most 8,192 numbers"),
+        ([0.1, True], "array of at most 8,192 numbers"),
+        ([[0.1] * 64], "array of at most 8,192 numbers"),
+        ([0.1] * 8193, "array of at most 8,192 numbers"),
+        ([0.1, 1e300], "very large values"),
+        ([10**400], "too large"),
+        ([0.1] * 3, "3 values"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_embedding_of_another_form_is_refused(
+    base_server: RunningServer, embedding: object, message: str
+) -> None:
+    error = error_of(speak(base_server, speaker_embedding=embedding))
+    assert error["param"] in ("speaker_embedding", "voice") and message in error["message"]
+
+
+def test_a_recording_and_an_embedding_are_refused(base_server: RunningServer) -> None:
+    reply = speak(base_server, speaker_embedding=[0.1], ref_audio=as_base64(RECORDING))
+    assert error_of(reply)["param"] == "speaker_embedding"
+
+
+def test_items_of_a_batch_have_voices_of_their_own(base_server: RunningServer) -> None:
+    items = [{}, {"ref_text": TRANSCRIPT}, {"ref_audio": "/etc/hostname"}]
+    body = SAMPLING | {
+        "items": [{"input": TEXT} | item for item in items],
+        "ref_audio": as_base64(RECORDING),
+        "response_format": "pcm",
+    }
+    reply = httpx.post(f"{base_server.url}/v1/audio/speech/batch", json=body, timeout=60)
+    *spoken, failed = reply.json()["results"]
+    for result, text in zip(spoken, (None, TRANSCRIPT), strict=True):
+        pcm = np.frombuffer(base64.b64decode(result["audio_data"]), "<i2")
+        assert_same(pcm, expected(base_server.tts, text))
+    assert failed["audio_data"] is None and "no valid base64" in failed["error"]
+
+
 @pytest.mark.parametrize("kind", ["FLAC", "OGG", "MP3"])
 def test_recordings_may_be_compressed(base_server: RunningServer, kind: str) -> None:
     reply = speak(base_server, ref_audio=as_base64(audio_file(kind=kind)))
@@ -265,7 +346,13 @@ def test_forms_without_a_recording_are_refused(base_server: RunningServer) -> No
 
 
 def test_models_with_named_voices_refuse_recordings(server: RunningServer) -> None:
-    for reply in (upload(server), speak(server, ref_audio=as_base64(RECORDING))):
+    replies = [
+        upload(server),
+        speak(server, ref_audio=as_base64(RECORDING)),
+        speak(server, references=[{"audio_path": as_base64(RECORDING)}]),
+        speak(server, speaker_embedding=[0.1]),
+    ]
+    for reply in replies:
         error = error_of(reply)
         assert error["code"] == "cloning_unsupported" and "Base" in error["message"]
 

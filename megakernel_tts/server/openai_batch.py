@@ -1,0 +1,188 @@
+"""`/v1/audio/speech/batch`: several texts in one request, as in vLLM-Omni."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from megakernel_tts.server.encoding import wav_header
+from megakernel_tts.server.errors import RequestError
+from megakernel_tts.server.fields import get_field, priority_of
+from megakernel_tts.server.http import Base64Text, read_object, run_while_connected
+from megakernel_tts.server.keys import Priority
+from megakernel_tts.server.openai_requests import WAV, max_body_bytes, speech_request, usage_of
+from megakernel_tts.server.reports import Caller
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
+from megakernel_tts.server.streams import SpeechStreams
+
+_MAX_ITEMS = 32
+_MAX_CHARACTERS = 1 << 14  # of all items, whose audio is kept in memory: about 60 MB
+_SEND_TIMEOUT_S = 30.0  # for which a client may not read
+
+
+class BatchEndpoint:
+    """The endpoint, over the streams of a server."""
+
+    def __init__(self, streams: SpeechStreams) -> None:
+        self._streams = streams
+
+    async def speak(self, request: Request) -> Response:
+        """Speaks all items of a request; one that fails does not affect the others."""
+        caller = Caller.of(request.scope, "openai")
+        fields = await read_object(request, max_body_bytes(self._streams))
+        items = _items(fields)
+        self._streams.check_admission(caller, _or_batch(priority_of(fields)))
+        return _BatchResponse(items, self._streams, caller)
+
+
+def _items(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The items of a request; fields that an item leaves out are those of the request."""
+    items = get_field(fields, "items", list, [])
+    if not 1 <= len(items) <= _MAX_ITEMS or not all(isinstance(item, dict) for item in items):
+        raise RequestError(
+            f"items must be an array of 1 to {_MAX_ITEMS} objects, each with an input.",
+            parameter="items",
+        )
+    num_characters = sum(len(text) for item in items if isinstance(text := item.get("input"), str))
+    if num_characters > _MAX_CHARACTERS:
+        raise RequestError(
+            f"The items have {num_characters:,} characters; at most {_MAX_CHARACTERS:,} are "
+            "allowed in a batch.",
+            400,
+            "string_above_max_length",
+            "items",
+        )
+    shared = {name: value for name, value in fields.items() if name not in ("items", "input")}
+    return [
+        shared | {name: value for name, value in item.items() if value is not None}
+        for item in items
+    ]
+
+
+class _Result:
+    """What became of one item.
+
+    Attributes:
+        succeeded: Whether it was spoken to its end.
+    """
+
+    def __init__(self, index: int) -> None:
+        """Starts without audio."""
+        self.succeeded = False
+        self._index = index
+        self._audio: list[bytes] = []
+        self._fields: dict[str, Any] = {"media_type": None, "error": None, "usage": None}
+
+    async def add(self, chunk: SpeechChunk) -> None:
+        """Keeps the audio of a chunk."""
+        self._audio.append(chunk.audio)
+
+    def succeed(self, speech: SpeechRequest, media_type: str, num_frames: int) -> None:
+        """Completes the audio."""
+        self.succeeded = True
+        usage = usage_of(len(speech.text or ""), num_frames)
+        self._fields |= {"media_type": media_type, "usage": usage}
+        if media_type == WAV:
+            size = sum(len(part) for part in self._audio)
+            self._audio.insert(0, wav_header(speech.audio_format, size))
+
+    def fail(self, error: RequestError) -> None:
+        """Replaces the audio by an error."""
+        self._audio = []
+        self._fields["error"] = error.message
+
+    def parts(self) -> Iterator[bytes]:
+        """The JSON object, in parts: encoding all of it at once would hold up the event loop."""
+        status = "success" if self.succeeded else "error"
+        start = json.dumps({"index": self._index, "status": status} | self._fields)[:-1]
+        if self.succeeded:
+            text = Base64Text()
+            yield f'{start}, "audio_data": "'.encode()
+            yield from map(text.add, self._audio)
+            yield text.end() + b'"}'
+        else:
+            yield f'{start}, "audio_data": null}}'.encode()
+
+
+class _BatchResponse(Response):
+    """The reply: each result is sent once it and those before it are complete.
+
+    As many items speak at once as the engine has slots. The client's disconnection stops them.
+    """
+
+    media_type = "application/json"
+
+    def __init__(
+        self, items: Sequence[Mapping[str, Any]], streams: SpeechStreams, caller: Caller
+    ) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._items = items
+        self._streams = streams
+        self._caller = caller
+        self._reading = asyncio.Lock()  # one recording is cloned at a time
+        max_streams = caller.account.max_streams or streams.num_slots
+        self._speaking = asyncio.Semaphore(max(1, min(max_streams, streams.num_slots)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the reply."""
+        await run_while_connected(receive, self._deliver(send))
+
+    async def _deliver(self, send: Send) -> None:
+        tasks = [asyncio.create_task(self._speak(*each)) for each in enumerate(self._items)]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            start = f'{{"id": "speech-batch-{self._caller.request_id}", "results": ['
+            await _send(send, start.encode())
+            for index, task in enumerate(tasks):
+                for part in (await task).parts():
+                    await _send(send, part)
+                await _send(send, b", " if index + 1 < len(tasks) else b"], ")
+            succeeded = sum(task.result().succeeded for task in tasks)
+            counts = {"total": len(tasks), "succeeded": succeeded, "failed": len(tasks) - succeeded}
+            await _send(send, json.dumps(counts)[1:].encode(), last=True)
+        except TimeoutError:
+            pass  # an incomplete reply ends the connection
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _speak(self, index: int, item: Mapping[str, Any]) -> _Result:
+        """Speaks an item to its end."""
+        result = _Result(index)
+        try:
+            async with self._reading:
+                speech, media_type = await speech_request(item, self._streams, self._caller)
+            async with self._speaking:
+                await self._speak_into(result, speech, media_type)
+        except RequestError as error:
+            result.fail(error)
+        return result
+
+    async def _speak_into(self, result: _Result, speech: SpeechRequest, media_type: str) -> None:
+        speech = replace(speech, priority=_or_batch(speech.priority))
+        stream = await self._streams.open(speech, self._caller)
+        try:
+            await stream.deliver(result.add)
+        finally:
+            stream.close()
+        result.succeed(speech, media_type, stream.num_frames)
+
+
+def _or_batch(priority: Priority | None) -> Priority:
+    return Priority.BATCH if priority is None else priority
+
+
+async def _send(send: Send, part: bytes, *, last: bool = False) -> None:
+    """Sends a part of the reply.
+
+    Raises:
+        TimeoutError: The client does not read.
+    """
+    async with asyncio.timeout(_SEND_TIMEOUT_S):
+        await send({"type": "http.response.body", "body": part, "more_body": not last})
