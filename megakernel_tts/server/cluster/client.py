@@ -22,6 +22,8 @@ from megakernel_tts.server.cluster.messages import (
     Message,
     Open,
     Opened,
+    Ping,
+    Pong,
     Refused,
     SessionRequest,
     Warm,
@@ -33,6 +35,9 @@ _log = logging.getLogger("megakernel_tts.server")
 
 _MAX_WAITING = 64  # sessions beyond the engine's slots: as many as an engine accepts
 _EXIT_TIMEOUT_S = 5.0  # from the end of the channel to that of the process
+# A process hangs if it answers none of this many pings. Pings are counted, not seconds, so that a
+# front that was suspended itself does not end its engines.
+_MAX_MISSED_PINGS, _PING_INTERVAL_S = 10, 1.0
 
 
 class EngineClient:
@@ -65,6 +70,9 @@ class EngineClient:
         self._numbers = count()
         self._loading: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self._closed = asyncio.Event()
+        self._num_missed = 0  # pings in a row without an answer
+        self._answered = False  # since the last one
+        self._pinging: asyncio.Task[None] | None = None
         self._channel = Channel(self._receive, self._end)
 
     @classmethod
@@ -173,6 +181,18 @@ class EngineClient:
             self._process.kill()
             return await asyncio.to_thread(self._process.wait)
 
+    async def _ping(self) -> None:
+        """Ends the process once it hangs."""
+        while self._num_missed < _MAX_MISSED_PINGS:
+            self._answered = False
+            self._channel.send(Ping())
+            await asyncio.sleep(_PING_INTERVAL_S)
+            self._num_missed = 0 if self._answered else self._num_missed + 1
+        fields = {"engine": self.name, "missed_pings": self._num_missed}
+        _log.error("an engine process does not answer and is killed", extra={"fields": fields})
+        self._process.kill()
+        self._channel.abort()  # the kernel may not end the process soon
+
     def _receive(self, message: Message) -> None:
         """Handles a message of the process."""
         match message:
@@ -180,8 +200,11 @@ class EngineClient:
                 self._loading.set_result(message)
             case Warm():
                 self.warm = True
+                self._pinging = asyncio.create_task(self._ping())
                 self._on_change()
                 _log.info("an engine is warm", extra={"fields": {"engine": self.name}})
+            case Pong():
+                self._answered = True
             case Failed(error=error):
                 if self._loading.done():
                     fields = {"engine": self.name, "reason": error.message}
@@ -218,6 +241,8 @@ class EngineClient:
     def _end(self) -> None:
         """Ends the sessions, because the process has ended or will."""
         self.warm = False
+        if self._pinging is not None:
+            self._pinging.cancel()
         reason = f"The engine process on {self.name} has ended; try again."
         for session in self._sessions.values():
             if session.opened.done():

@@ -31,6 +31,8 @@ from megakernel_tts.server.cluster.messages import (
     Loaded,
     Message,
     Open,
+    Ping,
+    Pong,
     PushText,
     Refused,
     Release,
@@ -114,6 +116,8 @@ class EngineProcess:
                 self._loading = asyncio.create_task(self._load_and_warm_up(message))
             case Open():
                 self._open(message)
+            case Ping():
+                self.channel.send(Pong())
             case Clone():
                 task = asyncio.create_task(self._clone(message))
                 self._cloning.add(task)

@@ -232,6 +232,11 @@ class Release(Message):
     position: int
 
 
+@dataclass(frozen=True)
+class Ping(Message):
+    """`Pong` replies, unless the process hangs."""
+
+
 # --- from an engine process ---
 
 
@@ -255,6 +260,11 @@ class Loaded(Message):
 @dataclass(frozen=True)
 class Warm(Message):
     """The engine is warm: sessions may be opened."""
+
+
+@dataclass(frozen=True)
+class Pong(Message):
+    """Replies to `Ping`."""
 
 
 @dataclass(frozen=True)

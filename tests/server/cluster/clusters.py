@@ -11,6 +11,7 @@ import psutil
 
 from bench.simulated_engine import SIMULATED_ENGINE
 from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Voice
+from megakernel_tts.server.cluster.client import EngineClient
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
@@ -112,8 +113,9 @@ def child_processes() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-def kill(cluster: EngineCluster, index: int) -> None:
-    """Ends an engine process as `kill -9` does."""
+def kill(cluster: EngineCluster, index: int, number: int = signal.SIGKILL) -> EngineClient:
+    """Sends a signal to an engine process, by default as `kill -9` does; gives its client."""
     client = cluster._supervisors[index].client
     assert client is not None
-    os.kill(client._process.pid, signal.SIGKILL)
+    os.kill(client._process.pid, number)
+    return client

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import io
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from megakernel_tts import (
     Sampling,
     Voice,
 )
+from megakernel_tts.server.cluster import client
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.engine import SpeechEngine
@@ -107,6 +109,34 @@ def test_after_kill_9_other_streams_continue_and_the_engine_comes_back(local: TT
 
 async def speak_locally(local: TTS) -> tuple[list[AudioChunk], Finish]:
     return await read_all(await open_session(local, LONG_TEXT))
+
+
+def test_a_process_that_hangs_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers again in time is not."""
+    monkeypatch.setattr(client, "_PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr(client, "_MAX_MISSED_PINGS", 20)
+
+    async def main() -> None:
+        async with simulated_cluster() as cluster:
+            sessions = [await open_session(cluster, LONG_TEXT) for _ in range(2)]
+            stopped = kill(cluster, 0, signal.SIGSTOP)
+            await until(lambda: stopped._num_missed >= 2)
+            kill(cluster, 0, signal.SIGCONT)
+            await until(lambda: stopped._num_missed == 0)
+            ends = [(await read_all(session))[1] for session in sessions]
+            assert [finish.reason for finish in ends] == ["eos", "eos"]
+            assert cluster.slots == 8
+
+            sessions = [await open_session(cluster, LONG_TEXT) for _ in range(2)]
+            assert kill(cluster, 0, signal.SIGSTOP) is stopped, "it was not restarted"
+            opening = asyncio.create_task(open_session(cluster, TEXT))
+            ends = [(await read_all(session))[1] for session in sessions]
+            assert [finish.reason for finish in ends] == ["error", "eos"]
+            assert "cpu:0 has ended" in str(ends[0].error)
+            assert (await read_all(await opening))[1].reason == "eos", "on the other engine"
+            await until(lambda: cluster.slots == 8)
+
+    asyncio.run(main())
 
 
 def test_a_cloned_voice_is_the_same_after_a_restart(checkpoint: Callable[..., Path]) -> None:
