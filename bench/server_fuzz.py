@@ -1,9 +1,9 @@
 """Sends invalid and odd requests to a server with a simulated model, and checks what it does.
 
 HTTP requests are made by Schemathesis from the server's own schema; half of them violate it. Their
-replies must follow it. Messages of WebSockets are valid ones with changed fields, or no messages at
-all; sockets are opened and closed at random. The command fails if the server answers with an
-internal error, logs one, keeps a stream open, or does not speak afterwards as before.
+replies must follow it. Messages of WebSockets and events of Wyoming are valid ones with changed
+fields, or none at all; sockets are opened and closed at random. The command fails if the server
+answers with an internal error, logs one, keeps a stream open, or speaks differently afterwards.
 
 python -m bench.server_fuzz --http 20000 --messages 20000 --json bench/results/server-fuzz-cpu.json
 """
@@ -15,15 +15,13 @@ import logging
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import hypothesis
-import psutil
 import requests
 import schemathesis
 import websockets
@@ -38,11 +36,15 @@ from schemathesis.specs.openapi.checks import (
 from tqdm import tqdm
 from websockets.typing import Subprotocol
 
+from bench.fuzzing import NO_MESSAGES, FuzzReport, change, rss_mb
 from bench.report import write
 from bench.running_server import served, wait_until
 from bench.simulation import simulated_tts
+from bench.wyoming_fuzz import send_events
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
+from megakernel_tts.server.serving import bind
+from megakernel_tts.server.wyoming import WyomingService
 
 _TEXT = "Hello there, my friend."
 _CHECKS = [
@@ -55,7 +57,6 @@ _REFUSED = 503  # of a server that is overloaded, which is no failure
 _CASES_OF_A_TEST = 500
 _NUM_SOCKETS = 8
 _CLOSED_SHARE, _ABORTED_SHARE = 0.01, 0.01  # of the messages, after which the socket is closed
-_DROPPED_SHARE, _CHANGED_SHARE = 0.1, 0.2  # of the fields of a message
 _PORTION = 100  # messages, after which the sockets are read
 _RELEASE_TIMEOUT_S = 60.0
 
@@ -141,39 +142,6 @@ SOCKETS = {
         Subprotocol("nari.speech.v1"),
     ),
 }
-_VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**64, 10**400, -0.0, 1e308, float("nan"), float("inf"),
-    "", " ", "a", "0", "\0", "\ud800", "\U0001f469\u200d\U0001f467", "<break time='9s'/>",
-    "x" * 5000,
-    [], [None], ["a", 1], {}, {"id": None}, {"a": {"b": []}},
-]  # fmt: skip
-_NO_MESSAGES: list[str | bytes] = [
-    "", "{", "[]", "null", "3", '"a"', "\0", "{}{}", "[" * 2000, '{"a":' * 2000, "1" * 10_000, b"",
-    b"\xff\xfe", b"{}", bytes(5000),
-]  # fmt: skip
-
-
-@dataclass
-class FuzzReport:
-    """What was sent and answered.
-
-    Attributes:
-        http: Replies by status.
-        messages: Messages sent.
-        events: Events received, by type and code of the error.
-        sockets: Sockets opened.
-        failures: What was wrong, with the first case of each kind.
-        seconds: Duration.
-        rss_growth_mb: Growth of resident memory from the first fifth of the messages to the end.
-    """
-
-    http: Counter[int] = field(default_factory=Counter)
-    messages: int = 0
-    events: Counter[str] = field(default_factory=Counter)
-    sockets: int = 0
-    failures: dict[str, str] = field(default_factory=dict[str, str])
-    seconds: float = 0.0
-    rss_growth_mb: float = 0.0
 
 
 class _Errors(logging.Handler):
@@ -266,25 +234,11 @@ def random_message(rng: random.Random, kind: Socket) -> str | bytes:
         kind: Kind of the WebSocket.
     """
     if rng.random() < 0.05:
-        return rng.choice(_NO_MESSAGES)
+        return rng.choice(NO_MESSAGES)
     message = rng.choice(kind.messages) | {kind.field: rng.choice(kind.values)}
     if rng.random() < 0.5:
-        message = _change(rng, message)
+        message = change(rng, message)
     return json.dumps(message)
-
-
-def _change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops fields or gives them odd values."""
-    changed: dict[str, Any] = {}
-    for name, value in fields.items():
-        draw = rng.random()
-        if draw < _DROPPED_SHARE:
-            continue
-        if draw < _DROPPED_SHARE + _CHANGED_SHARE:
-            odd = rng.choice(_VALUES)
-            value = _change(rng, value) if isinstance(value, dict) and rng.random() < 0.5 else odd
-        changed[name] = value
-    return changed
 
 
 class _Connection:
@@ -355,14 +309,10 @@ async def send_messages(
         if i % _PORTION == 0:
             await asyncio.sleep(0)  # readers run
         if i == num_messages // 5:
-            settled_mb = _rss_mb()
+            settled_mb = rss_mb()
     for socket in sockets:
         await socket.close()
-    report.rss_growth_mb += _rss_mb() - settled_mb
-
-
-def _rss_mb() -> float:
-    return psutil.Process().memory_info().rss / 2**20
+    report.rss_growth_mb += rss_mb() - settled_mb
 
 
 def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> FuzzReport:
@@ -371,28 +321,37 @@ def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> FuzzR
     Args:
         tts: Engine of the server.
         num_requests: HTTP requests.
-        num_messages: Messages of each kind of WebSocket.
+        num_messages: Messages of each kind of WebSocket, and events of Wyoming.
         seed: Of the generators.
     """
-    report, server, start_s = FuzzReport(), Server(tts), time.monotonic()
-    with served(server) as authority, _errors_in(report):
-        url = f"http://{authority}"
-        send_requests(url, num_requests, seed, report)
-        for kind in SOCKETS.values():
-            rng = random.Random(seed)
-            asyncio.run(send_messages(authority, kind, num_messages, rng, report))
-        try:
-            wait_until(lambda: server.streams.num_open == 0, _RELEASE_TIMEOUT_S)
-        except TimeoutError:
-            report.failures["streams stay open"] = str(server.streams.num_open)
-        if 'finished_reason="error"' in (text := server.streams.metrics.text()):
-            report.failures["speech failed"] = text
-        body = {"input": _TEXT, "response_format": "pcm"}
-        reply = requests.post(f"{url}/v1/audio/speech", json=body, timeout=_RELEASE_TIMEOUT_S)
-        if reply.content != tts.say(_TEXT).pcm.tobytes():
-            report.failures["speech differs afterwards"] = f"status {reply.status_code}"
+    report, start_s = FuzzReport(), time.monotonic()
+    with bind("127.0.0.1", 0) as listener:
+        server = Server(tts, wyoming=WyomingService(listener))
+        with served(server) as authority, _errors_in(report):
+            url = f"http://{authority}"
+            send_requests(url, num_requests, seed, report)
+            for kind in SOCKETS.values():
+                messages = send_messages(authority, kind, num_messages, random.Random(seed), report)
+                asyncio.run(messages)
+            address = listener.getsockname()
+            asyncio.run(send_events(address, num_messages, random.Random(seed), report))
+            _check(server, tts, url, report)
     report.seconds = time.monotonic() - start_s
     return report
+
+
+def _check(server: Server, tts: TTS, url: str, report: FuzzReport) -> None:
+    """Checks that the server is as before."""
+    try:
+        wait_until(lambda: server.streams.num_open == 0, _RELEASE_TIMEOUT_S)
+    except TimeoutError:
+        report.failures["streams stay open"] = str(server.streams.num_open)
+    if 'finished_reason="error"' in (text := server.streams.metrics.text()):
+        report.failures["speech failed"] = text
+    body = {"input": _TEXT, "response_format": "pcm"}
+    reply = requests.post(f"{url}/v1/audio/speech", json=body, timeout=_RELEASE_TIMEOUT_S)
+    if reply.content != tts.say(_TEXT).pcm.tobytes():
+        report.failures["speech differs afterwards"] = f"status {reply.status_code}"
 
 
 def main() -> int:
@@ -402,7 +361,10 @@ def main() -> int:
     )
     parser.add_argument("--http", type=int, default=2_000, help="requests (default: 2000)")
     parser.add_argument(
-        "--messages", type=int, default=8_000, help="messages of each WebSocket (default: 8000)"
+        "--messages",
+        type=int,
+        default=8_000,
+        help="messages of each WebSocket, and events of Wyoming (default: 8000)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the generators (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")

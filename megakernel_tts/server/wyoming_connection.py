@@ -110,7 +110,8 @@ class WyomingConnection:
         if Describe.is_type(event.type):
             await self.send(_info(self._streams))
         elif Ping.is_type(event.type):
-            await self.send(Pong(get_field(event.data, "text", str, None)))
+            text = get_field(event.data, "text", str, "").encode(errors="replace").decode()
+            await self.send(Pong(text or None))
         elif SynthesizeStart.is_type(event.type):
             self._start(event.data)
         elif self._live is not None:
@@ -154,6 +155,8 @@ class WyomingConnection:
 
     async def send(self, event: Eventable) -> None:
         """Sends an event; does nothing once the connection is closed."""
+        if self._writer.is_closing():  # uvloop raises a RuntimeError otherwise
+            return
         with suppress(OSError):
             await async_write_event(event.event(), self._writer)
 

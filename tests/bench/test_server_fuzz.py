@@ -4,6 +4,7 @@ import pytest
 
 from bench.server_fuzz import SOCKETS, fuzz, random_message
 from bench.simulation import simulated_tts
+from bench.wyoming_fuzz import random_events
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,10 @@ def test_odd_requests_and_messages_meet_no_internal_error(
     assert not report.failures
     assert sum(report.http.values()) == num_requests
     assert report.http[200] and report.http[400]
-    assert report.messages == num_messages * len(SOCKETS)
+    assert report.messages == num_messages * (len(SOCKETS) + 1)
     assert report.events["chunk"] and report.events["done"]
+    assert report.events["audio-chunk"] and report.events["synthesize-stopped"]
+    assert report.events["error invalid_value"] and report.events["info"]
     assert num_messages < 10_000 or report.rss_growth_mb < 20
 
 
@@ -30,6 +33,13 @@ def test_a_failing_server_fails() -> None:
         tts._loaded.engine.backend.failing_word = "One"  # type: ignore[attr-defined]
         report = fuzz(tts, 0, 100)
     assert "speech failed" in report.failures
+
+
+def test_events_follow_from_the_seed() -> None:
+    first, second = random.Random(1), random.Random(1)
+    events = [random_events(first) for _ in range(100)]
+    assert events == [random_events(second) for _ in range(100)]
+    assert len({event for sequence in events for event in sequence}) > 20
 
 
 @pytest.mark.parametrize("kind", SOCKETS)

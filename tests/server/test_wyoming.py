@@ -138,6 +138,28 @@ def test_a_ping_is_answered_with_its_text(home: WyomingServer) -> None:
     assert home.run(use) == ["a", None]
 
 
+def test_a_ping_whose_text_is_no_unicode_is_answered(home: WyomingServer) -> None:
+    async def use(client: Client) -> str | None:
+        assert client._writer is not None
+        client._writer.write(b'{"type": "ping", "data": {"text": "a\\ud800"}}\n')
+        return Pong.from_event(await client.event()).text
+
+    assert home.run(use) == "a?"
+
+
+def test_errors_after_the_client_has_gone_are_not_sent(
+    home: WyomingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop of the server raises if a closed connection is written to."""
+    event = b'{"type": "synthesize", "data": {"text": "Hi.", "voice": {"name": "nobody"}}}\n'
+    for _ in range(50):
+        with socket.create_connection((home.host, home.port)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(event)  # and the end of the block resets the connection
+    home.run(lambda client: portions(client, "Hi."))  # after all of them
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_text_is_spoken_as_the_engine_speaks_it(home: WyomingServer) -> None:
     async def use(client: Client) -> list[Event]:
         await client.send(Synthesize(TEXT, SynthesizeVoice("serena")))

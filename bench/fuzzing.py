@@ -1,0 +1,64 @@
+"""Odd values, and what was sent and answered: shared by the fuzzers of the server's protocols."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+_DROPPED_SHARE, _CHANGED_SHARE = 0.1, 0.2  # of the fields of a message
+
+_VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**31, 2**64, 10**400, -0.0, 1e308, float("nan"), float("inf"),
+    "", " ", "a", "0", "\0", "\ud800", "\U0001f469\u200d\U0001f467", "<break time='9s'/>",
+    "x" * 5000,
+    [], [None], ["a", 1], {}, {"id": None}, {"a": {"b": []}},
+]  # fmt: skip
+NO_MESSAGES: list[str | bytes] = [
+    "", "{", "[]", "null", "3", '"a"', "\0", "{}{}", "[" * 2000, '{"a":' * 2000, "1" * 10_000, b"",
+    b"\xff\xfe", b"{}", bytes(5000),
+]  # fmt: skip
+
+
+@dataclass
+class FuzzReport:
+    """What was sent and answered.
+
+    Attributes:
+        http: Replies by status.
+        messages: Messages and events sent.
+        events: Events received, by type and code of the error.
+        sockets: Sockets opened.
+        failures: What was wrong, with the first case of each kind.
+        seconds: Duration.
+        rss_growth_mb: Growth of resident memory from the first fifth of the messages to the end.
+    """
+
+    http: Counter[int] = field(default_factory=Counter)
+    messages: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    sockets: int = 0
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+    seconds: float = 0.0
+    rss_growth_mb: float = 0.0
+
+
+def change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops fields or gives them odd values."""
+    changed: dict[str, Any] = {}
+    for name, value in fields.items():
+        draw = rng.random()
+        if draw < _DROPPED_SHARE:
+            continue
+        if draw < _DROPPED_SHARE + _CHANGED_SHARE:
+            odd = rng.choice(_VALUES)
+            value = change(rng, value) if isinstance(value, dict) and rng.random() < 0.5 else odd
+        changed[name] = value
+    return changed
+
+
+def rss_mb() -> float:
+    """Resident memory of this process, in MiB."""
+    return psutil.Process().memory_info().rss / 2**20
