@@ -1,8 +1,10 @@
-"""Odd values, and what was sent and answered: shared by the fuzzers of the server's protocols."""
+"""What the fuzzers and the soak of the server share: odd values, reports, logged errors."""
 
+import logging
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,3 +64,27 @@ def change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:
 def rss_mb() -> float:
     """Resident memory of this process, in MiB."""
     return psutil.Process().memory_info().rss / 2**20
+
+
+class _Errors(logging.Handler):
+    """Records the errors that the server logs as failures."""
+
+    def __init__(self, failures: dict[str, str]) -> None:
+        super().__init__(logging.ERROR)
+        self._failures = failures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Records the first error of a kind."""
+        text = self.format(record)
+        self._failures.setdefault(f"log: {text.splitlines()[-1]}", text[-2000:])
+
+
+@contextmanager
+def errors_in(failures: dict[str, str]) -> Iterator[None]:
+    """Adds what is logged as an error until the block ends."""
+    handler = _Errors(failures)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)

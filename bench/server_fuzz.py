@@ -11,12 +11,11 @@ python -m bench.server_fuzz --http 20000 --messages 20000 --json bench/results/s
 import argparse
 import asyncio
 import json
-import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from schemathesis.specs.openapi.checks import (
 from tqdm import tqdm
 from websockets.typing import Subprotocol
 
-from bench.fuzzing import NO_MESSAGES, FuzzReport, change, rss_mb
+from bench.fuzzing import NO_MESSAGES, FuzzReport, change, errors_in, rss_mb
 from bench.report import write
 from bench.running_server import served, wait_until
 from bench.simulation import simulated_tts
@@ -142,29 +141,6 @@ SOCKETS = {
         Subprotocol("nari.speech.v1"),
     ),
 }
-
-
-class _Errors(logging.Handler):
-    """Counts the errors that the server logs as failures."""
-
-    def __init__(self, report: FuzzReport) -> None:
-        super().__init__(logging.ERROR)
-        self._report = report
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Counts a record."""
-        text = self.format(record)
-        self._report.failures.setdefault(f"log: {text.splitlines()[-1]}", text[-2000:])
-
-
-@contextmanager
-def _errors_in(report: FuzzReport) -> Iterator[None]:
-    handler = _Errors(report)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
 
 
 def send_requests(url: str, num_cases: int, seed: int, report: FuzzReport) -> None:
@@ -327,7 +303,7 @@ def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> FuzzR
     report, start_s = FuzzReport(), time.monotonic()
     with bind("127.0.0.1", 0) as listener:
         server = Server(tts, wyoming=WyomingService(listener))
-        with served(server) as authority, _errors_in(report):
+        with served(server) as authority, errors_in(report.failures):
             url = f"http://{authority}"
             send_requests(url, num_requests, seed, report)
             for kind in SOCKETS.values():
