@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     _check_voice_options(options)
     _check_seed(options.seed)
     _check_speed(options.speed)
-    table = read_pronunciations(options.pronunciations)
+    table = _read_pronunciations(options.pronunciations)
     from megakernel_tts import TTS
 
     raise_interrupts()
@@ -197,7 +197,7 @@ def _check_speed(speed: float) -> None:
         raise UsageError(f"--{error}") from None
 
 
-def read_pronunciations(path: Path | None) -> "Pronunciations":
+def _read_pronunciations(path: Path | None) -> "Pronunciations":
     """Reads the file of the option `--pronunciations`; without one, the table is empty.
 
     Raises:

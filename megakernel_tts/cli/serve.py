@@ -10,10 +10,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from megakernel_tts import Voice
 from megakernel_tts.cli.configuration import Configuration, Setting
 from megakernel_tts.cli.console import UsageError, file_path, nonempty
-from megakernel_tts.cli.say import read_pronunciations
 
 if TYPE_CHECKING:
     from megakernel_tts.server.app import Server
@@ -248,9 +246,8 @@ def _log_configuration(configured: Mapping[str, Setting], settings: "ServerSetti
 
 
 def _settings(options: argparse.Namespace) -> "ServerSettings":
-    from megakernel_tts.server.keys import read_api_keys
     from megakernel_tts.server.serving import is_loopback
-    from megakernel_tts.server.settings import ServerSettings
+    from megakernel_tts.server.settings import read_settings
 
     if options.api_key_file and options.no_auth:
         raise UsageError("--api-key-file and --no-auth contradict each other; give one of them")
@@ -260,14 +257,13 @@ def _settings(options: argparse.Namespace) -> "ServerSettings":
             "all of them may use this server"
         )
     try:
-        keys = read_api_keys(options.api_key_file) if options.api_key_file else ()
-        return ServerSettings(
-            api_keys=keys,
-            voices=dict(map(_cloned_voice, options.voice)),
+        return read_settings(
+            api_key_file=options.api_key_file,
+            voice=options.voice,
             voice_dir=options.voice_dir,
-            pronunciations=read_pronunciations(options.pronunciations),
+            pronunciations=options.pronunciations,
             max_queue=options.max_queue,
-            queue_timeout_s=options.queue_timeout,
+            queue_timeout=options.queue_timeout,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -342,10 +338,3 @@ def _tracing(model: str, environment: Mapping[str, str]) -> "Tracing | None":
     except ModuleNotFoundError as error:
         raise _missing(error, "otel") from None
     return Tracing(PurePath(model).name)
-
-
-def _cloned_voice(option: str) -> "tuple[str, Voice]":
-    name, separator, file = option.partition("=")
-    if not (name.strip() and separator and file):
-        raise UsageError(f"--voice {option!r} must be NAME=FILE")
-    return name, Voice.load(file)

@@ -242,7 +242,10 @@ class Base64Text:
 
 
 class RequestIds:
-    """Middleware that gives each request and socket an identifier and returns it as a header."""
+    """Middleware that gives each request and socket an identifier and returns it as a header.
+
+    An identifier in the scope's state is that of a server in front, which returns it itself.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -252,8 +255,11 @@ class RequestIds:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        request_id = new_request_id()
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        if "request_id" in state:
+            await self._app(scope, receive, send)
+            return
+        request_id = state["request_id"] = new_request_id()
         header = (b"x-request-id", request_id.encode())
         starts = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 

@@ -1,11 +1,11 @@
 """Settings of a server."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megakernel_tts import Pronunciations, Voice
-from megakernel_tts.server.keys import ApiKey
+from megakernel_tts.server.keys import ApiKey, read_api_keys
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,43 @@ class ServerSettings:
             raise ValueError(f"max_queue is {self.max_queue}; it must be 0 or more.")
         if not self.queue_timeout_s > 0:
             raise ValueError(f"queue_timeout_s is {self.queue_timeout_s}; it must be above 0.")
+
+
+def read_settings(
+    *,
+    api_key_file: Path | None,
+    voice: Iterable[str],
+    voice_dir: Path | None,
+    pronunciations: Path | None,
+    max_queue: int,
+    queue_timeout: float,
+) -> ServerSettings:
+    """Makes settings from options of these names, and reads the files that they name.
+
+    Args:
+        api_key_file: A TOML file with the keys of clients; None to serve every request.
+        voice: Cloned voices, as `NAME=FILE`.
+        voice_dir: As in `ServerSettings`.
+        pronunciations: A file of `Pronunciations`, or None.
+        max_queue: As in `ServerSettings`.
+        queue_timeout: In seconds.
+
+    Raises:
+        ValueError: An option or a file is invalid.
+        OSError: A file cannot be read.
+    """
+    return ServerSettings(
+        api_keys=read_api_keys(api_key_file) if api_key_file else (),
+        voices=dict(map(_read_voice, voice)),
+        voice_dir=voice_dir,
+        pronunciations=Pronunciations.load(pronunciations) if pronunciations else Pronunciations(),
+        max_queue=max_queue,
+        queue_timeout_s=queue_timeout,
+    )
+
+
+def _read_voice(option: str) -> tuple[str, Voice]:
+    name, separator, file = option.partition("=")
+    if not (name.strip() and separator and file):
+        raise ValueError(f"voice {option!r} must be NAME=FILE")
+    return name, Voice.load(file)
