@@ -23,6 +23,7 @@ class VoiceEndpoints:
         self._catalog = streams.catalog
         self._library = streams.library
         self._cloner = streams.cloner
+        self._uploads = streams.settings.uploads
 
     def routes(self) -> list[Route]:
         """The routes below `/v1`."""
@@ -38,6 +39,13 @@ class VoiceEndpoints:
 
     async def _upload(self, request: Request) -> Response:
         self._cloner.check()
+        if not self._uploads:
+            raise RequestError(
+                "Other servers at this address would not have the voice; send the recording with "
+                "each request (ref_audio), or have the servers started with the voice.",
+                400,
+                "uploads_unsupported",
+            )
         form = await read_form(request, MAX_RECORDING_BYTES)
         try:
             recording, mime_type = await _recording(form)

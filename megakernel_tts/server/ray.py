@@ -5,13 +5,17 @@ passes through HAProxy alone on its way from a replica to the client.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from ray import serve
-from ray.serve import Application
-from ray.serve.config import AutoscalingContext
+from ray.serve import (  # pyright: ignore[reportMissingImports]
+    Application,
+    deployment,
+    ingress,
+)
+from ray.serve.config import AutoscalingContext  # pyright: ignore[reportMissingImports]
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -76,12 +80,12 @@ class _RequestIds:
         await self._app(scope, receive, send)
 
 
-@serve.deployment(
+@deployment(
     max_ongoing_requests=_MAX_CONNECTIONS,
     graceful_shutdown_timeout_s=_SHUTDOWN_TIMEOUT_S,
     logging_config={"enable_access_log": False},  # the server's log has a line for each request
 )
-@serve.ingress()
+@ingress()
 class SpeechReplica:
     """One engine and its server, in a process of Ray."""
 
@@ -106,6 +110,7 @@ class SpeechReplica:
             max_queue=options.max_queue,
             queue_timeout=options.queue_timeout,
         )
+        settings = replace(settings, uploads=False)
         self._tts = TTS.load(options.model, slots=options.slots)
         self._tts.warmup()
         self._server = Server(self._tts, settings)
@@ -159,4 +164,4 @@ class StreamsPerSlot:
 
 def app(options: ReplicaOptions) -> Application:
     """Makes the application from `args` of `serve deploy`, or arguments of `serve run`."""
-    return SpeechReplica.bind(options)
+    return SpeechReplica.bind(options)  # pyright: ignore[reportAttributeAccessIssue]

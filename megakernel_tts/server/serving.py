@@ -23,7 +23,7 @@ _SEND_BUFFER_BYTES = (
 )  # of a connection: 1.4 s of PCM, where the kernel's default is a minute
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
-_CLOSE_TIMEOUT_S = 5
+CLOSE_TIMEOUT_S = 5
 _PING_S = 20.0  # between pings of a WebSocket, and until a client that does not answer is closed
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -116,7 +116,7 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
         access_log=False,  # it would hold keys that are query parameters
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,

@@ -16,6 +16,8 @@ class ServerSettings:
         api_keys: Keys of which a request must have one; without any, every request is served.
         voices: Cloned voices by name, for a Base model.
         voice_dir: A folder that keeps uploaded voices; None to keep them in memory.
+        uploads: Whether clients may upload voices, which is of no use where the next request may
+            reach another server.
         pronunciations: Respellings of words in all requests.
         max_queue: Streams that may be open in addition to the engine's slots.
         queue_timeout_s: Seconds from the end (or a flush) of a request's text to its first audio,
@@ -26,6 +28,7 @@ class ServerSettings:
     api_keys: tuple[ApiKey, ...] = ()
     voices: Mapping[str, Voice] = field(default_factory=dict[str, Voice])
     voice_dir: Path | None = None
+    uploads: bool = True
     pronunciations: Pronunciations = field(default_factory=Pronunciations)
     max_queue: int = 32
     queue_timeout_s: float = 5.0

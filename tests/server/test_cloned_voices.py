@@ -88,6 +88,18 @@ def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
     return reply.json()["error"]
 
 
+def test_servers_that_share_an_address_refuse_uploads_and_take_recordings(base: TTS) -> None:
+    with running_server(base, ServerSettings(uploads=False)) as server:
+        refused = upload(server)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            400,
+            "uploads_unsupported",
+        )
+        assert listed(server)["voices"] == []
+        recording = base64.b64encode(RECORDING).decode()
+        assert_same(pcm_of(speak(server, ref_audio=recording)), expected(base, None))
+
+
 def test_an_uploaded_voice_is_listed_speaks_and_is_deleted(base_server: RunningServer) -> None:
     reply = upload(base_server, ref_text=TRANSCRIPT, speaker_description="A calm voice")
     assert reply.status_code == 200 and reply.json()["success"] is True

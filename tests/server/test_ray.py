@@ -24,7 +24,7 @@ import yaml
 pytest.importorskip("ray.serve", reason="the extra ray is not installed")
 
 from pydantic import ValidationError
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import ServeDeploySchema  # pyright: ignore[reportMissingImports]
 
 from bench.running_server import wait_until
 from megakernel_tts.cli.main import _parser
