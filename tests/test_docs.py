@@ -183,7 +183,12 @@ def check_command(command: list[str]) -> None:
         case ["pytest", *words]:
             for word in words:
                 assert "/" not in word or (ROOT / word.split("::")[0]).exists(), command
-        case ["apt-get" | "cat" | "curl" | "echo" | "wait", *_] | ["pip", "download", *_]:
+        case ["docker" | "kubectl" | "ray" | "serve", *words]:
+            files = [word for word in words if word.startswith("deploy/")]
+            assert all((ROOT / file).is_file() for file in files), command
+        case ["apt-get" | "cat" | "curl" | "echo" | "export" | "wait", *_]:
+            pass
+        case ["pip", "download", *_]:
             pass
         case _:
             pytest.fail(f"unsupported command: {command}")
