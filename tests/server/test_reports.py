@@ -5,8 +5,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from megakernel_tts import TTS
+from megakernel_tts.server.app import Server
 from megakernel_tts.server.keys import ApiKey, Priority
 from megakernel_tts.server.logs import JsonFormatter, TextFormatter
 from megakernel_tts.server.settings import ServerSettings
@@ -55,6 +57,22 @@ def test_each_request_has_a_line_at_its_end(engine: TTS, log: pytest.LogCaptureF
         refused.headers["x-request-id"],
     )
     assert "first_audio_ms" not in second
+
+
+def test_a_server_in_front_identifies_requests(engine: TTS, log: pytest.LogCaptureFixture) -> None:
+    server = Server(engine)
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"] = {"request_id": "front-1"}
+        await server.app(scope, receive, send)
+
+    async def post_through_front() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(front)) as client:
+            return await client.post("http://front/v1/audio/speech", json={"input": TEXT})
+
+    reply = asyncio.run(post_through_front())
+    assert reply.status_code == 200 and "x-request-id" not in reply.headers
+    assert [fields["request_id"] for fields in fields_of(log)] == ["front-1"]
 
 
 def test_the_log_holds_neither_text_nor_keys(engine: TTS, log: pytest.LogCaptureFixture) -> None:
