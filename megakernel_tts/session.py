@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class AudioChunk:
         frame: Index of the chunk's first frame in the stream.
         words: Words that begin in the chunk, in order. The last chunk of a text also holds the
             words whose beginning was not found.
+        segment: Index of the segment of the text (a few sentences, or the text up to a flush).
     """
 
     pcm: NDArray[np.int16]
@@ -45,6 +47,7 @@ class AudioChunk:
     codes: NDArray[np.int64]
     frame: int
     words: tuple[Word, ...] = ()
+    segment: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,15 +100,20 @@ class EventQueue:
     Attributes:
         num_unread: Frames in the queue, those for which a break lasts included.
         abandoned: Whether the reader has cancelled or dropped the session.
-        slot_wait_s: Seconds for which the stream has waited for a slot; written by the engine.
     """
 
-    def __init__(self, on_read: Callable[[], None], on_abandon: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_read: Callable[[], None],
+        on_abandon: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Creates an empty queue.
 
         Args:
             on_read: Called by the reader after each event that it takes.
             on_abandon: Called when the session is abandoned; must not take a lock.
+            clock: The engine's clock, in seconds.
         """
         self._events: deque[Event] = deque()
         self._changed = threading.Condition()
@@ -115,7 +123,24 @@ class EventQueue:
         self._muted = False
         self.num_unread = 0
         self.abandoned = False
-        self.slot_wait_s = 0.0
+        self._clock = clock
+        # Seconds of the waits that are over, and the start of the present one: replaced together.
+        self._slot_waits: tuple[float, float | None] = (0.0, None)
+
+    @property
+    def slot_wait_s(self) -> float:
+        """Seconds so far for which the stream waited because all slots were in use."""
+        total_s, since_s = self._slot_waits
+        return total_s if since_s is None else total_s + self._clock() - since_s
+
+    def start_slot_wait(self) -> None:
+        """Records that all slots are in use, unless that is known; called by the engine thread."""
+        if self._slot_waits[1] is None:
+            self._slot_waits = self._slot_waits[0], self._clock()
+
+    def end_slot_wait(self) -> None:
+        """Records that the stream has a slot; called by the engine thread."""
+        self._slot_waits = self.slot_wait_s, None
 
     def put(self, event: Event) -> None:
         """Appends an event; called by the engine thread.
@@ -209,7 +234,10 @@ class Session:
 
     @property
     def slot_wait_s(self) -> float:
-        """Seconds so far for which the stream waited because all slots were in use."""
+        """Seconds so far for which the stream waited because all slots were in use.
+
+        It includes the wait that is under way.
+        """
         return self._events.slot_wait_s
 
     @property

@@ -62,15 +62,12 @@ class Delivery:
         self._segment_frame = 0  # frames of the segment delivered or deferred
         self._segment_start = 0  # samples before the segment
         self._num_groups = 0
+        self._segment_idx = 0
 
     @property
     def num_unread(self) -> int:
         """Frames in the session's queue."""
         return self._events.num_unread
-
-    def add_slot_wait(self, seconds: float) -> None:
-        """Adds to the time for which the stream has waited for a slot."""
-        self._events.slot_wait_s += seconds
 
     def begin_segment(self, word_timer: WordTimer) -> None:
         """Starts a segment, whose words `word_timer` finds."""
@@ -151,7 +148,9 @@ class Delivery:
         start_s = self._segment_start / self._sample_rate
         # Rounded, so that the end of a segment and the start of the next are the same number.
         timed = tuple(replace(word, start=round(start_s + word.start, 3)) for word in words)
-        chunk = AudioChunk(pcm, self._sample_rate, codes, self.num_frames, timed)
+        chunk = AudioChunk(
+            pcm, self._sample_rate, codes, self.num_frames, timed, self._segment_idx
+        )
         self.num_frames += len(codes)
         self._num_samples += len(pcm)
         return chunk
@@ -186,6 +185,7 @@ class Delivery:
         self._end_scaling()
         self._release_deferred()
         self.attempt = 0
+        self._segment_idx += 1
         return False
 
     def _end_scaling(self) -> None:

@@ -145,11 +145,11 @@ class Scheduler:
         """Records the time from which streams wait for a slot, if none is free."""
         if not self._free_slots:
             for stream in streams:
-                stream.wait_for_slot(self.clock())
+                stream.events.start_slot_wait()
 
     def acquire(self, stream: Stream) -> None:
         """Assigns a free slot to a stream."""
-        stream.enter_slot(self._free_slots.pop(0), self.clock())
+        stream.enter_slot(self._free_slots.pop(0))
 
     def release(self, stream: Stream) -> None:
         """Takes the slot from a stream that has one, and drops its state."""

@@ -102,7 +102,6 @@ class Stream:
         num_lookahead = request.alignment.lookahead if request.alignment else 0
         self.chunking = Chunking(request.chunks, num_lookahead, request.speed)
         self._sample_rate = sample_rate
-        self._waiting_since_s: float | None = None  # because all slots are in use
         self._resumed = False  # text was missing since the last step
 
     # --- state, read by the scheduler and the decode pipeline ---
@@ -194,18 +193,11 @@ class Stream:
 
     # --- slot ---
 
-    def wait_for_slot(self, now_s: float) -> None:
-        """Records that the stream waits because all slots are in use."""
-        if self._waiting_since_s is None:
-            self._waiting_since_s = now_s
-
-    def enter_slot(self, slot: int, now_s: float) -> None:
-        """Records the stream's slot, and how long the stream waited for it."""
+    def enter_slot(self, slot: int) -> None:
+        """Records the stream's slot."""
         assert self.slot is None, "the stream has a slot"
         self.slot = slot
-        if self._waiting_since_s is not None:
-            self.delivery.add_slot_wait(now_s - self._waiting_since_s)
-            self._waiting_since_s = None
+        self.events.end_slot_wait()
 
     def leave_slot(self) -> int:
         """Records that the stream has no slot; returns the slot that it had."""
@@ -329,5 +321,6 @@ class Stream:
         assert self.segment is None or self.segment.num_decoding == 0, "a chunk was not delivered"
         with self.text_queue.lock:
             self.text_queue.close()
+        self.events.end_slot_wait()
         self.delivery.finish(reason, error)
         self.segment = None

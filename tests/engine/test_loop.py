@@ -100,6 +100,8 @@ def test_flushed_text_is_spoken_to_its_end_and_later_text_is_the_next_segment(ri
     assert len(rig.backend.prompts) == 2
     expected = [scripted(1, first), scripted(1, second, first + 1)]
     assert np.array_equal(codes(chunks), np.concatenate(expected))
+    segments = [chunk.segment for chunk in chunks for _ in chunk.codes]
+    assert segments == [0] * first + [1] * second
 
 
 def test_streams_without_text_do_not_delay_others(rig: Rig) -> None:

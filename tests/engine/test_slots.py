@@ -106,12 +106,25 @@ def test_a_stream_counts_the_time_for_which_all_slots_were_in_use(make_rig: Make
     waiting.push_text(TEXT)
     waiting.end()
     rig.settle()
+    assert waiting.slot_wait_s == 0
     rig.advance(0.25)
+    assert waiting.slot_wait_s == 0.25, "the wait under way is missing"
     live.cancel()
     assert read([waiting])[0].reason == "eos"
     assert (live.slot_wait_s, waiting.slot_wait_s) == (0, 0.25)
     after = rig.open(seed=3)
     assert read([after])[0].reason == "eos" and after.slot_wait_s == 0
+
+
+def test_the_waiting_time_of_a_cancelled_stream_does_not_grow(make_rig: MakeRig) -> None:
+    rig = make_rig(1)
+    live, waiting = start_live(rig, seed=1), rig.open(TEXT, seed=2)
+    rig.settle()
+    rig.advance(0.25)
+    waiting.cancel()
+    rig.settle()
+    rig.advance(0.5)
+    assert (live.slot_wait_s, waiting.slot_wait_s) == (0, 0.25)
 
 
 def test_streams_with_a_stalled_reader_are_swapped_out_and_lose_no_frame(rig: Rig) -> None:

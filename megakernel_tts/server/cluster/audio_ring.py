@@ -16,8 +16,9 @@ from megakernel_tts import AudioChunk
 
 RING_BYTES = 128 << 10  # 32 frames at 24 kHz
 
-# Position of the record, index of its first frame, frames, codes of a frame, samples, their rate.
-_HEADER = struct.Struct("<QQIIII")
+# Position of the record, index of its first frame, its segment, frames, codes of a frame, samples,
+# their rate.
+_HEADER = struct.Struct("<QQIIIII")
 
 
 def create_memory(num_rings: int) -> int:
@@ -67,7 +68,7 @@ class RingWriter:
         """
         num_frames, num_groups = chunk.codes.shape
         sizes = num_frames, num_groups, len(chunk.pcm), chunk.sample_rate
-        header = _HEADER.pack(self.position, chunk.frame, *sizes)
+        header = _HEADER.pack(self.position, chunk.frame, chunk.segment, *sizes)
         record = b"".join(
             (header, chunk.codes.astype("<i8").tobytes(), chunk.pcm.astype("<i2").tobytes())
         )
@@ -110,7 +111,7 @@ class RingReader:
             ValueError: The memory does not hold a record of the writer.
         """
         header = _HEADER.unpack(self._copy(_HEADER.size))
-        position, frame, num_frames, num_groups, num_samples, sample_rate = header
+        position, frame, segment, num_frames, num_groups, num_samples, sample_rate = header
         num_codes = num_frames * num_groups
         num_bytes = 8 * num_codes + 2 * num_samples
         if position != self.position or _HEADER.size + num_bytes > len(self._ring):
@@ -120,7 +121,8 @@ class RingReader:
         self.position += num_bytes
         codes: NDArray[np.int64] = np.frombuffer(content, "<i8", num_codes)
         pcm: NDArray[np.int16] = np.frombuffer(content, "<i2", num_samples, 8 * num_codes)
-        return AudioChunk(pcm, sample_rate, codes.reshape(num_frames, num_groups), frame)
+        codes = codes.reshape(num_frames, num_groups)
+        return AudioChunk(pcm, sample_rate, codes, frame, segment=segment)
 
     def _copy(self, size: int) -> bytearray:
         """Copies the next bytes, which the ring may divide into two parts."""
