@@ -325,6 +325,30 @@ class TTS:
             return await asyncio.to_thread(open_session)
         return open_session()
 
+    def check_voice(
+        self,
+        voice: str | Voice | None = None,
+        language: str = "auto",
+        instruct: str | None = None,
+    ) -> None:
+        """Checks that the model can speak in a voice, as `open` does, without opening a session.
+
+        Args:
+            voice: As in `say`.
+            language: As in `say`.
+            instruct: As in `say`.
+
+        Raises:
+            VoiceError: The model has no such voice or language, takes no instruction, or a slot has
+                no position for text behind them.
+            TextError: The instruction is not Unicode text.
+        """
+        builder = self._loaded.engine.prompt_builder
+        builder.check(self._default_voice(voice), language, instruct)
+
+    def _default_voice(self, voice: str | Voice | None) -> str | Voice | None:
+        return next(iter(self.voices), None) if voice is None else voice
+
     def clone(self, wav: Recording, text: str | None = None) -> Voice:
         """Makes a voice from a recording, for a Base model.
 
@@ -434,9 +458,7 @@ class TTS:
         return session
 
     def _open(self, text_queue: TextQueue, request: Request, layout: Layout) -> Session:
-        engine, voice = self._loaded.engine, request.voice
-        if voice is None:
-            voice = next(iter(self.voices), None)
+        engine, voice = self._loaded.engine, self._default_voice(request.voice)
         prefix = engine.prompt_builder.prefix(voice, request.language, request.instruct)
         return engine.open(
             text_queue,

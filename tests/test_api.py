@@ -40,6 +40,7 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(TTS.astream) == f"(text, {VOICE}, chunks=None, *, {CONTROLS})"
     assert signature(TTS.open) == f"({VOICE}, chunks=None, *, {CONTROLS}, text=None, priority=0)"
     assert signature(TTS.aopen) == signature(TTS.open)
+    assert signature(TTS.check_voice) == "(voice=None, language='auto', instruct=None)"
     assert signature(TTS.clone) == "(wav, text=None)"
     assert signature(TTS.describe) == "(model='demo')"
     assert signature(TTS.warmup) == signature(TTS.awarmup) == signature(TTS.close) == "()"
@@ -51,8 +52,9 @@ def test_public_signatures_are_pinned() -> None:
         assert signature(method) == "()"
     assert signature(ChunkPolicy) == "(first=1, largest=8, ahead=250)"
     assert {n for n in vars(TTS) if not n.startswith("_")} == {
-        "load", "describe", "say", "stream", "astream", "open", "aopen", "clone", "warmup",
-        "awarmup", "aligned", "warm", "close", "voices", "info", "sampling", "slots", "running",
+        "load", "describe", "say", "stream", "astream", "open", "aopen", "check_voice", "clone",
+        "warmup", "awarmup", "aligned", "warm", "close", "voices", "info", "sampling", "slots",
+        "running",
     }  # fmt: skip
     assert {n for n in vars(Session) if not n.startswith("_")} == {
         "finish", "slot_wait_s", "num_waiting_segments", "push_text", "apush_text", "flush", "end",

@@ -158,6 +158,31 @@ def test_voice_file_with_invalid_content_is_refused_at_load(
     assert str(file) in str(caught.value)
 
 
+def test_a_voice_is_checked_as_a_session_checks_it(
+    base: TTS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embed(codes: bytes) -> torch.Tensor:
+        raise AssertionError(len(codes))
+
+    monkeypatch.setattr(base._loaded.engine.prompt_builder, "_embed_recording", embed)
+    base.check_voice(Voice(torch.zeros(192), CODES, "text"), "english")
+    for voice, language, instruct in [
+        (Voice(torch.zeros(5)), "auto", None),
+        (Voice(torch.zeros(192), torch.full((4, 16), 999), "text"), "auto", None),
+        (Voice(torch.zeros(192), CODES[:1].expand(2040, -1).contiguous(), "text"), "auto", None),
+        (Voice(torch.zeros(192)), "klingon", None),
+        (Voice(torch.zeros(192)), "auto", "Calmly."),
+        ("ryan", "auto", None),
+        (None, "auto", None),
+    ]:
+        with pytest.raises(VoiceError) as checked:
+            base.check_voice(voice, language, instruct)
+        with pytest.raises(VoiceError) as opened:
+            base.open(voice, language, instruct)
+        assert str(checked.value) == str(opened.value)
+    assert base._loaded.engine.num_sessions == 0
+
+
 def test_recording_longer_than_a_slot_is_refused_before_its_codes_are_read() -> None:
     codes = torch.zeros(1, 1, dtype=torch.int64).expand(1 << 50, 16)  # reading takes years
     with pytest.raises(VoiceError, match=r"has 1,125,899,906,842,624 frames"):
@@ -181,6 +206,9 @@ def test_instruction_longer_than_a_slot_is_refused(checkpoint: Callable[..., Pat
     with TTS.load(checkpoint("voice_design", "1b7"), device="cpu", slots=1) as tts:
         with pytest.raises(VoiceError, match=r"instruction has [\d,]+ tokens"):
             tts.open(instruct="hello there " * 10_000)
+        num_tokens = len(tts._loaded.tokenizer.encode(" hello" * 100)) // 100
+        with pytest.raises(VoiceError, match=r"takes 2,0\d\d positions"):
+            tts.check_voice(instruct="hello " * (2043 // num_tokens))
 
 
 def test_transcript_longer_than_a_slot_is_refused_before_it_is_embedded(

@@ -141,7 +141,31 @@ class PromptBuilder:
         return self._prefix(*arguments)  # not cached: the tensors of a cloned voice may change
 
     @torch.inference_mode()
+    def check(self, voice: str | Voice | None, language: str, instruct: str | None) -> None:
+        """Checks the arguments of `prefix`, without embedding a recording.
+
+        Raises:
+            VoiceError: See `prefix`.
+        """
+        self._check_size(self._voice_vectors(voice, language, instruct), voice)
+
+    @torch.inference_mode()
     def _prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
+        vectors = self._voice_vectors(voice, language, instruct)
+        transcript = self._check_size(vectors, voice)
+        if not isinstance(voice, Voice) or voice.codes is None:
+            return Prefix(vectors)
+        recording = self._embed_recording(voice.codes.tobytes())
+        return Prefix(
+            vectors,
+            reference_text=self.embed_text(transcript),
+            reference_codes=torch.cat([self._codec_bos, recording]),
+        )
+
+    def _voice_vectors(
+        self, voice: str | Voice | None, language: str, instruct: str | None
+    ) -> Tensor:
+        """The vectors of `Prefix`."""
         config, text = self.config, self.config.text
         control = config.talker.control
         speaker, speaker_vector = self._speaker(voice)
@@ -169,27 +193,25 @@ class PromptBuilder:
                 )
             instruction = [text.im_start, *user, text.im_end, *self._newline]
             sections.insert(0, self.embed_text(instruction))
-        vectors = torch.cat(sections)
-        if not isinstance(voice, Voice) or voice.codes is None or voice.text is None:
-            return Prefix(vectors)
-        transcript = self._tokenizer.encode(voice.text.strip())
-        if len(transcript) >= MAX_POSITIONS:
-            raise VoiceError(
-                f"The voice's transcript has {len(transcript):,} tokens, and a prompt has at most "
-                f"{MAX_POSITIONS:,} positions; clone the voice from a shorter recording."
-            )
-        num_positions = len(vectors) + len(self._codec_bos) + len(voice.codes)
+        return torch.cat(sections)
+
+    def _check_size(self, vectors: Tensor, voice: str | Voice | None) -> list[int]:
+        """Checks that a voice leaves a position for text; gives the tokens of its transcript."""
+        num_positions, transcript = len(vectors) + len(self._codec_bos), list[int]()
+        if isinstance(voice, Voice) and voice.codes is not None and voice.text is not None:
+            transcript = self._tokenizer.encode(voice.text.strip())
+            if len(transcript) >= MAX_POSITIONS:
+                raise VoiceError(
+                    f"The voice's transcript has {len(transcript):,} tokens, and a prompt has at "
+                    f"most {MAX_POSITIONS:,} positions; clone the voice from a shorter recording."
+                )
+            num_positions += len(voice.codes)
         if num_positions >= MAX_POSITIONS:  # a text needs at least one more
             raise VoiceError(
                 f"The voice takes {num_positions:,} positions, and a prompt with text has at most "
-                f"{MAX_POSITIONS:,}; clone the voice from a shorter recording."
+                f"{MAX_POSITIONS:,}; use a shorter recording or instruction."
             )
-        recording = self._embed_recording(voice.codes.tobytes())
-        return Prefix(
-            vectors,
-            reference_text=self.embed_text(transcript),
-            reference_codes=torch.cat([self._codec_bos, recording]),
-        )
+        return transcript
 
     def _speaker(self, voice: str | Voice | None) -> tuple[str | None, Tensor | None]:
         """The speaker's name and the vector [hidden] of the speaker position, if any."""
