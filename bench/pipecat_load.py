@@ -92,7 +92,7 @@ class _Conversations:
                     self.rss_settled_mb = psutil.Process().memory_info().rss / 1e6
             service = pipeline.service
             self.contexts_left += len(service.get_audio_contexts())
-            self.speeches_left += len(service._speeches) + len(service._readers)
+            self.speeches_left += len(service._contexts)
 
     async def _run_turn(self, pipeline: RunningPipeline, rng: random.Random) -> None:
         await pipeline.begin_turn(rng.choice(_TEXTS) + " ")

@@ -2,9 +2,10 @@
 
 Text and audio stall at random, turns are interrupted, settings change (some to invalid values), and
 callers are lost. Conversations run in virtual time: as fast as the engine and Pipecat compute.
-Checked are: the service reports no error but the refusal of an invalid setting; the words committed
-to a conversation are a prefix of those whose audio was played, and all words of a turn that ended;
-nothing is left behind; memory does not grow. The exit status is 1 if a check fails.
+Checked are: the service reports no error but the refusal of each invalid setting; the words
+committed to a conversation are a prefix of those whose audio was played (of those whose audio was
+sent, if the caller was lost), and all words of a turn that ended; nothing is left behind; memory
+stays the same. The exit status is 1 if a check fails.
 
 nice python -m bench.pipecat_soak --turns 2000 --json bench/results/pipecat-soak.json
 """
@@ -21,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -44,7 +46,7 @@ from pipecat.workers.runner import WorkerRunner
 from tqdm import tqdm
 
 from bench.report import write
-from bench.soak_pipeline import LONGEST_STALL_S, RATE, Output, RecordingService, TurnEnd, add_stalls
+from bench.soak_pipeline import RATE, Output, RecordingService, TurnEnd, add_stalls
 from bench.virtual_time import VirtualClock, observable_engines, run_in_virtual_time
 from megakernel_tts import TTS, Sampling
 from pipecat_service import MegakernelTTSService
@@ -60,13 +62,27 @@ _NUM_CONVERSATIONS = 4  # at the same time
 _TURNS_PER_PIPELINE = 25
 _WORD_INTERVAL_S = 0.02
 _TEXT_STALL_SHARE, _AUDIO_STALL_SHARE = 0.06, 0.15  # of words and of the engine's events
+_TEXT_STALLS_S = 4.0, 4.0, 4.0, 40.0  # at most; Pipecat ends an audio context after 20 s
 _UPDATE_SHARE, _INTERRUPTED_SHARE, _LOST_SHARE = 0.04, 0.5, 0.02  # of words, turns, turns
 _LATEST_INTERRUPTION_S = 4.0
-_TURN_TIMEOUT_S = 120  # virtual
+_TURN_TIMEOUT_S = 300  # virtual
 _SETTLE_S = 0.3  # after an interruption
-_WARM_UP_SHARE = 0.2  # of the turns, after which memory should no longer grow
+_NUM_MEMORY_SAMPLES = 20  # at equal distances, the last one at the end
+_NUM_WARM_UP_SAMPLES = 4  # in which memory may grow
 _MIN_TURNS_FOR_MEMORY = 1000  # shorter runs end while allocators warm up
-_MAX_GROWTH = 0.05
+_MAX_MEMORY_RANGE = 0.05
+_UNSUITABLE: tuple[dict[str, Any], str] = (
+    {"instruct": "Calmly."},
+    "This model follows no instruction",
+)
+# Invalid settings, and what the service says about them.
+_INVALID: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"voice": "unknown"}, "There is no voice 'unknown'"),
+    ({"instruct": 3}, "instruct is 3"),
+    ({"sampling": "greedy"}, "sampling is 'greedy'"),
+    ({"speed": 9.0}, "speed is 9.0"),
+    ({"pronunciations": {"two words": "x"}}, "has a space"),
+)
 _MAX_LISTED = 20  # violations in the report
 
 
@@ -79,14 +95,14 @@ class _Totals:
     counts: Counter[str] = field(default_factory=Counter[str])
     violations: list[str] = field(default_factory=list[str])
     played_s: float = 0.0
-    rss_settled_mb: float = 0.0
+    rss_mb: list[float] = field(default_factory=list[float])
 
     def count_turn(self) -> None:
         self.counts["turns"] += 1
         self.progress.update()
-        if self.counts["turns"] == int(_WARM_UP_SHARE * self.num_turns):
+        if self.counts["turns"] * _NUM_MEMORY_SAMPLES >= (len(self.rss_mb) + 1) * self.num_turns:
             gc.collect()
-            self.rss_settled_mb = psutil.Process().memory_info().rss / 1e6
+            self.rss_mb.append(round(psutil.Process().memory_info().rss / 1e6, 1))
 
 
 class Conversation:
@@ -98,9 +114,10 @@ class Conversation:
         settings = MegakernelTTSService.Settings(sampling=sampling)
         self._service = RecordingService(engine=engine, settings=settings)
         self._voices = list(engine.voices)
+        self._invalid = _INVALID if engine.info.takes_instruct else (*_INVALID, _UNSUITABLE)
         self._output, self._end = Output(), TurnEnd()
         self._context = LLMContext()
-        self._num_refused = 0  # updates that were sent and are to be refused
+        self._refusals = Counter[str]()  # that are expected, by what they say
         add_stalls(self._service, rng, _AUDIO_STALL_SHARE)
         aggregator = LLMAssistantAggregator(self._context)
         self._worker = PipelineWorker(
@@ -114,10 +131,11 @@ class Conversation:
 
         @self._service.event_handler("on_error")
         async def on_error(_: FrameProcessor, error: ErrorFrame) -> None:
-            if "There is no voice" in error.error:
-                self._num_refused -= 1
+            expected = [part for part in self._refusals if part in error.error]
+            if expected and self._refusals[expected[0]] > 0:
+                self._refusals[expected[0]] -= 1
                 return
-            totals.violations.append(f"error: {error.error}")
+            self._violate(f"error: {error.error}")
 
     async def run(self, turns: Iterable[int]) -> None:
         """Runs turns until they end or the caller is lost."""
@@ -143,21 +161,20 @@ class Conversation:
         finally:
             await runner.cancel()
             await running
-        if self._num_refused:
-            self._violate("an invalid voice was not refused")
+        if any(self._refusals.values()):
+            self._violate(f"invalid settings were not refused: {self._refusals}")
         contexts = self._service.get_audio_contexts()  # Pipecat keeps those of a cancelled pipeline
-        if (
-            self._service._speeches
-            or self._service._readers
-            or (contexts and not self._output.lost)
-        ):
+        if self._service._contexts or (contexts and not self._output.lost):
             self._violate("a pipeline left speech behind")
 
-    async def _run_turn(self) -> None:
+    def _begin_turn(self) -> None:
         self._output.clear()
         self._service.sent.clear()
         self._end.turn_ended.clear()
         self._context.set_messages([])
+
+    async def _run_turn(self) -> None:
+        self._begin_turn()
         text = self._rng.choice(_TEXTS)
         writer = asyncio.create_task(self._write(text.split()))
         interrupted = self._rng.random() < _INTERRUPTED_SHARE
@@ -187,7 +204,7 @@ class Conversation:
         for word in words:
             if self._rng.random() < _TEXT_STALL_SHARE:
                 self._totals.counts["text_stalls"] += 1
-                await asyncio.sleep(LONGEST_STALL_S * self._rng.random())
+                await asyncio.sleep(self._rng.choice(_TEXT_STALLS_S) * self._rng.random())
             if self._rng.random() < _UPDATE_SHARE:
                 await self._worker.queue_frame(TTSUpdateSettingsFrame(delta=self._new_settings()))
             await self._worker.queue_frame(LLMTextFrame(word + " "))
@@ -204,9 +221,10 @@ class Conversation:
             return settings(language=rng.choice((Language.EN_GB, Language.SW, "klingon", None)))
         if kind == "sampling":
             return settings(sampling=Sampling(seed=rng.randrange(1 << 32)))
-        self._num_refused += 1
+        invalid, sentence = rng.choice(self._invalid)
+        self._refusals[sentence] += 1
         self._totals.counts["refused_updates"] += 1
-        return settings(voice="unknown")
+        return settings(**invalid)
 
     def _check(self, text: str, num_begun: int, *, complete: bool) -> None:
         """Checks the words that a turn added to the conversation."""
@@ -220,18 +238,23 @@ class Conversation:
             self._violate(f"{committed} lacks words of the whole turn {text!r}")
         if not complete and len(committed) > num_begun:
             self._violate(f"{committed} has words whose audio was not played: {num_begun} were")
-        if not complete:
+        if not (complete or self._output.lost):
             self._totals.counts["played_words_not_committed"] += max(0, num_begun - len(committed))
 
     async def _lose_caller(self) -> None:
         """Ends the pipeline as a transport does that has lost its caller within a turn."""
         self._totals.counts["lost_callers"] += 1
-        writer = asyncio.create_task(self._write(self._rng.choice(_TEXTS).split()))
+        self._begin_turn()
+        text = self._rng.choice(_TEXTS)
+        writer = asyncio.create_task(self._write(text.split()))
         await asyncio.sleep(self._rng.uniform(0, 3))
         self._output.lost = self._rng.choice(("raises", "hangs"))
         await asyncio.sleep(self._rng.uniform(0, 3))
         writer.cancel()
-        self._num_refused = 0  # an update that was under way is lost
+        await self._worker.queue_frame(InterruptionFrame())  # has the conversation commit its words
+        await asyncio.sleep(_SETTLE_S)
+        self._check(text, self._service.num_words_begun(float("inf")), complete=False)
+        self._refusals.clear()  # an update that was under way is lost
 
     def _violate(self, sentence: str) -> None:
         self._totals.violations.append(sentence)
@@ -260,8 +283,7 @@ class PipecatSoakReport:
         seconds: Duration.
         violations: Checks that failed; the first ones.
         num_violations: Checks that failed.
-        rss_settled_mb: Resident memory after the warm-up share of the turns.
-        rss_end_mb: Resident memory at the end.
+        rss_mb: Resident memory at equal distances of turns.
         tasks_left: asyncio tasks that did not end.
         sessions_left: Sessions that the engine still holds.
         slots_free: Whether all slots of the backend are free.
@@ -272,23 +294,24 @@ class PipecatSoakReport:
     seconds: float
     violations: list[str]
     num_violations: int
-    rss_settled_mb: float
-    rss_end_mb: float
+    rss_mb: list[float]
     tasks_left: int
     sessions_left: int
     slots_free: bool
 
     @property
-    def growth(self) -> float:
-        """Growth of resident memory after the warm-up share, as a fraction."""
-        return self.rss_end_mb / self.rss_settled_mb - 1
+    def memory_range(self) -> float:
+        """How much more memory was used at most than at least after the warm-up, as a fraction."""
+        settled_mb = self.rss_mb[_NUM_WARM_UP_SAMPLES:]
+        return max(settled_mb) / min(settled_mb) - 1 if settled_mb else 0.0
 
     @property
     def passed(self) -> bool:
         """Whether every check holds; memory is checked in long runs only."""
-        leak = self.counts["turns"] >= _MIN_TURNS_FOR_MEMORY and self.growth > _MAX_GROWTH
+        long = self.counts["turns"] >= _MIN_TURNS_FOR_MEMORY
+        changed = long and self.memory_range > _MAX_MEMORY_RANGE
         left = self.tasks_left or self.sessions_left or not self.slots_free
-        return not (self.num_violations or leak or left)
+        return not (self.num_violations or changed or left)
 
 
 def soak(engine: TTS, num_turns: int, seed: int = 0) -> PipecatSoakReport:
@@ -313,8 +336,7 @@ def soak(engine: TTS, num_turns: int, seed: int = 0) -> PipecatSoakReport:
             seconds=round(seconds, 1),
             violations=totals.violations[:_MAX_LISTED],
             num_violations=len(totals.violations),
-            rss_settled_mb=round(totals.rss_settled_mb, 1),
-            rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
+            rss_mb=totals.rss_mb,
             tasks_left=tasks_left,
             sessions_left=inner.num_sessions,
             slots_free=inner.num_free_slots == inner.backend.num_slots,
@@ -335,7 +357,7 @@ def main() -> None:
         engine.warmup()
         report = soak(engine, options.turns)
     content = asdict(report) | {
-        "growth": round(report.growth, 4),
+        "memory_range": round(report.memory_range, 4),
         "passed": report.passed,
         "threads": torch.get_num_threads(),
     }

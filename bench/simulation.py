@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
 _FRAME_S = 0.08
-# Steps of a frame; code i of a frame is 1 + the index of the word in its step i.
+# Steps of a frame; code i of a frame is 1 + the number of the word in its step i.
 _STEPS = round(_FRAME_S / STEP_SECONDS)
 _GROUPS = 16
 _MIN_LOUDNESS, _LOUDNESS_STEP = 2000, 20  # of 32767; loudness = minimum + index * step
@@ -134,10 +135,14 @@ class SimulatedPromptBuilder(PromptBuilder):
 
     def prefix(self, voice: str | Voice | None, language: str, instruct: str | None) -> Prefix:
         """Records a session and returns an empty prefix."""
-        if isinstance(voice, str) and voice not in self._voices:
-            raise VoiceError(f"There is no voice {voice!r}.")
+        self.check(voice, language, instruct)
         self.opened.append((voice, language, instruct))
         return Prefix(torch.zeros(0, 1))
+
+    def check(self, voice: str | Voice | None, language: str, instruct: str | None) -> None:
+        """Refuses unknown names."""
+        if isinstance(voice, str) and voice.strip().lower() not in self._voices:
+            raise VoiceError(f"There is no voice {voice!r}.")
 
     def embed_text(self, ids: list[int]) -> Tensor:
         """Returns the token ids as vectors [n, 1]."""
@@ -168,6 +173,7 @@ class _SimulatedStream:
         word_end_s: Its exact end in seconds of speech, so that rounding does not accumulate.
         num_silent_steps: Steps of silence left before the first word.
         num_trailing_steps: Steps of silence left after the last word.
+        first_number: Number of the first word.
         words: Complete words of the text.
     """
 
@@ -178,6 +184,7 @@ class _SimulatedStream:
     word_end_s: float = 0.0
     num_silent_steps: int = 0
     num_trailing_steps: int = 0
+    first_number: int = 0
     words: list[str] = field(default_factory=list[str])
 
     def feed(self, text: str, last: bool) -> None:
@@ -198,7 +205,7 @@ class _SimulatedStream:
         return spoken and self.num_trailing_steps <= 0
 
     def step(self) -> int:
-        """Returns 1 + the index of the word in the next step; 0 for silence."""
+        """Returns 1 + the number of the word in the next step; 0 for silence."""
         if self.num_silent_steps:
             self.num_silent_steps -= 1
             return 0
@@ -210,7 +217,7 @@ class _SimulatedStream:
             self.num_trailing_steps -= self.closed
             return 0
         self.num_steps_left -= 1
-        return self.word_idx + 1
+        return self.first_number + self.word_idx + 1
 
 
 class SimulatedBackend:
@@ -221,6 +228,8 @@ class SimulatedBackend:
         failing_word: A stream fails at the first word that contains it; empty for none.
         num_silent_steps: Steps of silence before the words of every segment.
         num_trailing_steps: Steps of silence after them.
+        distinct_segments: Whether the first word of a segment has another number than the last word
+            of the segment before, instead of 0.
         num_made: Frames made, of all streams.
     """
 
@@ -233,6 +242,7 @@ class SimulatedBackend:
         self.failing_word = ""
         self.num_silent_steps = 0
         self.num_trailing_steps = 0
+        self.distinct_segments = False
         self.num_made = 0
         self._tokenizer = tokenizer
         self._streams: dict[int, _SimulatedStream] = {}
@@ -249,6 +259,7 @@ class SimulatedBackend:
                 "",
                 num_silent_steps=self.num_silent_steps,
                 num_trailing_steps=self.num_trailing_steps,
+                first_number=request.first_frame * self.distinct_segments,
             )
             self.feed(request.slot, request.prompt, last=False)
 
@@ -328,21 +339,25 @@ class SimulatedDecoder(Decoder):
 
 
 def simulated_tts(
-    num_slots: int = 8, frame_seconds: float = 0.005, tokenizer: TextTokenizer | None = None
+    num_slots: int = 8,
+    frame_seconds: float = 0.005,
+    tokenizer: TextTokenizer | None = None,
+    kind: Literal["custom_voice", "base"] = "custom_voice",
 ) -> TTS:
-    """Returns a simulated model with two voices.
+    """Returns a simulated model: with two voices, or a Base model, which has cloned voices only.
 
     Args:
         num_slots: Number of streams that can speak at once.
         frame_seconds: Time of a frame (80 ms of speech), for any number of streams.
         tokenizer: Tokenizer of the text, a token of which is needed for each frame after the first;
             None for one token per character, of which speech needs more than one per frame.
+        kind: Of the model.
     """
     num_prompt_tokens = 1 if tokenizer else None
     tokenizer = tokenizer or CharacterTokenizer()
     languages = ("english", "german", "chinese")
-    voices = {"ryan": languages, "serena": languages}
-    info = ModelInfo("custom_voice", voices, languages, True, note=None, name="simulated")
+    voices = {} if kind == "base" else {"ryan": languages, "serena": languages}
+    info = ModelInfo(kind, voices, languages, True, note=None, name="simulated")
     engine = Engine(
         SimulatedBackend(num_slots, frame_seconds, tokenizer),
         SimulatedPromptBuilder([*voices], num_prompt_tokens),

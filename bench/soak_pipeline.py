@@ -25,7 +25,7 @@ from pipecat_service import MegakernelTTSService
 from pipecat_service.playhead import OUTPUT_BLOCK_S
 
 RATE = 24_000  # of the pipeline
-LONGEST_STALL_S = 4.0
+_LONGEST_STALL_S = 4.0
 
 
 class StallingSession:
@@ -49,7 +49,7 @@ class StallingSession:
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         async for event in self._session:
             if self._rng.random() < self._share:
-                await asyncio.sleep(self._rng.choice((0.1, LONGEST_STALL_S)) * self._rng.random())
+                await asyncio.sleep(self._rng.choice((0.1, _LONGEST_STALL_S)) * self._rng.random())
             yield event
 
 
@@ -90,8 +90,8 @@ class RecordingService(MegakernelTTSService):
         self.sent: dict[str, _SentSpeech] = {}
 
     async def create_audio_context(self, context_id: str) -> None:
-        """Begins the record of a context."""
-        self.sent[context_id] = _SentSpeech()
+        """Begins the record of a context, or continues it after Pipecat ended it by timeout."""
+        self.sent.setdefault(context_id, _SentSpeech())
         await super().create_audio_context(context_id)
 
     async def append_to_audio_context(

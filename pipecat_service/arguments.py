@@ -10,13 +10,14 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat.utils.types import is_given
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Voice
 from pipecat_service.settings import MegakernelTTSSettings
 
 _FIXED = frozenset(
     {
         "aggregate_sentences",
         "append_trailing_space",
+        "pause_watchdog_timeout_s",
         "push_start_frame",
         "push_stop_frames",
         "push_text_frames",
@@ -58,6 +59,33 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
             "drop the spoken words of the current sentence. Leave the argument out; text is "
             "passed to the engine in groups of a few words while it is written."
         )
+
+
+def check_voices(voices: object) -> None:
+    """Checks the cloned voices of a service.
+
+    Args:
+        voices: Argument of the service.
+
+    Raises:
+        TypeError: They are no mapping of names to voices.
+        ValueError: Two names differ only in case and surrounding spaces.
+    """
+    if not isinstance(voices, Mapping):
+        raise TypeError(f"voices is {voices!r}; it must be a mapping of names to voices.")
+    names = dict[str, str]()
+    for name, voice in voices.items():
+        if not isinstance(name, str) or not isinstance(voice, Voice):
+            raise TypeError(
+                f"voices has {name!r} for a name and a {type(voice).__name__} for a voice; they "
+                "must be a string and a Voice, which engine.clone makes and Voice.load reads."
+            )
+        other = names.setdefault(name.strip().lower(), name)
+        if other != name:
+            raise ValueError(
+                f"voices has the names {other!r} and {name!r}, which are the same for a service: "
+                "case and surrounding spaces do not count. Rename one."
+            )
 
 
 def choose_model(

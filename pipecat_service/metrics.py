@@ -10,7 +10,7 @@ class SlotWaitMetricsData(MetricsData):
     """Waiting time of a turn because all slots of the engine were in use.
 
     Parameters:
-        value: Seconds, until the audio that follows.
+        value: Seconds, until the audio that follows, or until the turn was interrupted or failed.
     """
 
     value: float
@@ -21,8 +21,10 @@ async def report_slot_wait(service: TTSService, seconds: float) -> None:
 
     Args:
         service: The service that speaks the turn.
-        seconds: Waiting time.
+        seconds: Waiting time; 0 if there was none, which is not reported.
     """
+    if not seconds:
+        return
     logger.warning(
         f"{service} waited {seconds:.3f} s because all slots were in use; load the engine with one "
         "slot per simultaneous call: TTS.load(slots=...)."

@@ -1,12 +1,19 @@
 """How fast a language model writes, and when it pauses."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 _FRAME_S = 0.08  # of speech, for which the engine takes one token
 
-_PAUSE_S = 0.15  # of a model that writes faster, or at the end of a clause
-_LONG_PAUSE_S = 0.5  # within a clause of a model that writes more slowly
+# Time without text that is a pause, unless the text arrives in parts at longer intervals: then 1.5
+# times the longest of the recent ones. An interval of the upper limit is no sign of the pace.
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.15, 0.5
+_MIN_PAUSE_IN_GAP_S = 0.1  # while speech lacks audio, which more text would no longer prevent
+_PAUSE_INTERVALS = 1.5
+_TOLERANCE_S = 0.005  # within which the next part arrives in time
+_RECENT_S = 2.0
+_ASSUMED_INTERVAL_S = 0.25  # before two parts have arrived
 
 
 def loop_time_s() -> float:
@@ -36,6 +43,8 @@ class WritingPace:
         self._started_s = 0.0  # arrival of the first part after a pause
         self._latest_s: float | None = None
         self._num_words = 0  # begun since the first part
+        self._intervals: deque[tuple[float, float]] = deque()  # ends and durations of the recent
+        self._interval_s = _ASSUMED_INTERVAL_S  # the longest of them
 
     def add(self, num_words: int) -> None:
         """Records the arrival of a part of the text.
@@ -44,14 +53,23 @@ class WritingPace:
             num_words: Words that begin in it.
         """
         now_s = self._clock()
-        if self._latest_s is None or now_s - self._latest_s >= self.pause_s():
+        interval_s = float("inf") if self._latest_s is None else now_s - self._latest_s
+        if interval_s >= self.pause_s():
             self._started_s, self._num_words = now_s, 0
             num_words -= 1  # the first word took no time that is known
+        if interval_s < _MAX_PAUSE_S:
+            self._add_interval(now_s, interval_s)
         self._latest_s = now_s
         self._num_words += num_words
         if self._num_words > 0:
             elapsed_s = now_s - self._started_s
             self._words_per_s = self._num_words / elapsed_s if elapsed_s else float("inf")
+
+    def _add_interval(self, now_s: float, interval_s: float) -> None:
+        self._intervals.append((now_s, interval_s))
+        while self._intervals[0][0] < now_s - _RECENT_S:
+            self._intervals.popleft()
+        self._interval_s = max(duration_s for _, duration_s in self._intervals)
 
     @property
     def now_s(self) -> float:
@@ -77,21 +95,26 @@ class WritingPace:
         """Seconds of speech for which the engine takes one token."""
         return _FRAME_S / self._speed()
 
-    def pause_s(self, *, clause_ended: bool = False) -> float:
+    def pause_s(self, *, clause_ended: bool = False, in_gap: bool = False) -> float:
         """Time in seconds without text that is a pause.
 
         Args:
-            clause_ended: Whether the text ends with a clause.
+            clause_ended: Whether the text ends with a clause, after which speech may pause as well.
+            in_gap: Whether the speech of the text so far lacks audio.
         """
-        return _LONG_PAUSE_S if self.slow and not clause_ended else _PAUSE_S
+        min_s = _MIN_PAUSE_IN_GAP_S if in_gap else _MIN_PAUSE_S
+        if clause_ended or self._interval_s + _TOLERANCE_S < min_s:
+            return min_s
+        return min(_PAUSE_INTERVALS * self._interval_s, _MAX_PAUSE_S)
 
-    def until_pause_s(self, *, clause_ended: bool) -> float:
+    def until_pause_s(self, *, clause_ended: bool, in_gap: bool = False) -> float:
         """Seconds until the text pauses unless more arrives; 0 if it pauses.
 
         Args:
-            clause_ended: Whether the text ends with a clause.
+            clause_ended: See `pause_s`.
+            in_gap: See `pause_s`.
         """
         if self._latest_s is None:
             return 0.0
-        pause_s = self.pause_s(clause_ended=clause_ended)
+        pause_s = self.pause_s(clause_ended=clause_ended, in_gap=in_gap)
         return max(0.0, self._latest_s + pause_s - self._clock())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipecat.frames.frames import DataFrame
 from pipecat.processors.frame_processor import FrameProcessor
 
-from pipecat_service.speech import Speech
+from pipecat_service.contexts import ContextState
 from pipecat_service.words import WordGroupAggregator
 
 _MIN_LEAD_S = 0.2  # of audio sent, at which speech is flushed
@@ -21,26 +21,30 @@ class TextPauseFrame(DataFrame):
 
 
 class PauseWatch:
-    """Queues a `TextPauseFrame` when held text is to be released or speech to be flushed."""
+    """Queues a `TextPauseFrame` when held text is to be released or speech to be flushed.
+
+    Text is held by the aggregator until a group of words is complete, and by the engine, which
+    speaks a frame for each token and then waits for more.
+    """
 
     def __init__(
         self,
         service: FrameProcessor,
         words: WordGroupAggregator,
-        turn_speech: Callable[[], Speech | None],
-        lead_s: Callable[[Speech], float],
+        turn_context: Callable[[], ContextState | None],
+        lead_s: Callable[[ContextState | None], float],
     ) -> None:
         """Creates a watch that is not running.
 
         Args:
             service: Gets the frames.
             words: Holds text.
-            turn_speech: Gives the speech of the turn that is being written, if it has begun.
-            lead_s: Gives the seconds until a speech's audio will have been played.
+            turn_context: Gives the context of the turn that is being written, if it has text.
+            lead_s: Gives the seconds until a context's audio, or all audio, will have been played.
         """
         self._service = service
         self._words = words
-        self._turn_speech = turn_speech
+        self._turn_context = turn_context
         self._lead_s = lead_s
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -62,30 +66,42 @@ class PauseWatch:
     async def _run(self) -> None:
         while True:
             self._changed.clear()
-            until_s = min(self._words.until_release_s, self._until_flush_s())
+            until_s = min(self._words.until_release_s, self.until_flush_s)
             if until_s <= 0:
                 await self._service.queue_frame(TextPauseFrame())
             timeout_s = max(until_s, _MIN_TIMEOUT_S) if 0 < until_s < float("inf") else None
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
 
-    def flush_if_due(self) -> None:
-        """Flushes the turn's speech if it would otherwise stop before its text ends."""
-        speech = self._turn_speech()
-        if speech is not None and self._until_flush_s() <= 0:
-            speech.flush()
-            self._words.restart_speech()
+    @property
+    def until_flush_s(self) -> float:
+        """Seconds until the text so far is to be spoken to its end unless more arrives.
 
-    def _until_flush_s(self) -> float:
-        """Seconds until the turn's speech is to be flushed unless text arrives; infinite for never.
-
-        Speech is flushed shortly before its audio ends if the text pauses, or after a phrase of a
-        slowly written text, whose next phrase is not expected in time.
+        Infinite if nothing is left to be spoken.
         """
-        speech = self._turn_speech()
-        if speech is None or not speech.unfinished:
+        return min(self.until_pause_flush_s, self._until_phrase_flush_s)
+
+    @property
+    def until_pause_flush_s(self) -> float:
+        """As `until_flush_s`, because the text pauses: shortly before the audio ends, or after."""
+        context, words = self._turn_context(), self._words
+        unfinished = bool(context and context.speech and context.speech.unfinished)
+        if not (unfinished or words.holds_words):
             return float("inf")
-        until_s = self._words.until_pause_s
-        if self._words.pace.slow and self._words.phrase_starts:
-            until_s = min(until_s, speech.until_settled_s)
-        return max(until_s, self._lead_s(speech) - _MIN_LEAD_S)
+        lead_s = self._lead_s(context)
+        until_s = max(words.until_pause_s(), lead_s - _MIN_LEAD_S)
+        if unfinished:
+            until_s = min(until_s, max(words.until_pause_s(in_gap=True), lead_s))
+        return until_s
+
+    @property
+    def _until_phrase_flush_s(self) -> float:
+        """As `until_flush_s`, because a phrase of a slowly written text has ended.
+
+        The next phrase is not expected in time.
+        """
+        context, words = self._turn_context(), self._words
+        speech = context.speech if context is not None else None
+        if speech is None or not (speech.unfinished and words.pace.slow and words.phrase_starts):
+            return float("inf")
+        return max(speech.until_settled_s, self._lead_s(context) - _MIN_LEAD_S)

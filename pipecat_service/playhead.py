@@ -17,11 +17,18 @@ class Playhead:
         self.end_ns = 0
         self._incomplete_ns = 0  # audio of an incomplete block
         self._underrun_ns = 0
+        self._before_ns = 0  # audio of the speech that is played before its next audio
 
-    def begin_speech(self, now_ns: int) -> None:
-        """Begins speech whose first audio is sent now."""
+    def begin_speech(self, now_ns: int, played_s: float = 0.0) -> None:
+        """Begins speech, or continues it after a pause; its next audio is sent now.
+
+        Args:
+            now_ns: The time.
+            played_s: Seconds of the speech's audio that were sent before.
+        """
         self.end_ns = max(self.end_ns, now_ns)
         self._underrun_ns = 0
+        self._before_ns = round(played_s * 1e9) - self._incomplete_ns
 
     def add(self, now_ns: int, duration_s: float) -> None:
         """Adds audio that is sent now."""
@@ -38,9 +45,15 @@ class Playhead:
         if self._incomplete_ns:
             self.add(now_ns, OUTPUT_BLOCK_S - self._incomplete_ns / 1e9)
 
-    def underrun_s(self, now_ns: int) -> float:
-        """Seconds without audio since the speech began, if its next block is complete now."""
-        return (self._underrun_ns + max(0, now_ns - self.end_ns)) / 1e9
+    def delay_s(self, now_ns: int) -> float:
+        """Seconds from an instant of the speech's audio to that instant's time of playback.
+
+        Both are counted from their own start: the audio from its first sample, playback from the
+        time at which the speech began or continued. Gaps since then, up to the next block if it is
+        complete now, delay the audio; what was played before then is in advance.
+        """
+        gap_ns = self._underrun_ns + max(0, now_ns - self.end_ns)
+        return (gap_ns - self._before_ns) / 1e9
 
     def remaining_s(self, now_ns: int) -> float:
         """Seconds of audio that were sent and not yet played."""

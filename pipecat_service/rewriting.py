@@ -5,21 +5,28 @@ same of both sides as of the whole: neither within `**bold words**` nor in "5 km
 """
 
 import re
+from collections import Counter
 from copy import deepcopy
 
+from loguru import logger
 from pipecat.services.tts_service import TTSService
 from pipecat.utils.text.base_text_aggregator import TextType
+from pipecat.utils.text.base_text_filter import BaseTextFilter
 
 # Ends of markup and what begins it. The end may not have been written yet.
 _OPENERS = {mark: mark for mark in ("*", "**", "***", "_", "__", "___", "`", "```", "~~", "~~~")}
 _OPENERS |= {"](x)": "[", "]": "[", ")": "(", "}": "{", ">": "<"}
 _TAG = re.compile(r"<(\w+)")
+_CODE_BLOCK = re.compile(r"```[\s\S]*?(?:```|$)|~~~[\s\S]*?(?:~~~|$)")
+_WHOLE_TAG = re.compile(r"<(/?)(\w+)[^<>]*(?<!/)>")
+_SENTENCE_END = re.compile(r"[.!?…。！？｡][\"'”’»)\]}」』）】]*\s*$")
 
 
 class TextRewriting:
     """What a service's filters and transforms make of text. They are called on copies of filters.
 
-    Transforms are called several times with the same text.
+    Transforms are called several times with the same text. If a filter cannot be copied, text is
+    divided between sentences.
     """
 
     def __init__(self, service: TTSService) -> None:
@@ -29,11 +36,28 @@ class TextRewriting:
             service: The service.
         """
         self._service = service
+        self._uncopyable: BaseTextFilter | None = None  # that was reported
 
     @property
     def active(self) -> bool:
         """Whether the service has a filter or a transform."""
         return bool(self._service._text_filters or self._service._text_transforms)
+
+    def block_end(self, text: str) -> int:
+        """Index after the last block of code or pair of tags; the text's end if it is not closed.
+
+        Such a block may have any length, unlike other markup.
+
+        Args:
+            text: Text that was not released.
+        """
+        tags = [*_WHOLE_TAG.finditer(text)]
+        num_open = Counter[str]()
+        for tag in tags:
+            num_open[tag[2]] += -1 if tag[1] else 1
+        if any(num > 0 for num in num_open.values()):
+            return len(text)
+        return max((block.end() for block in [*tags, *_CODE_BLOCK.finditer(text)]), default=0)
 
     async def may_divide(self, text: str, end: int) -> bool:
         """Whether groups that meet at a boundary are rewritten as the whole text is.
@@ -43,19 +67,36 @@ class TextRewriting:
             end: Index of the first character after the boundary.
         """
         groups = text[:end], text[end:]
+        if not self._copyable():
+            return bool(_SENTENCE_END.search(groups[0]))
         try:
             whole, divided = await self._rewrite(text), await self._rewrite(*groups)
             return whole == divided and await self._is_closed(groups[0])
         except Exception:  # the application's; Pipecat reports it when the text is spoken
             return False
 
+    def _copyable(self) -> bool:
+        """Whether the filters can be copied; logs a warning if not."""
+        for text_filter in self._service._text_filters:
+            try:
+                deepcopy(text_filter)
+            except Exception as error:  # of the application's class
+                if self._uncopyable is not text_filter:
+                    self._uncopyable = text_filter
+                    logger.warning(
+                        f"{type(text_filter).__name__} cannot be copied ({error}), so that text is "
+                        "spoken sentence by sentence; give the filter a __deepcopy__ method, or "
+                        "use text_transforms instead."
+                    )
+                return False
+        return True
+
     async def _is_closed(self, text: str) -> bool:
-        """Whether no markup that text after it could end changes how it is rewritten."""
+        """Whether no markup that text after it could end would be rewritten with that text."""
         closers = [closer for closer, opener in _OPENERS.items() if opener in text]
         closers += {f"</{name}>" for name in _TAG.findall(text)}
-        rewritten = await self._rewrite(text) if closers else ""
-        for closer in closers:
-            if not (await self._rewrite(f"{text}x{closer}")).startswith(rewritten):
+        for rest in (f"x{closer}." for closer in closers):
+            if await self._rewrite(text + rest) != await self._rewrite(text, rest):
                 return False
         return True
 

@@ -1,12 +1,12 @@
 """Settings that may change while a pipeline runs, and the model's names of languages."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from loguru import logger
 from pipecat.services.settings import TTSSettings
 from pipecat.transcriptions.language import Language
-from pipecat.utils.types import NOT_GIVEN, NotGiven, is_given
+from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
 
 from megakernel_tts import (
     MegakernelTTSError,
@@ -82,15 +82,23 @@ def default_settings(model: str) -> MegakernelTTSSettings:
 class SettingsCheck:
     """Checks settings for a model and its cloned voices."""
 
-    def __init__(self, info: ModelInfo, cloned: Mapping[str, Voice]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        cloned: Mapping[str, Voice],
+        check_voice: Callable[[str | Voice | None, str, str | None], None],
+    ) -> None:
         """Prepares the checks.
 
         Args:
             info: Describes the model.
-            cloned: Cloned voices by name.
+            cloned: Cloned voices by name; names differ in more than case.
+            check_voice: `TTS.check_voice` of the model.
         """
         self._info = info
+        self._cloned = {_normalized(name): voice for name, voice in cloned.items()}
         self._voices = tuple(cloned) if info.kind == "base" else tuple(info.voices)
+        self._check_voice_in_model = check_voice
         self._checks = {
             "voice": self._check_voice,
             "instruct": self._check_instruct,
@@ -106,22 +114,33 @@ class SettingsCheck:
             settings: Get the model's first voice if they name none, and its name of the language.
 
         Raises:
-            VoiceError: The model has no such voice, follows no instruction or needs one.
+            VoiceError: The model has no such voice, clones no voices, follows no instruction or
+                needs one; or the voice or the instruction does not fit the model.
+            TextError: The instruction is not Unicode text.
             SamplingError: `sampling` is of another type.
             SpeedError: `speed` is no number from 0.5 to 2.
             MissingExtraError: `speed` is not 1, and the extra `speed` is not installed.
             PronunciationError: `pronunciations` has an invalid entry.
         """
+        if self._cloned and self._info.kind != "base":
+            raise VoiceError(
+                f"{self._info.name} is a {self._info.kind} model, and only Base models speak with "
+                "cloned voices; leave voices out."
+            )
         if settings.voice is None:
             settings.voice = next(iter(self._voices), None)
         for name, check in self._checks.items():
             check(getattr(settings, name))
+        self._check_in_model(settings)
         self.resolve_language(settings)
 
-    def accepted(self, delta: TTSSettings) -> tuple[TTSSettings, list[MegakernelTTSError]]:
+    def accepted(
+        self, current: MegakernelTTSSettings, delta: TTSSettings
+    ) -> tuple[TTSSettings, list[MegakernelTTSError]]:
         """Checks new settings.
 
         Args:
+            current: Settings of the service.
             delta: New settings.
 
         Returns:
@@ -130,23 +149,46 @@ class SettingsCheck:
         accepted, errors = replace(delta), list[MegakernelTTSError]()
         if accepted.voice is None:
             accepted.voice = next(iter(self._voices), None)
+        candidate = replace(current)
         for name, check in self._checks.items():
             value = getattr(accepted, name, NOT_GIVEN)
+            if not is_given(value):
+                continue
+            changed = replace(candidate, **{name: value})
             try:
-                if is_given(value):
-                    check(value)
+                check(value)
+                if name in ("voice", "instruct"):
+                    self._check_in_model(changed)
+                candidate = changed
             except MegakernelTTSError as error:
                 errors.append(error)
                 setattr(accepted, name, NOT_GIVEN)
         return accepted, errors
+
+    def voice(self, settings: MegakernelTTSSettings) -> str | Voice | None:
+        """The engine's argument `voice`: a cloned voice, or a name.
+
+        Args:
+            settings: Name a voice that was checked, or none.
+        """
+        name = assert_given(settings.voice)
+        if name is None or self._info.kind != "base":
+            return name
+        return self._cloned[_normalized(name)]
+
+    def _check_in_model(self, settings: MegakernelTTSSettings) -> None:
+        # The language becomes one of the model's, so that its value does not matter.
+        self._check_voice_in_model(
+            self.voice(settings), _AUTOMATIC, assert_given(settings.instruct)
+        )
 
     def resolve_language(self, settings: MegakernelTTSSettings) -> None:
         """Replaces a language that the voice lacks by its base language, or None: from the text."""
         language = settings.language
         if language is None:
             return
-        name = str(language).strip().lower()
-        voice = str(settings.voice).strip().lower()
+        name = _normalized(str(language))
+        voice = _normalized(str(settings.voice))
         languages = {*self._info.languages, *self._info.voices.get(voice, ())}
         base = _LANGUAGES.get(name.split("-")[0])
         settings.language = next((known for known in (name, base) if known in languages), None)
@@ -170,8 +212,8 @@ class SettingsCheck:
                 "A Base model speaks with cloned voices; give the service some: "
                 "voices={'anna': engine.clone('anna.wav', 'What Anna says in it.')}."
             )
-        known = {voice.strip().lower() for voice in names}
-        if not isinstance(name, str) or name.strip().lower() not in known:
+        known = {_normalized(voice) for voice in names}
+        if not isinstance(name, str) or _normalized(name) not in known:
             raise VoiceError(f"There is no voice {name!r}; choose one of: {', '.join(names)}.")
 
     def _check_instruct(self, instruct: object) -> None:
@@ -199,6 +241,11 @@ class SettingsCheck:
     def _check_pronunciations(self, pronunciations: Mapping[str, str] | None) -> None:
         if not isinstance(pronunciations, Pronunciations):
             Pronunciations(pronunciations)
+
+
+def _normalized(name: str) -> str:
+    """A name as it is compared with others."""
+    return name.strip().lower()
 
 
 def language_name(language: Language) -> str | None:

@@ -37,7 +37,6 @@ class Speech:
 
     Attributes:
         session: Session of the engine.
-        queued_s: Seconds of output audio that wait behind another context's.
         unfinished: Whether the text so far is not spoken to its end unless more follows.
     """
 
@@ -49,10 +48,10 @@ class Speech:
             rate: Sample rate of the pipeline.
         """
         self.session = session
-        self.queued_s = 0.0
         self.unfinished = False
         self._pushed_at_s = 0.0
         self._rate = rate
+        self._segment = 0  # of the text, to which the latest audio belongs
         self._trimmer = Trimmer(SOURCE_RATE)
         self._resampler = Resampler(SOURCE_RATE, rate)
         self._pending_words: list[Word] = []  # in an incomplete output block
@@ -87,9 +86,17 @@ class Speech:
         """Seconds until the engine has made all the audio that the text so far allows."""
         return max(0.0, self._pushed_at_s + _SETTLE_S - loop_time_s())
 
-    def flush(self) -> None:
-        """Has the text so far spoken to its end."""
+    def flush(self, *, within_phrase: bool) -> None:
+        """Has the text so far spoken to its end.
+
+        Args:
+            within_phrase: Whether the text so far ends within a phrase. The silence to the rest of
+                the phrase, which is a segment of its own, is limited to that between words.
+        """
         self.unfinished = False
+        self._last_char = " "  # the text that follows is a segment of its own
+        if within_phrase:
+            self._trimmer.expect_joint()
         self.session.flush()
 
     def end_text(self) -> None:
@@ -105,25 +112,33 @@ class Speech:
 
     def process(self, chunk: AudioChunk) -> OutputChunk:
         """Trims and resamples a chunk of the engine; the silence of a break is not trimmed."""
+        if chunk.segment != self._segment:
+            self._segment = chunk.segment
+            self._trimmer.begin_segment()
         is_break = not len(chunk.codes) and not chunk.pcm.any()
-        pcm = chunk.pcm if is_break else self._trimmer.trim(chunk.pcm)
+        pcm = self._trimmer.keep(chunk.pcm) if is_break else self._trimmer.trim(chunk.pcm)
         return self._output(chunk.words, self._resampler.convert(pcm))
 
     def end(self) -> OutputChunk:
-        """Gives the last audio and words, after the last chunk of the engine."""
-        return self._output((), self._resampler.end(), last=True)
+        """Gives the last audio and words, after the last chunk of the engine.
+
+        Words of speech that had no sound are dropped.
+        """
+        held = self._resampler.convert(self._trimmer.end())
+        return self._output((), np.concatenate([held, self._resampler.end()]), last=True)
 
     def _output(
         self, words: Sequence[Word], pcm: NDArray[np.int16], *, last: bool = False
     ) -> OutputChunk:
         self._num_output += len(pcm)
-        self.queued_s += len(pcm) / self._rate
-        trimmed_s = self._trimmer.num_dropped / SOURCE_RATE
-        self._pending_words += [
-            replace(word, start=max(0.0, word.start - trimmed_s)) for word in words
-        ]
+        self._pending_words += words
         block = round(OUTPUT_BLOCK_S * self._rate)
-        end = math.inf if last else self._num_output // block * block
-        output = [word for word in self._pending_words if round(word.start * self._rate) < end]
+        end = math.inf if last and self._num_output else self._num_output // block * block
+        timed = [replace(word, start=self._output_s(word.start)) for word in self._pending_words]
+        output = [word for word in timed if round(word.start * self._rate) < end]
         self._pending_words = self._pending_words[len(output) :]
         return OutputChunk(output, pcm)
+
+    def _output_s(self, start_s: float) -> float:
+        """Seconds of output audio before an instant of the engine's."""
+        return self._trimmer.output_position(round(start_s * SOURCE_RATE)) / SOURCE_RATE

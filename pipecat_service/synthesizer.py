@@ -18,7 +18,6 @@ class Synthesizer:
     """Opens sessions of an engine according to settings.
 
     Attributes:
-        cloned: Cloned voices by lower-case name, for `MegakernelTTSSettings.voice`.
         check: Checks settings; None until the model is loaded.
     """
 
@@ -29,8 +28,8 @@ class Synthesizer:
             model: Model that `load` loads; None if `set_engine` will be given an engine.
             cloned: Cloned voices by name.
         """
-        self.cloned = {name.strip().lower(): voice for name, voice in cloned.items()}
         self.check: SettingsCheck | None = None
+        self._cloned = cloned
         self._model = model
         self._engine: TTS | None = None
         self._shared = AsyncExitStack()  # holds the engine of `model`
@@ -51,7 +50,7 @@ class Synthesizer:
                 "The engine is cold, and the first caller would wait for it to load and warm up: "
                 "call `await engine.awarmup()` once, before any pipeline starts."
             )
-        check = SettingsCheck(engine.info, self.cloned)
+        check = SettingsCheck(engine.info, self._cloned, engine.check_voice)
         check.complete(settings)
         self.check = check
         self._engine = engine
@@ -92,13 +91,12 @@ class Synthesizer:
         Raises:
             EngineClosedError: No model was loaded, or the engine was closed.
             EngineBusyError: Too many sessions are waiting.
-            VoiceError: The model lacks the voice or the language, or takes no instruction.
+            VoiceError: A cloned voice was changed after its check.
         """
-        engine = self._engine
-        if engine is None:
+        engine, check = self._engine, self.check
+        if engine is None or check is None:
             raise EngineClosedError("The model was not loaded when the pipeline was set up.")
-        name = assert_given(settings.voice)
-        voice = self.cloned.get(name.strip().lower(), name) if name is not None else None
+        voice = check.voice(settings)
         open_session = partial(
             engine.open,
             voice,

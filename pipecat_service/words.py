@@ -7,11 +7,12 @@ lose the words that were spoken before a barge-in.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from math import ceil
 
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
 
-from megakernel_tts import split_words
+from megakernel_tts import WrittenWord, split_words
 from pipecat_service.pace import WritingPace
 from pipecat_service.rewriting import TextRewriting
 
@@ -19,7 +20,7 @@ _MAX_WORDS = 6  # of a group in which no clause ends
 _PHRASE_WORDS = 14  # of a phrase that is spoken without a gap, however slowly it is written
 _ONSET_S = 0.12  # of silence before speech, and of the last block that an output holds back
 _LOOKAHEAD_WORDS = 2  # behind a boundary at which rewritten text is divided
-_MAX_HELD_CHARS = 500  # of text that is not divided because of markup without an end
+_MAX_HELD_CHARS = 500  # behind the last block, not divided because of markup without an end
 _WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
@@ -44,18 +45,35 @@ def unspaced(word: str) -> bool:
     return any(part.unspaced for part in split_words(word)[:1])
 
 
+@dataclass
+class WordGroup(Aggregation):
+    """A group of words that are passed to the engine together.
+
+    Attributes:
+        continues_word: Whether its first word continues the last word of the group before.
+        may_continue: Whether its last word may be continued by the next group, because it was
+            released during a pause of the text.
+    """
+
+    continues_word: bool = False
+    may_continue: bool = False
+
+
 class WordGroupAggregator(BaseTextAggregator):
     """Releases the first words of a turn, then clauses or groups of a few words.
 
     The groups of a turn concatenate to its text, whitespace included, and none ends within a tag.
-    The slower the model writes,
-    the more words are held at the start of a phrase, so that speech does not run out of text within
-    it: a phrase of up to 14 words is spoken without a gap. Where text is rewritten, groups end at
+    The slower the model writes, the more words are held at the start of a phrase, so that speech
+    does not run out of text within its first 14 words. Where text is rewritten, groups end at
     boundaries at which it may be divided (`TextRewriting`), two words later than otherwise.
+
+    At a pause of the text, complete words are released first. The last word may go on, and is
+    released when speech would otherwise stop.
 
     Attributes:
         pace: Pace of the text.
         phrase_starts: Whether a phrase starts with the next group.
+        within_phrase: Whether the text that was released ends within a phrase.
     """
 
     def __init__(
@@ -77,9 +95,13 @@ class WordGroupAggregator(BaseTextAggregator):
         self.pace = pace or WritingPace()
         self._text = ""
         self._checked_end = 0  # of the boundaries at which the text may not be divided
-        self._pause_handled = False  # the rest of the text waits for more
+        self._words_released = False  # in the present pause, as far as the text may be divided
+        self._all_released = False  # likewise, the last word included
+        self._word_open = False  # the last word that was released may be continued
+        self._turn_starts = True  # with the next group
         self._speech_starts = True  # with the next group
         self.phrase_starts = True
+        self.within_phrase = False
         self._num_in_phrase = 0  # words released of the phrase
         self._clause_ended = False  # with the last word that arrived
         self._started_s = 0.0  # release of the group with which speech started
@@ -90,16 +112,28 @@ class WordGroupAggregator(BaseTextAggregator):
         """Text that has not been released."""
         return Aggregation(self._text, TextType.SENTENCE)
 
-    @property
-    def until_pause_s(self) -> float:
-        """Seconds until the text pauses unless more arrives; 0 if it pauses."""
-        return self.pace.until_pause_s(clause_ended=self._clause_ended)
+    def until_pause_s(self, *, in_gap: bool = False) -> float:
+        """Seconds until the text pauses unless more arrives; 0 if it pauses.
+
+        Args:
+            in_gap: See `WritingPace.pause_s`.
+        """
+        return self.pace.until_pause_s(clause_ended=self._clause_ended, in_gap=in_gap)
 
     @property
     def until_release_s(self) -> float:
-        """Seconds until text is to be released unless more arrives; infinite if none is held."""
-        waiting = bool(self._text.strip()) and not self._pause_handled
-        return self.until_pause_s if waiting else float("inf")
+        """Seconds until complete words are to be released unless text arrives; infinite if none."""
+        complete = any(word.spoken and word.stop < len(self._text) for word in self._held_words)
+        return self.until_pause_s() if complete and not self._words_released else float("inf")
+
+    @property
+    def holds_words(self) -> bool:
+        """Whether words are held that a pause may release, the last one included."""
+        return not self._all_released and any(word.spoken for word in self._held_words)
+
+    @property
+    def _held_words(self) -> list[WrittenWord]:
+        return split_words(self._text)
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
         """Appends text.
@@ -112,23 +146,28 @@ class WordGroupAggregator(BaseTextAggregator):
         """
         num_words_before = _num_spoken(self._text)
         self._text += text
-        self._pause_handled = False
+        self._words_released = self._all_released = False
         self.pace.add(_num_spoken(self._text) - num_words_before)
-        if words := split_words(self._text):
+        if words := self._held_words:
             self._clause_ended = words[-1].ends_clause
         while end := await self._next_end():
             yield self._take(end)
 
-    async def release(self) -> Aggregation | None:
-        """Releases held text up to the last boundary at which it may be divided: it pauses."""
-        self._pause_handled = True
-        if not self._text.strip():
-            return None
+    async def release(self, *, last_word: bool) -> Aggregation | None:
+        """Releases held text up to the last boundary at which it may be divided: it pauses.
+
+        Text without words at the start of a turn is held until words follow or the turn ends.
+
+        Args:
+            last_word: Whether to release the last word as well, which may be incomplete.
+        """
+        self._words_released, self._all_released = True, last_word
         ends = _word_ends(self._text)
-        if not split_words(self._text)[-1].in_tag:
+        if last_word and self._text and not split_words(self._text)[-1].in_tag:
             ends.append(len(self._text))
         for end in reversed(ends):
-            if await self._may_divide(self._text, end):
+            spoken = not self._turn_starts or has_words(self._text[:end])
+            if spoken and await self._may_divide(self._text, end):
                 return self._take(end)
         return None
 
@@ -137,20 +176,25 @@ class WordGroupAggregator(BaseTextAggregator):
         self._speech_starts = self.phrase_starts = True
         self._num_in_phrase = 0
 
-    def _take(self, end: int) -> Aggregation:
-        group, self._text = self._text[:end], self._text[end:]
+    def _take(self, end: int) -> WordGroup:
+        text, self._text = self._text[:end], self._text[end:]
+        continues_word = self._word_open and not text[0].isspace()
+        self._word_open = not self._text and needs_space(text[-1], "a")
         self._checked_end = 0
+        self._turn_starts = False
         if self._speech_starts:
             self._started_s, self._num_released = self.pace.now_s, 0
-        words = split_words(group)
+        words = split_words(text)
         self._num_released += len(words)
         self._num_in_phrase += len(words)
+        if words:
+            self.within_phrase = not words[-1].ends_clause
         too_long = self.pace.slow and self._num_in_phrase >= _PHRASE_WORDS
-        self.phrase_starts = too_long or (bool(words) and words[-1].ends_clause)
+        self.phrase_starts = too_long or not self.within_phrase
         if self.phrase_starts:
             self._num_in_phrase = 0
         self._speech_starts = False
-        return Aggregation(group, TextType.SENTENCE)
+        return WordGroup(text, TextType.SENTENCE, continues_word, self._word_open)
 
     async def _next_end(self) -> int | None:
         """End of the first group if it is complete and the text may be divided there.
@@ -160,14 +204,18 @@ class WordGroupAggregator(BaseTextAggregator):
         min_end = self._group_end()
         if min_end is None or self._rewriting is None or not self._rewriting.active:
             return min_end
-        text = self._text[:_MAX_HELD_CHARS]
+        block_end = self._rewriting.block_end(self._text)
+        text = self._text[: block_end + _MAX_HELD_CHARS]
+        ends = [end for end in _word_ends(text) if end >= min_end]
         spoken = [w.start for w in split_words(text) if w.spoken and w.stop < len(text)]
-        for end in _word_ends(text) if len(spoken) >= _LOOKAHEAD_WORDS else ():
-            if max(min_end, self._checked_end + 1) <= end <= spoken[-_LOOKAHEAD_WORDS]:
+        for end in ends if len(spoken) >= _LOOKAHEAD_WORDS else ():
+            if self._checked_end < end <= spoken[-_LOOKAHEAD_WORDS]:
                 if await self._may_divide(text, end):
                     return end
                 self._checked_end = end
-        return min_end if len(self._text) >= _MAX_HELD_CHARS else None
+        if len(self._text) < block_end + _MAX_HELD_CHARS:
+            return None
+        return next((end for end in ends if end >= block_end), None)
 
     async def _may_divide(self, text: str, end: int) -> bool:
         if self._rewriting is None or not self._rewriting.active:
@@ -203,9 +251,11 @@ class WordGroupAggregator(BaseTextAggregator):
 
     async def flush(self) -> Aggregation | None:
         """Ends the turn's text and gives its last group, if any."""
-        rest = self._text
+        group = self._take(len(self._text)) if self._text.strip() else None
+        if group is not None:
+            group.may_continue = False
         await self.reset()
-        return Aggregation(rest, TextType.SENTENCE) if rest.strip() else None
+        return group
 
     async def handle_interruption(self) -> None:
         """Discards text that has not been released."""
@@ -215,7 +265,8 @@ class WordGroupAggregator(BaseTextAggregator):
         """Starts a new turn."""
         self._text = ""
         self._checked_end = 0
-        self._clause_ended = False
+        self._clause_ended = self._word_open = False
+        self._turn_starts = True
         self.restart_speech()
 
 

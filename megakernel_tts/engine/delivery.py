@@ -148,9 +148,7 @@ class Delivery:
         start_s = self._segment_start / self._sample_rate
         # Rounded, so that the end of a segment and the start of the next are the same number.
         timed = tuple(replace(word, start=round(start_s + word.start, 3)) for word in words)
-        chunk = AudioChunk(
-            pcm, self._sample_rate, codes, self.num_frames, timed, self._segment_idx
-        )
+        chunk = AudioChunk(pcm, self._sample_rate, codes, self.num_frames, timed, self._segment_idx)
         self.num_frames += len(codes)
         self._num_samples += len(pcm)
         return chunk

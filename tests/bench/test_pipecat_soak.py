@@ -19,7 +19,7 @@ def engine() -> Iterator[TTS]:
 
 
 def test_a_short_soak_passes_and_covers_every_condition(engine: TTS) -> None:
-    report = soak(engine, 60, seed=2)
+    report = soak(engine, 60, seed=5)
     assert report.passed and not report.violations, report
     assert report.counts["turns"] == 60
     conditions = ("interrupted", "lost_callers", "updates", "refused_updates", "text_stalls")

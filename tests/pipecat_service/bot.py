@@ -4,8 +4,10 @@ It runs in virtual time (`bench.virtual_time`).
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from pipecat.frames.frames import (
     EndFrame,
     ErrorFrame,
     Frame,
+    FunctionCallFromLLM,
     InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
@@ -41,7 +44,7 @@ from pipecat_service import MegakernelTTSService
 
 F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
-Reply = Sequence[str | Frame | float]
+Reply = Sequence[str | Frame | FunctionCallFromLLM | float]
 
 TIMEOUT_S = 60.0  # for an event that a test waits for
 _LOUD = 1000  # of 32767: above the silence between words
@@ -52,8 +55,15 @@ def spaced_words(text: str) -> list[str]:
     return [f"{word} " for word in text.split()]
 
 
+def leading_spaces(text: str) -> list[str]:
+    """The words of a text, each with the space before it."""
+    return re.findall(r"\s*\S+", text)
+
+
 class ScriptedLLM(LLMService):
     """Writes prepared replies: text token by token, frames as they are, numbers as pauses.
+
+    It makes function calls as other services do.
 
     Attributes:
         times_s: Time in seconds of each token.
@@ -104,6 +114,10 @@ class ScriptedLLM(LLMService):
                 continue
             if isinstance(part, int | float):
                 await asyncio.sleep(part)
+                continue
+            if isinstance(part, FunctionCallFromLLM):
+                call = replace(part, context=frame.context)
+                await self.run_function_calls([call])
                 continue
             tokens = self._tokenize(part)
             for token in tokens:
@@ -250,7 +264,8 @@ class Bot:
     @property
     def said(self) -> list[str]:
         """The bot's messages in the conversation."""
-        return [m["content"] for m in self.context.messages if m["role"] == "assistant"]  # type: ignore
+        messages: list[Any] = [*self.context.messages]
+        return [m["content"] for m in messages if m["role"] == "assistant" and "content" in m]
 
     @property
     def played_speech_s(self) -> float:
@@ -266,6 +281,10 @@ class Bot:
         """Frames of a kind that the service sent."""
         return [frame for frame in self.sent if isinstance(frame, kind)]
 
+    def timed_frames_of(self, kind: type[F]) -> list[tuple[float, F]]:
+        """Frames of exactly a kind that the service sent, with their times in seconds."""
+        return [(at, frame) for at, frame in self._sent.frames if type(frame) is kind]
+
     def played_of(self, kind: type[F]) -> list[F]:
         """Frames of a kind that left the output."""
         return [frame for frame in self.played if isinstance(frame, kind)]
@@ -273,6 +292,10 @@ class Bot:
     def first_time_of(self, kind: type[Frame]) -> float:
         """Time in seconds at which the service first sent a frame of a kind."""
         return next(at for at, frame in self._sent.frames if isinstance(frame, kind))
+
+    def times_of(self, kind: type[Frame]) -> list[float]:
+        """Times in seconds at which frames of a kind left the output."""
+        return [at for at, frame in self._played.frames if isinstance(frame, kind)]
 
     async def request_reply(self) -> None:
         """Makes the language model reply."""

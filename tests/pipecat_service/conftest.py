@@ -35,6 +35,14 @@ def engine() -> Iterator[TTS]:
 
 
 @pytest.fixture(scope="package")
+def demo() -> Iterator[TTS]:
+    """The included voice."""
+    with TTS.load("demo", "cpu", slots=2) as tts:
+        tts.warmup()
+        yield tts
+
+
+@pytest.fixture(scope="package")
 def agent() -> Iterator[str]:
     """`scripted_agent` in a process of its own; its host and port."""
     process = subprocess.Popen(

@@ -2,14 +2,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pipecat.services.tts_service import TextAggregationMode
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, Voice, VoiceError
 from pipecat_service import MegakernelTTSService
 from pipecat_service.arguments import choose_model
 
 pytestmark = pytest.mark.contract
 
+CLONED = Voice(torch.zeros(4))
 Settings = MegakernelTTSService.Settings
 
 
@@ -22,6 +24,7 @@ Settings = MegakernelTTSService.Settings
         ({"push_text_frames": True}, "push_text_frames cannot be set"),
         ({"aggregate_sentences": False}, "aggregate_sentences cannot be set"),
         ({"reuse_context_id_within_turn": False}, "reuse_context_id_within_turn cannot be set"),
+        ({"pause_watchdog_timeout_s": 1.0}, "pause_watchdog_timeout_s cannot be set"),
         ({"api_key": "x"}, "has no argument api_key"),
         ({"engine": "demo"}, r"engine is 'demo'; .* use model=\.\.\. instead"),
         ({"settings": {"voice": "ryan"}}, "must be a MegakernelTTSService.Settings"),
@@ -47,6 +50,23 @@ def test_arguments_of_pipecats_base_classes_are_accepted(engine: TTS) -> None:
         text_aggregation_mode=TextAggregationMode.SENTENCE,
     )
     assert tts.name == "speaker"
+
+
+@pytest.mark.parametrize(
+    ("voices", "error", "sentence"),
+    [
+        (["anna"], TypeError, "must be a mapping"),
+        ({"anna": "anna.safetensors"}, TypeError, "a str for a voice"),
+        ({1: CLONED}, TypeError, "has 1 for a name"),
+        ({"Anna": CLONED, " anna": CLONED}, ValueError, "'Anna' and ' anna', which are the same"),
+        ({"anna": CLONED}, VoiceError, "only Base models speak with cloned voices"),
+    ],
+)
+def test_cloned_voices_that_could_not_be_used_are_refused(
+    engine: TTS, voices: Any, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        MegakernelTTSService(engine=engine, voices=voices)
 
 
 def test_token_aggregation_is_refused(engine: TTS) -> None:

@@ -1,13 +1,15 @@
 """The service with models of every kind: small ones with random weights, on the CPU."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pipecat.frames.frames import TTSAudioRawFrame, TTSUpdateSettingsFrame
+from pipecat.frames.frames import TTSAudioRawFrame, TTSTextFrame, TTSUpdateSettingsFrame
+from pipecat.utils.errors import ErrorCategory
 
 from megakernel_tts import TTS, Sampling, Voice, VoiceError
 from megakernel_tts.model.config import Kind
@@ -15,6 +17,7 @@ from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, run_conversations
 
 SHORT = Sampling(seed=3, max_frames=6)
+TEXT = "Hello to you, world."
 Settings = MegakernelTTSService.Settings
 
 
@@ -25,9 +28,12 @@ def warm(folder: Path) -> TTS:
 
 
 def assert_spoken(bot: Bot) -> None:
+    """Speech that reaches its longest duration commits the words that were begun, and no others."""
     assert not bot.errors
     assert 0 < sum(f.num_frames for f in bot.frames_of(TTSAudioRawFrame)) <= 6 * 1920 * 2
-    assert bot.said == ["Hello to you, world."]
+    words = [frame.text for frame in bot.played_of(TTSTextFrame)]
+    assert words[0] == "Hello" and words != TEXT.split()
+    assert " ".join(bot.said) == " ".join(words)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_named_and_designed_voices_speak(
 ) -> None:
     size = "1b7" if kind == "voice_design" else "0b6"
     with warm(checkpoint(kind, size)) as tts:
-        bot = Bot(tts, "Hello to you, world.", settings=settings)
+        bot = Bot(tts, TEXT, settings=settings)
         run_conversations([bot], Bot.reply)
     assert_spoken(bot)
 
@@ -65,18 +71,55 @@ def test_cloned_voices_may_be_changed_within_a_turn(
     assert_spoken(bot)
 
 
+@pytest.mark.parametrize(
+    ("voice", "sentence"),
+    [
+        (Voice(torch.zeros(64)), "x-vector has 64 values and this model needs 128"),
+        (Voice(torch.zeros(128), torch.full((5, 16), 9999), "Hi."), "not those of this model"),
+        (Voice(torch.zeros(128), torch.zeros(5, 8, dtype=torch.int64), "Hi."), "not those of this"),
+        (Voice(torch.zeros(128), torch.zeros(2047, 16, dtype=torch.int64), "Hi."), "positions"),
+    ],
+)
+def test_a_cloned_voice_that_does_not_fit_the_model_is_refused_when_it_is_set(
+    checkpoint: Callable[..., Path], voice: Voice, sentence: str
+) -> None:
+    voices = {"good": Voice(torch.zeros(128)), "bad": voice}
+    with warm(checkpoint("base")) as tts:
+        with pytest.raises(VoiceError, match=sentence):
+            MegakernelTTSService(engine=tts, voices=voices, settings=Settings(voice="bad"))
+        change = TTSUpdateSettingsFrame(delta=Settings(voice="bad"))
+        bot = Bot(tts, [change, TEXT], voices=voices, settings=Settings(sampling=SHORT))
+        run_conversations([bot], Bot.reply)
+    (error,) = bot.errors
+    assert error.category is ErrorCategory.APPLICATION and re.search(sentence, error.error)
+    assert bot.tts.is_usable and bot.tts.settings.given_fields()["voice"] == "good"
+    assert bot.played_of(TTSTextFrame)
+
+
+def test_an_instruction_that_does_not_fit_a_slot_is_refused_when_it_is_set(
+    checkpoint: Callable[..., Path],
+) -> None:
+    long, settings = "calm and low " * 5000, Settings(instruct="A calm voice.", sampling=SHORT)
+    with warm(checkpoint("voice_design", "1b7")) as tts:
+        with pytest.raises(VoiceError, match="instruction has"):
+            MegakernelTTSService(engine=tts, settings=Settings(instruct=long))
+        change = TTSUpdateSettingsFrame(delta=Settings(instruct=long))
+        bot = Bot(tts, [change, TEXT], settings=settings)
+        run_conversations([bot], Bot.reply)
+    assert ["instruction has" in error.error for error in bot.errors] == [True]
+    assert bot.tts.settings.given_fields()["instruct"] == "A calm voice."
+    assert bot.played_of(TTSTextFrame)
+
+
 def test_a_design_without_a_description_is_refused(checkpoint: Callable[..., Path]) -> None:
     with warm(checkpoint("voice_design", "1b7")) as tts:
         with pytest.raises(VoiceError, match="needs a description"):
             MegakernelTTSService(engine=tts)
 
 
-def test_the_demo_voice_speaks() -> None:
-    with TTS.load() as tts:
-        tts.warmup()
-        bot = Bot(
-            tts, "Good morning. How may I help?", settings=Settings(sampling=Sampling(seed=1))
-        )
-        run_conversations([bot], Bot.reply)
+def test_the_demo_voice_speaks(demo: TTS) -> None:
+    settings = Settings(sampling=Sampling(seed=1))
+    bot = Bot(demo, "Good morning. How may I help?", settings=settings)
+    run_conversations([bot], Bot.reply)
     assert np.abs(bot.output.pcm.astype(int)).max() > 1000
     assert bot.said == ["Good morning. How may I help?"]

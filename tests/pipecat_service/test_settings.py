@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,20 @@ VOICES = {"ryan": LANGUAGES, "dylan": ("beijing_dialect", *LANGUAGES)}
 NAMED = ModelInfo("custom_voice", VOICES, LANGUAGES, False, None, "named")
 BASE = ModelInfo("base", {}, LANGUAGES, False, None, "base")
 DESIGN = ModelInfo("voice_design", {}, LANGUAGES, True, None, "design")
-CLONED = {"anna": Voice(torch.zeros(4))}
+CURRENT = {  # of a service with a model of a kind
+    "custom_voice": {"voice": "ryan"},
+    "base": {"voice": "anna"},
+    "voice_design": {"instruct": "A calm voice."},
+}
+
+
+def cloned(info: ModelInfo) -> dict[str, Voice]:
+    """Cloned voices of a service with a model."""
+    return {"anna": Voice(torch.zeros(4))} if info is BASE else {}
+
+
+def accept(voice: str | Voice | None, language: str, instruct: str | None) -> None:
+    """A model that accepts what the other checks accept."""
 
 
 @pytest.fixture
@@ -83,9 +97,9 @@ def test_defaults_give_every_setting() -> None:
     ],
 )
 def test_settings_that_suit_the_model_are_kept(info: ModelInfo, given: dict[str, Any]) -> None:
-    check, chosen = SettingsCheck(info, CLONED), settings(**given)
+    check, chosen = SettingsCheck(info, cloned(info), accept), settings(**given)
     check.complete(chosen)
-    delta, errors = check.accepted(MegakernelTTSSettings(**given))
+    delta, errors = check.accepted(chosen, MegakernelTTSSettings(**given))
     assert chosen == settings(**given)
     assert delta == MegakernelTTSSettings(**given) and not errors
 
@@ -111,29 +125,58 @@ def test_settings_that_suit_the_model_are_kept(info: ModelInfo, given: dict[str,
 def test_other_settings_are_refused_one_by_one(
     info: ModelInfo, given: dict[str, Any], sentence: str
 ) -> None:
-    check = SettingsCheck(info, CLONED)
+    check = SettingsCheck(info, cloned(info), accept)
     with pytest.raises(MegakernelTTSError, match=sentence) as caught:
         check.complete(settings(**given))
     assert error_category(caught.value) is ErrorCategory.INVALID_REQUEST
     valid: dict[str, Any] = {"language": "german"} | (
         {"voice": None} if "voice" not in given else {}
     )
-    delta, (error,) = check.accepted(MegakernelTTSSettings(**valid | given))
+    current = settings(**CURRENT[info.kind])
+    delta, (error,) = check.accepted(current, MegakernelTTSSettings(**valid | given))
     assert sentence in str(error)
     kept = delta.given_fields()
     assert kept["language"] == "german" and ("voice" in kept) == ("voice" in valid)
 
 
+def test_what_the_model_refuses_is_refused_with_the_other_settings_of_the_service() -> None:
+    """A voice is checked with the present instruction, an instruction with the new voice."""
+    asked: list[tuple[object, str | None]] = []
+
+    def refuse_loud(voice: object, language: str, instruct: str | None) -> None:
+        asked.append((voice, instruct))
+        if instruct == "Loud.":
+            raise VoiceError("too loud")
+
+    info = replace(NAMED, takes_instruct=True)
+    check, current = SettingsCheck(info, {}, refuse_loud), settings(voice="ryan", instruct="Low.")
+    new = MegakernelTTSSettings(voice="dylan", instruct="Loud.")
+    delta, (error,) = check.accepted(current, new)
+    assert asked == [("dylan", "Low."), ("dylan", "Loud.")]
+    assert str(error) == "too loud" and delta.given_fields() == {"voice": "dylan"}
+    assert current.voice == "ryan", "the settings of the service were changed"
+    with pytest.raises(VoiceError, match="too loud"):
+        check.complete(settings(instruct="Loud."))
+
+
+def test_cloned_voices_are_for_base_models() -> None:
+    with pytest.raises(VoiceError, match="only Base models speak with cloned voices"):
+        SettingsCheck(NAMED, cloned(BASE), accept).complete(settings())
+    voices = cloned(BASE)
+    check = SettingsCheck(BASE, voices, accept)
+    assert check.voice(settings(voice=" ANNA")) is voices["anna"]
+
+
 def test_a_base_model_without_cloned_voices_is_refused() -> None:
     with pytest.raises(VoiceError, match="A Base model speaks with cloned voices"):
-        SettingsCheck(BASE, {}).complete(settings())
+        SettingsCheck(BASE, {}, accept).complete(settings())
 
 
 def test_no_voice_is_the_first() -> None:
     chosen = settings()
-    SettingsCheck(NAMED, {}).complete(chosen)
+    SettingsCheck(NAMED, {}, accept).complete(chosen)
     assert chosen.voice == "ryan"
-    delta, errors = SettingsCheck(NAMED, {}).accepted(TTSSettings(voice=None))
+    delta, errors = SettingsCheck(NAMED, {}, accept).accepted(chosen, TTSSettings(voice=None))
     assert delta.voice == "ryan" and not errors
 
 
@@ -158,7 +201,7 @@ def test_an_unknown_language_falls_back_to_its_base_language_and_then_to_the_tex
     warnings: list[str], voice: str, language: Any, expected: str | None, num_warnings: int
 ) -> None:
     chosen = settings(voice=voice, language=language)
-    SettingsCheck(NAMED, {}).complete(chosen)
+    SettingsCheck(NAMED, {}, accept).complete(chosen)
     assert chosen.language == expected
     assert len(warnings) == num_warnings
     assert all(str(expected or "the language of the text") in line for line in warnings)

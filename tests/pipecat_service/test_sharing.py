@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 from loguru import logger
-from pipecat.frames.frames import InterruptionFrame, LLMFullResponseEndFrame, TTSAudioRawFrame
+from pipecat.frames.frames import (
+    CancelFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+)
 from pipecat.metrics.metrics import TTFAMetricsData
 from pipecat.utils.errors import ErrorCategory
 
 from bench.simulation import simulated_tts, words_in_audio
-from megakernel_tts import TTS, Session, Voice
-from pipecat_service import SlotWaitMetricsData
+from megakernel_tts import TTS, Sampling, Session, Voice
+from megakernel_tts.engine.delivery import Delivery
+from megakernel_tts.session import FinishReason
+from pipecat_service import MegakernelTTSService, SlotWaitMetricsData
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
 pytestmark = pytest.mark.contract
@@ -25,9 +33,10 @@ LONG = "One two three four five six seven eight nine ten. " * 2
 
 
 @pytest.fixture
-def own_engine() -> Iterator[TTS]:
-    """An engine that a test may break."""
-    with simulated_tts(num_slots=2, frame_seconds=0.001) as tts:
+def own_engine(request: pytest.FixtureRequest) -> Iterator[TTS]:
+    """An engine that a test may break; its parameter is the kind of the model."""
+    kind = "base" if getattr(request, "param", "") == "base" else "custom_voice"
+    with simulated_tts(num_slots=2, frame_seconds=0.001, kind=kind) as tts:
         tts.warmup()
         yield tts
 
@@ -83,7 +92,7 @@ def test_silence_before_speech_is_not_sent(own_engine: TTS) -> None:
     assert words_in_audio(bot.output.pcm) == [0, 1, 2] and bot.said == ["One two three."]
 
 
-def test_silent_speech_is_not_an_error(own_engine: TTS) -> None:
+def test_silent_speech_is_no_error_and_its_text_is_not_committed(own_engine: TTS) -> None:
     """Pipecat disables a service after three turns without audio."""
     own_engine._loaded.engine.decoder._wave.zero_()  # type: ignore[attr-defined]
     bot = Bot(own_engine, *["One two."] * 3)
@@ -94,9 +103,34 @@ def test_silent_speech_is_not_an_error(own_engine: TTS) -> None:
 
     run_conversations([bot], drive)
     assert not bot.errors and bot.tts.is_usable
-    assert " ".join(bot.said) == "One two. One two. One two."
+    assert not bot.said
 
 
+@pytest.mark.parametrize("reason", ["length", "guard"])
+def test_words_after_the_end_of_speech_that_was_cut_off_are_not_committed(
+    engine: TTS, monkeypatch: pytest.MonkeyPatch, reason: FinishReason
+) -> None:
+    finish = Delivery.finish
+
+    def finish_as(delivery: Delivery, given: FinishReason, error: BaseException | None) -> None:
+        finish(delivery, reason if given == "length" else given, error)
+
+    monkeypatch.setattr(Delivery, "finish", finish_as)
+    sampling = Sampling(max_frames=10)
+    bot = Bot(engine, LONG, "More.", settings=MegakernelTTSService.Settings(sampling=sampling))
+
+    async def drive(bot: Bot) -> None:
+        await bot.reply()
+        await bot.reply()
+
+    run_conversations([bot], drive)
+    num_words = len(words_in_audio(bot.output.pcm)) - 1
+    assert 1 < num_words < 5
+    assert " ".join(bot.said).split() == [*LONG.split()[:num_words], "More."]
+    assert not bot.errors
+
+
+@pytest.mark.parametrize("own_engine", ["base"], indirect=True)
 def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
     own_engine: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,8 +145,7 @@ def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
         return TTS.open(own_engine, *args, **keywords)
 
     monkeypatch.setattr(own_engine, "open", open_late)
-    bot = Bot(own_engine, LONG)
-    bot.tts._synthesizer.cloned[str(bot.tts._settings.voice)] = Voice(torch.zeros(1))
+    bot = Bot(own_engine, LONG, voices={"anna": Voice(torch.zeros(1))})
 
     async def drive(bot: Bot) -> None:
         loop.append(asyncio.get_running_loop())
@@ -149,6 +182,52 @@ def test_waiting_for_a_slot_is_logged_and_measured(own_engine: TTS) -> None:
     assert wait.model == "simulated" and wait.processor in line and wait.value > 0
     assert f"waited {wait.value:.3f} s" in line
     assert all(bot.said == [LONG.strip()] and not bot.errors for bot in bots)
+
+
+@pytest.mark.parametrize("end", ["interruption", "failure", "cancellation"])
+def test_the_waiting_time_of_a_turn_that_never_speaks_is_reported(
+    own_engine: TTS, end: str
+) -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
+    waiting, *speaking = bots = [Bot(own_engine, LONG) for _ in range(3)]
+    speak, wait = asyncio.Event(), asyncio.Event()
+
+    async def drive(bot: Bot) -> None:
+        if bot is not waiting:
+            await bot.request_reply()
+            await bot.wait_until(lambda: bool(bot.frames_of(TTSAudioRawFrame)))
+            if all(bot.frames_of(TTSAudioRawFrame) for bot in speaking):
+                speak.set()
+            await wait.wait()
+            return
+        await speak.wait()
+        await bot.request_reply()
+        await bot.wait_until(lambda: bool(bot.frames_of(TTSStartedFrame)))
+        await asyncio.to_thread(wait_until_it_waits)
+        if end == "interruption":
+            await bot.interrupt()
+        elif end == "failure":
+            own_engine.close()
+            await bot.wait_until(lambda: bool(bot.errors))
+        else:
+            await bot.worker.queue_frame(CancelFrame())
+            await asyncio.sleep(0.3)
+        wait.set()
+
+    def wait_until_it_waits() -> None:
+        (context,) = waiting.tts._contexts.values()
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not (context.speech and context.speech.session.slot_wait_s):
+            assert time.monotonic() < deadline_s, "it does not wait for a slot"
+            time.sleep(0.001)
+
+    run_conversations(bots, drive)
+    logger.remove(handler)
+    (line,) = [line for line in lines if "slots were in use" in line]
+    assert waiting.tts.name in line
+    if end != "cancellation":  # after which a pipeline passes no frame on
+        assert len(waiting.metrics(SlotWaitMetricsData)) == 1
 
 
 def test_closing_the_engine_is_a_permanent_error(own_engine: TTS) -> None:

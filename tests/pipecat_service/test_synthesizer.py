@@ -41,20 +41,23 @@ def test_a_refused_engine_is_not_kept(engine: TTS) -> None:
     ("name", "cloned"), [("ryan", False), ("Anna", True), (" anna ", True), (None, False)]
 )
 def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
-    engine: TTS, monkeypatch: pytest.MonkeyPatch, name: str | None, cloned: bool
+    monkeypatch: pytest.MonkeyPatch, name: str | None, cloned: bool
 ) -> None:
     calls: list[tuple[threading.Thread, tuple[Any, ...], dict[str, Any]]] = []
-    monkeypatch.setattr(
-        engine,
-        "open",
-        lambda *args, **keywords: calls.append((threading.current_thread(), args, keywords)),
-    )
     voice = Voice(torch.zeros(1))
-    synthesizer = Synthesizer(None, {" ANNA": voice})
-    synthesizer.set_engine(engine, settings())
-    given = settings(voice=name, language=None, instruct="low", pronunciations={"a": "b"})
-    asyncio.run(synthesizer.open(given, POLICY))
+    with simulated_tts(kind="base" if cloned else "custom_voice") as engine:
+        engine.warmup()
+        monkeypatch.setattr(
+            engine,
+            "open",
+            lambda *args, **keywords: calls.append((threading.current_thread(), args, keywords)),
+        )
+        synthesizer = Synthesizer(None, {" ANNA": voice} if cloned else {})
+        chosen = settings(voice=name, instruct=" ", pronunciations={"a": "b"})
+        synthesizer.set_engine(engine, chosen)
+        asyncio.run(synthesizer.open(chosen, POLICY))
     ((thread, args, keywords),) = calls
     assert keywords == {"speed": 1.0, "pronunciations": {"a": "b"}}
-    assert args == (voice if cloned else name, "auto", "low", "streaming", None, POLICY)
+    expected = voice if cloned else "ryan"
+    assert args == (expected, "auto", " ", "streaming", None, POLICY)
     assert (thread is not threading.main_thread()) == cloned

@@ -61,13 +61,11 @@ def test_barge_in_leaves_the_words_that_had_begun(timed_tts: TTS) -> None:
     assert len({len(bot.said[-1]) if bot.said else 0 for bot in bots}) >= 3
 
 
-def test_the_demo_voice_times_words_by_attention() -> None:
+def test_the_demo_voice_times_words_by_attention(demo: TTS) -> None:
     text = "Hello there, it is good to hear you."
-    with TTS.load("demo", "cpu", slots=1) as tts:
-        tts.warmup()
-        settings = MegakernelTTSService.Settings(sampling=Sampling(seed=3))
-        bot = Bot(tts, text, settings=settings)
-        run_conversations([bot], Bot.reply)
-        assert bot.said == [text] and not bot.errors
-        assert not bot.tts.word_times_estimated
+    settings = MegakernelTTSService.Settings(sampling=Sampling(seed=3))
+    bot = Bot(demo, text, settings=settings)
+    run_conversations([bot], Bot.reply)
+    assert bot.said == [text] and not bot.errors
+    assert not bot.tts.word_times_estimated
     assert np.abs(bot.output.pcm).max() > 1000

@@ -61,7 +61,7 @@ def test_a_pause_releases_no_part_of_a_tag(tag: str) -> None:
     async def released(text: str) -> str:
         aggregator = WordGroupAggregator(pace=WritingPace(lambda: 0.0))
         groups = [group.text async for group in aggregator.aggregate(text)]
-        group = await aggregator.release()
+        group = await aggregator.release(last_word=True)
         return "".join([*groups, group.text if group else ""])
 
     for stop in range(1, len(tag)):
