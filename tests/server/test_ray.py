@@ -1,6 +1,7 @@
 """The server as an application of Ray Serve, which `pip install '.[test,ray]'` installs.
 
-The slow tests start a Ray cluster with two replicas on this machine: `pytest -m slow tests/server/test_ray.py`.
+The slow tests start a Ray cluster with two replicas on this machine:
+`pytest -m slow tests/server/test_ray.py`.
 """
 
 import asyncio
