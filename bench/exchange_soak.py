@@ -180,8 +180,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or folder
         if options.model is None:
-            place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            write_released_checkpoint(Path(folder), "0.6B", place)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            write_released_checkpoint(Path(folder), "0.6B", device)
         with (
             TTS.load(model, options.device, slots=8) as tts,
             TTS.load(model, options.device, slots=2) as other,

@@ -62,9 +62,9 @@ class EpochTags {
 
   // The tags of the columns from `column` on.
   DEVICE EpochTags from(int column) const {
-    EpochTags tags;
-    tags.tags_ = tags_ >> 2 * column;
-    return tags;
+    EpochTags epoch_tags;
+    epoch_tags.tags_ = tags_ >> 2 * column;
+    return epoch_tags;
   }
 
   // Advances the tags of the first `num_columns` columns to the next use.

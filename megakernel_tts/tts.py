@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Generator, Mapping
-from dataclasses import replace
 
 import torch
 
@@ -28,15 +27,14 @@ from megakernel_tts.session import (
     Session,
 )
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
-from megakernel_tts.speed import MAX_SPEED, can_scale
 from megakernel_tts.text.prompt import Layout
 from megakernel_tts.text.splitter import SplitLimits
 from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
+from megakernel_tts.warmup import warm_up
 
 watch_forks()
 _log = logging.getLogger("megakernel_tts")
-_WARMUP = Sampling(seed=0, max_frames=16, guard=False)
 _MODEL_TYPES = (str, os.PathLike)
 # Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.
 _EQUAL_CHUNKS = ChunkPolicy(first=8, largest=8)
@@ -385,21 +383,7 @@ class TTS:
         language `auto`; those of other languages, instructions and cloned voices are cached at
         their first use.
         """
-        for name in self.voices:
-            self.say("Hello.", name, sampling=replace(_WARMUP, max_frames=1))
-        for voice, instruct in self._voice_examples():
-            for sampling in (_WARMUP, replace(_WARMUP, temperature=0.0, predictor_temperature=0.0)):
-                for layout in ("full", "streaming"):
-                    self.say("Hello.", voice, "auto", instruct, layout, sampling)
-        voice, instruct = self._voice_examples()[0]
-        if can_scale():
-            self.say("Hello.", voice, "auto", instruct, sampling=_WARMUP, speed=MAX_SPEED)
-        sessions = [
-            self.open(voice, "auto", instruct, sampling=_WARMUP, text="Hello.")
-            for _ in range(self._loaded.engine.backend.num_slots)
-        ]
-        for session in sessions:
-            list(session)
+        warm_up(self, self._loaded.config)
         self._warm = True
 
     async def awarmup(self) -> None:
@@ -410,20 +394,6 @@ class TTS:
     def warm(self) -> bool:
         """Whether `warmup` has run."""
         return self._warm
-
-    def _voice_examples(self) -> list[tuple[Voice | None, str | None]]:
-        """Returns a voice and an instruction for each kind of prompt that the model takes."""
-        talker = self._loaded.config.talker
-        if self._info.kind == "base":
-            x_vector = torch.zeros(talker.stack.hidden_size)
-            codes = torch.zeros(2, talker.num_groups, dtype=torch.long)
-            return [(Voice(x_vector), None), (Voice(x_vector, codes, "Hi."), None)]
-        examples: list[tuple[Voice | None, str | None]] = []
-        if self._info.kind == "custom_voice":
-            examples.append((None, None))
-        if self._info.takes_instruct:
-            examples.append((None, "A calm voice."))
-        return examples
 
     def close(self) -> None:
         """Stops every stream and the engine; may be called twice."""

@@ -28,7 +28,7 @@ class ScriptedBackend:
         failing_steps: Frame at which the step of a seed's stream fails.
         failing_prompts: Seeds whose prefill fails.
         gate: Frames wait until it is set.
-        held: Set while a frame waits for the gate.
+        blocked: Set while a frame waits for the gate.
         step_lengths: Frames requested of every step.
         batch_sizes: Streams of every frame.
         prompt_lengths: Positions of every prompt.
@@ -51,7 +51,7 @@ class ScriptedBackend:
         self.failing_prompts: set[int] = set()
         self.gate = threading.Event()
         self.gate.set()
-        self.held = threading.Event()
+        self.blocked = threading.Event()
         self.step_lengths: list[int] = []
         self.batch_sizes: list[int] = []
         self.prompt_lengths: list[int] = []
@@ -155,7 +155,7 @@ class ScriptedBackend:
 
     def _pass_gate(self) -> None:
         if not self.gate.is_set():
-            self.held.set()
+            self.blocked.set()
             self.gate.wait()
 
     def _fed(self, slot: int) -> bool:

@@ -143,11 +143,11 @@ class Rig:
     def hold(self) -> None:
         """Closes the backend's gate and waits until a step has stopped at it."""
         self.backend.gate.clear()
-        assert self.backend.held.wait(TIMEOUT_S), "no step is made"
+        assert self.backend.blocked.wait(TIMEOUT_S), "no step is made"
 
     def resume(self) -> None:
         """Opens the backend's gate."""
-        self.backend.held.clear()
+        self.backend.blocked.clear()
         self.backend.gate.set()
 
     @contextmanager

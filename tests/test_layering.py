@@ -41,10 +41,11 @@ RULES: dict[str, set[str]] = {
     | {"sampling", "text"},
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "process"}
-    | {"request", "sampling", "session", "speech", "speed", "text", "voice"},
+    | {"request", "sampling", "session", "speech", "speed", "text", "voice", "warmup"},
+    "warmup": {"info", "model", "sampling", "speed", "tts", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
-    "bench": {"", "backends", "files", "model"},
+    "bench": {"", "backends", "files", "model", "warmup"},
     "server": {""},
     "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
     "__main__": {"cli"},

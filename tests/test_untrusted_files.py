@@ -29,7 +29,7 @@ from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-Place = tuple[str | int, ...]
+JsonPath = tuple[str | int, ...]
 
 MISSING = object()
 JUNK = [
@@ -45,48 +45,48 @@ SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "star
 
 
 class RecordedFields(dict[str, Any]):
-    """An object of a JSON file that records the places that are looked up."""
+    """An object of a JSON file that records the paths that are looked up."""
 
-    def __init__(self, values: dict[str, Any], found: set[Place], place: Place = ()) -> None:
+    def __init__(self, values: dict[str, Any], found: set[JsonPath], path: JsonPath = ()) -> None:
         super().__init__(
             {
-                key: RecordedFields(value, found, (*place, key))
+                key: RecordedFields(value, found, (*path, key))
                 if isinstance(value, dict)
                 else value
                 for key, value in values.items()
             }
         )
-        self._place, self._found = place, found
+        self._path, self._found = path, found
 
     def __getitem__(self, key: str) -> Any:
-        self._found.add((*self._place, key))
+        self._found.add((*self._path, key))
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._found.add((*self._place, key))
+        self._found.add((*self._path, key))
         return super().get(key, default)
 
 
-def places(value: Any, place: Place = ()) -> Iterator[Place]:
-    """The places of a JSON value, without its root."""
+def paths(value: Any, path: JsonPath = ()) -> Iterator[JsonPath]:
+    """The paths of a JSON value, without its root."""
     keys = list(value) if isinstance(value, dict) else []
     if isinstance(value, list):
         keys = list(range(len(value)))
     for key in keys if len(keys) <= MAX_ENTRIES else keys[:4]:
-        yield (*place, key)
-        yield from places(value[key], (*place, key))
+        yield (*path, key)
+        yield from paths(value[key], (*path, key))
 
 
-def changed(content: Any, place: Place, value: object) -> Any:
-    """A copy of a JSON value with another value at a place."""
+def changed(content: Any, path: JsonPath, value: object) -> Any:
+    """A copy of a JSON value with another value at a path."""
     content = section = copy.deepcopy(content)
-    for key in place[:-1]:
+    for key in path[:-1]:
         section = section[key]
     if value is not MISSING:
-        section[place[-1]] = value
+        section[path[-1]] = value
         return content
     with contextlib.suppress(KeyError):
-        del section[place[-1]]
+        del section[path[-1]]
     return content
 
 
@@ -134,11 +134,11 @@ def folder(checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], set[Place]]:
-    """Returns the places of a file that are looked up, whether they exist or not."""
+def found(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], set[JsonPath]]:
+    """Returns the paths of a file that are looked up, whether they exist or not."""
 
-    def find(name: str) -> set[Place]:
-        found: set[Place] = set()
+    def find(name: str) -> set[JsonPath]:
+        found: set[JsonPath] = set()
 
         def read_json(file: Path) -> RecordedFields:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -155,21 +155,21 @@ def found(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[[str], set[
 
 @pytest.mark.parametrize("name", READERS)
 def test_any_value_of_any_field_is_read_or_refused_as_checkpoint_error(
-    folder: Path, found: Callable[[str], set[Place]], name: str
+    folder: Path, found: Callable[[str], set[JsonPath]], name: str
 ) -> None:
     file = folder / name
     content = json.loads(file.read_text(encoding="utf-8"))
     num_refused = 0
-    for place in sorted(found(name).union(places(content)), key=str):
+    for path in sorted(found(name).union(paths(content)), key=str):
         for value in JUNK:
-            file.write_text(json.dumps(changed(content, place, value)))
+            file.write_text(json.dumps(changed(content, path, value)))
             try:
                 READERS[name](folder)
             except CheckpointError as error:
                 assert str(folder) in str(error)
                 num_refused += 1
             except Exception as error:
-                pytest.fail(f"{place} = {value!r:.60}: {error!r}")
+                pytest.fail(f"{path} = {value!r:.60}: {error!r}")
     assert num_refused > 100
 
 
@@ -183,23 +183,23 @@ def has_type(value: object, original: object, name: str | int) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "vocab.json"])
 def test_field_that_is_read_must_have_its_type(
-    folder: Path, found: Callable[[str], set[Place]], name: str
+    folder: Path, found: Callable[[str], set[JsonPath]], name: str
 ) -> None:
     file = folder / name
     content = json.loads(file.read_text(encoding="utf-8"))
-    accepted: list[tuple[Place, object]] = []
-    for place in found(name):
+    accepted: list[tuple[JsonPath, object]] = []
+    for path in found(name):
         original = content
-        for key in place:
+        for key in path:
             original = original.get(key)
         for value in (None, True, 1, 0.5, "x", ["x"], {"rope_type": "x"}):
             default = value is None and name == "generation_config.json"
-            if default or has_type(value, original, place[-1]):
+            if default or has_type(value, original, path[-1]):
                 continue
-            file.write_text(json.dumps(changed(content, place, value)))
+            file.write_text(json.dumps(changed(content, path, value)))
             with contextlib.suppress(CheckpointError):
                 READERS[name](folder)
-                accepted.append((place, value))
+                accepted.append((path, value))
     assert accepted == []
 
 
@@ -222,9 +222,9 @@ def test_any_value_in_a_safetensors_header_is_read_or_refused(folder: Path) -> N
     header = json.loads(data[8 : 8 + length])
     tensors = sorted(header)[:3]
     header = {name: header[name] for name in tensors}
-    for place in places(header):
+    for path in paths(header):
         for value in JUNK:
-            new = json.dumps(changed(header, place, value)).encode()
+            new = json.dumps(changed(header, path, value)).encode()
             file.write_bytes(struct.pack("<Q", len(new)) + new + data[8 + length :])
             with pytest.raises(CheckpointError, match=r"model\.safetensors"):
                 Checkpoint(file.parent)
@@ -235,9 +235,9 @@ def test_any_value_in_an_index_of_shards_is_read_or_refused(folder: Path) -> Non
     names = sorted(load_file(str(single)))[:2]
     single.rename(folder / "a.safetensors")
     content = {"metadata": {"total_size": 5}, "weight_map": dict.fromkeys(names, "a.safetensors")}
-    for place in places(content):
+    for path in paths(content):
         for value in JUNK:
-            index.write_text(json.dumps(changed(content, place, value)))
+            index.write_text(json.dumps(changed(content, path, value)))
             with contextlib.suppress(CheckpointError):
                 Checkpoint(folder)
 

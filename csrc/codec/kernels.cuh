@@ -8,8 +8,9 @@
 #include "projection.cuh"
 #include "state_update.cuh"
 
-// Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes, blocks_per_sm,
-// shared_bytes) for each tile of the projection kernel, X(head_dim) for each attention kernel.
+// Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,
+// blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(head_dim) for each
+// attention kernel.
 #if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
 #error "define MEGAKERNEL_CODEC_TILES and MEGAKERNEL_CODEC_HEAD_DIMS as kernels/codec.py does"
 #endif

@@ -145,7 +145,7 @@ DEVICE void store_squares(PartialSums<MaxColumns>& sums, const float (&squares)[
 // may contain columns beyond the pass.
 template <int Width, int NumColumns, int MaxColumns, class Use, class Done>
 DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_columns,
-                              const EpochTags& tags, Phase phase, int& timed_out, Use use,
+                              const EpochTags& epoch_tags, Phase phase, int& timed_out, Use use,
                               Done done) {
   if (MaxColumns == 1) num_columns = NumColumns;
   constexpr int kPerColumn = LaneVectors<Width>::count,
@@ -168,7 +168,7 @@ DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_c
     wait_for_vectors<FloatValues>(
         v, missing,
         [&](int i) { return from + Layout::distance(i / kPerColumn, i % kPerColumn * 4 * kStepK); },
-        [&](int i) { return tags.of(c + i / kPerColumn); }, SpinTimeout(p, phase, timed_out));
+        [&](int i) { return epoch_tags.of(c + i / kPerColumn); }, SpinTimeout(p, phase, timed_out));
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) {
       if (i % (kSkipColumns * kPerColumn) == 0 && c + i / kPerColumn >= num_columns) break;
@@ -185,7 +185,7 @@ DEVICE void wait_for_residual(const Params& p, const uint32_t* values, int num_c
 template <int Width, int NumColumns, int Hidden, int MaxColumns>
 DEVICE_NOINLINE void load_normed_residual(const Params& p, const uint32_t* values,
                                           const NormWeight<Hidden>& weight, int num_columns,
-                                          EpochTags tags, Phase phase,
+                                          EpochTags epoch_tags, Phase phase,
                                           ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
                                           PartialSums<MaxColumns>& sums) {
   if (MaxColumns == 1) num_columns = NumColumns;
@@ -194,7 +194,7 @@ DEVICE_NOINLINE void load_normed_residual(const Params& p, const uint32_t* value
   float squares[kBatch] = {};
   const ActivationWriter<MaxColumns> activations(fragments);
   wait_for_residual<Width, NumColumns, MaxColumns>(
-      p, values, num_columns, tags, phase, sums.timed_out,
+      p, values, num_columns, epoch_tags, phase, sums.timed_out,
       [&](int c, int i, int vector, float4 v) {
         squares[i] += square(v);
         activations.store(c + i, vector, multiply(v, unpack_bf16x4(norm.vectors[vector])));
@@ -278,7 +278,7 @@ struct PairVectors {
 // the fragments.
 template <int Width, int Steps, int NumColumns, int MaxColumns>
 DEVICE_NOINLINE void load_pairs(const Params& p, const uint32_t* values, int split, int first_step,
-                                int num_columns, EpochTags tags, Phase phase, int& timed_out,
+                                int num_columns, EpochTags epoch_tags, Phase phase, int& timed_out,
                                 ActivationFragments<MaxColumns>& fragments) {
   using V = PairVectors<Steps, NumColumns>;
   using Layout = PairExchangeLayout<Width, MaxColumns>;
@@ -306,7 +306,7 @@ DEVICE_NOINLINE void load_pairs(const Params& p, const uint32_t* values, int spl
         [&](int i) {
           return from + Layout::distance(V::column_offset(i), V::step_offset(i) * (kStepK / 2));
         },
-        [&](int i) { return tags.of(column + V::column_offset(i)); },
+        [&](int i) { return epoch_tags.of(column + V::column_offset(i)); },
         SpinTimeout(p, phase, timed_out));
 #pragma unroll
     for (int i = 0; i < V::count; ++i) {

@@ -67,7 +67,7 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 // value to the slot.
 template <class S, int MaxColumns>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
-                                     const EpochTags& tags, const Column* columns,
+                                     const EpochTags& epoch_tags, const Column* columns,
                                      AttentionItem item, size_t slot_offset, bool with_new,
                                      AttentionSharedMemory<MaxColumns>& shared, int& timed_out) {
   const Column column = columns[item.column];
@@ -84,7 +84,7 @@ DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf
     const uint2 norm = load_packed_bf16x4(norms + (new_idx < 0 ? 0 : kHeadDim) + 4 * lane_idx());
     const Rope rope(n, columns[c].position);
     const uint4 raw = wait_for_values(n.exchange.qkv + c * S::Qkv::rows + row + 4 * lane_idx(),
-                                      tags.of(c), SpinTimeout(p, kQkv, timed_out));
+                                      epoch_tags.of(c), SpinTimeout(p, kQkv, timed_out));
     float4 v = untag(raw);
     if (!is_value) v = rope.norm_and_rotate(v, warp_sum(square(v)), norm, n.eps);
     const SplitBf16x4 splits = split_bf16x4(v);
@@ -155,7 +155,7 @@ DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item
 // [columns, heads, spans, 2].
 template <class S, int MaxColumns>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
-                        const Column* columns, int num_columns, const EpochTags& tags,
+                        const Column* columns, int num_columns, const EpochTags& epoch_tags,
                         AttentionSharedMemory<MaxColumns>& shared, int& timed_out,
                         AttentionItem item) {
   const Column column = columns[item.column];
@@ -176,8 +176,8 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   if (kManyRegisters && warp < num_pages) {
     page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
   }
-  load_queries_keys_values<S>(p, n, norms, tags, columns, item, slot_offset, is_last_span, shared,
-                              timed_out);
+  load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, item, slot_offset, is_last_span,
+                              shared, timed_out);
   if (kManyRegisters && warp < num_pages) page.load_values(n.values + slot_offset, begin, policy);
   sync_compute_threads();
   if (!kManyRegisters && warp < num_pages) {
@@ -222,7 +222,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
     exp_sum += weight;
     weighted_value += shared.new_value[i][channel] * weight;
   }
-  const uint32_t tag = tags.of(item.column);
+  const uint32_t tag = epoch_tags.of(item.column);
   const int query_head = 2 * item.head + j;
   if (item.num_spans == 1) {
     store_attention_output<S, MaxColumns>(p, n, item.column, query_head, channel,
@@ -247,10 +247,10 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
 // attention_partials [columns, heads, spans, head dim] and softmax_stats [columns, heads, spans,
 // 2]. Writes exchange.attention_output.
 template <class S, int MaxColumns>
-DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& tags, int& timed_out,
-                          AttentionItem item) {
+DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& epoch_tags,
+                          int& timed_out, AttentionItem item) {
   const int query_head = 2 * item.head + thread_idx() / kHeadDim, channel = thread_idx() % kHeadDim;
-  const uint32_t tag = tags.of(item.column);
+  const uint32_t tag = epoch_tags.of(item.column);
   const int first = (item.column * S::num_heads + query_head) * kMaxSpans;
   const uint32_t* partials = n.exchange.attention_partials + first * kHeadDim + channel;
   const uint32_t* stats = n.exchange.softmax_stats + first * 2;
@@ -338,7 +338,7 @@ DEVICE void attend(Context& context, const Network& n, int layer, const bf16* no
   auto& shared = context.attention;
   bool combines = false;
   for_each_item<S>(columns, num_columns, [&](AttentionItem item) {
-    attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.tags, shared,
+    attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.epoch_tags, shared,
                    context.timed_out(), item);
     combines |= item.span == 0 && item.num_spans > 1;
     context.timer.lap(kAttention, kRest);
@@ -346,7 +346,8 @@ DEVICE void attend(Context& context, const Network& n, int layer, const bf16* no
   if (!combines) return;
   for_each_item<S>(columns, num_columns, [&](AttentionItem item) {
     if (item.span > 0 || item.num_spans == 1) return;
-    combine_spans<S, Context::max_columns>(context.p, n, context.tags, context.timed_out(), item);
+    combine_spans<S, Context::max_columns>(context.p, n, context.epoch_tags, context.timed_out(),
+                                           item);
     context.timer.lap(kAttentionCombine, kRest);
   });
 }

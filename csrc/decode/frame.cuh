@@ -109,11 +109,11 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
   // Runs the layers of a network. The tags are copied, because a reference into this object would
   // force all of it into local memory.
   template <class S, int NumColumns, class Source>
-  DEVICE bool run_network(const Network& n, EpochTags& tags, int num_columns, Source source) {
-    context_.tags = tags;
+  DEVICE bool run_network(const Network& n, EpochTags& epoch_tags, int num_columns, Source source) {
+    context_.epoch_tags = epoch_tags;
     const bool ok = run_layers<S, NumColumns>(context_, s_.residual, s_.norm, n, pass_columns(),
                                               num_columns, source);
-    tags = context_.tags;
+    epoch_tags = context_.epoch_tags;
     return ok;
   }
 
@@ -227,12 +227,12 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 
   // logits = W norm(x): reads x [columns, Shape::k], writes exchange.logits [columns, Shape::rows].
   template <class Shape, class Load>
-  DEVICE bool project_head(const Network& n, EpochTags& tags, Load load) {
-    tags.advance(num_streams());
+  DEVICE bool project_head(const Network& n, EpochTags& epoch_tags, Load load) {
+    epoch_tags.advance(num_streams());
     auto store = [&](const ProjectionResult& r, float sum, const auto& sums, bool valid) {
       const float value = sum * rms_norm_scale<Shape::k>(sums, r.column, n.eps);
       const int at = r.column * Shape::rows + r.row_group * kRowGroupSize + r.row;
-      store_relaxed_if(valid, n.exchange.logits + at, tag_value(value, tags.of(r.column)));
+      store_relaxed_if(valid, n.exchange.logits + at, tag_value(value, epoch_tags.of(r.column)));
     };
     return project<Shape, MaxColumns>(context_, kHead, load, store);
   }

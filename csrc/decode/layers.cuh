@@ -43,7 +43,7 @@ struct InputInPlace {};
 // The first layer's input is an exchanged residual.
 struct InputFromExchange {
   const uint32_t* values;
-  EpochTags tags;
+  EpochTags epoch_tags;
 };
 
 // Stores this thread block's rows of the input [columns, hidden], input(column, k), in `residual`.
@@ -88,7 +88,7 @@ DEVICE bool project_and_add(Context& context, Phase phase,
     const float x = r.preloaded + sum * kPairUnscale;
     const int at = FloatExchangeLayout<Shape::rows, Context::max_columns>::index(
         r.column, r.row_group * kRowGroupSize + r.row);
-    store_relaxed_if(valid, output + at, tag_value(x, context.tags.of(r.column)));
+    store_relaxed_if(valid, output + at, tag_value(x, context.epoch_tags.of(r.column)));
     if (valid) residual.at(context.row_groups[phase], r.row_group, r.row, r.column) = x;
   };
   return project<Shape, NumColumns>(context, phase, load, store, preload);
@@ -110,9 +110,9 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
 #pragma unroll 1
   for (int layer = 0; layer < num_layers; ++layer) {
     const auto norms = [&] { return n.layer_norms + layer * kNormSize; };
-    const EpochTags previous_tags = context.tags;
-    context.tags.advance(num_columns);
-    const EpochTags& tags = context.tags;
+    const EpochTags previous_tags = context.epoch_tags;
+    context.epoch_tags.advance(num_columns);
+    const EpochTags& epoch_tags = context.epoch_tags;
 
     // qkv: q, k, v = W_qkv norm(x), to exchange.qkv.
     if constexpr (!S::short_context && kMaxColumns == 1) {
@@ -125,7 +125,7 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
         if constexpr (std::is_same_v<Source, InputInPlace>)
           return;
         else
-          x = source.values, x_tags = source.tags;
+          x = source.values, x_tags = source.epoch_tags;
       }
       load_normed_residual<S::hidden_size, NumColumns>(p, x, weight, num_columns, x_tags, kDown,
                                                        context.fragments, sums);
@@ -135,7 +135,7 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
     auto store_qkv = [&](const ProjectionResult& r, float sum, const auto& sums, bool valid) {
       const float value = sum * rms_norm_scale<S::hidden_size>(sums, r.column, eps);
       const int at = r.column * S::Qkv::rows + qkv_index<S>(r.row_group * kRowGroupSize + r.row);
-      store_relaxed_if(valid, qkv + at, tag_value(value, tags.of(r.column)));
+      store_relaxed_if(valid, qkv + at, tag_value(value, epoch_tags.of(r.column)));
     };
     if (!project<typename S::Qkv, NumColumns>(context, kQkv, load_input, store_qkv)) return false;
     weight.template load_async<S::hidden_size>(norms() + S::hidden_size);
@@ -155,7 +155,7 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
       } else {
         for_each_split([&](int split) {
           load_pairs<S::query_size, S::Out::template chunk_steps<kMaxColumns>, NumColumns>(
-              p, exchange.attention_output, split, first_step, num_columns, tags, kAttention,
+              p, exchange.attention_output, split, first_step, num_columns, epoch_tags, kAttention,
               sums.timed_out, context.fragments[split]);
         });
       }
@@ -168,8 +168,9 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
     // gate_up: m = silu(W_gate norm(x)) (W_up norm(x)), to exchange.mlp_hidden. A row group has
     // four rows of gate, then the same four of up, in neighbouring lanes.
     auto load_residual = [&](int, auto& sums) {
-      load_normed_residual<S::hidden_size, NumColumns>(
-          p, exchange.attention_residual, weight, num_columns, tags, kOut, context.fragments, sums);
+      load_normed_residual<S::hidden_size, NumColumns>(p, exchange.attention_residual, weight,
+                                                       num_columns, epoch_tags, kOut,
+                                                       context.fragments, sums);
     };
     auto store_hidden = [&](const ProjectionResult& r, float sum, const auto& sums, bool valid) {
       const float gate = sum * rms_norm_scale<S::hidden_size>(sums, r.column, eps);
@@ -185,7 +186,7 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
         const int at = Layout::index(r.column, split * (S::intermediate_size / 2) + pair);
         store_relaxed_if(is_gate && r.row % 2 == 0, exchange.mlp_hidden + at,
                          tag_pair(split_remainder(value, split), split_remainder(next, split),
-                                  tags.of(r.column)));
+                                  epoch_tags.of(r.column)));
       });
     };
     if (!project<typename S::GateUp, NumColumns>(context, kGateUp, load_residual, store_hidden)) {
@@ -198,8 +199,8 @@ DEVICE bool run_layers(Context& context, ResidualRows<Context::max_columns>& res
     auto load_hidden = [&](int first_step, auto& sums) {
       for_each_split([&](int split) {
         load_pairs<S::intermediate_size, S::Down::template chunk_steps<kMaxColumns>, NumColumns>(
-            p, exchange.mlp_hidden, split, first_step, num_columns, tags, kGateUp, sums.timed_out,
-            context.fragments[split]);
+            p, exchange.mlp_hidden, split, first_step, num_columns, epoch_tags, kGateUp,
+            sums.timed_out, context.fragments[split]);
       });
     };
     // Orders the pass's keys and values before the results that later passes depend on.

@@ -99,7 +99,7 @@ struct PhaseContext {
   PhaseTimer timer;
   const RowGroupRange* row_groups;                  // this thread block's, by phase
   typename R::Cursor cursor;                        // the next stage of the ring
-  EpochTags tags;                                   // of the layer's exchange buffers
+  EpochTags epoch_tags;                             // of the layer's exchange buffers
   int num_pass_columns = 0, log2_pass_columns = 0;  // the latter rounded up
   int sums_idx = 0;                                 // the next set of `sums`
 

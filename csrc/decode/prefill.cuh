@@ -95,7 +95,7 @@ class PromptPrefill : BlockContext<M, MaxColumns> {
   // timeout.
   DEVICE bool finish_batch(const PrefillBatch& batch, int num_columns, bool failed_before) {
     wait_for_residual<Talker::hidden_size, kCapacity, MaxColumns>(
-        p_, s_.talker.exchange.mlp_residual, num_columns, context_.tags, kDown,
+        p_, s_.talker.exchange.mlp_residual, num_columns, context_.epoch_tags, kDown,
         context_.timed_out(),
         [&](int c, int i, int vector, float4 x) {
           if (!failed_before) store_prompt_hidden(batch, c + i, vector, x);

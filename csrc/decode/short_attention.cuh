@@ -246,7 +246,7 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
                                  ShortAttentionSharedMemory& shared, int& timed_out, Use use) {
   constexpr int kMaxColumns = Context::max_columns;
   const Params& p = context.p;
-  const EpochTags& tags = context.tags;
+  const EpochTags& epoch_tags = context.epoch_tags;
   const ShortAttentionAddresses<kMaxColumns> addresses(context.fragments, shared);
   const float eps = n.eps;
   const int position = warp_uniform(columns[c].position);
@@ -269,7 +269,7 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
   constexpr int kNumVectors = kTwoPositions ? 6 : 4;
   uint4 raw[kNumVectors] = {};
   wait_for_vectors<FloatValues>(
-      raw, (1u << kNumVectors) - 1, address, [&](int i) { return tags.of(c - i / 4); },
+      raw, (1u << kNumVectors) - 1, address, [&](int i) { return epoch_tags.of(c - i / 4); },
       SpinTimeout(p, kQkv, timed_out));
 
   constexpr int kNumNormed = kTwoPositions ? 4 : 3;  // queries, the key, the key before
@@ -339,7 +339,7 @@ DEVICE void attend_short_distributed(Context& context, const Network& n, int lay
 #pragma unroll 1
   for (int item = block_idx(); item < num_columns * S::num_kv_heads; item += num_blocks()) {
     const int c = item / S::num_kv_heads, head = item % S::num_kv_heads;
-    const uint32_t tag = context.tags.of(c);
+    const uint32_t tag = context.epoch_tags.of(c);
     auto store = [&](int, int j, float4 v) {
       const int pair = ((2 * head + j) * kHeadDim + 4 * lane_idx()) / 2;
       for_each_split([&](int split) {

@@ -19,6 +19,7 @@ from megakernel_tts.bench.stages import measure_stages
 from megakernel_tts.bench.timing import BenchmarkRequest, Streaming, time_first_chunk, time_streams
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_released import write_released_checkpoint
+from megakernel_tts.warmup import voice_examples
 
 TEXT = "Hello, it is good to hear you."
 RANDOM_FRAMES = 50  # maximum with random weights, which seldom sample the end of speech
@@ -85,7 +86,7 @@ def _checkpoint(options: Options, device: torch.device) -> Iterator[tuple[Path, 
 
 def _request(tts: TTS, options: Options) -> BenchmarkRequest:
     """The request, with the model's first voice; Base and VoiceDesign use an example voice."""
-    voice, instruct = tts._voice_examples()[0]
+    voice, instruct = voice_examples(tts._loaded.config, tts.info)[0]
     sampling = tts.sampling
     if options.random_weights is not None:
         sampling = replace(sampling, max_frames=RANDOM_FRAMES, guard=False)

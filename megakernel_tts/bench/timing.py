@@ -166,7 +166,7 @@ def time_streams(
         len(arrivals),
         _ms(median(1e3 * (t.end_s - t.start_s) / t.frames for t in timings)),
         round(median((t.end_s - t.start_s) / t.audio_s for t in timings), 4),
-        tuple(_ms(median(place)) for place in zip(*arrivals, strict=True)),
+        tuple(_ms(median(times)) for times in zip(*arrivals, strict=True)),
     )
 
 

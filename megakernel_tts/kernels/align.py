@@ -98,8 +98,9 @@ def make_plan(
         blocks_per_sm = min(-(-num_items * blocks_per_item // gpu.num_sms), info.max_blocks_per_sm)
         share = gpu.shared_bytes_per_sm // blocks_per_sm - _RESERVED_SHARED_BYTES
         fixed = info.static_shared_bytes + (trace_bytes if shared_directions else 0)
-        room = min(gpu.shared_bytes_per_block, share) - fixed
-        num_stages = max(1, min(room // (strips_per_block * tile_bytes), info.max_score_stages))
+        free_bytes = min(gpu.shared_bytes_per_block, share) - fixed
+        num_fitting = free_bytes // (strips_per_block * tile_bytes)
+        num_stages = max(1, min(num_fitting, info.max_score_stages))
     stage_bytes = strips_per_block * num_stages * tile_bytes
     return SearchPlan(
         SearchParams(

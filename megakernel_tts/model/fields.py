@@ -26,8 +26,8 @@ class Fields:
             CheckpointError: The value is not an object.
         """
         if not isinstance(values, dict):
-            place = f"{file}: {path or 'the file'}"
-            raise CheckpointError(f"{place} must be a JSON object, found {_shown(values)}.")
+            where = f"{file}: {path or 'the file'}"
+            raise CheckpointError(f"{where} must be a JSON object, found {_shown(values)}.")
         self.values: dict[str, Any] = values
         self.file = file
         self.path = path

@@ -38,7 +38,7 @@ class Break(NamedTuple):
     seconds: float
 
 
-Part = Spoken | Break
+TextPart = Spoken | Break
 
 
 class Replacement(NamedTuple):
@@ -74,22 +74,22 @@ class Markup:
         self._after_break = False  # until the next letter or digit
         self._marks = ""  # punctuation and spaces after a break
 
-    def push(self, text: str) -> Iterator[Part]:
+    def push(self, text: str) -> Iterator[TextPart]:
         """Adds text; yields what can be spoken now."""
         text, self._tag = self._tag + text, ""
         yield from self._read(text, ended=False)
 
-    def flush(self) -> Iterator[Part]:
+    def flush(self) -> Iterator[TextPart]:
         """Ends the word that is held back. The beginning of a tag stays: it is not spoken."""
         yield from self._end_word()
 
-    def end(self) -> Iterator[Part]:
+    def end(self) -> Iterator[TextPart]:
         """Ends the text. The beginning of a tag is text after all."""
         text, self._tag = self._tag, ""
         yield from self._read(text, ended=True)
         yield from self._end_word()
 
-    def _read(self, text: str, *, ended: bool) -> Iterator[Part]:
+    def _read(self, text: str, *, ended: bool) -> Iterator[TextPart]:
         """Separates tags from text."""
         start = idx = 0
         while (idx := text.find("<", idx)) >= 0:
@@ -106,7 +106,7 @@ class Markup:
                 idx += 1
         yield from self._write(text[start:])
 
-    def _apply(self, tag: Tag) -> Iterator[Part]:
+    def _apply(self, tag: Tag) -> Iterator[TextPart]:
         if tag.kind == "break" and tag.seconds > 0:
             yield from self._end_word()
             yield Break(tag.seconds)
@@ -118,7 +118,7 @@ class Markup:
         if self._removed is None or tag.separates:
             self._removed = tag
 
-    def _write(self, text: str) -> Iterator[Part]:
+    def _write(self, text: str) -> Iterator[TextPart]:
         """Adds text that has no tag."""
         if not text:
             return
@@ -144,13 +144,13 @@ class Markup:
         else:
             yield Spoken(text)
 
-    def _end_word(self) -> Iterator[Part]:
+    def _end_word(self) -> Iterator[TextPart]:
         if self._spelling:
             yield from self._spell_word()
         elif self._pronunciations is not None:
             yield from self._respell("", self._pronunciations, ended=True)
 
-    def _respell(self, text: str, table: Pronunciations, *, ended: bool) -> Iterator[Part]:
+    def _respell(self, text: str, table: Pronunciations, *, ended: bool) -> Iterator[TextPart]:
         """Adds text; replaces the words of the table in it."""
         text = self._word + text
         start = idx = 0
@@ -172,7 +172,7 @@ class Markup:
             self._before_word = text[idx - 1]
         self._word = text[idx:]
 
-    def _spell(self, text: str) -> Iterator[Part]:
+    def _spell(self, text: str) -> Iterator[TextPart]:
         """Adds text that is spelled, word by word."""
         for i, piece in enumerate(_SPACES.split(text)):
             if i % 2:  # spaces
@@ -187,7 +187,7 @@ class Markup:
                 yield Spoken(" ")
                 self._word = rest
 
-    def _spell_word(self) -> Iterator[Part]:
+    def _spell_word(self) -> Iterator[TextPart]:
         word, self._word = self._word, ""
         spoken = ""
         for char in word:

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from megakernel_tts.text.markup import Break, Markup, Part, Replacement
+from megakernel_tts.text.markup import Break, Markup, Replacement, TextPart
 from megakernel_tts.text.pace import ordinary_frames
 from megakernel_tts.text.splitter import Splitter
 from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
@@ -73,7 +73,7 @@ class TextQueue:
         if last:
             self._finish()
 
-    def _add(self, part: Part, *, last: bool = False) -> None:
+    def _add(self, part: TextPart, *, last: bool = False) -> None:
         """Adds a part of the text.
 
         Args:

@@ -184,7 +184,7 @@ inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& ba
   // This build counts full stages ahead. Some copies take long, so that the count is wrong if it
   // includes them.
   const bool slow = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
-  for (int turn = 0; slow && turn < 40; ++turn) yield();
+  for (int num_yields = 0; slow && num_yields < 40; ++num_yields) yield();
 #endif
   mbarrier_arrive_if(lane_idx() > 0, barrier);
   if (lane_idx() > 0) return;

@@ -105,10 +105,10 @@ def test_a_cancelled_stream_is_a_prefix(engine: TTS, speed: float) -> None:
     whole = engine.say(text, speed=speed).pcm
     session = engine.open(text=text, speed=speed, chunks=ChunkPolicy(1, 2))
     events = iter(session)
-    heard = [event for _, event in zip(range(9), events, strict=False)]
+    received = [event for _, event in zip(range(9), events, strict=False)]
     session.cancel()
     assert all(isinstance(event, Finish) for event in events)
-    pcm = pcm_of(event for event in heard if isinstance(event, AudioChunk))
+    pcm = pcm_of(event for event in received if isinstance(event, AudioChunk))
     assert 0 < len(pcm) < len(whole)
     np.testing.assert_array_equal(pcm, whole[: len(pcm)])
 
@@ -117,10 +117,10 @@ def test_a_stream_does_not_depend_on_the_speed_of_others(engine: TTS) -> None:
     text = f'{ONE}<break time="0.2s"/>{TWO}'
     solo = {speed: engine.say(text, speed=speed).pcm for speed in SPEEDS}
     sessions = {speed: engine.open(text=text, speed=speed) for speed in SPEEDS}
-    heard: dict[float, NDArray[np.int16]] = {}
+    received: dict[float, NDArray[np.int16]] = {}
 
     def listen(speed: float, session: Session) -> None:
-        heard[speed] = pcm_of(drain(session)[0])
+        received[speed] = pcm_of(drain(session)[0])
 
     readers = [threading.Thread(target=listen, args=item) for item in sessions.items()]
     for reader in readers:
@@ -128,7 +128,7 @@ def test_a_stream_does_not_depend_on_the_speed_of_others(engine: TTS) -> None:
     for reader in readers:
         reader.join()
     for speed, pcm in solo.items():
-        np.testing.assert_array_equal(heard[speed], pcm)
+        np.testing.assert_array_equal(received[speed], pcm)
 
 
 def test_live_text_is_spoken_up_to_a_break_and_then_silent(engine: TTS) -> None:

@@ -4,22 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.text.markup import Break, Markup, Part, Spoken
+from megakernel_tts.text.markup import Break, Markup, Spoken, TextPart
 from megakernel_tts.text.pronunciations import Pronunciations
 
 TABLE = Pronunciations({"GPU": "gee pee you", "sql": "sequel", "重庆": "崇庆", "a-b": "ay bee"})
 
 
-def read(portions: Sequence[str], table: Pronunciations | None = TABLE) -> list[Part]:
+def read(portions: Sequence[str], table: Pronunciations | None = TABLE) -> list[TextPart]:
     """The parts of a text, with adjacent ones that are spoken as they are written joined."""
-    markup, parts = Markup(table), list[Part]()
+    markup, parts = Markup(table), list[TextPart]()
     for portion in portions:
         parts += markup.push(portion)
     return joined([*parts, *markup.end()])
 
 
-def joined(parts: Sequence[Part]) -> list[Part]:
-    result: list[Part] = []
+def joined(parts: Sequence[TextPart]) -> list[TextPart]:
+    result: list[TextPart] = []
     for part in parts:
         last = result[-1] if result else None
         if isinstance(part, Spoken) and part.written is None:
@@ -30,7 +30,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
     return result
 
 
-def plain(text: str) -> list[Part]:
+def plain(text: str) -> list[TextPart]:
     return [Spoken(text)] if text else []
 
 
@@ -66,7 +66,7 @@ def test_tags_are_not_spoken_and_other_text_is(text: str, spoken: str) -> None:
         ("a<break/> – “b”", [Spoken("a"), Break(0.5), Spoken("“b”")]),
     ],
 )
-def test_breaks_divide_the_text(text: str, parts: list[Part]) -> None:
+def test_breaks_divide_the_text(text: str, parts: list[TextPart]) -> None:
     assert read([text]) == parts
 
 
@@ -110,7 +110,7 @@ def test_a_spelled_text_keeps_its_words() -> None:
         ("GPU<break/>s", [Spoken("gee pee you", "GPU"), Break(0.5), Spoken("s")]),
     ],
 )
-def test_words_of_the_table_are_respelled(text: str, parts: list[Part]) -> None:
+def test_words_of_the_table_are_respelled(text: str, parts: list[TextPart]) -> None:
     assert read([text]) == parts
 
 
