@@ -21,16 +21,16 @@ import numpy as np
 from bench.report import write
 from bench.simulated_engine import SIMULATED_ENGINE
 from bench.simulation import simulated_tts
-from megakernel_tts import ChunkPolicy, Sampling
+from megakernel_tts import Sampling
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
+from megakernel_tts.server.streams import CHUNKS
 
 _FRAME_S = 0.005  # of the simulated engine
 _SLOTS = 16
 _PLACEMENTS = (Placement("cpu:0", "cpu", {}),)
 _MAX_PAUSE_S = 4 * _FRAME_S  # before a request, which comes at any time of a frame
-_CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # as the server's
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
 
@@ -41,7 +41,7 @@ async def open_session(engine: SpeechEngine, text: str | None) -> SpeechSession:
         "auto",
         None,
         sampling=Sampling(seed=0),
-        chunks=_CHUNKS,
+        chunks=CHUNKS,
         speed=1.0,
         pronunciations={},
         text=text,

@@ -27,13 +27,13 @@ from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.hub import find_checkpoint
+from megakernel_tts.session import FRAME_S
 from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
-_FRAME_S = 0.08
 # Steps of a frame; code i of a frame is 1 + the number of the word in its step i.
-_STEPS = round(_FRAME_S / STEP_SECONDS)
+_STEPS = round(FRAME_S / STEP_SECONDS)
 _GROUPS = 16
 _MIN_LOUDNESS, _LOUDNESS_STEP = 2000, 20  # of 32767; loudness = minimum + index * step
 _NUM_LOUDNESSES = 1000

@@ -20,7 +20,7 @@ from megakernel_tts.server.voices import Catalog
 if TYPE_CHECKING:
     from megakernel_tts.server.tracing import Tracing
 
-_CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # at most 12 frames (1 s) before they are sent
+CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # at most 12 frames (1 s) before they are sent
 
 
 class SpeechStreams:
@@ -172,7 +172,7 @@ class SpeechStreams:
             request.language,
             request.instruct,
             sampling=request.sampling,
-            chunks=_CHUNKS,
+            chunks=CHUNKS,
             speed=request.speed,
             pronunciations=pronunciations,
             text=request.text,

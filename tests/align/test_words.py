@@ -105,7 +105,7 @@ def test_what_is_spoken_in_place_of_a_word_is_that_word() -> None:
     assert text.unit_words == [0, 0, 1, 1, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_replacement_in_a_script_without_spaces() -> None:
+def test_a_replacement_in_a_script_without_spaces_joins_the_tokens_it_covers() -> None:
     """Tokens of one character, and one token for the end of a word and the next one."""
     for tokens, words in (
         (["在", "崇", "庆", "。", "住"], ["在", "重庆。", "住"]),

@@ -307,7 +307,7 @@ def test_a_gpu_with_too_few_multiprocessors_is_refused(comparison: MakeCompariso
 
 
 @pytest.mark.gpu
-def test_the_operator_is_what_torch_expects(gpu_comparison: MakeComparison) -> None:
+def test_the_operator_passes_opcheck(gpu_comparison: MakeComparison) -> None:
     b = gpu_comparison("0b6")
     b.begin(0, 0)
     kernel = b.kernel

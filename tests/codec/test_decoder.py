@@ -94,7 +94,7 @@ def test_a_state_has_constant_size(decoder: Decoder) -> None:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
-def test_output_length_and_range(decoder: Decoder) -> None:
+def test_frames_have_1920_samples_within_one(decoder: Decoder) -> None:
     wave = decode_chunks(decoder, some_codes(9, 5), [9])
     assert wave.shape == (9 * 1920,)
     assert wave.abs().max() <= 1

@@ -12,12 +12,11 @@ from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.session import ChunkPolicy
+from megakernel_tts.session import FRAME_S, ChunkPolicy
 from megakernel_tts.text.splitter import SplitLimits
 from tests.fakes import ScriptedBackend
 from tests.rig import ManualClock, Rig, drain
 
-FRAME_S = 0.08  # of audio
 NUM_FRAMES = 40  # of a turn
 
 
