@@ -1,7 +1,6 @@
 """The service with models of every kind: small ones with random weights, on the CPU."""
 
 import asyncio
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,27 +70,26 @@ def test_cloned_voices_may_be_changed_within_a_turn(
     assert_spoken(bot)
 
 
-@pytest.mark.parametrize(
-    ("voice", "sentence"),
-    [
-        (Voice(torch.zeros(64)), "x-vector has 64 values and this model needs 128"),
-        (Voice(torch.zeros(128), torch.full((5, 16), 9999), "Hi."), "not those of this model"),
-        (Voice(torch.zeros(128), torch.zeros(5, 8, dtype=torch.int64), "Hi."), "not those of this"),
-        (Voice(torch.zeros(128), torch.zeros(2047, 16, dtype=torch.int64), "Hi."), "positions"),
-    ],
-)
 def test_a_cloned_voice_that_does_not_fit_the_model_is_refused_when_it_is_set(
-    checkpoint: Callable[..., Path], voice: Voice, sentence: str
+    checkpoint: Callable[..., Path],
 ) -> None:
-    voices = {"good": Voice(torch.zeros(128)), "bad": voice}
+    long = torch.zeros(2047, 16, dtype=torch.int64)
+    cases = {
+        "x-vector": (Voice(torch.zeros(64)), "x-vector has 64 values and this model needs 128"),
+        "codes": (Voice(torch.zeros(128), long[:5] + 9999, "Hi."), "not those of this model"),
+        "groups": (Voice(torch.zeros(128), long[:5, :8], "Hi."), "not those of this model"),
+        "length": (Voice(torch.zeros(128), long, "Hi."), "positions"),
+    }
+    voices = {"good": Voice(torch.zeros(128))} | {name: voice for name, (voice, _) in cases.items()}
     with warm(checkpoint("base")) as tts:
-        with pytest.raises(VoiceError, match=sentence):
-            MegakernelTTSService(engine=tts, voices=voices, settings=Settings(voice="bad"))
-        change = TTSUpdateSettingsFrame(delta=Settings(voice="bad"))
-        bot = Bot(tts, [change, TEXT], voices=voices, settings=Settings(sampling=SHORT))
+        for name, (_, sentence) in cases.items():
+            with pytest.raises(VoiceError, match=sentence):
+                MegakernelTTSService(engine=tts, voices=voices, settings=Settings(voice=name))
+        changes = [TTSUpdateSettingsFrame(delta=Settings(voice=name)) for name in cases]
+        bot = Bot(tts, [*changes, TEXT], voices=voices, settings=Settings(sampling=SHORT))
         run_conversations([bot], Bot.reply)
-    (error,) = bot.errors
-    assert error.category is ErrorCategory.APPLICATION and re.search(sentence, error.error)
+    for error, (_, sentence) in zip(bot.errors, cases.values(), strict=True):
+        assert error.category is ErrorCategory.APPLICATION and sentence in error.error
     assert bot.tts.is_usable and bot.tts.settings.given_fields()["voice"] == "good"
     assert bot.played_of(TTSTextFrame)
 

@@ -123,6 +123,8 @@ class Turn:
     async def speak(self, group: str) -> None:
         self.groups.append(group)
         text = self.service._trim_text(group)
+        if text and (filter_text := getattr(self.service, "_filter_text", None)):  # Pipecat 1.13
+            text = await filter_text(text)
         if text and (text := await self.service._transform_text(text, "sentence")):
             self.spoken.append(text.strip() + " " * group[-1].isspace())
 
