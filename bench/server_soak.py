@@ -11,6 +11,7 @@ python -m bench.server_soak --sessions 10000 --json bench/results/server-soak-cp
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import random
@@ -57,7 +58,7 @@ class ServerSoakReport:
         disconnected: Sessions that the client ended early.
         refused: Replies and contexts that were refused because of the load.
         seconds: Duration.
-        rss_settled_mb: Resident memory after a tenth of the sessions, in MiB.
+        rss_settled_mb: Resident memory after a tenth of the sessions, in MiB, see `_used_mb`.
         rss_end_mb: Resident memory at the end.
         streams_left: Streams that the server still holds.
         sockets_left: WebSockets that it counts as open.
@@ -251,10 +252,17 @@ async def _run_all(authority: str, num_sessions: int, seed: int, report: ServerS
                 num_done += 1
                 progress.update()
                 if num_done == max(1, int(_SETTLED_SHARE * num_sessions)):
-                    gc.collect()
-                    report.rss_settled_mb = rss_mb()
+                    report.rss_settled_mb = _used_mb()
 
         await asyncio.gather(*(work() for _ in range(_NUM_WORKERS)))
+
+
+def _used_mb() -> float:
+    """Resident memory in MiB, without what the allocator could return to the system."""
+    gc.collect()
+    with suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return rss_mb()
 
 
 def soak(tts: TTS, num_sessions: int, seed: int = 0) -> ServerSoakReport:
@@ -283,8 +291,7 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> ServerSoakReport:
 
         with suppress(TimeoutError):
             wait_until(nothing_is_left, _RELEASE_TIMEOUT_S)
-        gc.collect()
-        report.rss_end_mb = rss_mb()
+        report.rss_end_mb = _used_mb()
     report.seconds = time.monotonic() - start_s
     return report
 
