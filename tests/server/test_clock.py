@@ -40,7 +40,7 @@ def test_speech_and_limits_do_not_depend_on_the_wall_clock(
 
 
 def test_only_stamps_use_the_wall_clock() -> None:
-    for file in Path(server.__path__[0]).glob("*.py"):
+    for file in Path(server.__path__[0]).rglob("*.py"):
         names = {
             node.attr
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))

@@ -1,10 +1,12 @@
 import base64
 import io
 import json
+import resource
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +410,35 @@ def test_a_voice_that_cannot_be_saved_is_not_added(base: TTS, tmp_path: Path) ->
         assert listed(server)["voices"] == []
         folder.mkdir()
         assert upload(server).status_code == 200
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """Files of this process cannot become larger than this, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1000])
+def test_a_full_disk_leaves_neither_part_of_a_voice_nor_affects_others(
+    base: TTS, tmp_path: Path, num_bytes: int
+) -> None:
+    """The description of the voice does not fit, or the voice itself."""
+    voice = base.clone(io.BytesIO(RECORDING))
+    settings = ServerSettings(voices={"henry": voice}, voice_dir=tmp_path)
+    with running_server(base, settings) as server:
+        with full_disk(num_bytes):
+            assert error_of(upload(server, ref_text=TRANSCRIPT), 500)["code"] == "voice_not_saved"
+            assert_same(pcm_of(speak(server, voice="henry")), expected(base, None))
+        assert not [*tmp_path.iterdir()]
+        assert upload(server, ref_text=TRANSCRIPT).status_code == 200
+        sizes = sorted(file.stat().st_size for file in tmp_path.iterdir())
+        assert 0 < sizes[0] < 1000 < sizes[1]
+        assert listed(server)["voices"] == ["henry", "anna"]
 
 
 def test_simultaneous_uploads_of_a_name_add_one_voice(base: TTS, tmp_path: Path) -> None:

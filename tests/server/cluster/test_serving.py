@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,19 +19,20 @@ import uvicorn
 
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
+from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.serving import authority, bind, uvicorn_config
 from tests.comparison import assert_same_speech
 from tests.fakes import TIMEOUT_S
-from tests.server.cluster.clusters import LONG_TEXT, TEXT, until
+from tests.server.cluster.clusters import LONG_TEXT, TEXT, kill, simulated_cluster, until
 from tests.server.cluster.conftest import RunningCluster
 from tests.server.running import RunningServer, connected, pcm_of, wait_until, words_of
 
 
 @asynccontextmanager
-async def served(running: RunningCluster, local: TTS) -> AsyncGenerator[RunningServer]:
+async def served(cluster: EngineCluster, local: TTS) -> AsyncGenerator[RunningServer]:
     """A server on the event loop of a cluster."""
-    server = Server(running.cluster)
-    running.cluster.add_metrics(server.streams.metrics)
+    server = Server(cluster)
+    cluster.add_metrics(server.streams.metrics)
     with bind("127.0.0.1", 0) as listener:
         runner = uvicorn.Server(uvicorn_config(server))
         serving = asyncio.create_task(runner.serve([listener]))
@@ -44,7 +46,7 @@ def test_contexts_of_a_socket_are_divided_among_the_engines(
     running: RunningCluster, local: TTS
 ) -> None:
     async def main() -> None:
-        async with served(running, local) as server, connected(server) as client:
+        async with served(running.cluster, local) as server, connected(server) as client:
             for name in "abcd":
                 await client.send(name, LONG_TEXT)
             await until(lambda: running.loads == [2, 2])
@@ -62,10 +64,46 @@ def test_contexts_of_a_socket_are_divided_among_the_engines(
     running.run(main())
 
 
+def test_contexts_of_an_engine_that_is_killed_end_with_an_error(local: TTS) -> None:
+    """Those of the other engine continue, and new requests are served."""
+
+    async def main() -> None:
+        async with (
+            simulated_cluster() as cluster,
+            served(cluster, local) as server,
+            connected(server) as client,
+            httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as http,
+        ):
+            for name in "abcd":
+                await client.send(name, LONG_TEXT)
+            await until(lambda: all(one.num_sessions == 2 for one in cluster._warm_clients))
+            kill(cluster, 0)
+            errors: list[dict[str, Any]] = []
+            while len(errors) < 2:
+                event = await client.receive()
+                errors += [event] if event["type"] == "error" else []
+            assert {error["status_code"] for error in errors} == {500}
+            assert all("cpu:0 has ended" in error["message"] for error in errors)
+            speaking = {*"abcd"} - {error["context_id"] for error in errors}
+            while speaking:
+                event = await client.receive()
+                assert event["type"] == "chunk" and event["context_id"] in "abcd"
+                speaking.discard(event["context_id"])
+
+            await client.send("e", TEXT)
+            assert np.array_equal(pcm_of(await client.until_done("e")), local.say(TEXT).pcm)
+            body = {"input": TEXT, "response_format": "pcm"}
+            reply = await http.post("/v1/audio/speech", json=body)
+            assert reply.content == local.say(TEXT).pcm.tobytes()
+            assert server.metric('requests_success_total{finished_reason="error"}') == 2
+
+    asyncio.run(main())
+
+
 def test_http_reports_the_engines_and_their_errors(running: RunningCluster, local: TTS) -> None:
     async def main() -> None:
         async with (
-            served(running, local) as server,
+            served(running.cluster, local) as server,
             httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client,
         ):
             assert (await client.get("/ready")).json() == {"ready": True, "reason": None}
