@@ -1,7 +1,7 @@
 """An engine over a scripted backend, and what its sessions deliver."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -206,3 +206,6 @@ def codes(chunks: list[AudioChunk]) -> np.ndarray:
 def scripted(seed: int, num_frames: int, first: int = 0) -> np.ndarray:
     """The codes [frames, groups] that `ScriptedBackend` makes."""
     return torch.stack([codes_of(seed, first + i) for i in range(num_frames)]).numpy()
+
+
+MakeRig = Callable[..., Rig]

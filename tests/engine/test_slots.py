@@ -1,36 +1,17 @@
-"""Slots: admission order, swapping of stalled streams, shared prefills."""
+"""Slots: the order in which streams get them, swapping of stalled streams."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from megakernel_tts import AudioChunk, Session
-from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.engine.scheduler import SchedulingPolicy
-from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.splitter import SplitLimits
-from tests.fakes import TIMEOUT_S, ScriptedBackend
-from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, read, scripted
+from tests.fakes import TIMEOUT_S
+from tests.rig import TEXT, UNLIMITED, MakeRig, Rig, codes, drain, read, scripted
 
-MakeRig = Callable[..., Rig]
 STALL_TIMEOUT_S = SchedulingPolicy().stall_timeout_s
-
-
-@pytest.fixture
-def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
-    """Makes rigs with a number of slots and a scheduling policy."""
-    rigs: list[Rig] = []
-
-    def make(num_slots: int = 2, **policy: float) -> Rig:
-        backend = ScriptedBackend(num_slots=num_slots)
-        rigs.append(Rig(load(), backend, policy=SchedulingPolicy(**policy)))  # type: ignore[arg-type]
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
 
 
 def start_live(rig: Rig, seed: int) -> Session:
@@ -304,58 +285,6 @@ def test_streams_of_one_priority_keep_their_slots(make_rig: MakeRig) -> None:
     assert rig.backend.num_swapped_out == 0
 
 
-def open_burst(rig: Rig, seeds: range) -> list[Session]:
-    """Opens sessions during a step of another; the loop finds all of them in one iteration."""
-    rig.backend.endless = True
-    rig.backend.gate.clear()
-    sessions = [rig.open(seed=0)]
-    rig.hold()
-    rig.backend.events.clear()
-    sessions += [rig.open(seed=seed) for seed in seeds]
-    rig.resume()
-    for session in sessions:
-        assert isinstance(next(iter(session)), AudioChunk)
-    return sessions
-
-
-def test_streams_opened_together_begin_together(make_rig: MakeRig) -> None:
-    """After one frame each has its first chunk, also if a prefill of some prompts goes first."""
-    rig = make_rig(6, first_prefill_positions=2)  # of ten, nine are common
-    open_burst(rig, range(1, 6))
-    assert rig.backend.prefill_sizes == [1, 2, 3]
-    begun = rig.backend.events.index("prefill")
-    assert begun == 1 and rig.backend.events[1:4] == ["prefill", "prefill", "frame"]
-    assert rig.backend.prompts[1:] == [(seed, 0) for seed in range(1, 6)]
-
-
-def test_speaking_streams_get_a_frame_after_the_prefill_budget(make_rig: MakeRig) -> None:
-    rig = make_rig(6, first_prefill_positions=2, prefill_budget_positions=2)  # nine are common
-    open_burst(rig, range(1, 6))
-    assert rig.backend.prefill_sizes == [1, 2, 2, 1]
-    prefills = [i for i, event in enumerate(rig.backend.events) if event == "prefill"]
-    assert np.diff(prefills).tolist() == [2, 2], "one frame between them"
-
-
-def test_a_prompt_that_fails_ends_no_other_stream(make_rig: MakeRig) -> None:
-    rig = make_rig(6)
-    rig.backend.failing_prompts = {13}
-    rig.backend.endless = True
-    rig.backend.gate.clear()
-    speaking = rig.open(seed=0)
-    rig.hold()
-    sessions = [rig.open(seed=seed) for seed in (1, 13, 2)]
-    rig.resume()
-    finish = drain(sessions[1])[1]
-    assert finish.reason == "error" and "failing prompt of seed 13" in str(finish.error)
-    assert rig.backend.prefill_sizes == [1, 1, 1]
-    rig.backend.endless = False
-    for seed, session in ((1, sessions[0]), (2, sessions[2])):
-        chunks, finish = drain(session)
-        assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, finish.frames))
-    assert drain(speaking)[1].reason == "eos"
-
-
 def test_the_slot_of_a_cancelled_stream_is_free_for_the_next_prompt(make_rig: MakeRig) -> None:
     rig = make_rig(2)
     rig.backend.endless = True
@@ -378,82 +307,3 @@ def test_an_unfinished_sentence_in_the_full_layout_takes_no_slot(make_rig: MakeR
     stall(rig)
     rig.settle()
     assert rig.backend.num_swapped_out == 0
-
-
-def test_a_session_opened_during_a_prefill_begins_with_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its first frame shares a step, and its codes are those of a stream alone."""
-    prefill, second = rig.backend.prefill, list[Session]()
-
-    def open_second(requests: Sequence[PrefillRequest]) -> None:
-        prefill(requests)
-        if not second:
-            second.append(rig.open(seed=2))
-
-    monkeypatch.setattr(rig.backend, "prefill", open_second)
-    spoken = [drain(rig.open(seed=1))]
-    spoken += map(drain, second)
-    for seed, (chunks, finish) in enumerate(spoken, 1):
-        assert finish.reason == "eos"
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))
-    assert rig.backend.events[:3] == ["prefill", "prefill", "frame"]
-    assert rig.backend.batch_sizes[0] == 2
-
-
-def test_a_session_cancelled_during_a_prefill_gets_no_prompt(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefill, cancelled = rig.backend.prefill, list[Session]()
-
-    def open_and_cancel(requests: Sequence[PrefillRequest]) -> None:
-        prefill(requests)
-        if not cancelled:
-            cancelled.append(rig.open(seed=2))
-            cancelled[0].cancel()
-
-    monkeypatch.setattr(rig.backend, "prefill", open_and_cancel)
-    assert drain(rig.open(seed=1))[1].reason == "eos"
-    assert drain(cancelled[0])[1].reason == "cancelled"
-    assert rig.backend.prompts == [(1, 0)]
-
-
-def test_a_stream_that_begins_waits_for_sessions_being_opened(make_rig: MakeRig) -> None:
-    """The wait ends when the last of them is open, long before the join window does."""
-    rig = make_rig(2, join_window_s=10 * TIMEOUT_S)
-    with rig.engine.pending_open():
-        first = rig.open(seed=1)
-        rig.backend.wait_until(lambda: rig.backend.events == ["prefill"])
-        second = rig.open(seed=2)
-    assert {finish.reason for finish in read([first, second])} == {"eos"}
-    assert rig.backend.batch_sizes[0] == 2
-
-
-def test_a_stream_that_begins_waits_no_longer_than_the_join_window(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pending = rig.engine._loop.pending_opens
-    wait, windows = pending.wait, list[float]()
-
-    def record(timeout_s: float) -> None:
-        windows.append(timeout_s)
-        wait(timeout_s)
-
-    monkeypatch.setattr(pending, "wait", record)
-    with rig.engine.pending_open():
-        assert read([rig.open()])[0].reason == "eos"
-    assert set(windows) == {SchedulingPolicy().join_window_s}
-
-
-def test_a_decoded_chunk_is_delivered_before_the_join_window(make_rig: MakeRig) -> None:
-    rig = make_rig(3, join_window_s=10 * TIMEOUT_S)
-    rig.backend.gate.clear()
-    speaking = rig.open(seed=1, first=1, largest=1)
-    rig.hold()
-    with rig.engine.pending_open():
-        other = rig.open(seed=2)
-        rig.resume()
-        assert isinstance(next(iter(speaking)), AudioChunk)
-        rig.backend.wait_until(lambda: rig.backend.events.count("prefill") == 2)
-        assert len(rig.backend.batch_sizes) == 1, "the loop is in the join window"
-    assert {finish.reason for finish in read([speaking, other])} == {"eos"}

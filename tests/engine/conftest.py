@@ -1,0 +1,25 @@
+"""Rigs with a number of slots and a scheduling policy."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from megakernel_tts.engine.scheduler import SchedulingPolicy
+from megakernel_tts.loader import LoadedModel
+from tests.fakes import ScriptedBackend
+from tests.rig import MakeRig, Rig
+
+
+@pytest.fixture
+def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
+    """Makes rigs with a number of slots and a scheduling policy."""
+    rigs: list[Rig] = []
+
+    def make(num_slots: int = 2, **policy: float) -> Rig:
+        backend = ScriptedBackend(num_slots=num_slots)
+        rigs.append(Rig(load(), backend, policy=SchedulingPolicy(**policy)))  # type: ignore[arg-type]
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
