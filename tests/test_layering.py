@@ -241,3 +241,20 @@ def test_modules_hold_no_mutable_state() -> None:
                 for name in names:
                     constant = name.lstrip("_").isupper() or name[0].isupper()
                     assert constant or name.startswith("__") or name == "_log", f"{file}: {name}"
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """The classes of the engine, the server and the benchmarks have different names."""
+    files: dict[str, Path] = {}
+    for file in [*FILES, *sorted((ROOT / "bench").glob("*.py"))]:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert node.name not in files, f"{node.name}: {files[node.name]} and {file}"
+                files[node.name] = file
+
+
+def test_a_source_file_has_at_most_450_lines() -> None:
+    for top in (NAME, "pipecat_service", "csrc", "bench"):
+        for file in (ROOT / top).rglob("*.*"):
+            if file.suffix in (".py", ".js", ".cu", ".cuh", ".cpp"):
+                assert file.read_text(encoding="utf-8").count("\n") <= 450, file

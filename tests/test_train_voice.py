@@ -33,7 +33,7 @@ from examples.train_voice.phonemes import LANGUAGES, VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
 from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
-from examples.train_voice.speech import FRAME, SAMPLE_RATE, Speech
+from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
 from examples.train_voice.synthesis import SHARD, shard_files, synthesise
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
@@ -55,15 +55,15 @@ def write_corpus(work: Work, texts: int) -> None:
         file.write_text("\n".join(lines) + "\n")
 
 
-def hum(texts: list[tuple[str, str]]) -> list[Speech]:
+def hum(texts: list[tuple[str, str]]) -> list[TeacherSpeech]:
     """Stands in for the teacher: 50 ms of noise for each phoneme."""
     rng = np.random.default_rng(0)
-    speeches: list[Speech] = []
+    speeches: list[TeacherSpeech] = []
     for phonemes, _ in texts:
         edges = np.linspace(0.1, 0.1 + 0.05 * len(phonemes), len(phonemes) + 1)
         samples = round((edges[-1] + 0.2) * SAMPLE_RATE)
         audio = (0.2 * rng.standard_normal(samples)).astype(np.float32)
-        speeches.append(Speech(audio, phonemes, edges[:-1], edges[1:]))
+        speeches.append(TeacherSpeech(audio, phonemes, edges[:-1], edges[1:]))
     return speeches
 
 

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from examples.train_voice import pitch
 from examples.train_voice.phonemes import PHONES, join_words, phone_indices, split_words
-from examples.train_voice.speak import Spoken, ends
-from examples.train_voice.speech import FRAME, SAMPLE_RATE, Speech
+from examples.train_voice.speak import SpokenCodes, ends
+from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
 
 RATE = 24_000
 
@@ -35,7 +35,7 @@ def test_frames_are_labelled_with_phones_and_words() -> None:
     phonemes, spans = split_words("ab|k,|d.")
     edges = np.linspace(0.5, 0.5 + 0.08 * len(phonemes), len(phonemes) + 1)
     audio = np.ones(round((edges[-1] + 1) * SAMPLE_RATE), np.float32)
-    speech = Speech(audio, phonemes, edges[:-1], edges[1:]).trimmed()
+    speech = TeacherSpeech(audio, phonemes, edges[:-1], edges[1:]).trimmed()
     assert speech.starts[0] == pytest.approx(0.06)
     samples, phones, words = speech.frames(spans)
     assert len(samples) == len(words) * FRAME and samples.dtype == np.int16
@@ -48,7 +48,7 @@ def test_frames_are_labelled_with_phones_and_words() -> None:
 
 def test_a_word_that_is_not_spoken_starts_with_the_next() -> None:
     phonemes, spans = split_words("|ab")
-    speech = Speech(
+    speech = TeacherSpeech(
         np.zeros(9000, np.float32), phonemes, np.array([0.1, 0.2]), np.array([0.2, 0.3])
     )
     assert speech.word_starts(spans) == [0.1, 0.1]
@@ -85,8 +85,8 @@ def test_alignment_follows_a_pause() -> None:
 
 def test_speech_that_does_not_end_is_counted() -> None:
     corpus = [("clara", "x" * n) for n in range(10, 110)]
-    spoken = [Spoken(np.zeros((5 + len(text), 16), np.int64), "eos") for _, text in corpus]
-    spoken[7] = Spoken(np.zeros((600, 16), np.int64), "length")
+    spoken = [SpokenCodes(np.zeros((5 + len(text), 16), np.int64), "eos") for _, text in corpus]
+    spoken[7] = SpokenCodes(np.zeros((600, 16), np.int64), "length")
     found = ends(corpus, spoken)
     assert found["ended"] == 99 and found["runaways"] == 1
     assert found["odd"][0]["text"] == corpus[7][1]

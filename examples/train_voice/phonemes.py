@@ -13,7 +13,7 @@ _MODIFIERS = frozenset("ˈˌː↓→↗↘̃")  # stress, length, intonation: pa
 
 
 @dataclass(frozen=True)
-class Voice:
+class TeacherVoice:
     """A voice of the checkpoint.
 
     Attributes:
@@ -30,10 +30,10 @@ class Voice:
 
 
 VOICES = {
-    "clara": Voice("af_heart", "english", "us", 1274),
-    "henry": Voice("am_michael", "english", "us", 1269),
-    "olivia": Voice("bf_emma", "english", "gb", 1083),
-    "lucia": Voice("ef_dora", "spanish", "es", 1086),
+    "clara": TeacherVoice("af_heart", "english", "us", 1274),
+    "henry": TeacherVoice("am_michael", "english", "us", 1269),
+    "olivia": TeacherVoice("bf_emma", "english", "gb", 1083),
+    "lucia": TeacherVoice("ef_dora", "spanish", "es", 1086),
 }
 LANGUAGES = tuple(dict.fromkeys(voice.language for voice in VOICES.values()))
 _INDEX = {phone: i for i, phone in enumerate(PHONES)}

@@ -27,7 +27,7 @@ _RUNAWAY_RATIO = 3.0  # duration relative to the usual one of a text of this len
 
 
 @dataclass(frozen=True)
-class Spoken:
+class SpokenCodes:
     """Speech of one text: codes [frames, groups] and the reason why it ended."""
 
     codes: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Spoken:
 
 def speak(
     tts: TTS, corpus: list[tuple[str, str]], manner: str, sampling: Sampling, streams: int
-) -> Iterator[Spoken]:
+) -> Iterator[SpokenCodes]:
     """Speaks texts, several at the same time.
 
     Args:
@@ -60,7 +60,7 @@ def speak(
             assert isinstance(finish, Finish) and finish.reason != "error", finish
             codes = [chunk.codes for chunk in chunks if isinstance(chunk, AudioChunk)]
             assert codes, f"no speech for {part}"
-            yield Spoken(np.concatenate(codes), finish.reason)
+            yield SpokenCodes(np.concatenate(codes), finish.reason)
 
 
 def _open(tts: TTS, line: tuple[str, str], manner: str, sampling: Sampling) -> Session:
@@ -105,7 +105,7 @@ def new_texts(work: Work, count: int) -> list[tuple[str, str]]:
     return texts
 
 
-def ends(corpus: list[tuple[str, str]], spoken: list[Spoken]) -> dict[str, Any]:
+def ends(corpus: list[tuple[str, str]], spoken: list[SpokenCodes]) -> dict[str, Any]:
     """How the speech of texts ended without the guard."""
     seconds = np.array([len(one.codes) * FRAME / SAMPLE_RATE for one in spoken])
     letters = np.array([[1, len(text)] for _, text in corpus])

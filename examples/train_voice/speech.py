@@ -15,7 +15,7 @@ _SILENT = PUNCTUATION | {" "}
 
 
 @dataclass(frozen=True)
-class Speech:
+class TeacherSpeech:
     """Synthesised speech.
 
     Attributes:
@@ -30,13 +30,15 @@ class Speech:
     starts: NDArray[np.float64]
     ends: NDArray[np.float64]
 
-    def trimmed(self) -> "Speech":
+    def trimmed(self) -> "TeacherSpeech":
         """The speech without most of the silence around it."""
         spoken = [i for i, c in enumerate(self.phonemes) if c not in _SILENT] or [0]
         first = max(0, round((self.starts[spoken[0]] - _BEFORE_S) * SAMPLE_RATE))
         last = round((self.ends[spoken[-1]] + _AFTER_S) * SAMPLE_RATE)
         shift = first / SAMPLE_RATE
-        return Speech(self.audio[first:last], self.phonemes, self.starts - shift, self.ends - shift)
+        return TeacherSpeech(
+            self.audio[first:last], self.phonemes, self.starts - shift, self.ends - shift
+        )
 
     def frames(
         self, spans: Sequence[tuple[int, int]]
@@ -86,4 +88,4 @@ class Speech:
 
 
 # Speaks a list of (phonemes, style).
-Synthesiser = Callable[[list[tuple[str, str]]], list[Speech]]
+Synthesiser = Callable[[list[tuple[str, str]]], list[TeacherSpeech]]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES, split_words
-from examples.train_voice.speech import SAMPLE_RATE, Speech, Synthesiser
+from examples.train_voice.speech import SAMPLE_RATE, Synthesiser, TeacherSpeech
 from examples.train_voice.text import held_out_corpus
 
 SHARD = 4000  # texts: the teacher's batches need many of equal length
@@ -66,7 +66,7 @@ def _lines(corpus: list[tuple[str, str]], phonemes: Path) -> Lines:
     return [(voice, line) for (voice, _), line in zip(corpus, lines, strict=True)]
 
 
-def label(lines: Lines, speeches: list[Speech], first: int) -> dict[str, NDArray[Any]]:
+def label(lines: Lines, speeches: list[TeacherSpeech], first: int) -> dict[str, NDArray[Any]]:
     """Cuts and labels speech.
 
     Args:
@@ -96,7 +96,7 @@ def label(lines: Lines, speeches: list[Speech], first: int) -> dict[str, NDArray
     return joined | {k: np.array(columns[k]) for k in ("frames", "text", "speaker")}
 
 
-def _write(file: Path, lines: Lines, speeches: list[Speech], first: int) -> float:
+def _write(file: Path, lines: Lines, speeches: list[TeacherSpeech], first: int) -> float:
     """Writes a shard; gives its duration in seconds."""
     arrays = label(lines, speeches, first)
     part = file.with_suffix(".part")

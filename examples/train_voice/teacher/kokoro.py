@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from examples.train_voice.speech import SAMPLE_RATE, Speech
+from examples.train_voice.speech import SAMPLE_RATE, TeacherSpeech
 
 PACK, STYLES = "kokoro.pack", "styles.npz"
 WHEEL = "kokoro-0.9.4-py3-none-any.whl"
@@ -125,7 +125,7 @@ class Kokoro:
         with np.load(folder / STYLES) as file:
             self._styles = {k: torch.from_numpy(v.astype(np.float32)) for k, v in file.items()}
 
-    def __call__(self, texts: list[tuple[str, str]]) -> list[Speech]:
+    def __call__(self, texts: list[tuple[str, str]]) -> list[TeacherSpeech]:
         """Speaks texts; 2,000 or more in a call form large batches.
 
         Args:
@@ -141,7 +141,7 @@ class Kokoro:
         extra = [int(-f.sum() % _ROUND) for f in frames]
         total = [int(f.sum()) + e for f, e in zip(frames, extra, strict=True)]
         order = sorted(range(len(texts)), key=lambda i: (total[i], len(known[i])))
-        speeches: dict[int, Speech] = {}
+        speeches: dict[int, TeacherSpeech] = {}
         at = 0
         while at < len(order):
             # The decoder's norms look at the whole utterance: no padding, one length per batch.
@@ -233,6 +233,6 @@ class _Texts:
         return frames.masked_fill(self.mask, 0)
 
 
-def _speech(wave: NDArray[np.float32], phonemes: str, frames: NDArray[np.int64]) -> Speech:
+def _speech(wave: NDArray[np.float32], phonemes: str, frames: NDArray[np.int64]) -> TeacherSpeech:
     edges = np.maximum(np.cumsum(frames)[:-1] * (_HOP / SAMPLE_RATE) - _LEAD_S, 0)
-    return Speech(wave.copy(), phonemes, edges[:-1], edges[1:])
+    return TeacherSpeech(wave.copy(), phonemes, edges[:-1], edges[1:])
