@@ -1,0 +1,213 @@
+"""Measures what the server adds to the engine's first chunk, its client included.
+
+Requests to an engine in this process and to a server in another one alternate. Both engines are
+simulated and take a fixed time per frame. The clock starts when the whole text is passed to the
+engine, or sent on a connection that is open; it ends with the first samples, or with the first
+message or bytes of audio. "Beside 63 sockets" each of 63 other streams speaks at the pace of
+playback, on a WebSocket of its own, or in this process.
+
+python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import websockets
+
+from bench.process_boundary import open_session, read_to_end, time_first_chunk
+from bench.report import write
+from bench.simulated_server import simulated_server
+from bench.simulation import simulated_tts
+from megakernel_tts import TTS, AudioChunk
+
+_FRAME_S = 0.005  # of the simulated engines
+_SLOTS = 80  # more than sockets, so that no stream waits for a slot
+_OTHER_SOCKETS = 63
+_ROUNDS = 10
+_MAX_PAUSE_S = 4 * _FRAME_S  # before a request, which comes at any time of a frame
+_TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
+
+
+def _message(context_id: str, **fields: Any) -> str:
+    """A message of Cartesia's WebSocket with a whole text."""
+    output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
+    message = {"context_id": context_id, "model_id": "sonic-3", "voice": "ryan"}
+    return json.dumps(message | {"transcript": _TEXT, "output_format": output} | fields)
+
+
+class _SocketClient:
+    """Requests on one WebSocket."""
+
+    def __init__(self, websocket: websockets.ClientConnection) -> None:
+        self._websocket = websocket
+        self._num_requests = 0
+
+    async def time_first_chunk(self) -> float:
+        """Returns the seconds to the first chunk, and cancels the context."""
+        self._num_requests += 1
+        context_id = str(self._num_requests)
+        start_s = time.perf_counter()
+        await self._websocket.send(_message(context_id))
+        while True:
+            event = json.loads(await self._websocket.recv())
+            if event["context_id"] == context_id and event["type"] == "chunk":
+                break
+        seconds = time.perf_counter() - start_s
+        await self._websocket.send(json.dumps({"context_id": context_id, "cancel": True}))
+        return seconds
+
+
+async def _time_http(host: str, port: int) -> float:
+    """Returns the seconds to the first bytes of audio of an HTTP reply, and closes it."""
+    body = json.dumps({"input": _TEXT, "response_format": "pcm"}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(host, port)
+    start_s = time.perf_counter()
+    writer.write(head.encode() + body)
+    await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(1)
+    seconds = time.perf_counter() - start_s
+    writer.close()
+    await writer.wait_closed()
+    return seconds
+
+
+async def _speak_over_socket(authority: str) -> None:
+    """Speaks over a WebSocket until it is cancelled."""
+    async with websockets.connect(f"ws://{authority}/tts/websocket") as websocket:
+        while True:
+            await websocket.send(_message("a"))
+            while '"type": "done"' not in str(await websocket.recv()):
+                pass
+
+
+async def _speak_locally(tts: TTS) -> None:
+    """Speaks at the pace of playback until it is cancelled."""
+    while True:
+        session = await open_session(tts, _TEXT)
+        try:
+            async with aclosing(aiter(session)) as events:
+                async for event in events:
+                    if isinstance(event, AudioChunk):
+                        await asyncio.sleep(len(event.pcm) / event.sample_rate)
+        finally:
+            session.cancel()
+            await read_to_end(session)
+
+
+@asynccontextmanager
+async def _others(number: int, speak: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Other streams until the block ends, which have begun at different times."""
+    tasks: list[asyncio.Future[None]] = []
+    for _ in range(number):
+        tasks.append(asyncio.ensure_future(speak()))
+        await asyncio.sleep(0.02)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        if failures := [end for end in ends if not isinstance(end, asyncio.CancelledError)]:
+            raise RuntimeError(f"Another stream has failed: {failures[0]!r}.")
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The engine, or the server.
+
+    Attributes:
+        request: Requests the text and gives the seconds to the first audio.
+        speak: Speaks as another stream until it is cancelled.
+    """
+
+    request: Callable[[], Awaitable[float]]
+    speak: Callable[[], Awaitable[None]]
+
+
+async def _measure(
+    sides: tuple[_Side, _Side], requests: int, num_others: int
+) -> tuple[list[float], list[float]]:
+    """Returns the times of both sides in seconds; they alternate in rounds.
+
+    Args:
+        sides: The engine and the server.
+        requests: To each side.
+        num_others: Streams that the measured side speaks meanwhile.
+    """
+    rng = random.Random(0)
+    times_s: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for side, times in zip(sides, times_s, strict=True):
+            async with _others(num_others, side.speak):
+                for _ in range(requests // _ROUNDS):
+                    await asyncio.sleep(rng.uniform(0, _MAX_PAUSE_S))
+                    times.append(await side.request())
+    return times_s
+
+
+def describe(engine_s: Sequence[float], server_s: Sequence[float]) -> dict[str, float]:
+    """Returns medians and 95th percentiles in milliseconds, and their differences."""
+    engine, server = (1000 * np.percentile(times, [50, 95]) for times in (engine_s, server_s))
+    figures: dict[str, float] = {}
+    for name, values in (("engine", engine), ("server", server), ("added", server - engine)):
+        figures[f"{name}_p50"], figures[f"{name}_p95"] = (round(float(ms), 2) for ms in values)
+    return figures
+
+
+async def run(requests: int, other_sockets: int = _OTHER_SOCKETS) -> dict[str, dict[str, float]]:
+    """Returns the figures of all cases.
+
+    Args:
+        requests: Of each case, to the engine and to the server.
+        other_sockets: Streams of the case with other sockets.
+    """
+    figures: dict[str, dict[str, float]] = {}
+    async with AsyncExitStack() as stack:
+        tts = stack.enter_context(simulated_tts(_SLOTS, _FRAME_S))
+        await tts.awarmup()
+        authority = await stack.enter_async_context(simulated_server(_SLOTS, _FRAME_S))
+        host, _, port = authority.partition(":")
+        url = f"ws://{authority}/tts/websocket"
+        client = _SocketClient(await stack.enter_async_context(websockets.connect(url)))
+        gc.freeze()
+
+        def speak() -> Awaitable[None]:
+            return _speak_over_socket(authority)
+
+        engine = _Side(lambda: time_first_chunk(tts, live=False), lambda: _speak_locally(tts))
+        socket = _Side(client.time_first_chunk, speak)
+        http = _Side(lambda: _time_http(host, int(port)), speak)
+        figures["websocket"] = describe(*await _measure((engine, socket), requests, 0))
+        figures["http"] = describe(*await _measure((engine, http), requests, 0))
+        times_s = await _measure((engine, socket), requests, other_sockets)
+        figures[f"websocket_beside_{other_sockets}_sockets"] = describe(*times_s)
+    return figures
+
+
+def main() -> None:
+    """Prints the figures; writes them with --json."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=500, help="of each case (default: 500)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options = parser.parse_args()
+    figures = asyncio.run(run(options.requests))
+    settings = {"engine": "simulated", "frame_ms": 1000 * _FRAME_S, "requests": options.requests}
+    content = settings | {"first_audio_ms": figures}
+    write(content, options.json, ("torch", "uvicorn", "starlette", "websockets"))
+
+
+if __name__ == "__main__":
+    main()
