@@ -169,17 +169,24 @@ class PacedOutput(BaseOutputTransport):
 
 
 class Recorder(FrameProcessor):
-    """Keeps frames that pass downstream, each with the time in seconds."""
+    """Keeps frames that pass downstream, each with the time in seconds.
+
+    Attributes:
+        frames: The frames.
+        num_ends: Ends of responses among them.
+    """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         super().__init__()
         self.frames: list[tuple[float, Frame]] = []
+        self.num_ends = 0
         self._on_change = on_change
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if direction is FrameDirection.DOWNSTREAM:
             self.frames.append((asyncio.get_running_loop().time(), frame))
+            self.num_ends += isinstance(frame, LLMFullResponseEndFrame)
             self._on_change()
         await self.push_frame(frame, direction)
 
@@ -319,9 +326,9 @@ class Bot:
 
     async def reply(self) -> None:
         """Makes the language model reply, and waits until the reply has been played to its end."""
-        num_before = len(self.played_of(LLMFullResponseEndFrame))
+        num_before = self._played.num_ends
         await self.request_reply()
-        await self.wait_until(lambda: len(self.played_of(LLMFullResponseEndFrame)) > num_before)
+        await self.wait_until(lambda: self._played.num_ends > num_before)
 
     async def run(self, drive: Callable[["Bot"], Awaitable[None]], *, end: bool = True) -> None:
         """Runs the pipeline.
