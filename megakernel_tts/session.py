@@ -49,6 +49,11 @@ class AudioChunk:
     words: tuple[Word, ...] = ()
     segment: int = 0
 
+    @property
+    def is_break(self) -> bool:
+        """Whether it is silence of a break."""
+        return not len(self.codes) and not self.pcm.any()
+
 
 @dataclass(frozen=True)
 class Finish:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megakernel_tts import Word
+from megakernel_tts import Finish, Word
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
@@ -99,27 +99,40 @@ def _speed(message: Mapping[str, Any]) -> float:
     return speed_of(message)
 
 
-def chunk_event(chunk: SpeechChunk, step_ms: float) -> dict[str, Any]:
+def chunk_event(chunk: SpeechChunk, step_ms: float, *, details: bool = False) -> dict[str, Any]:
     """The event with a chunk's audio, which must not be empty.
 
     Args:
         chunk: The chunk.
         step_ms: Milliseconds since the chunk before.
+        details: Whether to add the segment of the text, whether the audio is a break, and the
+            waiting time for a slot.
     """
-    return _event("chunk", data=base64_text(chunk.audio), step_time=round(step_ms, 3))
+    event = _event("chunk", data=base64_text(chunk.audio), step_time=round(step_ms, 3))
+    if details:
+        event["segment"] = chunk.segment
+        event["is_break"] = chunk.is_break
+        event["slot_wait_s"] = chunk.slot_wait_s
+    return event
 
 
-def timestamps_event(words: Sequence[Word]) -> dict[str, Any]:
+def timestamps_event(words: Sequence[Word], *, details: bool = False) -> dict[str, Any]:
     """The event with words that begin in the next chunk.
 
     The end of a word is the start of the next one, or an estimate from its length while that is
     unknown.
+
+    Args:
+        words: The words.
+        details: Whether to add which starts are estimates.
     """
     starts = [word.start for word in words]
     last = words[-1]
     estimate = round(last.start + SECONDS_PER_CHARACTER * len(last.text), 3)
     texts = [word.text for word in words]
-    times = {"words": texts, "start": starts, "end": [*starts[1:], estimate]}
+    times: dict[str, Any] = {"words": texts, "start": starts, "end": [*starts[1:], estimate]}
+    if details:
+        times["estimated"] = [word.estimated for word in words]
     return _event("timestamps", word_timestamps=times)
 
 
@@ -128,9 +141,14 @@ def flush_done_event(flush_id: int) -> dict[str, Any]:
     return _event("flush_done", flush_done=True, flush_id=flush_id)
 
 
-def done_event() -> dict[str, Any]:
-    """The last event."""
-    return _event("done") | {"done": True}
+def done_event(finish: Finish | None = None) -> dict[str, Any]:
+    """The last event.
+
+    Args:
+        finish: The end of the stream, whose reason is added; None to add none.
+    """
+    event = _event("done") | {"done": True}
+    return event if finish is None else event | {"finish_reason": finish.reason}
 
 
 def error_event(error: RequestError, request_id: str) -> dict[str, Any]:

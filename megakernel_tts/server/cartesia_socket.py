@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
+from megakernel_tts import Finish
 from megakernel_tts.server import cartesia_messages as messages
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import get_field, parse_object, text_field
@@ -68,7 +69,11 @@ class CartesiaSocket:
 
 
 class _Context:
-    """The events of one context; see `Listener`."""
+    """The events of one context; see `Listener`.
+
+    Attributes:
+        auto_flush: Whether text that pauses is spoken to its end.
+    """
 
     def __init__(
         self, socket: "SpeechSocket[_Context]", context_id: str, message: dict[str, Any]
@@ -84,6 +89,8 @@ class _Context:
         self._id = context_id
         self._fixed = {name: message.get(name) for name in _FIXED_FIELDS}
         self._wants_words = get_field(message, "add_timestamps", bool, False)
+        self._wants_details = get_field(message, "add_details", bool, False)
+        self.auto_flush = get_field(message, "auto_flush", bool, True)
         self._sent_s = time.monotonic()
 
     def check(self, message: dict[str, Any]) -> None:
@@ -101,19 +108,20 @@ class _Context:
     async def send_chunk(self, chunk: SpeechChunk) -> None:
         """See `Listener`."""
         if chunk.words and self._wants_words:
-            await self._send(messages.timestamps_event(chunk.words))
+            await self._send(messages.timestamps_event(chunk.words, details=self._wants_details))
         if chunk.audio:
             now_s = time.monotonic()
-            await self._send(messages.chunk_event(chunk, 1000 * (now_s - self._sent_s)))
+            step_ms = 1000 * (now_s - self._sent_s)
+            await self._send(messages.chunk_event(chunk, step_ms, details=self._wants_details))
             self._sent_s = now_s
 
     async def report_flush(self, number: int) -> None:
         """See `Listener`."""
         await self._send(messages.flush_done_event(number))
 
-    async def report_end(self) -> None:
+    async def report_end(self, finish: Finish | None) -> None:
         """See `Listener`."""
-        await self._send(messages.done_event())
+        await self._send(messages.done_event(finish if self._wants_details else None))
 
     async def report_error(self, error: RequestError) -> None:
         """See `Listener`."""
@@ -140,5 +148,5 @@ async def _add(
         await speech.end()
     elif flush:
         speech.flush()
-    else:
+    elif speech.listener.auto_flush:
         speech.flush_when_paused(delay_ms / 1000)

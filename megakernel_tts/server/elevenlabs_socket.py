@@ -6,6 +6,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
+from megakernel_tts import Finish
 from megakernel_tts.server import elevenlabs_messages as messages
 from megakernel_tts.server.character_times import CharacterSpan, CharacterTimes
 from megakernel_tts.server.errors import RequestError
@@ -205,7 +206,7 @@ class _Context:
     async def report_flush(self, number: int) -> None:
         """See `Listener`; the protocol has no such message."""
 
-    async def report_end(self) -> None:
+    async def report_end(self, finish: Finish | None) -> None:
         """See `Listener`."""
         if (rest := self._times.end()).characters:
             await self._send(b"", rest)

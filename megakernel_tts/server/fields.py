@@ -32,6 +32,7 @@ _SAMPLING = {
     "subtalker_top_k": "predictor_top_k",
     "subtalker_top_p": "predictor_top_p",
     "max_new_tokens": "max_frames",
+    "guard": "guard",
 }
 _GREEDY = {"do_sample": "temperature", "subtalker_dosample": "predictor_temperature"}
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from megakernel_tts import split_words
+from megakernel_tts import Finish, split_words
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS
 from megakernel_tts.server.reports import Caller
@@ -40,8 +40,12 @@ class Listener(Protocol):
         """
         ...
 
-    async def report_end(self) -> None:
-        """The whole text was sent. Neither this nor an error follows a cancellation."""
+    async def report_end(self, finish: Finish | None) -> None:
+        """All audio was sent. Neither this nor an error follows a cancellation.
+
+        Args:
+            finish: The end of the stream; None for a text without words.
+        """
         ...
 
     async def report_error(self, error: RequestError) -> None:
@@ -201,7 +205,7 @@ class LiveSpeech(Generic[L]):
         else:  # text without words
             await self._report_flushes(all_spoken=True)
             self._close()
-            await self.listener.report_end()
+            await self.listener.report_end(None)
 
     def cancel(self) -> None:
         """Stops the speech within one frame; nothing more is reported."""
@@ -213,9 +217,10 @@ class LiveSpeech(Generic[L]):
 
     async def _speak(self, stream: SpeechStream) -> None:
         """Sends the audio of the stream to its end."""
+        finish: Finish | None = None
         error: RequestError | None = None
         try:
-            await stream.deliver(self._send_chunk)
+            finish = await stream.deliver(self._send_chunk)
             await self._report_flushes(all_spoken=True)
         except RequestError as failure:
             error = failure
@@ -230,7 +235,7 @@ class LiveSpeech(Generic[L]):
             stream.close()
             self._close()
         if error is None:
-            await self.listener.report_end()
+            await self.listener.report_end(finish)
         else:
             await self.listener.report_error(error)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
+from megakernel_tts import Finish
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError
 from megakernel_tts.server.fields import (
@@ -132,7 +133,7 @@ class _Request:
     async def report_flush(self, number: int) -> None:
         """See `Listener`; the protocol has no flush."""
 
-    async def report_end(self) -> None:
+    async def report_end(self, finish: Finish | None) -> None:
         """See `Listener`."""
         await self._start()  # of a text without words
         await self._finish("stop")

@@ -75,11 +75,17 @@ class SpeechChunk:
         audio: Encoded audio; empty only in the last chunk.
         words: Words that begin in the chunk, timed from the start of the stream.
         seconds: Duration of the audio; a codec may hold back the end of it.
+        segment: Index of the segment of the text, as in `AudioChunk`.
+        is_break: Whether it is silence that the text asks for.
+        slot_wait_s: Seconds so far for which the stream waited because all slots were in use.
     """
 
     audio: bytes
     words: tuple[Word, ...]
     seconds: float
+    segment: int = 0
+    is_break: bool = False
+    slot_wait_s: float = 0.0
 
 
 Sink = Callable[[SpeechChunk], Awaitable[None]]
@@ -111,6 +117,7 @@ class SpeechStream:
         self._reporter = streams.reporter
         self._encoder = AudioEncoder(request.audio_format)
         self._pending_words: tuple[Word, ...] = ()  # of chunks without a byte so far
+        self._segment = 0  # of the text, of the latest chunk
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RequestError | None = None
         self._closed = False
@@ -185,10 +192,10 @@ class SpeechStream:
             async for event in events:
                 if isinstance(event, AudioChunk):
                     self.num_frames += len(event.codes)
-                    await self._send(sink, await self._encode(event.pcm), event.words)
+                    await self._send(sink, await self._encode(event.pcm), event)
                 else:
                     self._check(event)
-                    await self._send(sink, await self._encode(None), (), last=True)
+                    await self._send(sink, await self._encode(None), None)
                     self._finish(_FINISHED_REASONS[event.reason])
                     return event
         raise AssertionError("the session ended without a finish")
@@ -201,11 +208,12 @@ class SpeechStream:
 
         return await asyncio.to_thread(encode) if self._encoder.blocking else encode()
 
-    async def _send(
-        self, sink: Sink, audio: bytes, words: tuple[Word, ...], *, last: bool = False
-    ) -> None:
-        self._pending_words += words
-        if not audio and not (last and self._pending_words):
+    async def _send(self, sink: Sink, audio: bytes, source: AudioChunk | None) -> None:
+        """Sends audio, which was encoded from a chunk or, if None, at the end of the stream."""
+        if source is not None:
+            self._pending_words += source.words
+            self._segment = source.segment
+        if not audio and not (source is None and self._pending_words):
             return
         words, self._pending_words = self._pending_words, ()
         if self._request.paced:
@@ -214,7 +222,15 @@ class SpeechStream:
             self._reporter.first_audio(self.report, self._session.slot_wait_s)
         seconds = self._encoder.seconds - self.report.audio_s
         self.report.audio_s = self._encoder.seconds
-        await self.playback.send(sink(SpeechChunk(audio, words, seconds)), seconds)
+        chunk = SpeechChunk(
+            audio,
+            words,
+            seconds,
+            self._segment,
+            source is not None and source.is_break,
+            self._session.slot_wait_s,
+        )
+        await self.playback.send(sink(chunk), seconds)
 
     def _check(self, finish: Finish) -> None:
         """Checks that the speech was neither cancelled nor failed."""

@@ -20,6 +20,7 @@ from wyoming.tts import (
 )
 
 import megakernel_tts
+from megakernel_tts import Finish
 from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError, SlowClientError
@@ -204,7 +205,7 @@ class _Utterance:
     async def report_flush(self, number: int) -> None:
         """See `Listener`; the protocol has no flush."""
 
-    async def report_end(self) -> None:
+    async def report_end(self, finish: Finish | None) -> None:
         """See `Listener`."""
         await self.send_stop()
         await self._connection.send(SynthesizeStopped())

@@ -170,6 +170,57 @@ def test_text_that_pauses_is_flushed_before_playback_ends_but_not_within_a_word(
     converse(server, act)
 
 
+def test_a_client_that_flushes_itself_may_pause(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = threading.Event()
+    monkeypatch.setattr(SpeechStream, "flush", lambda stream: flushed.set())
+
+    async def act(client: Client) -> None:
+        fields = {"auto_flush": False, "max_buffer_delay_ms": 1}
+        await client.send("a", "One two. ", **fields, **{"continue": True})
+        await client.send("a", "Three four. ", max_buffer_delay_ms=1, **{"continue": True})
+        await client.receive()
+        assert not await asyncio.to_thread(flushed.wait, 0.3)
+        await client.send("a", "", flush=True, **{"continue": True})
+        assert await asyncio.to_thread(flushed.wait, TIMEOUT_S)
+
+    converse(server, act)
+
+
+def test_details_are_added_on_request(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        fields = {"add_details": True, "add_timestamps": True}
+        text = 'One two.<break time="0.16s"/>'
+        await client.send("a", text, flush=True, **fields, **{"continue": True})
+        await client.send("a", " Three.", **{"continue": False})
+        return await client.until_done("a")
+
+    events = converse(server, act)
+    chunks = [event for event in events if event["type"] == "chunk"]
+    assert [chunk["segment"] for chunk in chunks] == sorted(chunk["segment"] for chunk in chunks)
+    for chunk in chunks:
+        assert chunk["is_break"] == (not pcm_of([chunk]).any())
+        assert chunk["slot_wait_s"] >= 0
+    silence = sum(len(pcm_of([chunk])) for chunk in chunks if chunk["is_break"])
+    assert silence == 0.16 * 24_000
+    spoken = {chunk["segment"] for chunk in chunks if not chunk["is_break"]}
+    assert len(spoken) == 2
+    times = [event["word_timestamps"] for event in events if event["type"] == "timestamps"]
+    assert [estimated for time in times for estimated in time["estimated"]] == [True] * 3
+    assert events[-1]["finish_reason"] == "eos"
+
+
+def test_details_are_not_added_otherwise(server: RunningServer) -> None:
+    async def act(client: Client) -> list[dict[str, Any]]:
+        await client.send("a", TEXT, add_timestamps=True)
+        return await client.until_done("a")
+
+    events = converse(server, act)
+    fields = {name for event in events for name in (*event, *event.get("word_timestamps", ()))}
+    assert fields.isdisjoint({"segment", "is_break", "slot_wait_s", "estimated", "finish_reason"})
+
+
 @pytest.mark.parametrize("text", ["", " ", "...", "— !"])
 def test_a_context_without_words_ends_at_once(server: RunningServer, text: str) -> None:
     async def act(client: Client) -> list[dict[str, Any]]:

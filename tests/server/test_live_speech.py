@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from megakernel_tts import TTS, Sampling
+from megakernel_tts import TTS, Finish, Sampling
 from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import AudioFormat
 from megakernel_tts.server.errors import RequestError
@@ -52,7 +52,7 @@ class Recorder:
         self.num_flushes += 1
         assert number == self.num_flushes
 
-    async def report_end(self) -> None:
+    async def report_end(self, finish: Finish | None) -> None:
         assert not self.ended.is_set()
         self.ended.set()
 
