@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from megakernel_tts.model import hub
 from megakernel_tts.model.config import ModelConfig
+from megakernel_tts.model.demo import DEMO, DEMO_NOTE
 
 
 @dataclass(frozen=True)
@@ -43,5 +43,5 @@ def model_info(config: ModelConfig, model: str | os.PathLike[str]) -> ModelInfo:
         for name in config.talker.speakers
     }
     name = os.fspath(model)
-    note = hub.DEMO_NOTE if name == hub.DEMO else None
+    note = DEMO_NOTE if name == DEMO else None
     return ModelInfo(config.kind, voices, languages, config.takes_instruct, note, name)

@@ -8,13 +8,8 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError
 
 from megakernel_tts.errors import CheckpointError
+from megakernel_tts.model.demo import DEMO
 
-DEMO = "demo"
-DEMO_NOTE = (
-    "The demo model is a small demonstration voice, trained from synthetic speech. For natural "
-    "speech name a released model, such as Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, or a folder that "
-    "holds one."
-)
 _DEMO_FOLDER = Path(__file__).parents[1] / "voices" / "demo"
 _FILES = ["*.json", "*.safetensors", "merges.txt", "speech_tokenizer/*"]
 
