@@ -12,14 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import aiohttp
 import numpy as np
 import pytest
 import soundfile
+from livekit import rtc
+from livekit.agents import Agent
+from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities
+from livekit.plugins import cartesia
 from pipecat.frames import frames
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.tests.utils import run_test
 
-from examples import voice_agent
+from bench.simulation import simulated_tts, words_in_audio
+from examples import livekit_agent, voice_agent
+from tests.server.running import LOCKED, running_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ANSWER = "Hello, it is good to hear from you. How are you today?"
@@ -234,7 +241,66 @@ def test_voice_agent_takes_answers_of_an_endpoint_with_and_without_a_key(
     assert Completions.authorization == f"Bearer {key or 'none'}"
 
 
-@pytest.mark.parametrize("example", ["text_only", "voice_agent", "clone_voice"])
-def test_pipecat_examples_are_short(example: str) -> None:
+class Loudspeaker(AudioOutput):
+    """An output of a LiveKit agent that plays in no time.
+
+    Attributes:
+        pcm: What was played: 16-bit samples.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            label="test", capabilities=AudioOutputCapabilities(pause=False), sample_rate=24_000
+        )
+        self.pcm = b""
+
+    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
+        await super().capture_frame(frame)
+        self.pcm += bytes(frame.data)
+
+    def flush(self) -> None:
+        super().flush()
+        seconds = len(self.pcm) / 2 / 24_000
+        self.on_playback_finished(playback_position=seconds, interrupted=False)
+
+    def clear_buffer(self) -> None:
+        """Nothing is in the buffer."""
+
+
+def test_livekit_agent_speaks_the_endpoints_answer(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setenv("MEGAKERNEL_TTS_KEY", "secret")
+
+    async def answer() -> tuple[bytes, str | None]:
+        async with aiohttp.ClientSession() as http, livekit_agent.agent_session() as session:
+            assert isinstance(session.tts, cartesia.TTS)
+            session.tts._session = http  # which LiveKit's worker provides otherwise
+            loudspeaker = session.output.audio = Loudspeaker()
+            await session.start(Agent(instructions=livekit_agent.INSTRUCTION))
+            await session.generate_reply(user_input="Hi.")
+            return loudspeaker.pcm, session.history.messages()[-1].text_content
+
+    with simulated_tts(num_slots=2, frame_seconds=0.001) as tts:
+        tts.warmup()
+        with running_server(tts, LOCKED) as server:
+            monkeypatch.setenv("MEGAKERNEL_TTS_URL", server.url)
+            pcm, text = asyncio.run(answer())
+    assert text == ANSWER
+    assert words_in_audio(np.frombuffer(pcm, "<i2")) == [*range(8), *range(4)]  # of two sentences
+    ((path, content),) = Completions.requests
+    assert path == "/v1/chat/completions" and content["messages"][-1]["content"] == "Hi."
+
+
+def test_livekit_agent_reports_a_missing_key(tmp_path: Path) -> None:
+    result = run("livekit_agent", tmp_path, "console")
+    assert result.returncode == 1
+    assert "OPENAI_API_KEY is not set" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("example", ["text_only", "voice_agent", "clone_voice", "livekit_agent"])
+def test_examples_of_agents_are_short(example: str) -> None:
     lines = (EXAMPLES / f"{example}.py").read_text(encoding="utf-8").splitlines()
     assert len(lines) < 120
