@@ -19,19 +19,20 @@ from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 from pipecat.utils.context.word_timestamp_tracker import WordTimestamp
 
-from megakernel_tts import Session
-from megakernel_tts.session import Event
+from megakernel_tts import Finish
 from pipecat_service import MegakernelTTSService
 from pipecat_service.playhead import OUTPUT_BLOCK_S
+from pipecat_service.protocol import SpeechChunk, SpeechSession
+from pipecat_service.tts import SynthesizerTTSService
 
 RATE = 24_000  # of the pipeline
 _LONGEST_STALL_S = 4.0
 
 
 class StallingSession:
-    """A session of the engine whose events are late at random."""
+    """A session whose events are late at random."""
 
-    def __init__(self, session: Session, rng: random.Random, share: float) -> None:
+    def __init__(self, session: SpeechSession, rng: random.Random, share: float) -> None:
         """Wraps a session.
 
         Args:
@@ -46,20 +47,20 @@ class StallingSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+    async def __aiter__(self) -> AsyncGenerator[SpeechChunk | Finish, None]:
         async for event in self._session:
             if self._rng.random() < self._share:
                 await asyncio.sleep(self._rng.choice((0.1, _LONGEST_STALL_S)) * self._rng.random())
             yield event
 
 
-def add_stalls(service: MegakernelTTSService, rng: random.Random, share: float) -> None:
+def add_stalls(service: SynthesizerTTSService, rng: random.Random, share: float) -> None:
     """Makes the audio of a service late at random.
 
     Args:
         service: The service.
         rng: Determines the stalls.
-        share: Share of the engine's events that are late.
+        share: Share of the sessions' events that are late.
     """
     synthesizer = service._synthesizer
     open_session = synthesizer.open

@@ -1,16 +1,13 @@
 """Checks of the service's arguments, so that a mistake is found when the service is created."""
 
 import inspect
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
-from pipecat.utils.types import is_given
 
-from megakernel_tts import TTS, Voice
 from pipecat_service.settings import MegakernelTTSSettings
 
 _FIXED = frozenset(
@@ -27,11 +24,12 @@ _FIXED = frozenset(
 )
 
 
-def check_keywords(keywords: Mapping[str, Any]) -> None:
+def check_keywords(keywords: Mapping[str, Any], service: type[TTSService]) -> None:
     """Checks the arguments that are meant for `TTSService`; it ignores those that it does not have.
 
     Args:
         keywords: The arguments by name.
+        service: The service.
 
     Raises:
         TypeError: An argument is unknown, is a setting, or has a fixed value in this service.
@@ -49,10 +47,10 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} cannot be set: the service sets it. Leave the argument out.")
         if name in settings:
             raise TypeError(
-                f"{name} is a setting: settings=MegakernelTTSService.Settings({name}=...)."
+                f"{name} is a setting: settings={service.__name__}.Settings({name}=...)."
             )
         if name not in known:
-            raise TypeError(f"MegakernelTTSService has no argument {name}.")
+            raise TypeError(f"{service.__name__} has no argument {name}.")
     if keywords.get("text_aggregation_mode") == TextAggregationMode.TOKEN:
         raise ValueError(
             "text_aggregation_mode=TOKEN is not supported: after an interruption, Pipecat would "
@@ -61,70 +59,15 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
         )
 
 
-def check_voices(voices: object) -> None:
-    """Checks the cloned voices of a service.
+def check_settings(settings: object, service: type[TTSService]) -> None:
+    """Checks the type of initial settings.
 
     Args:
-        voices: Argument of the service.
-
-    Raises:
-        TypeError: They are no mapping of names to voices.
-        ValueError: Two names differ only in case and surrounding spaces.
-    """
-    if not isinstance(voices, Mapping):
-        raise TypeError(f"voices is {voices!r}; it must be a mapping of names to voices.")
-    names = dict[str, str]()
-    for name, voice in voices.items():
-        if not isinstance(name, str) or not isinstance(voice, Voice):
-            raise TypeError(
-                f"voices has {name!r} for a name and a {type(voice).__name__} for a voice; they "
-                "must be a string and a Voice, which engine.clone makes and Voice.load reads."
-            )
-        other = names.setdefault(name.strip().lower(), name)
-        if other != name:
-            raise ValueError(
-                f"voices has the names {other!r} and {name!r}, which are the same for a service: "
-                "case and surrounding spaces do not count. Rename one."
-            )
-
-
-def choose_model(
-    engine: TTS | None, model: str | os.PathLike[str] | None, settings: TTSSettings | None
-) -> str | None:
-    """The name of the model to load, from the argument or the setting.
-
-    Args:
-        engine: Argument of the service.
-        model: Argument of the service.
         settings: Argument of the service.
-
-    Returns:
-        The name; None if an engine was given.
+        service: The service.
 
     Raises:
-        TypeError: An argument is of another type.
-        ValueError: There is not exactly one of engine and model, or two different models.
+        TypeError: They are no settings.
     """
-    if not isinstance(engine, TTS | None):
-        raise TypeError(
-            f"engine is {engine!r}; it must be a TTS that is loaded and warmed up. To load a model "
-            "by name, use model=... instead."
-        )
-    if not isinstance(model, str | os.PathLike | None):
-        raise TypeError(f"model is {model!r}; it must be demo, a folder or a hub id.")
     if not isinstance(settings, TTSSettings | None):
-        raise TypeError(f"settings is {settings!r}; it must be a MegakernelTTSService.Settings.")
-    named = [os.fspath(model)] if model is not None else []
-    if settings is not None and is_given(settings.model) and settings.model is not None:
-        named.append(settings.model)
-    if engine is not None and named == [engine.info.name]:
-        named = []  # the setting repeats the engine's model
-    if (engine is None) == (not named):
-        found = "neither" if engine is None else "both"
-        raise ValueError(
-            f"A service takes an engine or a model, found {found}: give it engine=..., loaded "
-            "and warmed up, or model='demo', a folder or a hub id."
-        )
-    if len(set(named)) > 1:
-        raise ValueError(f"model is {named[0]!r} and Settings.model is {named[1]!r}; name one.")
-    return named[0] if named else None
+        raise TypeError(f"settings is {settings!r}; it must be a {service.__name__}.Settings.")

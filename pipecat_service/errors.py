@@ -1,4 +1,4 @@
-"""Errors of the service, and Pipecat's categories of the engine's errors."""
+"""Errors of the services, and Pipecat's categories of the engine's errors."""
 
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.utils.errors import ErrorCategory
@@ -11,6 +11,7 @@ from megakernel_tts import (
     PronunciationError,
     SamplingError,
     SpeedError,
+    SynthesisError,
     TextError,
     VoiceError,
 )
@@ -22,8 +23,22 @@ class ColdEngineError(RuntimeError):
     """The engine was not warmed up before it was given to a service."""
 
 
+class ServerError(SynthesisError):
+    """A server cannot be reached, or it refused or failed a request.
+
+    Attributes:
+        category: Pipecat's category.
+    """
+
+    def __init__(self, message: str, category: ErrorCategory) -> None:
+        super().__init__(message)
+        self.category = category
+
+
 def error_category(error: MegakernelTTSError) -> ErrorCategory:
     """Pipecat's category of an error, which decides whether an operation may be tried again."""
+    if isinstance(error, ServerError):
+        return error.category
     if isinstance(error, _INVALID_SETTINGS):
         return ErrorCategory.INVALID_REQUEST
     if isinstance(error, TextError):

@@ -26,8 +26,8 @@ async def report_slot_wait(service: TTSService, seconds: float) -> None:
     if not seconds:
         return
     logger.warning(
-        f"{service} waited {seconds:.3f} s because all slots were in use; load the engine with one "
-        "slot per simultaneous call: TTS.load(slots=...)."
+        f"{service} waited {seconds:.3f} s because all slots were in use; give the engine one slot "
+        "per simultaneous call: TTS.load(slots=...), or `megakernel-tts serve --slots`."
     )
     if service.metrics_enabled:
         model = service.settings.given_fields().get("model")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from pipecat.services.settings import TTSSettings
@@ -14,10 +15,12 @@ from megakernel_tts import (
     Pronunciations,
     Sampling,
     SamplingError,
-    Voice,
     VoiceError,
     check_speed,
 )
+
+if TYPE_CHECKING:
+    from megakernel_tts import Voice  # needs safetensors, which a server's client may lack
 
 _LANGUAGES = {
     "zh": "chinese",
@@ -37,21 +40,23 @@ _AUTOMATIC = "auto"  # the engine's name for the language of the text
 
 @dataclass
 class MegakernelTTSSettings(TTSSettings):
-    """Settings of `MegakernelTTSService`; each may be changed by a `TTSUpdateSettingsFrame`.
+    """Settings of a service; each may be changed by a `TTSUpdateSettingsFrame`.
 
     A change within a turn applies to the rest of the turn. Values are checked when they are set: an
     invalid one is refused.
 
     Parameters:
-        model: Model that the service loads, unless it is given an engine. Cannot be changed later.
-        voice: A named voice of the model, or the name of a cloned voice of the service. The default
-            is the first voice.
+        model: Model that the service loads, unless it is given an engine or uses a server. Cannot
+            be changed later.
+        voice: A named voice of the model, or the name of a cloned voice of the service or the
+            server. The default is the first voice.
         language: A Pipecat language, a language name of the model, or None to detect the language
             from the text, as for a language that the model lacks.
         instruct: A description of the speaking style (1.7B-CustomVoice) or of the voice
             (VoiceDesign, where it is required).
         sampling: Sampling parameters; None takes those of the model's configuration.
-        speed: From 0.5 to 2, at the same pitch; None is 1. Other speeds need the extra `speed`.
+        speed: From 0.5 to 2, at the same pitch; None is 1. Other speeds need the extra `speed`
+            where the engine is.
         pronunciations: Respellings of words (see `Pronunciations`), or None. The conversation keeps
             the words as they are written.
     """
@@ -62,11 +67,11 @@ class MegakernelTTSSettings(TTSSettings):
     pronunciations: Mapping[str, str] | NotGiven | None = field(default_factory=lambda: NOT_GIVEN)
 
 
-def default_settings(model: str) -> MegakernelTTSSettings:
+def default_settings(model: str | None) -> MegakernelTTSSettings:
     """Settings with the model's first voice and the language of the text.
 
     Args:
-        model: Name of the model.
+        model: Name of the model; None if it is not known yet.
     """
     return MegakernelTTSSettings(
         model=model,
@@ -85,20 +90,24 @@ class SettingsCheck:
     def __init__(
         self,
         info: ModelInfo,
-        cloned: Mapping[str, Voice],
-        check_voice: Callable[[str | Voice | None, str, str | None], None],
+        cloned: "Mapping[str, str | Voice]",
+        check_voice: "Callable[[str | Voice | None, str, str | None], None]",
+        check_speed: Callable[[float], None] = check_speed,
     ) -> None:
         """Prepares the checks.
 
         Args:
             info: Describes the model.
-            cloned: Cloned voices by name; names differ in more than case.
-            check_voice: `TTS.check_voice` of the model.
+            cloned: What stands for a cloned voice in a request, by name; names differ in more than
+                case.
+            check_voice: As `TTS.check_voice` of the model.
+            check_speed: As `megakernel_tts.check_speed`.
         """
         self._info = info
         self._cloned = {_normalized(name): voice for name, voice in cloned.items()}
         self._voices = tuple(cloned) if info.kind == "base" else tuple(info.voices)
         self._check_voice_in_model = check_voice
+        self._check_speed_in_model = check_speed
         self._checks = {
             "voice": self._check_voice,
             "instruct": self._check_instruct,
@@ -165,8 +174,8 @@ class SettingsCheck:
                 setattr(accepted, name, NOT_GIVEN)
         return accepted, errors
 
-    def voice(self, settings: MegakernelTTSSettings) -> str | Voice | None:
-        """The engine's argument `voice`: a cloned voice, or a name.
+    def voice(self, settings: MegakernelTTSSettings) -> "str | Voice | None":
+        """The voice in a request: what stands for a cloned voice, or a name.
 
         Args:
             settings: Name a voice that was checked, or none.
@@ -236,7 +245,7 @@ class SettingsCheck:
 
     def _check_speed(self, speed: float | None) -> None:
         if speed is not None:
-            check_speed(speed)
+            self._check_speed_in_model(speed)
 
     def _check_pronunciations(self, pronunciations: Mapping[str, str] | None) -> None:
         if not isinstance(pronunciations, Pronunciations):

@@ -1,4 +1,4 @@
-"""The speech of one audio context: text to a session of the engine, its audio to the pipeline."""
+"""The speech of one audio context: text to a session, its audio to the pipeline."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts import AudioChunk, Session, Word
+from megakernel_tts import Word
 from pipecat_service.audio import Resampler, Trimmer
 from pipecat_service.pace import loop_time_s
 from pipecat_service.playhead import OUTPUT_BLOCK_S
+from pipecat_service.protocol import SOURCE_RATE, SpeechChunk, SpeechSession
 from pipecat_service.words import needs_space
 
 _SETTLE_S = 0.1  # after a push; an engine takes less unless it is slower than real time
-
-SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,18 @@ class OutputChunk:
 
 
 class Speech:
-    """A session of the engine with the trimmer and the resampler of its audio.
+    """A session with the trimmer and the resampler of its audio.
 
     Attributes:
-        session: Session of the engine.
+        session: The session.
         unfinished: Whether the text so far is not spoken to its end unless more follows.
     """
 
-    def __init__(self, session: Session, rate: int) -> None:
+    def __init__(self, session: SpeechSession, rate: int) -> None:
         """Starts the speech of a session.
 
         Args:
-            session: Session of the engine, without text.
+            session: The session, without text.
             rate: Sample rate of the pipeline.
         """
         self.session = session
@@ -110,17 +109,16 @@ class Speech:
         waited_s, self._reported_wait_s = total_s - self._reported_wait_s, total_s
         return waited_s
 
-    def process(self, chunk: AudioChunk) -> OutputChunk:
-        """Trims and resamples a chunk of the engine; the silence of a break is not trimmed."""
+    def process(self, chunk: SpeechChunk) -> OutputChunk:
+        """Trims and resamples a chunk; the silence of a break is not trimmed."""
         if chunk.segment != self._segment:
             self._segment = chunk.segment
             self._trimmer.begin_segment()
-        is_break = not len(chunk.codes) and not chunk.pcm.any()
-        pcm = self._trimmer.keep(chunk.pcm) if is_break else self._trimmer.trim(chunk.pcm)
+        pcm = self._trimmer.keep(chunk.pcm) if chunk.is_break else self._trimmer.trim(chunk.pcm)
         return self._output(chunk.words, self._resampler.convert(pcm))
 
     def end(self) -> OutputChunk:
-        """Gives the last audio and words, after the last chunk of the engine.
+        """Gives the last audio and words, after the last chunk.
 
         Words of speech that had no sound are dropped.
         """

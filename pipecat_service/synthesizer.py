@@ -1,4 +1,4 @@
-"""The engine of a service, given or loaded by name, and its cloned voices."""
+"""Sessions of an engine in this process, given or loaded by name, and its cloned voices."""
 
 import asyncio
 import os
@@ -13,13 +13,13 @@ from pipecat_service.errors import ColdEngineError
 from pipecat_service.loading import shared_engine
 from pipecat_service.settings import MegakernelTTSSettings, SettingsCheck
 
+# Frames made before they are sent: 1 s. With the audio that is sent before it is played, it is the
+# delay of a busy engine that playback tolerates.
+CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)
 
-class Synthesizer:
-    """Opens sessions of an engine according to settings.
 
-    Attributes:
-        check: Checks settings; None until the model is loaded.
-    """
+class EngineSynthesizer:
+    """Opens sessions of an engine; see `Synthesizer`."""
 
     def __init__(self, model: str | os.PathLike[str] | None, cloned: Mapping[str, Voice]) -> None:
         """Creates a synthesizer without an engine.
@@ -28,7 +28,7 @@ class Synthesizer:
             model: Model that `load` loads; None if `set_engine` will be given an engine.
             cloned: Cloned voices by name.
         """
-        self.check: SettingsCheck | None = None
+        self._check: SettingsCheck | None = None  # until the model is loaded
         self._cloned = cloned
         self._model = model
         self._engine: TTS | None = None
@@ -52,7 +52,7 @@ class Synthesizer:
             )
         check = SettingsCheck(engine.info, self._cloned, engine.check_voice)
         check.complete(settings)
-        self.check = check
+        self._check = check
         self._engine = engine
 
     async def load(self, settings: MegakernelTTSSettings) -> None:
@@ -75,7 +75,11 @@ class Synthesizer:
         """Whether word times come from the model's attention; False until the model is loaded."""
         return self._engine is not None and self._engine.aligned
 
-    async def open(self, settings: MegakernelTTSSettings, chunks: ChunkPolicy) -> Session:
+    async def settings_check(self) -> SettingsCheck | None:
+        """See `Synthesizer`."""
+        return self._check
+
+    async def open(self, settings: MegakernelTTSSettings) -> Session:
         """Opens a session for text that is still being written.
 
         A cloned voice is prepared at its first use, on another thread. An interruption that cancels
@@ -83,7 +87,6 @@ class Synthesizer:
 
         Args:
             settings: How to speak.
-            chunks: How frames are grouped into chunks.
 
         Returns:
             The session.
@@ -93,7 +96,7 @@ class Synthesizer:
             EngineBusyError: Too many sessions are waiting.
             VoiceError: A cloned voice was changed after its check.
         """
-        engine, check = self._engine, self.check
+        engine, check = self._engine, self._check
         if engine is None or check is None:
             raise EngineClosedError("The model was not loaded when the pipeline was set up.")
         voice = check.voice(settings)
@@ -104,7 +107,7 @@ class Synthesizer:
             assert_given(settings.instruct),
             "streaming",
             assert_given(settings.sampling),
-            chunks,
+            CHUNKS,
             speed=assert_given(settings.speed) or 1.0,
             pronunciations=assert_given(settings.pronunciations),
         )

@@ -1,7 +1,6 @@
-"""The service: translates between Pipecat's frames and sessions of the engine."""
+"""The services' common part: translates between Pipecat's frames and sessions of speech."""
 
-import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -22,115 +21,71 @@ from pipecat.utils.text.base_text_aggregator import Aggregation
 from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, assert_given, is_given
 
-from megakernel_tts import (
-    TTS,
-    AudioChunk,
-    ChunkPolicy,
-    EngineClosedError,
-    Finish,
-    MegakernelTTSError,
-    Voice,
-)
-from pipecat_service.arguments import check_keywords, check_voices, choose_model
+from megakernel_tts import EngineClosedError, Finish, MegakernelTTSError
 from pipecat_service.contexts import ContextState
-from pipecat_service.errors import report_error
+from pipecat_service.errors import error_category, report_error
 from pipecat_service.metrics import report_slot_wait
 from pipecat_service.pace import WritingPace
 from pipecat_service.pauses import PauseWatch, TextPauseFrame
+from pipecat_service.protocol import Synthesizer
 from pipecat_service.rewriting import TextRewriting
-from pipecat_service.settings import MegakernelTTSSettings, default_settings, language_name
+from pipecat_service.settings import MegakernelTTSSettings, language_name
 from pipecat_service.spacing import GroupSpacing
 from pipecat_service.speech import Speech
-from pipecat_service.synthesizer import Synthesizer
 from pipecat_service.timed import TimedTTSService
 from pipecat_service.words import WordGroup, WordGroupAggregator, has_words
-
-# Frames made before they are sent: 1 s. With the audio that is sent before it is played, it is the
-# delay of a busy engine that playback tolerates.
-_CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)
 
 _CONTEXT_TIMEOUT_S = 20.0  # without audio, after which Pipecat ends a context
 
 
-class MegakernelTTSService(TimedTTSService):
-    """Text-to-speech in a Pipecat pipeline with an engine in the same process.
+class SynthesizerTTSService(TimedTTSService):
+    """A service whose speech comes from a `Synthesizer`.
 
-    Text is passed to the engine in groups of words while the language model writes it. Each turn is
-    one session, so that prosody carries over sentences. Audio is sent as it is made, at most 1.5 s
-    before it is played. An interruption stops the engine within a frame (80 ms).
+    Text is passed on in groups of words while the language model writes it. Each turn is one
+    session, so that prosody carries over sentences. Audio is sent as it is made, at most 1.5 s
+    before it is played. An interruption stops the session within a frame (80 ms).
 
     Words carry times, so that after an interruption the conversation holds the words spoken so far.
 
-    Services may share one engine, which needs a slot for each that speaks at the same time. A
-    server loads it before its first caller and passes it to each service (`engine`). A program with
-    one conversation may name a `model` instead, which is loaded while the pipeline is set up.
-
     Attributes:
         word_times_estimated: Whether word times are estimates: the model's attention was not
-            calibrated (`megakernel-tts calibrate`), or no model is loaded yet.
+            calibrated (`megakernel-tts calibrate`), or the model is not known yet.
     """
 
     Settings = MegakernelTTSSettings
     _settings: MegakernelTTSSettings  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
-        self,
-        *,
-        engine: TTS | None = None,
-        model: str | os.PathLike[str] | None = None,
-        voices: Mapping[str, Voice] | None = None,
-        settings: MegakernelTTSSettings | None = None,
-        **kwargs: Any,
+        self, synthesizer: Synthesizer, settings: MegakernelTTSSettings, **kwargs: Any
     ) -> None:
-        """Creates a service. This is cheap; create one for each pipeline.
+        """Creates a service.
 
         Args:
-            engine: An engine that is loaded and warmed up; the caller closes it.
-            model: Instead of an engine: `demo`, a checkpoint's folder or a hub id, also given as
-                `Settings(model=...)`. Services of one event loop that name the same model share its
-                engine; the last that is cleaned up closes it. Pipecat waits 20 s for loading:
-                `PipelineWorker(setup_timeout_secs=...)`. If the model cannot be loaded or lacks the
-                voice, the error is permanent.
-            voices: Cloned voices by name, for `Settings.voice` with a Base model.
-            settings: Initial settings; the default of each is the model's.
-            **kwargs: For `TTSService`, such as `sample_rate` and `text_transforms`.
-
-        Raises:
-            TypeError: An argument is unknown or of another type, or the service sets it itself.
-            ValueError: Both an engine and a model were given, or neither; two cloned voices have
-                the same name; or `text_aggregation_mode` is `TOKEN`.
-            ColdEngineError: The engine was not warmed up.
-            MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
+            synthesizer: Opens the sessions.
+            settings: Initial settings, each of which is given.
+            **kwargs: For `TTSService`; see `check_keywords`.
         """
-        check_keywords(kwargs)
-        check_voices(voices or {})
-        model = choose_model(engine, model, settings)
-        chosen = default_settings(engine.info.name if engine is not None else str(model))
-        if settings is not None:
-            chosen.apply_update(settings)
-        super().__init__(stop_frame_timeout_s=_CONTEXT_TIMEOUT_S, settings=chosen, **kwargs)
+        super().__init__(stop_frame_timeout_s=_CONTEXT_TIMEOUT_S, settings=settings, **kwargs)
         pace = WritingPace(speed=lambda: assert_given(self._settings.speed) or 1.0)
         self._words = WordGroupAggregator(
             language=self.text_aggregation_language, pace=pace, rewriting=TextRewriting(self)
         )
         self._text_aggregator = self._words
         self._pause_watch = PauseWatch(self, self._words, self._turn_context, self._sender.lead_s)
-        self._synthesizer = Synthesizer(model, voices or {})
-        if engine is not None:
-            self._synthesizer.set_engine(engine, self._settings)
+        self._synthesizer = synthesizer
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Loads and warms up the model on a thread, if one was named. Called by Pipecat.
+        """Prepares the synthesizer. Called by Pipecat.
 
         Args:
             setup: Setup of the pipeline.
 
         Raises:
-            CheckpointError: The model is missing or broken.
-            MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
+            MegakernelTTSError: See `Synthesizer.load`.
         """
         await super().setup(setup)
         await self._synthesizer.load(self._settings)
+        self._sync_model_name_to_metrics()  # a server has named it
         self._pause_watch.start()
 
     @property
@@ -146,6 +101,10 @@ class MegakernelTTSService(TimedTTSService):
     def supports_processing_metrics(self) -> bool:
         """Whether `run_tts` lasts as long as the synthesis: no, it returns at once."""
         return False
+
+    def _classify_error(self, exception: Exception) -> ErrorCategory | None:
+        """Pipecat's category of an error that `setup` raised."""
+        return error_category(exception) if isinstance(exception, MegakernelTTSError) else None
 
     def language_to_service_language(self, language: Language) -> str | None:
         """The model's name of a language; None if it has none."""
@@ -194,7 +153,8 @@ class MegakernelTTSService(TimedTTSService):
 
     async def _open(self, context: ContextState) -> Speech:
         """Opens a context's session."""
-        session = await self._synthesizer.open(self._settings, _CHUNKS)
+        session = await self._synthesizer.open(self._settings)
+        self._sync_model_name_to_metrics()
         speech = Speech(session, self.sample_rate)
         context.reader = self.create_task(
             self._read(context, speech), f"speech {context.context_id}"
@@ -239,7 +199,7 @@ class MegakernelTTSService(TimedTTSService):
         """Sends the audio of a session as it is made."""
         async with aclosing(aiter(speech.session)) as events:
             async for event in events:
-                if isinstance(event, AudioChunk):
+                if not isinstance(event, Finish):
                     await report_slot_wait(self, speech.take_slot_wait_s())
                     await self._sender.send(context, speech.process(event))
                     await self._sender.wait_for_playback(context)
@@ -298,7 +258,7 @@ class MegakernelTTSService(TimedTTSService):
             self._warn_unhandled_updated_settings({"model"})
         delta = replace(delta, model=NOT_GIVEN)
         language = self._settings.language
-        if check := self._synthesizer.check:
+        if check := await self._synthesizer.settings_check():
             delta, errors = check.accepted(self._settings, delta)
             for error in errors:  # of the application: the service still speaks as before
                 await self.push_error(str(error), error, category=ErrorCategory.APPLICATION)
@@ -366,7 +326,7 @@ class MegakernelTTSService(TimedTTSService):
         return self._contexts.get(self._turn_context_id or "")
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
-        """Stops the session of a context within a frame of the engine.
+        """Stops the session of a context within a frame.
 
         Args:
             context_id: A context that may be interrupted.
@@ -404,7 +364,7 @@ class MegakernelTTSService(TimedTTSService):
         await self._teardown()
 
     async def cleanup(self) -> None:
-        """Releases the engine, which is closed if it was loaded by name and has no other user."""
+        """Stops all speech and releases the synthesizer."""
         await super().cleanup()
         await self._teardown()
         await self._synthesizer.close()

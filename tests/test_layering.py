@@ -93,7 +93,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
 MODULES = {module_of(file) for file in FILES}
 # The only public name that imports torch is a module to the rule of lazy imports.
-FILE_OF = {module_of(file): file for file in FILES} | {f"{NAME}.TTS": PACKAGE / "tts.py"}
+FILE_OF = {module_of(file): file for file in FILES + SERVICE}
+FILE_OF[f"{NAME}.TTS"] = PACKAGE / "tts.py"
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)

@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ from pipecat.workers.runner import WorkerRunner
 from bench.virtual_time import VirtualClock, run_in_virtual_time
 from megakernel_tts import TTS
 from pipecat_service import MegakernelTTSService
+from pipecat_service.remote import MegakernelRemoteTTSService
+from pipecat_service.tts import SynthesizerTTSService
+from tests.pipecat_service.serving import URL, serving
 
 F = TypeVar("F", bound=Frame)
 M = TypeVar("M", bound=MetricsData)
@@ -195,6 +198,8 @@ class Bot:
     """One pipeline.
 
     Attributes:
+        remote: Whether the services use servers; set for all bots.
+        engine: The engine of the service or its server.
         tts: The service under test.
         llm: The language model.
         context: The conversation.
@@ -202,6 +207,8 @@ class Bot:
         errors: Errors that the service reported.
         timeout_s: Virtual time after which an event that does not occur fails the test.
     """
+
+    remote: ClassVar = False
 
     def __init__(
         self,
@@ -226,7 +233,12 @@ class Bot:
             timeout_s: See the class.
             **service: Further arguments of the service.
         """
-        self.tts = MegakernelTTSService(engine=engine, **service)  # type: ignore[arg-type]
+        self.engine = engine
+        self.tts: SynthesizerTTSService
+        if self.remote:
+            self.tts = MegakernelRemoteTTSService(url=URL, **service)  # type: ignore[arg-type]
+        else:
+            self.tts = MegakernelTTSService(engine=engine, **service)  # type: ignore[arg-type]
         self.timeout_s = timeout_s
         self.context = LLMContext(messages=[{"role": "user", "content": "Hello?"}])
         self.output = PacedOutput(rate, self._notify)
@@ -351,10 +363,28 @@ class Bot:
             await running
 
 
-def run_conversations(bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None]]) -> None:
-    """Runs conversations side by side in one event loop, in virtual time."""
+def run_conversations(
+    bots: Sequence[Bot], drive: Callable[[Bot], Awaitable[None]], *, end: bool = True
+) -> None:
+    """Runs conversations side by side in one event loop, in virtual time.
+
+    Each remote service has a server of its own.
+
+    Args:
+        bots: The conversations.
+        drive: Acts as the user.
+        end: Whether to end the pipelines afterwards; otherwise they are cancelled.
+    """
+
+    async def run_one(bot: Bot) -> None:
+        if not bot.remote:
+            await bot.run(drive, end=end)
+            return
+        assert bot.engine is not None, "a test that names a model has no server"
+        async with serving(bot.engine):
+            await bot.run(drive, end=end)
 
     async def run_all() -> None:
-        await asyncio.gather(*(bot.run(drive) for bot in bots))
+        await asyncio.gather(*(run_one(bot) for bot in bots))
 
     run_in_virtual_time(run_all(), 3 * max(bot.timeout_s for bot in bots))

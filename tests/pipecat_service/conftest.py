@@ -12,7 +12,8 @@ from loguru import logger
 from bench.simulation import simulated_tts
 from bench.virtual_time import observable_engines
 from megakernel_tts import TTS
-from tests.pipecat_service.bot import TIMEOUT_S
+from tests.pipecat_service.bot import TIMEOUT_S, Bot
+from tests.pipecat_service.serving import local_sockets
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +24,14 @@ logger.add(sys.stderr, level="WARNING")
 @pytest.fixture(scope="package", autouse=True)
 def _observable_engines() -> Iterator[None]:
     with observable_engines():
+        yield
+
+
+@pytest.fixture(params=["local", "remote"])
+def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs a test with the engine in the process of the service, and with it behind a server."""
+    monkeypatch.setattr(Bot, "remote", request.param == "remote")
+    with local_sockets():
         yield
 
 

@@ -7,7 +7,7 @@ from pipecat.services.tts_service import TextAggregationMode
 
 from megakernel_tts import TTS, Voice, VoiceError
 from pipecat_service import MegakernelTTSService
-from pipecat_service.arguments import choose_model
+from pipecat_service.local import choose_model
 
 pytestmark = pytest.mark.contract
 

@@ -16,7 +16,7 @@ from megakernel_tts import TTS, split_words
 from megakernel_tts.align.estimate import spoken_seconds
 from tests.pipecat_service.bot import Bot, run_conversations
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thirteen."
 WORDS = [word.text for word in split_words(REPLY)]

@@ -14,7 +14,7 @@ from megakernel_tts import TTS
 from megakernel_tts.align.estimate import spoken_seconds
 from tests.pipecat_service.bot import Bot, Reply, leading_spaces, run_conversations
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 NUM_CONCURRENT = 12
 _NUM_WORDS = 60, 240
@@ -100,6 +100,9 @@ def make_engine() -> Iterator[TTS]:
         yield tts
 
 
+@pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.slow)], indirect=True
+)
 def test_long_responses_are_committed_in_the_order_of_speech() -> None:
     """`tests.pipecat_service.search` checks more of them, and longer ones."""
     with make_engine() as engine:

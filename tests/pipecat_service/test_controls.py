@@ -13,7 +13,7 @@ from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, run_conversations
 from tests.pipecat_service.test_barge_in import assert_words_match_audio, without_tags
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 Settings = MegakernelTTSService.Settings
 TABLE = {"GPU": "gee pee you", "nginx": "engine ex"}

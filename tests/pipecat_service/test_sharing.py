@@ -27,7 +27,7 @@ from megakernel_tts.session import FinishReason
 from pipecat_service import MegakernelTTSService, SlotWaitMetricsData
 from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 LONG = "One two three four five six seven eight nine ten. " * 2
 
@@ -130,6 +130,7 @@ def test_words_after_the_end_of_speech_that_was_cut_off_are_not_committed(
     assert not bot.errors
 
 
+@pytest.mark.parametrize("service", ["local"], indirect=True)
 @pytest.mark.parametrize("own_engine", ["base"], indirect=True)
 def test_an_interruption_while_a_cloned_voice_is_prepared_leaves_no_session(
     own_engine: TTS, monkeypatch: pytest.MonkeyPatch
@@ -184,6 +185,7 @@ def test_waiting_for_a_slot_is_logged_and_measured(own_engine: TTS) -> None:
     assert all(bot.said == [LONG.strip()] and not bot.errors for bot in bots)
 
 
+@pytest.mark.parametrize("service", ["local"], indirect=True)
 @pytest.mark.parametrize("end", ["interruption", "failure", "cancellation"])
 def test_the_waiting_time_of_a_turn_that_never_speaks_is_reported(
     own_engine: TTS, end: str
@@ -230,6 +232,7 @@ def test_the_waiting_time_of_a_turn_that_never_speaks_is_reported(
         assert len(waiting.metrics(SlotWaitMetricsData)) == 1
 
 
+@pytest.mark.parametrize("service", ["local"], indirect=True)
 def test_closing_the_engine_is_a_permanent_error(own_engine: TTS) -> None:
     bot = Bot(own_engine, LONG, "More.")
 

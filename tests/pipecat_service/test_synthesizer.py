@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from bench.simulation import simulated_tts
-from megakernel_tts import TTS, ChunkPolicy, EngineClosedError, Voice, VoiceError
+from megakernel_tts import TTS, EngineClosedError, Voice, VoiceError
 from pipecat_service import ColdEngineError
 from pipecat_service.settings import MegakernelTTSSettings, default_settings
-from pipecat_service.synthesizer import Synthesizer
-
-POLICY = ChunkPolicy(ahead=9)
+from pipecat_service.synthesizer import CHUNKS, EngineSynthesizer
 
 
 def settings(**given: Any) -> MegakernelTTSSettings:
@@ -21,20 +19,20 @@ def settings(**given: Any) -> MegakernelTTSSettings:
 
 
 def test_opening_a_session_needs_a_loaded_model() -> None:
-    synthesizer = Synthesizer("a model", {})
+    synthesizer = EngineSynthesizer("a model", {})
     assert not synthesizer.aligned
     with pytest.raises(EngineClosedError, match="was not loaded"):
-        asyncio.run(synthesizer.open(settings(), POLICY))
+        asyncio.run(synthesizer.open(settings()))
 
 
 def test_a_refused_engine_is_not_kept(engine: TTS) -> None:
-    synthesizer = Synthesizer(None, {})
+    synthesizer = EngineSynthesizer(None, {})
     with simulated_tts() as cold, pytest.raises(ColdEngineError):
         synthesizer.set_engine(cold, settings())
     with pytest.raises(VoiceError):
         synthesizer.set_engine(engine, settings(voice="unknown"))
     with pytest.raises(EngineClosedError):
-        asyncio.run(synthesizer.open(settings(), POLICY))
+        asyncio.run(synthesizer.open(settings()))
 
 
 @pytest.mark.parametrize(
@@ -52,12 +50,12 @@ def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
             "open",
             lambda *args, **keywords: calls.append((threading.current_thread(), args, keywords)),
         )
-        synthesizer = Synthesizer(None, {" ANNA": voice} if cloned else {})
+        synthesizer = EngineSynthesizer(None, {" ANNA": voice} if cloned else {})
         chosen = settings(voice=name, instruct=" ", pronunciations={"a": "b"})
         synthesizer.set_engine(engine, chosen)
-        asyncio.run(synthesizer.open(chosen, POLICY))
+        asyncio.run(synthesizer.open(chosen))
     ((thread, args, keywords),) = calls
     assert keywords == {"speed": 1.0, "pronunciations": {"a": "b"}}
     expected = voice if cloned else "ryan"
-    assert args == (expected, "auto", " ", "streaming", None, POLICY)
+    assert args == (expected, "auto", " ", "streaming", None, CHUNKS)
     assert (thread is not threading.main_thread()) == cloned

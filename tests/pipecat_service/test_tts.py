@@ -32,13 +32,12 @@ from pipecat.metrics.metrics import (
 from pipecat.transcriptions.language import Language
 from pipecat.utils.errors import ErrorCategory
 
-from bench.simulation import simulated_tts, words_in_audio
-from bench.virtual_time import run_in_virtual_time
-from megakernel_tts import TTS, Sampling, Voice, VoiceError
-from pipecat_service import ColdEngineError, MegakernelTTSService
-from tests.pipecat_service.bot import TIMEOUT_S, Bot, run_conversations
+from bench.simulation import words_in_audio
+from megakernel_tts import TTS, Voice
+from pipecat_service import MegakernelTTSService
+from tests.pipecat_service.bot import Bot, run_conversations
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 Settings = MegakernelTTSService.Settings
 GROUPS = ["One two", "three four.", "Five six."]  # as they are passed to the engine
@@ -278,47 +277,25 @@ def test_a_cancel_frame_stops_the_engine(engine: TTS) -> None:
         await asyncio.sleep(0.001)
         assert sessions.num_sessions == 0
 
-    run_in_virtual_time(bot.run(drive, end=False), TIMEOUT_S)
+    run_conversations([bot], drive, end=False)
     assert len(words_in_audio(bot.output.pcm)) < 5
     assert sessions.num_free_slots == sessions.backend.num_slots
 
 
-def test_a_cold_engine_is_refused() -> None:
-    with simulated_tts() as cold, pytest.raises(ColdEngineError, match=r"awarmup\(\)"):
-        MegakernelTTSService(engine=cold)
-
-
-@pytest.mark.parametrize("voice", ["unknown", ""])
-def test_a_voice_that_the_model_lacks_is_refused(engine: TTS, voice: str) -> None:
-    with pytest.raises(VoiceError, match="ryan, serena"):
-        MegakernelTTSService(engine=engine, settings=Settings(voice=voice))
-
-
-def test_the_default_voice_is_the_first(engine: TTS) -> None:
-    for settings in (None, Settings(), Settings(voice=None)):
-        tts = MegakernelTTSService(engine=engine, settings=settings)
-        assert tts.settings.given_fields()["voice"] == "ryan"
-
-
-def test_settings_reach_the_engine(engine: TTS) -> None:
-    settings = Settings(voice="Serena", language="german", sampling=Sampling(seed=7))
-    tts = MegakernelTTSService(engine=engine, settings=settings)
-    assert tts.settings.given_fields() == {
-        "model": "simulated",
-        "voice": "Serena",
-        "language": "german",
-        "instruct": None,
-        "sampling": Sampling(seed=7),
-        "speed": None,
-        "pronunciations": None,
-    }
-
-
-def test_a_traced_turn_is_one_span_with_its_metrics(engine: TTS) -> None:
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    """Keeps the spans of this process, which may set one provider only."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
+    return exporter
+
+
+def test_a_traced_turn_is_one_span_with_its_metrics(
+    engine: TTS, exporter: InMemorySpanExporter
+) -> None:
+    exporter.clear()
     bot = Bot(engine, " ".join(GROUPS), tracing=True)
     run_conversations([bot], Bot.reply)
     (span,) = [span for span in exporter.get_finished_spans() if span.name == "tts"]

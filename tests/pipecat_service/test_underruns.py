@@ -22,7 +22,7 @@ from megakernel_tts import TTS, split_words
 from pipecat_service import MegakernelTTSService
 from tests.pipecat_service.bot import Bot, PacedOutput, run_conversations, spaced_words
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("service")]
 
 REPLY = "One two three, four five six. Seven eight nine! Ten eleven, twelve thirteen."
 WORDS = [word.text for word in split_words(REPLY)]
@@ -112,6 +112,9 @@ def check_interruptions(engine: TTS, seed: int) -> int:
     return len(turns)
 
 
+@pytest.mark.parametrize(
+    "service", ["local", pytest.param("remote", marks=pytest.mark.slow)], indirect=True
+)
 def test_words_are_committed_when_their_audio_begins(engine: TTS) -> None:
     """`tests.pipecat_service.search` checks other seeds."""
     assert check_interruptions(engine, seed=11) == 200

@@ -1,0 +1,187 @@
+"""The connection to `megakernel-tts serve`: one WebSocket, whose contexts are sessions."""
+
+import asyncio
+import json
+import ssl
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from pipecat_service.remote_messages import (
+    foreign_server_error,
+    lost_error,
+    refusal_error,
+    unreachable_error,
+)
+from pipecat_service.remote_session import RemoteSession
+
+_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_TIMEOUT_S = 5.0  # of a handshake or a request
+_CLOSE_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]
+_HEARTBEAT_S = 10.0  # between two pings; a connection without an answer is closed
+
+
+class ServerConnection:
+    """Speaks with one server; opens its WebSocket at the first use, and again after it was lost.
+
+    Attributes:
+        url: Address of the server.
+        aligned: Whether the last words had times from the model's attention.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        """Does not connect yet.
+
+        Args:
+            url: Address of the server.
+            api_key: Its key, or None.
+            ssl_context: For its certificate; None for the system's authorities.
+
+        Raises:
+            ValueError: `url` is no address of a server.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in _SCHEMES or not parts.hostname:
+            raise ValueError(
+                f"url is {url!r}; it must be the address of `megakernel-tts serve`, such as "
+                "http://127.0.0.1:8000."
+            )
+        self.url = parts._replace(scheme=_SCHEMES[parts.scheme]).geturl().rstrip("/")
+        self.aligned = False
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key is not None else {}
+        self._ssl_context = ssl_context
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # of the socket
+        self._sessions: dict[str, RemoteSession] = {}  # of the socket, by context
+        self._outgoing = asyncio.Queue[str]()  # messages to the socket
+        self._leaving = False  # the socket: its server stops, and another one may be there
+        self._connecting = asyncio.Lock()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the WebSocket can be used, as far as is known."""
+        return self._socket is not None and not self._socket.closed and not self._leaving
+
+    async def get_status(self) -> Mapping[str, Any]:
+        """Asks the server for `/status`.
+
+        Raises:
+            ServerError: It does not answer, refuses the key, or is another server.
+        """
+        async with self._errors(), self._client().get(f"{self.url}/status") as response:
+            if response.status != 200:
+                raise refusal_error(self.url, response.status)
+            try:
+                return await response.json()
+            except (aiohttp.ContentTypeError, ValueError):
+                raise foreign_server_error(self.url, "/status is no JSON") from None
+
+    async def connect(self) -> None:
+        """Opens the WebSocket, unless it is open.
+
+        Raises:
+            ServerError: The server does not answer or refuses the key.
+        """
+        async with self._connecting:
+            if self.connected:
+                return
+            await self._disconnect()
+            async with self._errors():
+                self._socket = await self._client().ws_connect(
+                    f"{self.url}/tts/websocket", heartbeat=_HEARTBEAT_S, timeout=_CLOSE_TIMEOUT
+                )
+            self._outgoing, self._sessions, self._leaving = asyncio.Queue(), {}, False
+            self._tasks = [
+                asyncio.create_task(self._read(self._socket, self._sessions)),
+                asyncio.create_task(self._write(self._socket, self._outgoing)),
+            ]
+
+    def _client(self) -> aiohttp.ClientSession:
+        """The HTTP client, which belongs to the running event loop."""
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                headers=self._headers,
+                connector=aiohttp.TCPConnector(ssl=self._ssl_context or True),
+                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            )
+        return self._http
+
+    @asynccontextmanager
+    async def _errors(self) -> AsyncGenerator[None]:
+        """Raises a `ServerError` for an error of the HTTP client."""
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                yield
+        except aiohttp.WSServerHandshakeError as error:
+            raise refusal_error(self.url, error.status) from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise unreachable_error(self.url, error) from error
+
+    def open_session(self, fields: Mapping[str, Any]) -> RemoteSession:
+        """Opens a session on the WebSocket.
+
+        Args:
+            fields: Of its first message.
+        """
+        context_id, outgoing, sessions = uuid.uuid4().hex, self._outgoing, self._sessions
+
+        def send(message: Mapping[str, Any]) -> None:
+            outgoing.put_nowait(json.dumps({"context_id": context_id, **message}))
+
+        session = RemoteSession(self.url, fields, send, lambda: sessions.pop(context_id, None))
+        sessions[context_id] = session
+        return session
+
+    async def _write(
+        self, socket: aiohttp.ClientWebSocketResponse, outgoing: asyncio.Queue[str]
+    ) -> None:
+        """Sends messages in order; a slow network does not block a session."""
+        with suppress(aiohttp.ClientError, ConnectionError):  # the reader reports it
+            while True:
+                await socket.send_str(await outgoing.get())
+
+    async def _read(
+        self, socket: aiohttp.ClientWebSocketResponse, sessions: dict[str, RemoteSession]
+    ) -> None:
+        """Passes events to their sessions, until the connection is lost."""
+        error = lost_error(self.url)
+        try:
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.TEXT:  # a ping was not answered
+                    break
+                event = json.loads(message.data)
+                if (session := sessions.get(event["context_id"])) is not None:
+                    session.receive(event)
+                    if session.aligned is not None:
+                        self.aligned = session.aligned
+                if event.get("error_code") == "draining":
+                    self._leaving = True
+        except (KeyError, TypeError, ValueError) as invalid:
+            error = foreign_server_error(self.url, f"invalid event: {invalid!r}")
+        finally:
+            for session in [*sessions.values()]:
+                session.fail(error)
+            await socket.close()
+
+    async def _disconnect(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._socket is not None:
+            await self._socket.close()
+            self._socket = None
+
+    async def close(self) -> None:
+        """Closes the WebSocket, which stops all sessions; may be called twice."""
+        await self._disconnect()
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
