@@ -1,13 +1,18 @@
-"""Which process an engine and torch belong to: a process forked from it can use neither.
+"""Which process an engine and torch belong to, and how an engine's thread ends with it.
+
+A process that was forked can use neither the engine nor torch of its parent.
 
 Of the threads of a process, a forked one has only the thread that forked. The engine thread and
 torch's thread pool are missing there, and waiting for them would never end.
 """
 
+import atexit
 import os
 import sys
 import threading
+import weakref
 from functools import cache, partial
+from typing import Protocol
 
 from megakernel_tts.errors import ForkedProcessError
 
@@ -17,12 +22,24 @@ _USE_SPAWN = "Start processes with multiprocessing.get_context('spawn')"
 _TORCH_WAS_IMPORTED = "torch" in sys.modules
 
 
+class Stoppable(Protocol):
+    """A loop that a thread runs."""
+
+    def stop(self) -> None:
+        """Ends the loop soon; takes no lock."""
+
+
 class OwnerProcess:
     """The process in which an object was made."""
 
-    def __init__(self) -> None:
-        """Records the current process."""
+    def __init__(self, loaded: str = "TTS") -> None:
+        """Records the current process.
+
+        Args:
+            loaded: The class of which an object was loaded, for the message.
+        """
         self._id = os.getpid()
+        self._loaded = loaded
 
     @property
     def is_current(self) -> bool:
@@ -37,8 +54,8 @@ class OwnerProcess:
         """
         if not self.is_current:
             raise ForkedProcessError(
-                "The TTS was loaded before this process was forked, and its engine runs in the "
-                f"parent only. {_USE_SPAWN}, and load a TTS in each."
+                f"The {self._loaded} was loaded before this process was forked, and its engine "
+                f"runs in the parent only. {_USE_SPAWN}, and load one in each."
             )
 
 
@@ -88,3 +105,29 @@ def _native_threads() -> frozenset[int]:
     except OSError:
         return frozenset()
     return frozenset(threads - {thread.native_id for thread in threading.enumerate()})
+
+
+def end_at_exit(loop: Stoppable, thread: threading.Thread) -> None:
+    """Has the interpreter stop a loop and join its thread when it exits.
+
+    A thread that is still inside torch when the interpreter is finalised aborts the process. The
+    thread may be inside torch until its end, because it frees what the loop owns. The registration
+    therefore lasts as long as the `Thread` object, which the thread frees last. It holds weak
+    references only.
+
+    Args:
+        loop: An engine's loop.
+        thread: The thread that runs it.
+    """
+    end = partial(_end, weakref.ref(loop), weakref.ref(thread))
+    atexit.register(end)
+    weakref.finalize(thread, atexit.unregister, end).atexit = False
+
+
+def _end(loop: weakref.ref[Stoppable], thread: weakref.ref[threading.Thread]) -> None:
+    """Stops a loop, if it is alive, and joins its thread."""
+    if (alive := loop()) is not None:
+        alive.stop()
+    del alive  # freed here, if this was the last reference, else by the thread
+    if (running := thread()) is not None:
+        running.join()

@@ -50,6 +50,23 @@ RULES: dict[str, set[str]] = {
     "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
+# Recognition: the same, for megakernel_stt, and below it what it may import of megakernel_tts.
+STT = ROOT / "megakernel_stt"
+STT_RULES: dict[str, set[str]] = {
+    "errors": set(),
+    "audio": {"errors", "model.config"},
+    "text": {"model.config"},
+    "transcript": {"text.words"},
+    "model": {"errors", "text.tokenizer"},
+    "network": {"model.config", "model.weights"},
+    "session": {"audio", "errors", "transcript"},
+    "engine": {"audio", "errors", "model", "network", "session", "text.words", "transcript"},
+    "stt": {"audio", "engine", "errors", "model", "network", "session", "transcript"},
+}
+STT_SHARED = {"backends.select", "checks", "engine.wakeup", "errors", "model.checkpoint"} | {
+    "model.fields", "model.hub", "model.layers", "process",
+}  # fmt: skip
+
 # Checkpoints with random weights hold the codec's tensors as well.
 EXCEPTIONS = {
     "model.random_checkpoint": {"codec.weights"},
@@ -90,11 +107,14 @@ def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> set[str]:
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+STT_FILES = sorted(STT.rglob("*.py"))
 SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
 MODULES = {module_of(file) for file in FILES}
-# The only public name that imports torch is a module to the rule of lazy imports.
-FILE_OF = {module_of(file): file for file in FILES + SERVICE}
-FILE_OF[f"{NAME}.TTS"] = PACKAGE / "tts.py"
+# The only public names that import torch are modules to the rule of lazy imports.
+FILE_OF = {module_of(file): file for file in FILES + STT_FILES + SERVICE} | {
+    f"{NAME}.TTS": PACKAGE / "tts.py",
+    f"{STT.name}.STT": STT / "stt.py",
+}
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
@@ -117,12 +137,41 @@ def test_imports_follow_the_folder_rules(file: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("file", STT_FILES, ids=module_of)
+def test_recognition_follows_its_folder_rules(file: Path) -> None:
+    folder = file.relative_to(STT).parts[0].removesuffix(".py")
+    if folder == "__init__":
+        return  # lazy exports; pinned by tests/stt/test_api.py
+    assert folder in STT_RULES, f"{folder} has no rule in STT_RULES"
+    names = imported(file, typing=False)
+    for name in names & {module_of(other) for other in STT_FILES}:
+        target = name.removeprefix(STT.name).removeprefix(".")
+        parents = {"", *(rule.split(".")[0] for rule in STT_RULES[folder]), folder}
+        allowed = STT_RULES[folder] | parents
+        top = target.split(".")[0]
+        is_allowed = target in allowed or top == folder or top in STT_RULES[folder]
+        assert is_allowed, f"{folder} may not import {name}"
+    ours = {name for name in names & MODULES if name != NAME}
+    shared = {f"{NAME}.{name}" for name in STT_SHARED}
+    packages = {name for name in MODULES if any(other.startswith(f"{name}.") for other in shared)}
+    assert ours <= shared | packages
+
+
+def test_synthesis_does_not_import_recognition() -> None:
+    """But for the command line, which has the commands of both."""
+    for file in FILES:
+        if file.relative_to(PACKAGE).parts[0] != "cli":
+            assert STT.name not in {name.split(".")[0] for name in imported(file)}, file
+
+
 def test_modules_form_no_import_cycle() -> None:
+    files = FILES + STT_FILES
+    modules = MODULES | {module_of(file) for file in STT_FILES}
     graph = {
-        module_of(file): (imported(file, typing=False) & MODULES) - {NAME, module_of(file)}
-        for file in FILES
+        module_of(file): (imported(file, typing=False) & modules) - {NAME, module_of(file)}
+        for file in files
     }
-    packages = {module_of(file) for file in FILES if file.stem == "__init__"}
+    packages = {module_of(file) for file in files if file.stem == "__init__"}
     TopologicalSorter({m: needs - packages for m, needs in graph.items()}).prepare()
 
 
@@ -134,6 +183,7 @@ LAZY = {
     "audio": {"soundfile", "soxr"},  # native libraries, for recordings only
     "cli.doctor": {"soundfile"},  # reports whether it can be imported
     "kernels.build": {"ninja"},  # where no ninja is on the PATH
+    "megakernel_stt.audio": {"soundfile", "soxr"},  # as above
 }
 
 
@@ -163,7 +213,7 @@ def packages_of(module: str) -> set[str]:
     return {name.split(".")[0] for name in seen}
 
 
-@pytest.mark.parametrize("file", FILES + SERVICE, ids=module_of)
+@pytest.mark.parametrize("file", FILES + STT_FILES + SERVICE, ids=module_of)
 def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
     module = module_of(file)
     missing = ({"torch"} | OPTIONAL) - packages_of(module)  # that the module itself does without
@@ -175,7 +225,7 @@ def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
     assert not needless
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_of)
+@pytest.mark.parametrize("file", FILES + STT_FILES, ids=module_of)
 def test_engine_modules_do_not_import_clients(file: Path) -> None:
     clients = {"pipecat", "pipecat_service", "tests", "bench", "examples", "qwen_tts"}
     assert not {name.split(".")[0] for name in imported(file)} & clients
@@ -219,7 +269,7 @@ def names_in_map(page: Path, package: str) -> list[str]:
     return [name for line in entries for name in line.strip().split("   ")[0].split(", ")]
 
 
-@pytest.mark.parametrize("package", [NAME, "pipecat_service"])
+@pytest.mark.parametrize("package", [NAME, STT.name, "pipecat_service"])
 def test_architecture_map_lists_every_module(package: str) -> None:
     listed = names_in_map(ROOT / "docs" / "architecture.md", package)
     files = {file.stem for file in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
@@ -234,7 +284,7 @@ def test_readme_map_lists_every_folder_of_the_package() -> None:
 
 def test_modules_hold_no_mutable_state() -> None:
     """Module-level names are constants, types, functions and loggers, so engines share nothing."""
-    for file in FILES + SERVICE:
+    for file in FILES + STT_FILES + SERVICE:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

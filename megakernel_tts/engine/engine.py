@@ -1,6 +1,5 @@
 """Opens sessions and owns the engine thread, which runs the `loop`."""
 
-import atexit
 import threading
 import time
 import weakref
@@ -20,7 +19,7 @@ from megakernel_tts.engine.loop import Loop
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream, StreamRequest
 from megakernel_tts.errors import EngineBusyError, EngineClosedError
-from megakernel_tts.process import OwnerProcess
+from megakernel_tts.process import OwnerProcess, end_at_exit
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
 from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder
@@ -77,7 +76,7 @@ class Engine:
             target=self._loop.run, name="megakernel-tts-engine", daemon=True
         )
         self._thread.start()
-        _end_at_exit(self._loop, self._thread)
+        end_at_exit(self._loop, self._thread)
         weakref.finalize(self, self._loop.stop).atexit = False
 
     def open(
@@ -189,32 +188,6 @@ class Engine:
         self._loop.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-
-def _end_at_exit(loop: Loop, thread: threading.Thread) -> None:
-    """Has the interpreter stop a loop and join its thread when it exits.
-
-    A thread that is still inside torch when the interpreter is finalised aborts the process. The
-    thread may be inside torch until its end, because it frees what the loop owns. The registration
-    therefore lasts as long as the `Thread` object, which the thread frees last. It holds weak
-    references only.
-
-    Args:
-        loop: The engine's loop.
-        thread: The thread that runs it.
-    """
-    end = partial(_end, weakref.ref(loop), weakref.ref(thread))
-    atexit.register(end)
-    weakref.finalize(thread, atexit.unregister, end).atexit = False
-
-
-def _end(loop: weakref.ref[Loop], thread: weakref.ref[threading.Thread]) -> None:
-    """Stops a loop, if it is alive, and joins its thread."""
-    if (alive := loop()) is not None:
-        alive.stop()
-    del alive  # freed here, if this was the last reference, else by the thread
-    if (running := thread()) is not None:
-        running.join()
 
 
 @torch.inference_mode()

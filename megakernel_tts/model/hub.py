@@ -28,20 +28,38 @@ def find_checkpoint(model: str | os.PathLike[str]) -> Path:
         return _DEMO_FOLDER
     if 0 < len(name) < 4096 and Path(name).is_dir():
         return Path(name)
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
-    if match is None or name.startswith((".", "/", "~")):
+    hub_id = parse_hub_id(name)
+    if hub_id is None:
         raise CheckpointError(
             f"{name!r} is not a model: name a folder that exists, a hub id such as "
             "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice (add @revision for one version), or demo."
         )
-    return _download(match[1], match[2])
+    return download(*hub_id, _FILES)
 
 
-def _download(repository: str, revision: str | None) -> Path:
+def parse_hub_id(name: str) -> tuple[str, str | None] | None:
+    """Repository and revision of `owner/name` or `owner/name@revision`; None for other names."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
+    if match is None or name.startswith((".", "/", "~")):
+        return None
+    return match[1], match[2]
+
+
+def download(repository: str, revision: str | None, files: list[str]) -> Path:
+    """Downloads files of a repository of the hub, or finds them in its cache.
+
+    Args:
+        repository: `owner/name`.
+        revision: A branch, tag or commit; None for the newest version.
+        files: Patterns of their names.
+
+    Raises:
+        CheckpointError: There is no such repository, or the download failed.
+    """
     where = f"{repository}@{revision}" if revision else repository
     try:
         folder = huggingface_hub.snapshot_download(
-            repository, revision=revision, allow_patterns=_FILES
+            repository, revision=revision, allow_patterns=files
         )
     except (OSError, HFValidationError) as error:  # the library's own errors are OSErrors
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

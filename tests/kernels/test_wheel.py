@@ -1,4 +1,4 @@
-"""The wheel: two packages, and every CUDA source and every file of the web page as package data."""
+"""The wheel: three packages, with CUDA sources and files of the web page as package data."""
 
 import shutil
 import subprocess
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("megakernel_stt", "megakernel_tts", "pipecat_service")
 SUFFIXES = {".cpp", ".cu", ".cuh"}
 
 
@@ -21,7 +22,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    for name in ("megakernel_tts", "pipecat_service", "csrc", "tests", "bench"):
+    for name in (*PACKAGES, "csrc", "tests", "bench"):
         ignored = shutil.ignore_patterns("__pycache__", "*.wav", "*.safetensors")
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     script = (
@@ -34,18 +35,16 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_installs_two_packages(names: set[str]) -> None:
+def test_the_wheel_installs_three_typed_packages(names: set[str]) -> None:
     top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {
-        "megakernel_tts",
-        "pipecat_service",
-    }
+    assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 
 def test_the_wheel_has_every_module(names: set[str]) -> None:
     modules = {
         file.relative_to(ROOT).as_posix()
-        for package in ("megakernel_tts", "pipecat_service")
+        for package in PACKAGES
         for file in (ROOT / package).rglob("*.py")
     }
     assert modules <= names

@@ -1,0 +1,85 @@
+"""Streaming speech recognition on your own machine: audio in, words out, chunk by chunk.
+
+    from megakernel_stt import STT
+
+    with STT.load("nvidia/nemotron-speech-streaming-en-0.6b") as stt:
+        print(stt.transcribe("hello.wav").text)
+
+Importing this package does not import torch; the first use of `STT` does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megakernel_stt.errors import (
+        AudioError,
+        LanguageError,
+        LookaheadError,
+        NoBuiltInModelError,
+        RecognitionError,
+    )
+    from megakernel_stt.session import Final, Partial, Session
+    from megakernel_stt.stt import STT
+    from megakernel_stt.text.words import Token, Word
+    from megakernel_stt.transcript import Transcript
+    from megakernel_tts.errors import (
+        CheckpointError,
+        EngineBusyError,
+        EngineClosedError,
+        ForkedProcessError,
+        MegakernelTTSError,
+    )
+
+_MODULES = {  # module -> its public names
+    "megakernel_stt.errors": (
+        "AudioError",
+        "LanguageError",
+        "LookaheadError",
+        "NoBuiltInModelError",
+        "RecognitionError",
+    ),
+    "megakernel_stt.session": ("Final", "Partial", "Session"),
+    "megakernel_stt.stt": ("STT",),
+    "megakernel_stt.text.words": ("Token", "Word"),
+    "megakernel_stt.transcript": ("Transcript",),
+    "megakernel_tts.errors": (
+        "CheckpointError",
+        "EngineBusyError",
+        "EngineClosedError",
+        "ForkedProcessError",
+        "MegakernelTTSError",
+    ),
+}
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come from `__getattr__`
+    "STT",
+    "AudioError",
+    "CheckpointError",
+    "EngineBusyError",
+    "EngineClosedError",
+    "Final",
+    "ForkedProcessError",
+    "LanguageError",
+    "LookaheadError",
+    "MegakernelTTSError",
+    "NoBuiltInModelError",
+    "Partial",
+    "RecognitionError",
+    "Session",
+    "Token",
+    "Transcript",
+    "Word",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            import_module("megakernel_tts.process")  # first: it notes whether torch was imported
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""Streams, slots and the thread that recognises them."""

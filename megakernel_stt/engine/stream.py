@@ -1,0 +1,116 @@
+"""One stream: packets to features to events. The engine thread owns it."""
+
+import copy
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_stt.audio import Resampler
+from megakernel_stt.engine.recogniser import Recogniser, Recognition
+from megakernel_stt.model.config import SAMPLE_RATE
+from megakernel_stt.network.features import MelStream
+from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
+from megakernel_stt.transcript import Transcript
+
+
+class Stream:
+    """One stream.
+
+    A request forks the recognition: the fork gets the samples that resampler and features hold
+    back, and ends. The stream itself is not changed by it.
+
+    Attributes:
+        recogniser: Computes its chunks.
+        finished: Whether its last event was delivered.
+    """
+
+    def __init__(
+        self,
+        recogniser: Recogniser,
+        filters: Tensor,
+        prompt: int,
+        inbox: Inbox,
+        events: EventQueue,
+    ) -> None:
+        """Begins a stream.
+
+        Args:
+            recogniser: Computes its chunks.
+            filters: See `mel_filters`.
+            prompt: Index of the language.
+            inbox: Its audio and requests.
+            events: Its events.
+        """
+        self.recogniser = recogniser
+        self.finished = False
+        self._inbox = inbox
+        self._events = events
+        self._mels = MelStream(filters)
+        self._resampler = Resampler(SAMPLE_RATE)
+        self._sample_rate = SAMPLE_RATE
+        self._recognition = recogniser.start(prompt)
+        self._fork: Recognition | None = None
+        self._fork_seconds = 0.0
+        self._request: Request = "finalize"  # that the fork answers
+        self._num_reported = 0  # tokens
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody reads the events any more."""
+        return self._events.abandoned
+
+    def next_chunk(self) -> Recognition | None:
+        """Reads entries until there is a chunk to compute.
+
+        Returns:
+            The recognition that is ready, None if the stream waits for audio.
+        """
+        while not self.finished:
+            if self._fork is not None:
+                if self.recogniser.is_ready(self._fork):
+                    return self._fork
+                self._answer(self._fork)
+                continue
+            if self.recogniser.is_ready(self._recognition):
+                return self._recognition
+            entry = self._inbox.get()
+            if entry is None:
+                return None
+            if isinstance(entry, Packet):
+                self._add(entry)
+            else:
+                self._request, self._fork = entry, self._ending()
+        return None
+
+    def report(self) -> None:
+        """Delivers a partial result if there are new tokens."""
+        tokens = self._recognition.tokens
+        if len(tokens) > self._num_reported:
+            self._num_reported = len(tokens)
+            self._events.put(Partial(Transcript(tokens, self._mels.num_samples / SAMPLE_RATE)))
+
+    def _add(self, packet: Packet) -> None:
+        """Adds the features of a packet."""
+        if packet.sample_rate != self._sample_rate:
+            self._push(self._resampler.rest())
+            self._resampler = Resampler(packet.sample_rate)
+            self._sample_rate = packet.sample_rate
+        self._push(self._resampler.push(packet.samples))
+
+    def _push(self, samples: NDArray[np.float32]) -> None:
+        self._recognition.add(self._mels.push(torch.from_numpy(samples)))
+
+    def _ending(self) -> Recognition:
+        """A fork that ends after the audio so far."""
+        mels = copy.copy(self._mels)  # its tensors are replaced, never changed in place
+        last = mels.push(torch.from_numpy(self._resampler.rest()))
+        self._fork_seconds = mels.num_samples / SAMPLE_RATE
+        return self._recognition.ending(torch.cat([last, mels.rest()]))
+
+    def _answer(self, fork: Recognition) -> None:
+        """Delivers the result of a fork."""
+        self.finished = self._request == "end"
+        self._fork = None
+        self._events.put(Final(Transcript(fork.tokens, self._fork_seconds), self.finished))

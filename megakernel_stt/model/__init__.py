@@ -1,0 +1,1 @@
+"""Configuration, checkpoints and weights of recognisers."""

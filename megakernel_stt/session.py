@@ -1,0 +1,310 @@
+"""The public side of one stream: audio goes in, events come out."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megakernel_stt.audio import Pcm, check_pcm
+from megakernel_stt.errors import AudioError
+from megakernel_stt.transcript import Transcript
+from megakernel_tts.errors import MegakernelTTSError
+from megakernel_tts.process import OwnerProcess
+
+Request = Literal["finalize", "end"]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What was recognised so far. Its tokens do not change; more follow.
+
+    Attributes:
+        transcript: Of all audio of the session that the model has seen.
+    """
+
+    transcript: Transcript
+
+
+@dataclass(frozen=True)
+class Final:
+    """The answer to `finalize` or `end`: what the model recognises if the audio ends there.
+
+    Attributes:
+        transcript: Of all audio of the session before the call.
+        is_last: Whether it answers `end`; the iteration is over after it.
+    """
+
+    transcript: Transcript
+    is_last: bool
+
+
+Event = Partial | Final
+
+
+@dataclass(frozen=True)
+class Packet:
+    """Audio of one call of `push`.
+
+    Attributes:
+        samples: [samples] float32.
+        sample_rate: In Hz.
+    """
+
+    samples: NDArray[np.float32]
+    sample_rate: int
+
+
+class Inbox:
+    """Audio and requests of one session in order, from its caller to the engine thread."""
+
+    def __init__(self, on_input: Callable[[], None]) -> None:
+        """Creates an empty inbox.
+
+        Args:
+            on_input: Called after every entry.
+        """
+        self._entries: deque[Packet | Request] = deque()
+        self._changed = threading.Condition()
+        self._on_input = on_input
+        self._ended = False
+        self._closed = False
+        self._waiting_s = 0.0
+
+    def put(self, entry: Packet | Request) -> None:
+        """Adds an entry; ignored once the stream has finished.
+
+        Raises:
+            AudioError: The audio was ended.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            if self._ended:
+                raise AudioError("The session's audio was ended; open a new session for more.")
+            self._ended = entry == "end" if isinstance(entry, str) else False
+            self._entries.append(entry)
+            self._waiting_s += _seconds(entry)
+        self._on_input()
+
+    def get(self) -> Packet | Request | None:
+        """Takes the next entry; None if there is none."""
+        with self._changed:
+            if not self._entries:
+                return None
+            entry = self._entries.popleft()
+            self._waiting_s -= _seconds(entry)
+            self._changed.notify_all()
+        return entry
+
+    def wait_below(self, seconds: float) -> None:
+        """Waits until less audio than that waits for the engine, or the stream has finished."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting_s < seconds)
+
+    def close(self) -> None:
+        """Drops all entries and later ones."""
+        with self._changed:
+            self._closed = True
+            self._entries.clear()
+            self._changed.notify_all()
+
+
+def _seconds(entry: Packet | Request) -> float:
+    return len(entry.samples) / entry.sample_rate if isinstance(entry, Packet) else 0.0
+
+
+class EventQueue:
+    """Events of one session, from the engine thread to one reader.
+
+    Attributes:
+        abandoned: Whether the reader has cancelled or dropped the session.
+    """
+
+    def __init__(self, on_abandon: Callable[[], None]) -> None:
+        """Creates an empty queue.
+
+        Args:
+            on_abandon: Called when the session is abandoned; must not take a lock.
+        """
+        self._events: deque[Event] = deque()
+        self._changed = threading.Condition()
+        self._on_abandon = on_abandon
+        self._listener: Callable[[], object] | None = None
+        self._finished = False
+        self._error: MegakernelTTSError | None = None
+        self.abandoned = False
+
+    def put(self, event: Event) -> None:
+        """Appends an event. A partial result replaces an unread one, so the queue stays short."""
+        with self._changed:
+            if self._finished:
+                return
+            if (
+                isinstance(event, Partial)
+                and self._events
+                and isinstance(self._events[-1], Partial)
+            ):
+                self._events.pop()
+            self._events.append(event)
+            self._finished = isinstance(event, Final) and event.is_last
+            listener = self._notify()
+        if listener is not None:
+            listener()
+
+    def finish(self, error: MegakernelTTSError | None = None) -> None:
+        """Ends the events, with an error that the reader gets after those in the queue."""
+        with self._changed:
+            if self._finished:
+                return
+            self._finished, self._error = True, error
+            listener = self._notify()
+        if listener is not None:
+            listener()
+
+    def _notify(self) -> Callable[[], object] | None:
+        self._changed.notify_all()
+        return self._listener
+
+    def abandon(self) -> None:
+        """Has the engine end the stream. Takes no lock, so that a finaliser may call it."""
+        self.abandoned = True
+        self._on_abandon()
+
+    def drop(self) -> None:
+        """Drops unread and later events."""
+        with self._changed:
+            self._events.clear()
+            self._finished, self._error = True, None
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `get` returns at once."""
+        return bool(self._events) or self._finished
+
+    def get(self) -> Event | None:
+        """Waits for the next event and takes it; None after the last one.
+
+        Raises:
+            MegakernelTTSError: The stream failed, or the engine was closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_ready)
+            if self._events:
+                return self._events.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def set_listener(self, listener: Callable[[], object] | None) -> None:
+        """Has `listener` called after every event, on the engine thread; None removes it."""
+        with self._changed:
+            self._listener = listener
+
+
+class Session:
+    """A stream of audio: push packets, and iterate over the events (or asynchronously).
+
+    The iteration ends after the `Final` of `end`, or when the session is cancelled. Dropping a
+    session, or leaving its `with` block, cancels it.
+    """
+
+    def __init__(self, inbox: Inbox, events: EventQueue) -> None:
+        """Connects the inbox and the event queue of one stream.
+
+        Args:
+            inbox: Read by the engine.
+            events: Written by the engine.
+        """
+        self._inbox = inbox
+        self._events = events
+        self._process = OwnerProcess()
+
+    def push(self, pcm: Pcm, sample_rate: int) -> None:
+        """Adds audio of one channel; without effect once the session has finished.
+
+        The call copies the audio and returns; it never waits for the model.
+
+        Args:
+            pcm: 16-bit samples as bytes (little-endian) or integers [samples], or floats [samples]
+                of full scale 1; any number of them.
+            sample_rate: In Hz; it may change.
+
+        Raises:
+            AudioError: The audio has another type or shape, or was ended.
+            ForkedProcessError: This process was forked after the session was opened.
+        """
+        self._process.check()
+        self._inbox.put(Packet(check_pcm(pcm, sample_rate), sample_rate))
+
+    def finalize(self) -> None:
+        """Requests a `Final` of the audio so far, at once and independent of the lookahead.
+
+        It is what the model recognises if the audio ended here. The stream itself continues as if
+        this had not been called.
+
+        Raises:
+            AudioError: The audio was ended.
+            ForkedProcessError: This process was forked after the session was opened.
+        """
+        self._process.check()
+        self._inbox.put("finalize")
+
+    def end(self) -> None:
+        """Ends the audio; the last event is a `Final`. A second call has no effect."""
+        self._process.check()
+        try:
+            self._inbox.put("end")
+        except AudioError:
+            return  # ended before
+
+    def cancel(self) -> None:
+        """Stops the stream after the chunk under way; no event is read after this returns.
+
+        Does nothing in a forked process.
+        """
+        if self._process.is_current:
+            self._events.drop()
+            self._events.abandon()
+
+    def __iter__(self) -> Iterator[Event]:
+        self._process.check()
+        while (event := self._events.get()) is not None:
+            yield event
+
+    async def __aiter__(self) -> AsyncGenerator[Event, None]:
+        self._process.check()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        self._events.set_listener(wake)
+        try:
+            while True:
+                arrived.clear()
+                if not self._events.is_ready:
+                    await arrived.wait()
+                elif (event := self._events.get()) is not None:
+                    yield event
+                else:
+                    return
+        finally:
+            self._events.set_listener(None)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self._events.abandon()  # takes no lock: a collector may run this within any code

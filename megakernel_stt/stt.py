@@ -1,0 +1,232 @@
+"""`STT`, the main class of the public API: loads a model, transcribes, opens streams."""
+
+import logging
+import os
+import time
+
+import torch
+
+from megakernel_stt.audio import Wav, read_blocks
+from megakernel_stt.engine.engine import Engine
+from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
+from megakernel_stt.engine.stream import Stream
+from megakernel_stt.errors import LanguageError, LookaheadError
+from megakernel_stt.model.checkpoint import Model, load_model
+from megakernel_stt.model.config import AUTO, FRAME_S, SAMPLE_RATE
+from megakernel_stt.model.hub import find_model
+from megakernel_stt.network.features import mel_filters
+from megakernel_stt.network.transducer import Transducer
+from megakernel_stt.session import EventQueue, Final, Inbox, Session
+from megakernel_stt.transcript import Transcript
+from megakernel_tts.backends.select import pick_device
+from megakernel_tts.checks import check_type
+from megakernel_tts.errors import EngineClosedError
+from megakernel_tts.process import check_torch, watch_forks
+
+watch_forks()
+_log = logging.getLogger("megakernel_stt")
+_FRAME_MS = round(1000 * FRAME_S)
+_MAX_WAITING_S = 60.0  # of a recording's audio ahead of the model
+
+
+class STT:
+    """A loaded model and its engine. Use `STT.load`; close it, or use it in a `with` block.
+
+    Any number of threads and tasks may use one STT. As many sessions as it has slots can be open.
+    """
+
+    def __init__(self, model: Model, slots: int) -> None:
+        self._model = model
+        encoder = model.config.encoder
+        transducer = Transducer(model.weights.transducer, model.config.transducer)
+        self._filters = mel_filters(encoder.num_mels)
+        # By lookahead in milliseconds; None for the one of an offline model.
+        self._recognisers: dict[int | None, Recogniser] = {}
+        with torch.inference_mode():
+            if encoder.streaming is None:
+                self._recognisers[None] = OfflineRecogniser(model, transducer)
+            else:
+                for lookahead in encoder.streaming.lookaheads:
+                    key = (lookahead + 1) * _FRAME_MS
+                    self._recognisers[key] = StreamingRecogniser(model, transducer, lookahead)
+        self._engine = Engine(slots)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | os.PathLike[str] = "demo",
+        device: str = "auto",
+        dtype: str = "auto",
+        slots: int = 8,
+    ) -> "STT":
+        """Loads a model.
+
+        Args:
+            model: A folder that transformers saved, a `.nemo` file, or a hub id (`owner/name`,
+                `owner/name@revision`). The built-in model, `demo`, is not part of this version.
+            device: `auto`, `cpu`, `cuda` or `cuda:N`. Both run plain PyTorch in this version.
+            dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
+            slots: Number of sessions that can be open at once.
+
+        Raises:
+            NoBuiltInModelError: The model is `demo`.
+            CheckpointError: The model is missing or broken.
+            ValueError: There is no such device or dtype, or no slot.
+            ForkedProcessError: This process was forked after torch had run in its parent.
+            TypeError: An argument has another type.
+        """
+        check_type("model", model, (str, os.PathLike), "a folder, a .nemo file or a hub id")
+        check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
+        check_type("slots", slots, int, "a whole number")
+        if slots < 1:
+            raise ValueError(f"slots is {slots}; at least one session must be able to open.")
+        path = find_model(model)
+        check_torch()
+        torch_device = pick_device(device)
+        loaded = load_model(path, torch_device, _pick_dtype(dtype, torch_device))
+        _log.info("%s on %s", model, torch_device)
+        return cls(loaded, slots)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Values of `language` besides `auto`; empty if the model takes none."""
+        return self._model.config.languages
+
+    @property
+    def lookaheads_ms(self) -> tuple[int, ...]:
+        """Values of `lookahead_ms`, ascending; empty for an offline model."""
+        return tuple(key for key in self._recognisers if key is not None)
+
+    @property
+    def slots(self) -> int:
+        """Number of sessions that can be open at once."""
+        return self._engine.slots
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine can recognise: it was not closed and has not failed."""
+        return self._engine.running
+
+    def transcribe(
+        self, wav: Wav, language: str = AUTO, lookahead_ms: int | None = None
+    ) -> Transcript:
+        """Recognises a recording. Waits for a slot if all are in use.
+
+        Args:
+            wav: A path or open file that soundfile reads, or (samples, rate) with 16-bit integers
+                or floats [samples] or [samples, channels].
+            language: One of the model's languages, or `auto`.
+            lookahead_ms: As in `open`; None for the longest, which is the most accurate.
+
+        Raises:
+            AudioError: The recording is not readable.
+            LanguageError: The model has no such language.
+            LookaheadError: The model has no such lookahead.
+            RecognitionError: Recognition failed, or an offline model's recording is too long.
+            EngineClosedError: The model was closed.
+            ForkedProcessError: This process was forked after the model was loaded.
+        """
+        if lookahead_ms is None and self.lookaheads_ms:
+            lookahead_ms = self.lookaheads_ms[-1]
+        session, inbox = self._open(language, lookahead_ms, wait=True)
+        with session:
+            for samples, sample_rate in read_blocks(wav):
+                inbox.wait_below(_MAX_WAITING_S)
+                session.push(samples, sample_rate)
+            session.end()
+            for event in session:
+                if isinstance(event, Final):
+                    return event.transcript
+        raise EngineClosedError("The engine was closed while the recording was transcribed.")
+
+    def open(self, language: str = AUTO, lookahead_ms: int = 160) -> Session:
+        """Opens a session for audio that arrives.
+
+        Args:
+            language: One of the model's languages, or `auto`.
+            lookahead_ms: Length of a chunk, after which partial results come: one of
+                `lookaheads_ms`. Longer chunks are more accurate. `Session.finalize` does not wait
+                for one. An offline model ignores it and has no partial results.
+
+        Raises:
+            LanguageError: The model has no such language.
+            LookaheadError: The model has no such lookahead.
+            EngineBusyError: All slots are in use.
+            EngineClosedError: The model was closed.
+            ForkedProcessError: This process was forked after the model was loaded.
+        """
+        return self._open(language, lookahead_ms, wait=False)[0]
+
+    def warmup(self) -> None:
+        """Runs every lookahead once, so that the first session has full speed.
+
+        Logs a warning if one stream is slower than real time on this machine.
+        """
+        silence = torch.zeros(2 * SAMPLE_RATE).numpy()
+        for lookahead_ms in self.lookaheads_ms or (None,):
+            start = time.perf_counter()
+            self.transcribe((silence, SAMPLE_RATE), lookahead_ms=lookahead_ms)
+            elapsed_s = time.perf_counter() - start
+            if elapsed_s > 2.0:
+                _log.warning(
+                    "With a lookahead of %s ms, 2 s of audio took %.1f s: this machine is slower "
+                    "than real time.",
+                    lookahead_ms,
+                    elapsed_s,
+                )
+
+    def close(self) -> None:
+        """Ends every session and stops the engine; may be called twice."""
+        self._engine.close()
+
+    def __enter__(self) -> "STT":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(
+        self, language: str, lookahead_ms: int | None, *, wait: bool
+    ) -> tuple[Session, Inbox]:
+        prompt = self._prompt(language)
+        key = lookahead_ms if self.lookaheads_ms else None
+        recogniser = self._recognisers.get(key)
+        if recogniser is None:
+            values = ", ".join(str(value) for value in self.lookaheads_ms)
+            raise LookaheadError(
+                f"lookahead_ms is {lookahead_ms!r}; the model was trained with {values}."
+            )
+
+        def make(inbox: Inbox, events: EventQueue) -> Stream:
+            return Stream(recogniser, self._filters, prompt, inbox, events)
+
+        return self._engine.open(make, wait=wait)
+
+    def _prompt(self, language: str) -> int:
+        """The index of a language."""
+        prompt = self._model.config.prompt
+        if prompt is None:
+            if language == AUTO:
+                return 0
+            raise LanguageError(
+                f"language is {language!r}; this model takes auto only, because it has no language "
+                "prompt."
+            )
+        if language not in prompt.ids:
+            raise LanguageError(
+                f"language is {language!r}; choose auto or one of {', '.join(self.languages)}."
+            )
+        return prompt.ids[language]
+
+
+def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The type to compute in; `auto` is bfloat16 on a GPU, else float32.
+
+    Raises:
+        ValueError: Another type.
+    """
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"dtype is {dtype!r}; choose auto, bfloat16 or float32.")
+    return getattr(torch, dtype)

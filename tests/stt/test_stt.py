@@ -1,0 +1,348 @@
+"""Sessions of a running engine: results do not depend on packets, phases, company or requests."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soxr
+import torch
+from numpy.typing import NDArray
+
+from megakernel_stt import (
+    STT,
+    AudioError,
+    EngineBusyError,
+    EngineClosedError,
+    Final,
+    LanguageError,
+    LookaheadError,
+    NoBuiltInModelError,
+    Partial,
+    RecognitionError,
+    Session,
+    Transcript,
+)
+from megakernel_stt.engine.recogniser import StreamingRecogniser
+from tests.stt.conftest import MakeCheckpoint
+
+RATE = 16_000
+
+
+def noise(seconds: float, seed: int = 0, rate: int = RATE) -> NDArray[np.int16]:
+    generator = np.random.default_rng(seed)
+    level = np.repeat(generator.uniform(100, 8000, int(seconds * 20) + 1), rate // 20)
+    count = int(seconds * rate)
+    return (generator.standard_normal(count) * level[:count]).clip(-32768, 32767).astype(np.int16)
+
+
+@pytest.fixture(scope="module")
+def stt(recogniser: MakeCheckpoint) -> Iterator[STT]:
+    with STT.load(recogniser(), "cpu", slots=4) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def offline(recogniser: MakeCheckpoint) -> Iterator[STT]:
+    with STT.load(recogniser("tdt"), "cpu", slots=2) as loaded:
+        yield loaded
+
+
+def ids(transcript: Transcript) -> list[int]:
+    return [token.id for token in transcript.tokens]
+
+
+def push_in_packets(session: Session, pcm: NDArray[np.int16], seed: int, rate: int = RATE) -> None:
+    generator = np.random.default_rng(seed)
+    while len(pcm):
+        size = int(generator.integers(1, 4001))
+        session.push(pcm[:size].tobytes() if seed % 2 else pcm[:size], rate)
+        pcm = pcm[size:]
+
+
+def last_final(session: Session) -> Transcript:
+    session.end()
+    *_, last = session
+    assert isinstance(last, Final) and last.is_last
+    return last.transcript
+
+
+@pytest.mark.parametrize("lookahead_ms", [80, 160, 320, 560, 1120])
+def test_packets_give_the_transcript_of_the_whole(stt: STT, lookahead_ms: int) -> None:
+    pcm = noise(1.3)
+    whole = stt.transcribe((pcm, RATE), lookahead_ms=lookahead_ms)
+    assert whole.tokens and whole.seconds == len(pcm) / RATE
+    with stt.open(lookahead_ms=lookahead_ms) as session:
+        push_in_packets(session, pcm, lookahead_ms // 80)
+        streamed = last_final(session)
+    assert ids(streamed) == ids(whole) and streamed.text == whole.text
+    assert streamed.seconds == whole.seconds
+    assert [(w.text, w.start, w.end) for w in streamed.words] == [
+        (w.text, w.start, w.end) for w in whole.words
+    ]
+
+
+def test_sessions_at_different_phases_are_recognised_as_solo(stt: STT) -> None:
+    recordings = [noise(0.5 + 0.2 * i, seed=i) for i in range(4)]
+    lookaheads = [80, 160, 160, 160]
+    solo = [
+        stt.transcribe((pcm, RATE), lookahead_ms=ms)
+        for pcm, ms in zip(recordings, lookaheads, strict=True)
+    ]
+    sessions = [stt.open(lookahead_ms=ms) for ms in lookaheads]
+    for start in range(0, 24_000, 700):  # packets of all sessions alternate
+        for session, pcm in zip(sessions, recordings, strict=True):
+            session.push(pcm[start : start + 700], RATE)
+    together = [last_final(session) for session in sessions]
+    for ours, alone in zip(together, solo, strict=True):
+        assert [replace(t, confidence=0) for t in ours.tokens] == [
+            replace(t, confidence=0) for t in alone.tokens
+        ]
+        confidences = [t.confidence for t in alone.tokens]
+        assert [t.confidence for t in ours.tokens] == pytest.approx(confidences, abs=1e-5)
+
+
+def test_finalize_gives_the_transcript_of_the_audio_so_far(stt: STT) -> None:
+    """At any point, whatever the lookahead; the stream continues as if it had not been called."""
+    pcm = noise(1.4, seed=3)
+    cuts = [0, 100, 1_281, 9_000, 9_001, len(pcm)]
+    with stt.open(lookahead_ms=1120) as session:
+        for start, end in zip([0, *cuts], cuts, strict=False):
+            session.push(pcm[start:end], RATE)
+            session.finalize()
+        session.end()
+        finals = [event for event in session if isinstance(event, Final)]
+    assert len(finals) == len(cuts) + 1 and finals[-1].is_last
+    assert finals[-1].transcript == finals[-2].transcript
+    for cut, final in zip(cuts, finals, strict=False):
+        assert final.transcript.seconds == cut / RATE
+        if cut:
+            whole = stt.transcribe((pcm[:cut], RATE), lookahead_ms=1120)
+            assert ids(final.transcript) == ids(whole)
+    assert not finals[0].transcript.tokens and finals[-1].transcript.tokens
+
+
+def test_partial_results_are_prefixes_and_come_before_the_end(stt: STT) -> None:
+    pcm = noise(1.0, seed=4)
+    with stt.open(lookahead_ms=80) as session:
+        session.push(pcm, RATE)
+        partial = next(iter(session))  # the audio has not ended
+        assert isinstance(partial, Partial) and partial.transcript.tokens
+        session.end()
+        *partials, final = session
+    for event in (partial, *partials):
+        assert isinstance(event, Partial)
+        count = len(event.transcript.tokens)
+        assert final.transcript.tokens[:count] == event.transcript.tokens
+
+
+def test_a_cancelled_session_delivers_a_prefix_and_frees_its_slot(stt: STT) -> None:
+    pcm = noise(1.0, seed=5)
+    whole = stt.transcribe((pcm, RATE), lookahead_ms=80)
+    for _ in range(6):  # more than there are slots
+        session = stt.open(lookahead_ms=80)
+        session.push(pcm, RATE)
+        event = next(iter(session))
+        count = len(event.transcript.tokens)
+        assert whole.tokens[:count] == event.transcript.tokens
+        session.cancel()
+        assert list(session) == []
+        session.push(pcm, RATE)  # has no effect
+        stt.transcribe(
+            (pcm[:1600], RATE)
+        )  # waits for a slot, so the loop has seen the cancellation
+
+
+def test_asynchronous_iteration_gives_the_same_events(stt: STT) -> None:
+    pcm = noise(0.8, seed=6)
+    whole = stt.transcribe((pcm, RATE), lookahead_ms=160)
+
+    async def recognise() -> list[Partial | Final]:
+        with stt.open() as session:
+            session.push(pcm, RATE)
+            events = []
+            async for event in session:
+                events.append(event)
+                if len(events) == 1:
+                    session.finalize()
+                    session.end()
+            return events
+
+    events = asyncio.run(recognise())
+    finals = [event for event in events if isinstance(event, Final)]
+    assert [final.is_last for final in finals] == [False, True]
+    assert {tuple(ids(final.transcript)) for final in finals} == {tuple(ids(whole))}
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 48_000])
+def test_other_sampling_rates_are_resampled_as_the_whole(stt: STT, rate: int) -> None:
+    pcm = noise(0.9, seed=7, rate=rate)
+    resampled = soxr.resample(pcm.astype(np.float32) / 32768, rate, RATE, quality="HQ")
+    whole = stt.transcribe((resampled, RATE), lookahead_ms=160)
+    with stt.open() as session:
+        push_in_packets(session, pcm, rate, rate)
+        session.finalize()
+        session.end()
+        first, last = [event for event in session if isinstance(event, Final)]
+    assert ids(first.transcript) == ids(last.transcript) == ids(whole)
+    assert last.transcript.seconds == len(resampled) / RATE
+
+
+def test_the_sampling_rate_may_change(stt: STT) -> None:
+    with stt.open() as session:
+        for rate in (8_000, 16_000, 48_000):
+            session.push(noise(0.5, rate=rate), rate)
+        assert last_final(session).seconds == pytest.approx(1.5, abs=1e-3)
+
+
+def test_an_offline_model_answers_requests_only(offline: STT) -> None:
+    pcm = noise(1.0, seed=8)
+    whole = offline.transcribe((pcm, RATE))
+    half = offline.transcribe((pcm[:8000], RATE))
+    with offline.open() as session:
+        push_in_packets(session, pcm[:8000], 1)
+        session.finalize()
+        push_in_packets(session, pcm[8000:], 2)
+        session.end()
+        first, last = session
+    assert whole.tokens and half.tokens != whole.tokens
+    assert ids(first.transcript) == ids(half) and ids(last.transcript) == ids(whole)
+    assert offline.lookaheads_ms == ()
+
+
+@pytest.mark.parametrize("samples", [0, 1, 159, 160, 200])
+def test_very_short_audio_is_recognised(stt: STT, offline: STT, samples: int) -> None:
+    for model in (stt, offline):
+        with model.open() as session:
+            session.push(noise(1.0)[:samples], RATE)
+            assert last_final(session).seconds == samples / RATE
+
+
+def test_a_language_selects_the_prompt(recogniser: MakeCheckpoint) -> None:
+    with STT.load(recogniser("multilingual", bias=True), "cpu", slots=1) as stt:
+        assert stt.languages == ("en-US", "de-DE")
+        texts = {stt.transcribe((noise(1.0), RATE), language).text for language in stt.languages}
+        assert len(texts) == 2
+        with pytest.raises(LanguageError, match="fr-FR"):
+            stt.open("fr-FR")
+
+
+def test_arguments_are_checked(stt: STT) -> None:
+    with pytest.raises(LanguageError, match="auto only"):
+        stt.open("en")
+    with pytest.raises(LookaheadError, match="80, 160, 320, 560, 1120"):
+        stt.open(lookahead_ms=100)
+    with stt.open() as session:
+        for pcm, rate in (
+            (b"abc", RATE),
+            (np.zeros((2, 2), np.int16), RATE),
+            (np.zeros(2, np.int32), RATE),
+            (np.full(2, np.nan, np.float32), RATE),
+            (np.zeros(2, np.int16), 100),
+            (np.zeros(2, np.int16), 16_000.0),
+            ([0, 0], RATE),
+        ):
+            with pytest.raises(AudioError):
+                session.push(pcm, rate)  # type: ignore[arg-type]
+        session.end()
+        session.end()
+        with pytest.raises(AudioError, match="ended"):
+            session.push(b"", RATE)
+        with pytest.raises(AudioError, match="ended"):
+            session.finalize()
+    for wav in ("missing.wav", __file__, (b"", RATE), (np.zeros(0), RATE), 3):
+        with pytest.raises(AudioError):
+            stt.transcribe(wav)  # type: ignore[arg-type]
+
+
+def test_the_built_in_model_is_named_as_missing() -> None:
+    with pytest.raises(NoBuiltInModelError, match="not part of this version; name a checkpoint"):
+        STT.load()
+
+
+def test_more_sessions_than_slots_are_refused(recogniser: MakeCheckpoint) -> None:
+    with STT.load(recogniser(), "cpu", slots=1) as stt:
+        first = stt.open()
+        with pytest.raises(EngineBusyError, match="1 sessions are open"):
+            stt.open()
+        last_final(first)
+        assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2  # waits for the slot
+        dropped = stt.open()
+        del dropped
+        gc.collect()
+        assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2
+
+
+def test_closing_the_engine_ends_sessions(recogniser: MakeCheckpoint) -> None:
+    stt = STT.load(recogniser(), "cpu")
+    session = stt.open()
+    stt.close()
+    stt.close()
+    assert not stt.running
+    with pytest.raises(EngineClosedError):
+        list(session)
+    with pytest.raises(EngineClosedError):
+        stt.open()
+
+
+def test_an_error_ends_one_stream_only(
+    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with STT.load(recogniser(), "cpu") as stt:
+        pcm = noise(0.6, seed=9)
+        whole = stt.transcribe((pcm, RATE), lookahead_ms=160)
+        step = StreamingRecogniser.step
+
+        def fail_for_silence(self: StreamingRecogniser, recognitions: Sequence) -> None:
+            if any((r.mels[-1] < -16).all() for r in recognitions):
+                raise RuntimeError("no sound")
+            step(self, recognitions)
+
+        monkeypatch.setattr(StreamingRecogniser, "step", fail_for_silence)
+        good, bad = stt.open(), stt.open()
+        bad.push(np.zeros(16_000, np.int16), RATE)
+        good.push(pcm, RATE)
+        with pytest.raises(RecognitionError, match="no sound"):
+            last_final(bad)
+        assert ids(last_final(good)) == ids(whole)
+
+
+def test_too_long_audio_of_an_offline_model_is_an_error(offline: STT) -> None:
+    config = offline._model.config
+    short = replace(config, encoder=replace(config.encoder, max_frames=5))
+    offline_short = STT(replace(offline._model, config=short), slots=1)
+    with offline_short, pytest.raises(RecognitionError, match="longer than 0 s"):
+        offline_short.transcribe((noise(1.0), RATE))
+
+
+def test_warmup_reports_a_slow_machine(
+    stt: STT, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stt.warmup()
+    times = iter(range(0, 100, 3))
+    monkeypatch.setattr("megakernel_stt.stt.time.perf_counter", lambda: float(next(times)))
+    stt.warmup()
+    assert "slower than real time" in caplog.text
+
+
+def test_a_forked_process_is_refused(stt: STT) -> None:
+    with stt.open() as session:
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                session.push(b"", RATE)
+            except Exception as error:
+                os.write(write, type(error).__name__.encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(read, 100) == b"ForkedProcessError"
+        os.close(read)
+        os.close(write)
+
+
+def test_recognition_does_not_need_gradients(stt: STT) -> None:
+    transcript = stt.transcribe((noise(0.3), RATE))
+    assert isinstance(transcript, Transcript) and torch.is_grad_enabled()
