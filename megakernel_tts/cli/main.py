@@ -1,4 +1,4 @@
-"""`megakernel-tts`: say, serve, voices, calibrate, bench, doctor."""
+"""`megakernel-tts`: say, serve, voices, calibrate, transcribe, listen, bench, doctor."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import megakernel_tts
 from megakernel_tts import MegakernelTTSError
-from megakernel_tts.cli import bench, calibrate, say, serve
+from megakernel_tts.cli import bench, calibrate, listen, say, serve, transcribe
 from megakernel_tts.cli.configuration import Configuration
 from megakernel_tts.cli.console import (
     UsageError,
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM, description="Speech synthesis with Qwen3-TTS on your own machine."
+        prog=_PROGRAM,
+        description="Speech synthesis with Qwen3-TTS, and speech recognition, on your own machine.",
     )
     parser.add_argument("--version", action="version", version=megakernel_tts.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -89,6 +90,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=calibrate.run)
     calibrate.add_options(command)
+
+    command = commands.add_parser(
+        "transcribe",
+        help="recognise recordings",
+        description="Recognises recordings with a FastConformer transducer.",
+    )
+    command.set_defaults(run=transcribe.run)
+    transcribe.add_options(command)
+
+    command = commands.add_parser(
+        "listen",
+        help="recognise PCM from standard input as it arrives",
+        description="Recognises 16-bit PCM of one channel from standard input; words are printed "
+        "as they are recognised.",
+    )
+    command.set_defaults(run=listen.run)
+    listen.add_options(command)
 
     command = commands.add_parser(
         "bench",
