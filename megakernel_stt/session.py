@@ -86,7 +86,7 @@ class Inbox:
                 return
             if self._ended:
                 raise AudioError("The session's audio was ended; open a new session for more.")
-            self._ended = entry == "end" if isinstance(entry, str) else False
+            self._ended = entry == "end"
             self._entries.append(entry)
             self._waiting_s += _seconds(entry)
         self._on_input()
@@ -226,7 +226,7 @@ class Session:
         """
         self._inbox = inbox
         self._events = events
-        self._process = OwnerProcess()
+        self._process = OwnerProcess("STT")
 
     def push(self, pcm: Pcm, sample_rate: int) -> None:
         """Adds audio of one channel; without effect once the session has finished.

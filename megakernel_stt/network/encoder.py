@@ -9,8 +9,7 @@ as for a whole recording in one piece; the output is the same.
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from megakernel_stt.model.config import MELS_PER_FRAME, NUM_STAGES, EncoderConfig
 from megakernel_stt.model.weights import Block, EncoderWeights, Stage
+from megakernel_stt.network.batched import Batched
 from megakernel_stt.network.layers import (
     apply,
     attention,
@@ -31,29 +31,6 @@ from megakernel_tts.model.layers import split_heads
 
 FIRST_PADDING = MELS_PER_FRAME - 1  # mel frames before those of a stream's first chunk
 ENDLESS = 1 << 40  # length of a recording that does not end in a chunk
-
-
-class Batched:
-    """A dataclass of tensors whose first axis is the stream."""
-
-    @classmethod
-    def join(cls, states: "list[Self]") -> Self:
-        """One state of several streams.
-
-        Args:
-            states: At least one.
-        """
-        columns = (_columns(state) for state in states)
-        return cls(*(torch.cat(column) for column in zip(*columns, strict=True)))
-
-    def split(self) -> list[Self]:
-        """A state of each stream."""
-        rows = zip(*(column.split(1) for column in _columns(self)), strict=True)
-        return [type(self)(*row) for row in rows]
-
-
-def _columns(state: Batched) -> list[Tensor]:
-    return [getattr(state, f.name) for f in fields(state)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

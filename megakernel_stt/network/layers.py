@@ -129,8 +129,8 @@ def depthwise_output(weights: Convolution, gated: Tensor) -> Tensor:
     y = y.transpose(1, 2)
     norm = weights.inner_norm
     if isinstance(norm, BatchNorm):
-        scale = norm.weight * torch.rsqrt(norm.variance + _EPS)
-        y = (y - norm.mean) * scale + norm.bias
+        scale = norm.weight.float() * torch.rsqrt(norm.variance.float() + _EPS)
+        y = ((y.float() - norm.mean.float()) * scale + norm.bias.float()).to(y.dtype)
     else:
         y = layer_norm(norm, y)
     return apply(weights.pointwise_out, F.silu(y))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megakernel_stt.model.config import TransducerConfig
 from megakernel_stt.model.weights import LstmLayer, TransducerWeights
-from megakernel_stt.network.encoder import Batched
+from megakernel_stt.network.batched import Batched
 from megakernel_stt.network.layers import apply
 
 # Frames that the joint network looks at in one product. The number is constant, because the

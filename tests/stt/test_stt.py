@@ -27,6 +27,7 @@ from megakernel_stt import (
     Transcript,
 )
 from megakernel_stt.engine.recogniser import StreamingRecogniser
+from megakernel_stt.model.random_checkpoint import Kind
 from tests.stt.conftest import MakeCheckpoint
 
 RATE = 16_000
@@ -341,6 +342,14 @@ def test_a_forked_process_is_refused(stt: STT) -> None:
         assert os.read(read, 100) == b"ForkedProcessError"
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.parametrize("kind", ["streaming", "tdt"])
+def test_bfloat16_is_recognised(kind: Kind, recogniser: MakeCheckpoint) -> None:
+    with STT.load(recogniser(kind), "cpu", "bfloat16", slots=1) as stt:
+        assert stt.transcribe((noise(1.0), RATE)).tokens
+    with pytest.raises(ValueError, match="float16"):
+        STT.load(recogniser(), "cpu", "float16")
 
 
 def test_recognition_does_not_need_gradients(stt: STT) -> None:

@@ -1,0 +1,30 @@
+"""States of streams: joined to a batch for a step, and split again after it."""
+
+from dataclasses import fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class Batched:
+    """A dataclass of tensors whose first axis is the stream."""
+
+    @classmethod
+    def join(cls, states: "list[Self]") -> Self:
+        """One state of several streams.
+
+        Args:
+            states: At least one.
+        """
+        columns = (_columns(state) for state in states)
+        return cls(*(torch.cat(column) for column in zip(*columns, strict=True)))
+
+    def split(self) -> list[Self]:
+        """A state of each stream."""
+        rows = zip(*(column.split(1) for column in _columns(self)), strict=True)
+        return [type(self)(*row) for row in rows]
+
+
+def _columns(state: Batched) -> list[Tensor]:
+    return [getattr(state, f.name) for f in fields(state)]  # type: ignore[arg-type]
