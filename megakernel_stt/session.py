@@ -82,10 +82,10 @@ class Inbox:
             AudioError: The audio was ended.
         """
         with self._changed:
-            if self._closed:
-                return
             if self._ended:
                 raise AudioError("The session's audio was ended; open a new session for more.")
+            if self._closed:
+                return
             self._ended = entry == "end"
             self._entries.append(entry)
             self._waiting_s += _seconds(entry)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from tokenizers import Tokenizer as Library
+
 from megakernel_tts.errors import CheckpointError
 from megakernel_tts.model.fields import read_text
 
@@ -41,8 +43,6 @@ class Tokenizer:
         Raises:
             CheckpointError: The file is missing or invalid, or lacks a token of the model.
         """
-        from tokenizers import Tokenizer as Library
-
         file = folder / "tokenizer.json"
         try:
             library = Library.from_str(read_text(file))
