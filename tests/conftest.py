@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from megakernel_tts import TTS
 from megakernel_tts.kernels.loader import cache_folder
@@ -18,6 +19,10 @@ from tests.emulator import EmulatedModule
 from tests.fakes import ScriptedBackend
 from tests.goldens.cases import Model
 from tests.rig import Rig
+
+# A busy machine may take any time for an example.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 Maker = Callable[..., Path]
 
