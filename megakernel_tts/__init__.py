@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         TextError,
         VoiceError,
     )
-    from megakernel_tts.info import ModelInfo
+    from megakernel_tts.info import LANGUAGE_CODES, ModelInfo
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
     from megakernel_tts.speech import Speech
@@ -60,7 +60,7 @@ _MODULES = {  # module -> its public names
     ),
     "megakernel_tts.sampling": ("Sampling",),
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
-    "megakernel_tts.info": ("ModelInfo",),
+    "megakernel_tts.info": ("LANGUAGE_CODES", "ModelInfo"),
     "megakernel_tts.speech": ("Speech",),
     "megakernel_tts.speed": ("check_speed",),
     "megakernel_tts.text.pronunciations": ("Pronunciations",),
@@ -69,6 +69,7 @@ _MODULES = {  # module -> its public names
 }
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come from `__getattr__`
+    "LANGUAGE_CODES",
     "TTS",
     "AudioChunk",
     "CheckpointError",

@@ -7,6 +7,21 @@ from dataclasses import dataclass
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.demo import DEMO, DEMO_NOTE
 
+# Code of a language without its region (ISO 639) -> the models' name of the language.
+LANGUAGE_CODES: Mapping[str, str] = {
+    "zh": "chinese",
+    "cmn": "chinese",
+    "en": "english",
+    "ja": "japanese",
+    "ko": "korean",
+    "de": "german",
+    "fr": "french",
+    "ru": "russian",
+    "pt": "portuguese",
+    "es": "spanish",
+    "it": "italian",
+}
+
 
 @dataclass(frozen=True)
 class ModelInfo:

@@ -10,6 +10,7 @@ from pipecat.transcriptions.language import Language
 from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, is_given
 
 from megakernel_tts import (
+    LANGUAGE_CODES,
     MegakernelTTSError,
     ModelInfo,
     Pronunciations,
@@ -22,19 +23,6 @@ from megakernel_tts import (
 if TYPE_CHECKING:
     from megakernel_tts import Voice  # needs safetensors, which a server's client may lack
 
-_LANGUAGES = {
-    "zh": "chinese",
-    "cmn": "chinese",
-    "en": "english",
-    "ja": "japanese",
-    "ko": "korean",
-    "de": "german",
-    "fr": "french",
-    "ru": "russian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "it": "italian",
-}
 _AUTOMATIC = "auto"  # the engine's name for the language of the text
 
 
@@ -199,7 +187,7 @@ class SettingsCheck:
         name = _normalized(str(language))
         voice = _normalized(str(settings.voice))
         languages = {*self._info.languages, *self._info.voices.get(voice, ())}
-        base = _LANGUAGES.get(name.split("-")[0])
+        base = LANGUAGE_CODES.get(name.split("-")[0])
         settings.language = next((known for known in (name, base) if known in languages), None)
         if settings.language != name and name != _AUTOMATIC:
             logger.warning(
@@ -259,4 +247,4 @@ def _normalized(name: str) -> str:
 
 def language_name(language: Language) -> str | None:
     """The model's name of a language in any region; None if the model lacks the language."""
-    return _LANGUAGES.get(language.value.split("-")[0].lower())
+    return LANGUAGE_CODES.get(language.value.split("-")[0].lower())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from megakernel_tts import ModelInfo, Voice
+from megakernel_tts import LANGUAGE_CODES, ModelInfo, Voice
 from megakernel_tts.server.errors import RequestError
 
 OPENAI_VOICES = (
@@ -11,20 +11,6 @@ OPENAI_VOICES = (
     "shimmer", "verse",
 )  # fmt: skip
 _OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-
-_LANGUAGES = {
-    "zh": "chinese",
-    "cmn": "chinese",
-    "en": "english",
-    "ja": "japanese",
-    "ko": "korean",
-    "de": "german",
-    "fr": "french",
-    "ru": "russian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "it": "italian",
-}
 
 
 class Catalog:
@@ -111,7 +97,7 @@ class Catalog:
             voice: One of `voices`; dialects have no code.
         """
         languages = self.info.voices.get(voice, self.info.languages)
-        codes = {language: code for code, language in reversed(_LANGUAGES.items())}
+        codes = {language: code for code, language in reversed(LANGUAGE_CODES.items())}
         return [codes[language] for language in languages if language in codes]
 
     def name_of(self, voice: str | Voice | None) -> str:
@@ -132,7 +118,7 @@ class Catalog:
         given = (name or "auto").strip().lower()
         known = {"auto", *self.info.languages}
         known |= {language for each in self.info.voices.values() for language in each}
-        language = given if given in known else _LANGUAGES.get(given.split("-")[0], "")
+        language = given if given in known else LANGUAGE_CODES.get(given.split("-")[0], "")
         if language not in known:
             raise RequestError(
                 f"There is no language {name!r}; choose auto or one of: "
