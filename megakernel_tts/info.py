@@ -8,7 +8,7 @@ from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.demo import DEMO, DEMO_NOTE
 
 # Code of a language without its region (ISO 639) -> the models' name of the language.
-LANGUAGE_CODES: Mapping[str, str] = {
+LANGUAGE_CODES = {
     "zh": "chinese",
     "cmn": "chinese",
     "en": "english",
