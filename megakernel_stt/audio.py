@@ -72,7 +72,10 @@ def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
         AudioError: It is not readable as audio.
     """
     if isinstance(wav, tuple):
-        yield _mono(*wav) if len(wav) == 2 else _mono(None, None)
+        samples, sample_rate = _mono(*wav) if len(wav) == 2 else _mono(None, None)
+        size = int(_BLOCK_S * sample_rate)
+        for start in range(0, len(samples), size):
+            yield samples[start : start + size], sample_rate
         return
     import soundfile
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +25,7 @@ class Partial:
     """What was recognised so far. Its tokens do not change; more follow.
 
     Attributes:
-        transcript: Of all audio of the session that the model has seen.
+        transcript: Of all audio of the session that is decoded.
     """
 
     transcript: Transcript
@@ -204,10 +205,16 @@ class EventQueue:
                 raise self._error
             return None
 
-    def set_listener(self, listener: Callable[[], object] | None) -> None:
-        """Has `listener` called after every event, on the engine thread; None removes it."""
+    def set_listener(self, listener: Callable[[], object]) -> None:
+        """Has `listener` called after every event, on the engine thread; it must not raise."""
         with self._changed:
             self._listener = listener
+
+    def remove_listener(self, listener: Callable[[], object]) -> None:
+        """Removes `listener`, unless another one has replaced it."""
+        with self._changed:
+            if self._listener is listener:
+                self._listener = None
 
 
 class Session:
@@ -272,8 +279,8 @@ class Session:
         Does nothing in a forked process.
         """
         if self._process.is_current:
-            self._events.drop()
             self._events.abandon()
+            self._events.drop()
 
     def __iter__(self) -> Iterator[Event]:
         self._process.check()
@@ -285,7 +292,8 @@ class Session:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            loop.call_soon_threadsafe(arrived.set)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(arrived.set)
 
         self._events.set_listener(wake)
         try:
@@ -298,7 +306,7 @@ class Session:
                 else:
                     return
         finally:
-            self._events.set_listener(None)
+            self._events.remove_listener(wake)
 
     def __enter__(self) -> "Session":
         return self

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from itertools import chain, islice
 
 import torch
 
@@ -128,9 +129,11 @@ class STT:
         """
         if lookahead_ms is None and self.lookaheads_ms:
             lookahead_ms = self.lookaheads_ms[-1]
+        blocks = read_blocks(wav)
+        first = tuple(islice(blocks, 1))  # what is not readable is refused before it waits
         session, inbox = self._open(language, lookahead_ms, wait=True)
         with session:
-            for samples, sample_rate in read_blocks(wav):
+            for samples, sample_rate in chain(first, blocks):
                 inbox.wait_below(_MAX_WAITING_S)
                 session.push(samples, sample_rate)
             session.end()
@@ -158,12 +161,13 @@ class STT:
         return self._open(language, lookahead_ms, wait=False)[0]
 
     def warmup(self) -> None:
-        """Runs every lookahead once, so that the first session has full speed.
+        """Runs every lookahead, so that the first session has full speed. Waits for a slot.
 
         Logs a warning if one stream is slower than real time on this machine.
         """
         silence = torch.zeros(2 * SAMPLE_RATE).numpy()
         for lookahead_ms in self.lookaheads_ms or (None,):
+            self.transcribe((silence, SAMPLE_RATE), lookahead_ms=lookahead_ms)
             start = time.perf_counter()
             self.transcribe((silence, SAMPLE_RATE), lookahead_ms=lookahead_ms)
             elapsed_s = time.perf_counter() - start

@@ -7,7 +7,6 @@ lookahead in one batch. Streams join and leave between iterations.
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 
@@ -144,7 +143,7 @@ class Loop:
         return bool(groups)
 
     def _step(self, recogniser: Recogniser, ready: list[tuple[_Entry, Recognition]]) -> None:
-        """Computes chunks together; if that fails, each alone, to find the stream at fault."""
+        """Computes chunks together; if that fails, each solo, to find the stream at fault."""
         try:
             recogniser.step([chunk for _, chunk in ready])
         except Exception as error:
@@ -168,8 +167,7 @@ class Loop:
         """Ends a stream and frees its slot."""
         entry.stream.finished = True
         entry.inbox.close()
-        with suppress(RuntimeError):  # the event loop of the session's listener is closed
-            entry.events.finish(error)
+        entry.events.finish(error)
         with self._lock:
             self._entries.remove(entry)
             self._lock.notify_all()

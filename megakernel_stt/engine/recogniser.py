@@ -34,7 +34,6 @@ class Recognition:
 
     Attributes:
         prompt: Index of the language.
-        mels: [frames, bins], features that are not encoded yet.
         num_mels: Mel frames so far, those that are encoded included.
         num_frames: Frames that are decoded.
         ended: Whether no features follow.
@@ -61,7 +60,7 @@ class Recognition:
             prompt: Index of the language.
         """
         self.prompt = prompt
-        self.mels = mels
+        self._mels = (mels,)
         self.num_mels = 0
         self.num_frames = 0
         self.ended = False
@@ -70,10 +69,17 @@ class Recognition:
         self.tokens: tuple[Token, ...] = ()
         self._reader = reader
 
+    @property
+    def mels(self) -> Tensor:
+        """[frames, bins], features that are not encoded yet."""
+        if len(self._mels) > 1:
+            self._mels = (torch.cat(self._mels),)
+        return self._mels[0]
+
     def add(self, mels: Tensor) -> None:
-        """Adds features [frames, bins]."""
+        """Adds features [frames, bins]. They are copied when `mels` is read, not at each call."""
         if len(mels):
-            self.mels = torch.cat([self.mels, mels])
+            self._mels = (*self._mels, mels)
             self.num_mels += len(mels)
 
     def ending(self, mels: Tensor) -> "Recognition":
@@ -85,6 +91,7 @@ class Recognition:
 
     def advance(
         self,
+        num_mels: int,
         num_frames: int,
         encoder: EncoderState | None,
         transducer: TransducerState,
@@ -93,11 +100,13 @@ class Recognition:
         """Moves behind a chunk.
 
         Args:
+            num_mels: Features that it takes.
             num_frames: Its frames.
             encoder: State after it.
             transducer: State after it.
             found: Its tokens.
         """
+        self._mels = (self.mels[num_mels:],)
         self.num_frames += num_frames
         self.encoder, self.transducer = encoder, transducer
         if found:
@@ -120,8 +129,18 @@ class Recogniser(Protocol):
         """Whether a stream has a chunk to compute."""
         ...
 
+    def check_length(self, recognition: Recognition) -> None:
+        """Checks that the model takes as much audio as a stream has.
+
+        Raises:
+            AudioError: It is longer than the model's positions.
+        """
+
     def step(self, recognitions: Sequence[Recognition]) -> None:
-        """Computes the next chunk of each stream, all of which are ready."""
+        """Computes the next chunk of each stream, all of which are ready.
+
+        No stream is changed if it raises.
+        """
 
 
 class StreamingRecogniser:
@@ -157,6 +176,9 @@ class StreamingRecogniser:
             return _num_left(recognition) > 0
         return len(recognition.mels) >= self._encoder.num_mels
 
+    def check_length(self, recognition: Recognition) -> None:
+        """Does nothing: a stream may have any length."""
+
     def step(self, recognitions: Sequence[Recognition]) -> None:
         """Computes the next chunk of each stream, all of which are ready."""
         config, weights = self._model.config, self._model.weights
@@ -177,8 +199,7 @@ class StreamingRecogniser:
         found, decoded = self._transducer.decode(frames, counts, before)
         encoders, transducers = encoded.split(), decoded.split()
         for i, recognition in enumerate(recognitions):
-            recognition.mels = recognition.mels[size:]
-            recognition.advance(counts[i], encoders[i], transducers[i], found[i])
+            recognition.advance(size, counts[i], encoders[i], transducers[i], found[i])
 
 
 class OfflineRecogniser:
@@ -209,25 +230,40 @@ class OfflineRecogniser:
         """Whether a stream has ended and has features."""
         return recognition.ended and len(recognition.mels) > 0
 
+    def check_length(self, recognition: Recognition) -> None:
+        """Checks that the model takes as much audio as a recording has.
+
+        Raises:
+            AudioError: It is longer than the model's positions.
+        """
+        limit = self._model.config.encoder.max_frames * MELS_PER_FRAME
+        if recognition.num_mels > limit:
+            raise AudioError(
+                f"The audio is longer than {limit * HOP_SIZE / SAMPLE_RATE:.0f} s, the longest "
+                "that this offline model takes; divide it, or load a streaming model."
+            )
+
     def step(self, recognitions: Sequence[Recognition]) -> None:
-        """Recognises whole recordings, one after the other.
+        """Recognises whole recordings, one after the other. No one is changed if it raises.
 
         Raises:
             AudioError: One is longer than the model's positions.
         """
-        like = self._model.weights.encoder.subsampling.linear.weight
-        limit = self._model.config.encoder.max_frames * MELS_PER_FRAME
         for recognition in recognitions:
-            if len(recognition.mels) > limit:
-                raise AudioError(
-                    f"The audio is longer than {limit * HOP_SIZE / SAMPLE_RATE:.0f} s, the longest "
-                    "that this offline model takes; divide it, or load a streaming model."
-                )
-            frames = self._encoder.encode(normalized(recognition.mels).to(like))
-            counts = [frames.shape[1]]
-            found, after = self._transducer.decode(frames, counts, recognition.transducer)
-            recognition.mels = recognition.mels[:0]
-            recognition.advance(counts[0], None, after, found[0])
+            self.check_length(recognition)
+        results = [self._recognise(recognition) for recognition in recognitions]
+        for recognition, (size, after, found) in zip(recognitions, results, strict=True):
+            recognition.advance(recognition.num_mels, size, None, after, found)
+
+    def _recognise(
+        self, recognition: Recognition
+    ) -> tuple[int, TransducerState, Sequence[Emission]]:
+        """The frames of a recording, the decoder's state after it, and its tokens."""
+        like = self._model.weights.encoder.subsampling.linear.weight
+        frames = self._encoder.encode(normalized(recognition.mels).to(like))
+        counts = [frames.shape[1]]
+        found, after = self._transducer.decode(frames, counts, recognition.transducer)
+        return counts[0], after, found[0]
 
 
 def _num_left(recognition: Recognition) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
-from megakernel_stt.model.config import SAMPLE_RATE
+from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
 from megakernel_stt.network.features import MelStream
 from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
 from megakernel_stt.transcript import Transcript
@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody reads the events any more."""
+        """Whether the session's events have no reader."""
         return self._events.abandoned
 
     def next_chunk(self) -> Recognition | None:
@@ -89,7 +89,8 @@ class Stream:
         tokens = self._recognition.tokens
         if len(tokens) > self._num_reported:
             self._num_reported = len(tokens)
-            self._events.put(Partial(Transcript(tokens, self._mels.num_samples / SAMPLE_RATE)))
+            decoded_s = self._recognition.num_frames * FRAME_S
+            self._events.put(Partial(Transcript(tokens, decoded_s)))
 
     def _add(self, packet: Packet) -> None:
         """Adds the features of a packet."""
@@ -101,6 +102,7 @@ class Stream:
 
     def _push(self, samples: NDArray[np.float32]) -> None:
         self._recognition.add(self._mels.push(torch.from_numpy(samples)))
+        self.recogniser.check_length(self._recognition)
 
     def _ending(self) -> Recognition:
         """A fork that ends after the audio so far."""

@@ -52,9 +52,10 @@ def load_model(path: Path, device: torch.device, dtype: torch.dtype) -> Model:
 
 def _only_archive(folder: Path) -> Path | None:
     """The `.nemo` file of a folder; None if the folder has the files of transformers."""
-    if (folder / "config.json").exists():
-        return None
     archives = sorted(folder.glob("*.nemo"))
+    has_config = (folder / "config.json").exists()
+    if has_config and (not archives or any(folder.glob("*.safetensors"))):
+        return None
     if len(archives) != 1:
         names = ", ".join(file.name for file in archives) or "none"
         raise CheckpointError(

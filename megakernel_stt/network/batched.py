@@ -22,7 +22,11 @@ class Batched:
 
     def split(self) -> list[Self]:
         """A state of each stream."""
-        rows = zip(*(column.split(1) for column in _columns(self)), strict=True)
+        columns = _columns(self)
+        if len(columns[0]) == 1:
+            return [self]
+        # Copies: a view would keep the states of all streams for as long as one of them is idle.
+        rows = zip(*(map(Tensor.clone, column.split(1)) for column in columns), strict=True)
         return [type(self)(*row) for row in rows]
 
 

@@ -175,7 +175,7 @@ class StreamingEncoder:
 
 
 class OfflineEncoder:
-    """An encoder that sees the whole recording, which is encoded alone."""
+    """An encoder that sees the whole recording, which is encoded solo."""
 
     def __init__(self, weights: EncoderWeights, config: EncoderConfig) -> None:
         self._weights = weights

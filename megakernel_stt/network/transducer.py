@@ -1,8 +1,8 @@
 """Greedy decoding of transducers (RNN-T and TDT) for a batch of streams, by label looping.
 
-The prediction network runs once per token. Between two tokens the joint network looks at frames
-alone, several at a time. An RNN-T is a TDT whose blank lasts one frame and whose tokens last none.
-The result is that of decoding frame by frame:
+The prediction network runs once per token. Between two tokens only the joint network runs,
+for several frames at a time. An RNN-T is a TDT whose blank lasts one frame and whose tokens last
+none. The result is that of decoding frame by frame:
 
     blank:  the next frame, or with a TDT the one after the predicted duration (1 at least)
     token:  with a TDT the frame after the predicted duration, which may be 0;

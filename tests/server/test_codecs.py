@@ -139,7 +139,8 @@ def test_streams_at_the_same_time_have_their_own_encoders(server: RunningServer)
 def test_the_first_bytes_are_sent_while_the_engine_speaks(server: RunningServer) -> None:
     body = {"input": TEXT * 100, "response_format": "mp3"}
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=body) as response:
-        first = next(response.iter_raw())
+        chunks = response.iter_raw()  # the connection is closed when it is collected
+        first = next(chunks)
         assert 0 < len(first) < 10_000
         assert server.num_streams == 1
     wait_until(lambda: server.num_streams == 0)

@@ -91,7 +91,8 @@ def test_stream_format_selects_events_before_accept(
 def test_first_audio_is_sent_while_the_engine_speaks(server: RunningServer) -> None:
     body = {"input": TEXT * 100, "response_format": "pcm"}
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json=body) as response:
-        first = next(response.iter_raw())
+        chunks = response.iter_raw()  # the connection is closed when it is collected
+        first = next(chunks)
         assert 0 < len(first) < 24_000 * 2
         assert server.num_streams == 1
     wait_until(lambda: server.num_streams == 0)

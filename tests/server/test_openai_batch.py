@@ -120,7 +120,8 @@ def test_a_disconnection_stops_all_items(server: RunningServer) -> None:
     items = [{"input": "Hi."}, *({"input": TEXT * 100} for _ in range(4))]
     url = f"{server.url}/v1/audio/speech/batch"
     with httpx.stream("POST", url, json={"items": items}) as reply:
-        next(reply.iter_raw())
+        chunks = reply.iter_raw()  # the connection is closed when it is collected
+        next(chunks)
         wait_until(lambda: server.num_streams > 1)
     wait_until(lambda: server.num_streams == 0, timeout_s=5)
 

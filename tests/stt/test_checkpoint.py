@@ -95,6 +95,8 @@ def test_an_archive_loads_as_the_folder_of_the_same_weights(kind: Kind, tmp_path
     assert pairs and all(torch.equal(a, b) for a, b in pairs)
     in_folder = load_model(tmp_path, CPU, torch.float32)  # the only archive of a folder
     assert in_folder.config == other.config
+    (tmp_path / "config.json").write_text("{}")  # of the archive's repository
+    assert load_model(tmp_path, CPU, torch.float32).config == other.config
 
 
 def test_the_released_size_has_the_published_number_of_parameters(tmp_path: Path) -> None:

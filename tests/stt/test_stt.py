@@ -1,4 +1,4 @@
-"""Sessions of a running engine: results do not depend on packets, phases, company or requests."""
+"""Sessions of an engine: results do not depend on packets, phases, other streams or requests."""
 
 import asyncio
 import gc
@@ -27,7 +27,9 @@ from megakernel_stt import (
     Transcript,
 )
 from megakernel_stt.engine.recogniser import StreamingRecogniser
+from megakernel_stt.engine.stream import Stream
 from megakernel_stt.model.random_checkpoint import Kind
+from megakernel_stt.session import EventQueue, Inbox, Packet
 from tests.stt.conftest import MakeCheckpoint
 
 RATE = 16_000
@@ -98,11 +100,11 @@ def test_sessions_at_different_phases_are_recognised_as_solo(stt: STT) -> None:
         for session, pcm in zip(sessions, recordings, strict=True):
             session.push(pcm[start : start + 700], RATE)
     together = [last_final(session) for session in sessions]
-    for ours, alone in zip(together, solo, strict=True):
+    for ours, one in zip(together, solo, strict=True):
         assert [replace(t, confidence=0) for t in ours.tokens] == [
-            replace(t, confidence=0) for t in alone.tokens
+            replace(t, confidence=0) for t in one.tokens
         ]
-        confidences = [t.confidence for t in alone.tokens]
+        confidences = [t.confidence for t in one.tokens]
         assert [t.confidence for t in ours.tokens] == pytest.approx(confidences, abs=1e-5)
 
 
@@ -317,6 +319,88 @@ def test_too_long_audio_of_an_offline_model_is_an_error(offline: STT) -> None:
     offline_short = STT(replace(offline._model, config=short), slots=1)
     with offline_short, pytest.raises(RecognitionError, match="longer than 0 s"):
         offline_short.transcribe((noise(1.0), RATE))
+
+
+def test_a_recording_that_is_too_long_ends_its_stream_only(offline: STT) -> None:
+    """Both are computed in one step; audio beyond the limit is refused before its end."""
+    model = offline._model
+    short = replace(model.config, encoder=replace(model.config.encoder, max_frames=10))
+    pcm = noise(0.75, seed=4)  # as long as possible
+    with STT(replace(model, config=short), slots=2) as stt:
+        whole = offline.transcribe((pcm, RATE))
+        good, bad = stt.open(), stt.open()
+        bad.push(noise(0.9, seed=5), RATE)
+        with pytest.raises(RecognitionError, match="longer than 1 s"):
+            list(bad)
+        recogniser = stt._recognisers[None]
+        fits, exceeds = recogniser.start(0), recogniser.start(0)
+        fits.add(torch.randn(70, 128))
+        exceeds.add(torch.randn(90, 128))
+        both = [r.ending(r.mels[:0]) for r in (fits, exceeds)]
+        with pytest.raises(AudioError):
+            recogniser.step(both)
+        assert all(recogniser.is_ready(recognition) for recognition in both)
+        good.push(pcm, RATE)
+        assert ids(last_final(good)) == ids(whole)
+
+
+def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
+    """An iteration that was left by `break` ends later, and does not disturb the next one."""
+
+    async def converse() -> list[Transcript]:
+        finals: list[Transcript] = []
+        with stt.open() as session:
+            for _ in range(3):
+                session.push(noise(0.3), RATE)
+                session.finalize()
+                async for event in session:
+                    if isinstance(event, Final):
+                        finals.append(event.transcript)
+                        break
+            session.end()
+            async for event in session:
+                if isinstance(event, Final):
+                    finals.append(event.transcript)
+        return finals
+
+    finals = asyncio.run(asyncio.wait_for(converse(), 60))
+    assert [final.seconds for final in finals] == pytest.approx([0.3, 0.6, 0.9, 0.9])
+
+
+def test_a_closed_event_loop_affects_its_session_only(recogniser: MakeCheckpoint) -> None:
+    with STT.load(recogniser(), "cpu", slots=2) as stt:
+        lost, other = stt.open(), stt.open()
+        loop = asyncio.new_event_loop()
+        events = aiter(lost)
+        waiting = loop.create_task(anext(events))  # type: ignore[arg-type]
+        loop.run_until_complete(asyncio.sleep(0))
+        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        lost.push(noise(1.0), RATE)
+        lost.finalize()
+        other.push(noise(1.0), RATE)
+        assert last_final(other).tokens and stt.running
+        lost.cancel()
+        with stt.open() as first, stt.open() as second:  # both slots are free
+            assert first is not second
+
+
+def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
+    recogniser = stt._recognisers[80]
+    inbox, events = Inbox(lambda: None), EventQueue(lambda: None)
+    stream = Stream(recogniser, stt._filters, 0, inbox, events)
+    inbox.put(Packet(noise(2.0) / np.float32(32768), RATE))
+    num_chunks = 0
+    with torch.inference_mode():
+        while (chunk := stream.next_chunk()) is not None:
+            recogniser.step([chunk])
+            stream.report()
+            num_chunks += 1
+            if events.is_ready:
+                event = events.get()
+                assert isinstance(event, Partial)
+                assert event.transcript.seconds == pytest.approx(0.08 * num_chunks)
+    assert num_chunks == 25
 
 
 def test_warmup_reports_a_slow_machine(
