@@ -1,4 +1,4 @@
-"""The connection to `megakernel-tts serve`: one WebSocket, whose contexts are sessions."""
+"""The connection to `megakernel-tts serve`: a WebSocket, whose contexts are sessions."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import ssl
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,8 +26,47 @@ _CLOSE_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=1.0)  # pyright: ignore[report
 _HEARTBEAT_S = 10.0  # between two pings; a connection without an answer is closed
 
 
+@dataclass(eq=False)
+class _Socket:
+    """A WebSocket and its sessions.
+
+    Attributes:
+        websocket: The WebSocket.
+        sessions: By context.
+        outgoing: Messages to the server; None closes the WebSocket.
+        draining: Whether the server stops: it finishes the open sessions and refuses others.
+    """
+
+    websocket: aiohttp.ClientWebSocketResponse
+    sessions: dict[str, RemoteSession] = field(default_factory=dict)
+    outgoing: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    draining: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether new sessions can be opened, as far as is known."""
+        return not self.websocket.closed and not self.draining
+
+    def remove(self, context_id: str) -> None:
+        """Removes a session that has ended."""
+        self.sessions.pop(context_id, None)
+        self._close_if_drained()
+
+    def drain(self) -> None:
+        """Closes the WebSocket after its last session."""
+        self.draining = True
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        if self.draining and not self.sessions:
+            self.outgoing.put_nowait(None)
+
+
 class ServerConnection:
     """Speaks with one server; opens its WebSocket at the first use, and again after it was lost.
+
+    When the server stops, new sessions use a new WebSocket, which may reach another server. The
+    previous WebSocket stays open until its sessions have ended.
 
     Attributes:
         url: Address of the server.
@@ -57,17 +97,14 @@ class ServerConnection:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key is not None else {}
         self._ssl_context = ssl_context
         self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._tasks: list[asyncio.Task[None]] = []  # of the socket
-        self._sessions: dict[str, RemoteSession] = {}  # of the socket, by context
-        self._outgoing = asyncio.Queue[str]()  # messages to the socket
-        self._leaving = False  # the socket: its server stops, and another one may be there
+        self._socket: _Socket | None = None  # of new sessions
+        self._open: dict[_Socket, asyncio.Future[Any]] = {}  # done when the socket is closed
         self._connecting = asyncio.Lock()
 
     @property
     def connected(self) -> bool:
         """Whether the WebSocket can be used, as far as is known."""
-        return self._socket is not None and not self._socket.closed and not self._leaving
+        return self._socket is not None and self._socket.usable
 
     async def get_status(self) -> Mapping[str, Any]:
         """Asks the server for `/status`.
@@ -84,7 +121,7 @@ class ServerConnection:
                 raise foreign_server_error(self.url, "/status is no JSON") from None
 
     async def connect(self) -> None:
-        """Opens the WebSocket, unless it is open.
+        """Opens the WebSocket, unless it can be used.
 
         Raises:
             ServerError: The server does not answer or refuses the key.
@@ -92,16 +129,14 @@ class ServerConnection:
         async with self._connecting:
             if self.connected:
                 return
-            await self._disconnect()
             async with self._errors():
-                self._socket = await self._client().ws_connect(
+                websocket = await self._client().ws_connect(
                     f"{self.url}/tts/websocket", heartbeat=_HEARTBEAT_S, timeout=_CLOSE_TIMEOUT
                 )
-            self._outgoing, self._sessions, self._leaving = asyncio.Queue(), {}, False
-            self._tasks = [
-                asyncio.create_task(self._read(self._socket, self._sessions)),
-                asyncio.create_task(self._write(self._socket, self._outgoing)),
-            ]
+            self._socket = socket = _Socket(websocket)
+            closed = asyncio.gather(self._read(socket), self._write(socket))
+            self._open[socket] = closed
+            closed.add_done_callback(lambda _: self._open.pop(socket))
 
     def _client(self) -> aiohttp.ClientSession:
         """The HTTP client, which belongs to the running event loop."""
@@ -125,63 +160,55 @@ class ServerConnection:
             raise unreachable_error(self.url, error) from error
 
     def open_session(self, fields: Mapping[str, Any]) -> RemoteSession:
-        """Opens a session on the WebSocket.
+        """Opens a session on the WebSocket, after `connect`.
 
         Args:
             fields: Of its first message.
         """
-        context_id, outgoing, sessions = uuid.uuid4().hex, self._outgoing, self._sessions
+        assert self._socket is not None, "connect() opens the WebSocket"
+        context_id, socket = uuid.uuid4().hex, self._socket
 
         def send(message: Mapping[str, Any]) -> None:
-            outgoing.put_nowait(json.dumps({"context_id": context_id, **message}))
+            socket.outgoing.put_nowait(json.dumps({"context_id": context_id, **message}))
 
-        session = RemoteSession(self.url, fields, send, lambda: sessions.pop(context_id, None))
-        sessions[context_id] = session
+        session = RemoteSession(self.url, fields, send, lambda: socket.remove(context_id))
+        socket.sessions[context_id] = session
         return session
 
-    async def _write(
-        self, socket: aiohttp.ClientWebSocketResponse, outgoing: asyncio.Queue[str]
-    ) -> None:
+    async def _write(self, socket: _Socket) -> None:
         """Sends messages in order; a slow network does not block a session."""
         with suppress(aiohttp.ClientError, ConnectionError):  # the reader reports it
-            while True:
-                await socket.send_str(await outgoing.get())
+            while (message := await socket.outgoing.get()) is not None:
+                await socket.websocket.send_str(message)
+            await socket.websocket.close()
 
-    async def _read(
-        self, socket: aiohttp.ClientWebSocketResponse, sessions: dict[str, RemoteSession]
-    ) -> None:
+    async def _read(self, socket: _Socket) -> None:
         """Passes events to their sessions, until the connection is lost."""
         error = lost_error(self.url)
         try:
-            async for message in socket:
+            async for message in socket.websocket:
                 if message.type is not aiohttp.WSMsgType.TEXT:  # a ping was not answered
                     break
                 event = json.loads(message.data)
-                if (session := sessions.get(event["context_id"])) is not None:
+                if (session := socket.sessions.get(event["context_id"])) is not None:
                     session.receive(event)
                     if session.aligned is not None:
                         self.aligned = session.aligned
                 if event.get("error_code") == "draining":
-                    self._leaving = True
+                    socket.drain()
         except (KeyError, TypeError, ValueError) as invalid:
             error = foreign_server_error(self.url, f"invalid event: {invalid!r}")
         finally:
-            for session in [*sessions.values()]:
+            for session in [*socket.sessions.values()]:
                 session.fail(error)
-            await socket.close()
-
-    async def _disconnect(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        if self._socket is not None:
-            await self._socket.close()
-            self._socket = None
+            socket.outgoing.put_nowait(None)  # ends the writer
+            await socket.websocket.close()
 
     async def close(self) -> None:
-        """Closes the WebSocket, which stops all sessions; may be called twice."""
-        await self._disconnect()
+        """Closes all WebSockets, which stops all sessions; may be called twice."""
+        await asyncio.gather(*(socket.websocket.close() for socket in self._open))
+        await asyncio.gather(*self._open.values(), return_exceptions=True)
+        self._socket = None
         if self._http is not None:
             await self._http.close()
             self._http = None

@@ -24,7 +24,7 @@ from pipecat_service.remote_messages import request_fields
 from pipecat_service.remote_session import RemoteSession
 from pipecat_service.settings import MegakernelTTSSettings, default_settings
 from tests.fakes import TIMEOUT_S
-from tests.server.running import LOCKED, TEXT, RunningServer, running_server
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until
 
 SETTINGS = replace(default_settings("simulated"), voice="ryan")
 
@@ -74,6 +74,11 @@ def open_session(
 
 def assert_speech(server: RunningServer, pcm: NDArray[np.int16]) -> None:
     np.testing.assert_array_equal(pcm, server.speech())
+
+
+def num_websockets(server: RunningServer) -> float:
+    """The WebSockets that the server has open."""
+    return server.metric("websocket_connections")
 
 
 def test_speech_and_words_are_those_of_the_engine(engine: TTS) -> None:
@@ -144,6 +149,70 @@ def test_a_server_that_stops_is_left(engine: TTS) -> None:
         *_, finish = await collect(session)
         assert isinstance(finish.error, ServerError) and "is stopping" in str(finish.error)
         assert finish.error.category is ErrorCategory.SERVER and not connection.connected
+        await until(lambda: num_websockets(server) == 0)  # nothing speaks
+
+    with running_server(engine) as server:
+        asyncio.run(with_connection(use, server.url))
+
+
+async def leave_while_speaking(
+    connection: ServerConnection, server: RunningServer
+) -> tuple[RemoteSession, RemoteSession]:
+    """A session of a server that stops, which has some of its text, and one of the next server."""
+    await connection.connect()
+    speaking = open_session(connection)
+    speaking.push_text(TEXT[:6])
+    await until(lambda: server.num_streams == 1)
+    server.server.streams.draining = True
+    refused = open_session(connection)
+    refused.push_text(TEXT)
+    *_, finish = await collect(refused)
+    assert "is stopping" in str(finish.error)
+    server.server.streams.draining = False  # the next server
+    await connection.connect()
+    assert connection.connected and not speaking.finished
+    await until(lambda: num_websockets(server) == 2)
+    return speaking, open_session(connection)
+
+
+def test_a_server_that_stops_finishes_its_sessions(engine: TTS) -> None:
+    async def use(connection: ServerConnection) -> None:
+        first, second = await leave_while_speaking(connection, server)
+        first.push_text(TEXT[6:])
+        first.end()
+        pcm, _, finish = await collect(first)
+        assert finish.reason == "eos"
+        assert_speech(server, pcm)
+        await until(lambda: num_websockets(server) == 1)
+        second.push_text(TEXT)
+        second.end()
+        pcm, _, _ = await collect(second)
+        assert_speech(server, pcm)
+        assert connection.connected
+
+    with running_server(engine) as server:
+        asyncio.run(with_connection(use, server.url))
+
+
+def test_an_interruption_leaves_a_server_that_stops(engine: TTS) -> None:
+    async def use(connection: ServerConnection) -> None:
+        first, _ = await leave_while_speaking(connection, server)
+        first.cancel()
+        await until(lambda: num_websockets(server) == 1 and server.num_streams == 0)
+        assert connection.connected
+
+    with running_server(engine) as server:
+        asyncio.run(with_connection(use, server.url))
+
+
+def test_closing_ends_the_sessions_of_all_servers(engine: TTS) -> None:
+    async def use(connection: ServerConnection) -> None:
+        sessions = await leave_while_speaking(connection, server)
+        await connection.close()
+        for *_, finish in await asyncio.gather(*map(collect, sessions)):
+            assert isinstance(finish.error, ServerError)
+            assert finish.error.category is ErrorCategory.CONNECTIVITY
+        await until(lambda: num_websockets(server) == 0 and server.num_streams == 0)
 
     with running_server(engine) as server:
         asyncio.run(with_connection(use, server.url))
