@@ -242,7 +242,7 @@ def test_words_are_committed_when_their_audio_begins_on_a_network_that_stalls() 
         assert len(said) == np.count_nonzero(starts < now_s)
     assert not bot.errors
     gaps = [np.diff(starts).max(initial=0) for _, _, starts in turns]  # a word takes 0.5 s at most
-    assert np.mean([gap > 0.7 for gap in gaps]) > 0.3, "few turns have a gap"
+    assert sum(gap > 0.7 for gap in gaps) >= 2, "few turns have a gap"
     assert len({len(said) for _, said, _ in turns}) >= 5, "the instants are too close to each other"
 
 
