@@ -130,7 +130,7 @@ class RemoteSynthesizer:
 
 
 def _accept_voice(voice: object, language: str, instruct: str | None) -> None:
-    """As `TTS.check_voice`: what the description of the model cannot tell, the turn will."""
+    """As `TTS.check_voice`: the server checks in a turn what the model's description omits."""
 
 
 def _check_speed(speed: float) -> None:

@@ -34,7 +34,7 @@ RESOLUTION_S = 0.001  # of `word_onsets`
 def make_engine() -> Iterator[TTS]:
     """A model with one token per word, so that it is never silent while text is missing.
 
-    Words can be told apart from those of the segment before.
+    Words differ from those of the segment before.
     """
     with simulated_tts(16, 0.001, WordTokenizer()) as tts:
         backend = tts._loaded.engine.backend

@@ -45,7 +45,7 @@ IMMEDIATELY_S = 2.0  # less than the queue's timeout, after which a request is r
 
 
 def context(*loads: float) -> Any:
-    """What Ray tells the policy of replicas with these loads."""
+    """The argument of the policy for replicas with these loads."""
     metrics = {"streams_per_slot": dict(enumerate(loads))} if loads else {}
     return SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=3)
 
