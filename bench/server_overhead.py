@@ -83,12 +83,17 @@ async def _time_http(host: str, port: int) -> float:
 
 
 async def _speak_over_socket(authority: str) -> None:
-    """Speaks over a WebSocket until it is cancelled."""
+    """Speaks over a WebSocket until it is cancelled.
+
+    Raises:
+        RuntimeError: The server has refused or ended the speech.
+    """
     async with websockets.connect(f"ws://{authority}/tts/websocket") as websocket:
         while True:
             await websocket.send(_message("a"))
-            while '"type": "done"' not in str(await websocket.recv()):
-                pass
+            while (event := json.loads(await websocket.recv()))["type"] != "done":
+                if event["type"] == "error":
+                    raise RuntimeError(f"The server has refused speech: {event}")
 
 
 async def _speak_locally(tts: TTS) -> None:

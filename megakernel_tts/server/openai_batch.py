@@ -21,7 +21,8 @@ from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
 from megakernel_tts.server.streams import SpeechStreams
 
 _MAX_ITEMS = 32
-_MAX_CHARACTERS = 1 << 14  # of all items, whose audio is kept in memory: about 60 MB
+_MAX_CHARACTERS = 1 << 14  # of all items
+_MAX_AUDIO_BYTES = 64 << 20  # of all items, whose audio is kept in memory
 _SEND_TIMEOUT_S = 30.0  # for which a client may not read
 
 
@@ -69,18 +70,21 @@ class _Result:
 
     Attributes:
         succeeded: Whether it was spoken to its end.
+        num_bytes: Bytes of its audio.
     """
 
     def __init__(self, index: int) -> None:
         """Starts without audio."""
         self.succeeded = False
+        self.num_bytes = 0
         self._index = index
         self._audio: list[bytes] = []
         self._fields: dict[str, Any] = {"media_type": None, "error": None, "usage": None}
 
-    async def add(self, chunk: SpeechChunk) -> None:
+    def add(self, audio: bytes) -> None:
         """Keeps the audio of a chunk."""
-        self._audio.append(chunk.audio)
+        self._audio.append(audio)
+        self.num_bytes += len(audio)
 
     def succeed(self, speech: SpeechRequest, media_type: str, num_frames: int) -> None:
         """Completes the audio."""
@@ -88,12 +92,11 @@ class _Result:
         usage = usage_of(len(speech.text or ""), num_frames)
         self._fields |= {"media_type": media_type, "usage": usage}
         if media_type == WAV:
-            size = sum(len(part) for part in self._audio)
-            self._audio.insert(0, wav_header(speech.audio_format, size))
+            self._audio.insert(0, wav_header(speech.audio_format, self.num_bytes))
 
     def fail(self, error: RequestError) -> None:
         """Replaces the audio by an error."""
-        self._audio = []
+        self._audio, self.num_bytes = [], 0
         self._fields["error"] = error.message
 
     def parts(self) -> Iterator[bytes]:
@@ -125,6 +128,7 @@ class _BatchResponse(Response):
         self._items = items
         self._streams = streams
         self._caller = caller
+        self._results = [_Result(index) for index in range(len(items))]
         self._reading = asyncio.Lock()  # one recording is cloned at a time
         max_streams = caller.account.max_streams or streams.num_slots
         self._speaking = asyncio.Semaphore(max(1, min(max_streams, streams.num_slots)))
@@ -134,16 +138,18 @@ class _BatchResponse(Response):
         await run_while_connected(receive, self._deliver(send))
 
     async def _deliver(self, send: Send) -> None:
-        tasks = [asyncio.create_task(self._speak(*each)) for each in enumerate(self._items)]
+        speaking = map(self._speak, self._results, self._items)
+        tasks = [asyncio.create_task(each) for each in speaking]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             start = f'{{"id": "speech-batch-{self._caller.request_id}", "results": ['
             await _send(send, start.encode())
-            for index, task in enumerate(tasks):
-                for part in (await task).parts():
+            for index, (task, result) in enumerate(zip(tasks, self._results, strict=True)):
+                await task
+                for part in result.parts():
                     await _send(send, part)
                 await _send(send, b", " if index + 1 < len(tasks) else b"], ")
-            succeeded = sum(task.result().succeeded for task in tasks)
+            succeeded = sum(result.succeeded for result in self._results)
             counts = {"total": len(tasks), "succeeded": succeeded, "failed": len(tasks) - succeeded}
             await _send(send, json.dumps(counts)[1:].encode(), last=True)
         except TimeoutError:
@@ -152,9 +158,8 @@ class _BatchResponse(Response):
             for task in tasks:
                 task.cancel()
 
-    async def _speak(self, index: int, item: Mapping[str, Any]) -> _Result:
+    async def _speak(self, result: _Result, item: Mapping[str, Any]) -> None:
         """Speaks an item to its end."""
-        result = _Result(index)
         try:
             async with self._reading:
                 speech, media_type = await speech_request(item, self._streams, self._caller)
@@ -162,13 +167,24 @@ class _BatchResponse(Response):
                 await self._speak_into(result, speech, media_type)
         except RequestError as error:
             result.fail(error)
-        return result
 
     async def _speak_into(self, result: _Result, speech: SpeechRequest, media_type: str) -> None:
+        async def keep(chunk: SpeechChunk) -> None:
+            num_bytes = sum(each.num_bytes for each in self._results) + len(chunk.audio)
+            if num_bytes > _MAX_AUDIO_BYTES:
+                raise RequestError(
+                    f"The audio of a batch has at most {_MAX_AUDIO_BYTES >> 20} MiB; send the item "
+                    "in a request of its own.",
+                    400,
+                    "audio_too_large",
+                    "items",
+                )
+            result.add(chunk.audio)
+
         speech = replace(speech, priority=_or_batch(speech.priority))
         stream = await self._streams.open(speech, self._caller)
         try:
-            await stream.deliver(result.add)
+            await stream.deliver(keep)
         finally:
             stream.close()
         result.succeed(speech, media_type, stream.num_frames)

@@ -82,7 +82,8 @@ async def _voice(
 ) -> str | Voice | None:
     """The voice of a recording or of an x-vector in the request, or of a name."""
     recording, transcript, parameter = _reference(fields)
-    if embedding := get_field(fields, _EMBEDDING, list, []):
+    embedding = get_field(fields, _EMBEDDING, list, None)
+    if embedding is not None:
         if recording is not None:
             raise RequestError(
                 f"The request has a recording and a {_EMBEDDING}; send one of them.",

@@ -74,6 +74,7 @@ class Page:
             "languages": info.languages,
             "kind": info.kind,
             "takes_instruct": info.takes_instruct,
+            "takes_voices": streams.cloner.available and streams.settings.uploads,
             "num_slots": streams.num_slots,
             "num_speaking": streams.num_speaking,
             "num_waiting": streams.num_waiting,

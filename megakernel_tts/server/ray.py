@@ -100,6 +100,7 @@ class SpeechReplica:
             ValueError: An option or a file is invalid, or the voices do not suit the model.
             OSError: A file cannot be read.
         """
+        self._tts: TTS | None = None  # Ray calls __del__ also if this raises
         logging.basicConfig(level=logging.WARNING)
         configure_logging(options.log_format)
         settings = read_settings(
@@ -111,9 +112,9 @@ class SpeechReplica:
             queue_timeout=options.queue_timeout,
         )
         settings = replace(settings, uploads=False)
-        self._tts = TTS.load(options.model, slots=options.slots)
-        self._tts.warmup()
-        self._server = Server(self._tts, settings)
+        self._tts = tts = TTS.load(options.model, slots=options.slots)
+        tts.warmup()
+        self._server = Server(tts, settings)
         self._server.app.add_middleware(_RequestIds)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -136,7 +137,8 @@ class SpeechReplica:
 
     def __del__(self) -> None:
         """Called by Ray when the replica stops."""
-        self._tts.close()
+        if self._tts is not None:
+            self._tts.close()
 
 
 class StreamsPerSlot:

@@ -57,6 +57,7 @@ def test_servers_that_share_an_address_refuse_uploads_and_take_recordings(base: 
             400,
             "uploads_unsupported",
         )
+        assert httpx.get(f"{server.url}/status").json()["takes_voices"] is False
         assert listed(server)["voices"] == []
         recording = base64.b64encode(RECORDING).decode()
         assert_same(pcm_of(speak(server, ref_audio=recording)), expected(base, None))
@@ -176,6 +177,7 @@ def test_an_embedding_in_the_request_is_the_voice(base_server: RunningServer) ->
     ("embedding", "message"),
     [
         ("abc", "must be an array"),
+        ([], "array"),
         ([0.1, "0.2"], "array of at most 8,192 numbers"),
         ([0.1, True], "array of at most 8,192 numbers"),
         ([[0.1] * 64], "array of at most 8,192 numbers"),

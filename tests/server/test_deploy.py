@@ -93,7 +93,7 @@ def test_the_image_receives_what_the_package_is_built_from() -> None:
     assert kept == needed and all((ROOT / name).exists() for name in kept)
 
 
-def test_the_health_check_asks_the_server(server: RunningServer) -> None:
+def test_the_health_check_requests_a_path_of_the_server(server: RunningServer) -> None:
     (url,) = re.findall(r"http://[^']*", instruction("HEALTHCHECK"))
     address = f"http://127.0.0.1:{instruction('EXPOSE')}"
     assert httpx.get(url.replace(address, server.url)).status_code == 200
@@ -154,7 +154,7 @@ def test_manifests_refer_to_each_other() -> None:
     ("probe", "path"),
     [("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")],
 )
-def test_probes_ask_the_server(server: RunningServer, probe: str, path: str) -> None:
+def test_probes_request_paths_of_the_server(server: RunningServer, probe: str, path: str) -> None:
     request = CONTAINER[probe]["httpGet"]
     assert request == {"path": path, "port": CONTAINER["ports"][0]["name"]}
     assert httpx.get(f"{server.url}{path}").status_code == 200

@@ -97,6 +97,21 @@ def test_items_are_streams_of_low_priority_within_the_limit_of_the_key(engine: T
     assert priorities == [Priority.BATCH] * 3 + [Priority.LIVE]
 
 
+def test_audio_beyond_the_limit_fails_its_item_only(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The silence of a break counts as well."""
+    speech = server.speech().tobytes()
+    monkeypatch.setattr(openai_batch, "_MAX_AUDIO_BYTES", 3 * len(speech))
+    silence = 5 * '<break time="10s"/>'
+    items = [{"input": TEXT}, {"input": f"{TEXT} {silence}"}, {"input": TEXT}]
+    reply = speak(server, items, response_format="pcm").json()
+    first, long, last = reply["results"]
+    assert base64.b64decode(first["audio_data"]) == base64.b64decode(last["audio_data"]) == speech
+    assert long["status"] == "error" and "at most" in long["error"] and not long["audio_data"]
+    wait_until(lambda: server.num_streams == 0)
+
+
 def test_a_full_server_refuses_a_batch_at_once(engine: TTS) -> None:
     async def act(server: RunningServer) -> None:
         async with httpx.AsyncClient(base_url=server.url) as client:

@@ -58,6 +58,7 @@ def test_the_status_describes_model_and_streams(server: RunningServer) -> None:
         ],
         "languages": ["english", "german", "chinese"],
         "takes_instruct": True,
+        "takes_voices": False,
         "num_slots": 4,
         "num_speaking": 0,
         "num_waiting": 0,

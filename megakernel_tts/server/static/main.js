@@ -81,7 +81,7 @@ function start(status) {
   setText(find("footer", HTMLElement), `megakernel-tts ${status.version}.${note}`);
   keyForm.hidden = true;
   content.hidden = false;
-  if (status.kind === "base") cloning.show();
+  if (status.takes_voices) cloning.show();
   socket.connect();
   composer.focus();
 }

@@ -15,6 +15,7 @@ export class KeyNeededError extends Error {}
  * @property {{name: string, languages: string[]}[]} voices The default one first.
  * @property {string[]} languages
  * @property {boolean} takes_instruct Whether the model follows an instruction.
+ * @property {boolean} takes_voices Whether voices can be uploaded.
  * @property {number} num_slots Streams that can speak at once.
  * @property {number} num_speaking
  * @property {number} num_waiting
