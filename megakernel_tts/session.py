@@ -52,7 +52,7 @@ class AudioChunk:
     @property
     def is_break(self) -> bool:
         """Whether it is silence of a break."""
-        return not len(self.codes) and not self.pcm.any()
+        return len(self.pcm) > 0 and not len(self.codes) and not self.pcm.any()
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class _Socket:
 
 
 class ServerConnection:
-    """Speaks with one server; opens its WebSocket at the first use, and again after it was lost.
+    """The connection to a server, opened at the first use and again after it was lost.
 
     When the server stops, new sessions use a new WebSocket, which may reach another server. The
     previous WebSocket stays open until its sessions have ended.
@@ -107,7 +107,7 @@ class ServerConnection:
         return self._socket is not None and self._socket.usable
 
     async def get_status(self) -> Mapping[str, Any]:
-        """Asks the server for `/status`.
+        """Requests `/status`.
 
         Raises:
             ServerError: It does not answer, refuses the key, or is another server.
@@ -134,7 +134,7 @@ class ServerConnection:
                     f"{self.url}/tts/websocket", heartbeat=_HEARTBEAT_S, timeout=_CLOSE_TIMEOUT
                 )
             self._socket = socket = _Socket(websocket)
-            closed = asyncio.gather(self._read(socket), self._write(socket))
+            closed = asyncio.gather(self._read(socket), self._write(socket), return_exceptions=True)
             self._open[socket] = closed
             closed.add_done_callback(lambda _: self._open.pop(socket))
 
@@ -144,7 +144,7 @@ class ServerConnection:
             self._http = aiohttp.ClientSession(
                 headers=self._headers,
                 connector=aiohttp.TCPConnector(ssl=self._ssl_context or True),
-                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=None),  # `_errors` has one
             )
         return self._http
 
@@ -206,9 +206,11 @@ class ServerConnection:
 
     async def close(self) -> None:
         """Closes all WebSockets, which stops all sessions; may be called twice."""
-        await asyncio.gather(*(socket.websocket.close() for socket in self._open))
-        await asyncio.gather(*self._open.values(), return_exceptions=True)
-        self._socket = None
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        try:
+            await asyncio.gather(*(socket.websocket.close() for socket in self._open))
+            await asyncio.gather(*self._open.values())
+        finally:
+            self._socket = None
+            if self._http is not None:
+                http, self._http = self._http, None
+                await http.close()

@@ -1,4 +1,4 @@
-"""What the service knows of an audio context, from its first text until its audio was sent."""
+"""State of an audio context, from its first text until its audio was sent."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -64,7 +64,7 @@ class RemoteSynthesizer:
     """Opens sessions of a server; see `Synthesizer`."""
 
     def __init__(self, connection: ServerConnection) -> None:
-        """Asks the server nothing yet.
+        """Sends no request yet.
 
         Args:
             connection: To the server; it is closed with the synthesizer.
@@ -78,7 +78,7 @@ class RemoteSynthesizer:
         return self._connection.aligned
 
     async def load(self, settings: MegakernelTTSSettings) -> None:
-        """See `Synthesizer`. A server that does not answer is asked again when a turn begins.
+        """See `Synthesizer`. Without an answer, the request is repeated when a turn begins.
 
         Raises:
             ServerError: The server refuses the key, or is no such server.
@@ -99,14 +99,14 @@ class RemoteSynthesizer:
         await self._connection.connect()
 
     async def _describe(self) -> tuple[ModelInfo, SettingsCheck]:
-        """Asks the server for its model and voices."""
+        """Requests the server's model and voices."""
         info, cloned = model_info(await self._connection.get_status(), self._connection.url)
         names = {name: name for name in cloned}
         self._check = SettingsCheck(info, names, _accept_voice, _check_speed)
         return info, self._check
 
     async def settings_check(self) -> SettingsCheck | None:
-        """See `Synthesizer`; knows the voices that the server has now, if it answers."""
+        """See `Synthesizer`; for the voices that the server has now, if it answers."""
         try:
             return (await self._describe())[1]
         except ServerError as error:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from megakernel_tts import Finish, TextError, Word
 from pipecat_service.errors import ServerError
+from pipecat_service.protocol import SOURCE_RATE
 from pipecat_service.remote_messages import event_error, foreign_server_error
 
-_FRAME_SAMPLES = 1920
+_FRAME_SAMPLES = round(0.08 * SOURCE_RATE)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RemoteSession:
         send: Callable[[Mapping[str, Any]], None],
         on_finish: Callable[[], object],
     ) -> None:
-        """Starts without text; the server learns of the session with the first text.
+        """Starts without text. The first text opens the context on the server.
 
         Args:
             url: Address of the server, for errors.

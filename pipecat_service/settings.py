@@ -206,8 +206,8 @@ class SettingsCheck:
             return
         if info.kind == "base" and not names:
             raise VoiceError(
-                "A Base model speaks with cloned voices; give the service some: "
-                "voices={'anna': engine.clone('anna.wav', 'What Anna says in it.')}."
+                "A Base model speaks with cloned voices: give the service some (voices={'anna': "
+                "engine.clone('anna.wav', 'What Anna says in it.')}), or its server."
             )
         known = {_normalized(voice) for voice in names}
         if not isinstance(name, str) or _normalized(name) not in known:

@@ -213,7 +213,7 @@ class SynthesizerTTSService(TimedTTSService):
             await self._fail(context, finish.error)
         else:
             await self._sender.send(context, speech.end())
-            # Words of speech that was cut off, or had no sound, were not heard.
+            # Words of speech that was cut off, or had no sound, were not played.
             context.spoken = finish.reason == "eos" and speech.has_output
             await self._sender.send_placeholder(context)
             await self._close(context)
@@ -231,7 +231,7 @@ class SynthesizerTTSService(TimedTTSService):
     async def _fail(self, context: ContextState, error: MegakernelTTSError) -> None:
         """Reports an error. The audio sent before is kept; the rest of the turn gets a new context.
 
-        If no audio was sent, another attempt would fail as well: the rest of the turn is dropped.
+        If no audio was sent, another attempt is likely to fail as well: the turn is dropped.
         """
         await report_error(self, error)
         speech, context.speech = context.speech, None
@@ -365,9 +365,11 @@ class SynthesizerTTSService(TimedTTSService):
 
     async def cleanup(self) -> None:
         """Stops all speech and releases the synthesizer."""
-        await super().cleanup()
-        await self._teardown()
-        await self._synthesizer.close()
+        try:
+            await super().cleanup()
+            await self._teardown()
+        finally:
+            await self._synthesizer.close()
 
     async def _teardown(self) -> None:
         await self._pause_watch.stop()

@@ -26,7 +26,7 @@ def test_the_default_voice_is_the_first(engine: TTS) -> None:
         assert tts.settings.given_fields()["voice"] == "ryan"
 
 
-def test_settings_reach_the_engine(engine: TTS) -> None:
+def test_settings_are_kept(engine: TTS) -> None:
     settings = Settings(voice="Serena", language="german", sampling=Sampling(seed=7))
     tts = MegakernelTTSService(engine=engine, settings=settings)
     assert tts.settings.given_fields() == {
