@@ -42,6 +42,20 @@ def test_every_route_is_described(server: RunningServer, schema: Schema) -> None
     assert schema["info"]["version"] == __version__
 
 
+def test_refusals_of_every_request_are_described(server: RunningServer, schema: Schema) -> None:
+    """Of those without a valid key, and those from pages of other sites."""
+    for path, operations in schema["paths"].items():
+        if path in ("/health", "/ready"):
+            continue
+        for method, operation in operations.items():
+            if method == "parameters":
+                continue
+            url = server.url + path.replace("{", "").replace("}", "")
+            reply = httpx.request(method, url, headers={"Origin": "https://other.example"})
+            assert reply.status_code == 403, (method, path)
+            assert {"401", "403"} <= {*operation["responses"]}, (method, path)
+
+
 def test_fields_and_their_values_are_those_of_the_server(schema: Schema) -> None:
     schemas = schema["components"]["schemas"]
     classes = [priority.name.lower() for priority in Priority]
