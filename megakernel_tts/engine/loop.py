@@ -1,8 +1,9 @@
 """The engine's main loop: text in, frames out, for all streams together.
 
-One thread owns the backend, the vocoder and the state of every stream. An iteration ends finished
-segments, feeds text and assigns slots to waiting streams. It then steps the streams that can move
-until the first chunk is due, and starts to decode the chunks that are due. Streams join and leave
+One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
+finished segments, swaps out a stalled stream, feeds text and assigns slots to waiting streams. It
+then chooses the size of each stream's next chunk, steps the streams that can move until the first
+chunk is due, and starts to decode the chunks that are due. Streams join and leave
 between steps. A new session, a cancellation, or text for a stream that lacks it ends the step with
 the frame under way.
 
