@@ -31,7 +31,7 @@ def shard_files(work: Work) -> list[Path]:
 
 
 def synthesise(work: Work, synthesiser: Synthesiser) -> Iterator[float]:
-    """Makes the missing shards, and first the recordings of the held-out sentences.
+    """Makes the missing shards, and after the first one the held-out sentences' recordings.
 
     Args:
         work: The run, after `pronunciation`.
@@ -43,9 +43,11 @@ def synthesise(work: Work, synthesiser: Synthesiser) -> Iterator[float]:
     work.recordings.mkdir(exist_ok=True)
     held_out = _lines(held_out_corpus(), work.held_out_phonemes)
     corpus = _lines(work.read_corpus(), work.phonemes)
-    jobs = [(work.held_out_speech, held_out, 0)]
-    for i, file in enumerate(shard_files(work)):
-        jobs.append((file, corpus[i * SHARD : (i + 1) * SHARD], i * SHARD))
+    jobs = [
+        (file, corpus[i * SHARD : (i + 1) * SHARD], i * SHARD)
+        for i, file in enumerate(shard_files(work))
+    ]
+    jobs.insert(1, (work.held_out_speech, held_out, 0))  # `codec` waits for the first shard
     with ThreadPoolExecutor(1) as writer:  # writes a shard while the next one is spoken
         writing: Future[float] | None = None
         for file, lines, first in jobs:

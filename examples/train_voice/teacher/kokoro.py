@@ -12,6 +12,7 @@ import sys
 import types
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _ROUND = 8  # frames: utterances are lengthened to a multiple, so that they form
 _TEXT_BATCH = 256
 _MAX_BATCH = 64
 _MAX_FRAMES = 24_000  # of a batch
+_NORM_EPS = 1e-5  # of the decoder's instance norms
 
 
 def read_pack(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -91,6 +93,54 @@ def build_network(config: dict[str, Any]) -> Any:
     return network.requires_grad_(False)
 
 
+def _activated(
+    x: Tensor, scale: Tensor, shift: Tensor, alpha: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Instance norm of x [texts, channels, time], and the activation x + sin^2(alpha x) / alpha."""
+    x = x.float()
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    x = (x - mean) * torch.rsqrt(variance + _NORM_EPS) * scale + shift
+    return (x + torch.sin(alpha * x).square() / alpha).to(dtype)
+
+
+class _ResidualBlock(torch.nn.Module):
+    """A residual block of the decoder's last stages, in which it spends most of its time.
+
+    On a GPU norms and activations are fused, and convolutions have float16 inputs, whose mantissa
+    is that of TF32.
+    """
+
+    def __init__(self, block: Any, device: torch.device) -> None:
+        super().__init__()
+        on_gpu = device.type == "cuda"
+        self._dtype = torch.float16 if on_gpu else torch.float32
+        self._activated: Callable[..., Tensor] = _activated
+        if on_gpu:
+            self._activated = torch.compile(_activated, dynamic=True)
+        self.convs = torch.nn.ModuleList(
+            conv.to(self._dtype)
+            for pair in zip(block.convs1, block.convs2, strict=True)
+            for conv in pair
+        )
+        self.norms = torch.nn.ModuleList(
+            norm for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair
+        )
+        self.alphas = torch.nn.ParameterList(
+            alpha for pair in zip(block.alpha1, block.alpha2, strict=True) for alpha in pair
+        )
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        y = x
+        for i, (conv, norm, alpha) in enumerate(
+            zip(self.convs, self.norms, self.alphas, strict=True)
+        ):
+            gain, shift = norm.fc(style)[..., None].chunk(2, 1)
+            y = conv(self._activated(y, 1 + gain, shift, alpha, self._dtype))
+            if i % 2:
+                y = x = x + y
+        return x
+
+
 class Kokoro:
     """The teacher on a device."""
 
@@ -117,6 +167,10 @@ class Kokoro:
             raise ValueError(f"{pack} does not fit the network: {loaded.unexpected_keys + unset}")
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
+        generator = network.decoder.generator
+        for blocks in (generator.resblocks, generator.noise_res):
+            for i, block in enumerate(blocks):
+                blocks[i] = _ResidualBlock(block, device)
         self._network, self._device = network.to(device), device
         for module in network.modules():
             if isinstance(module, torch.nn.LSTM):
