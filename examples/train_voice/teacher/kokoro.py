@@ -188,6 +188,9 @@ class Kokoro:
 
         Returns:
             The speech of each text, with the silence around it.
+
+        Raises:
+            FloatingPointError: The speech is not finite.
         """
         known = ["".join(c for c in p if c in self._vocab)[:_MAX_PHONEMES] or "." for p, _ in texts]
         styles = [self._style(s, len(p)) for (_, s), p in zip(texts, known, strict=True)]
@@ -248,6 +251,8 @@ class Kokoro:
         half = _STYLE // 2
         pitch, energy = network.predictor.F0Ntrain(prosody, texts.styles[:, half:])
         wave = network.decoder(content, pitch, energy, texts.styles[:, :half])
+        if not wave.isfinite().all():
+            raise FloatingPointError(f"the decoder overflowed in one of {phonemes}")
         return wave.reshape(count, -1).float().cpu().numpy()
 
 
