@@ -122,8 +122,8 @@ class _ResidualBlock(torch.nn.Module):
             for pair in zip(block.convs1, block.convs2, strict=True)
             for conv in pair
         )
-        self.norms = torch.nn.ModuleList(
-            norm for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair
+        self.styles = torch.nn.ModuleList(
+            norm.fc for pair in zip(block.adain1, block.adain2, strict=True) for norm in pair
         )
         self.alphas = torch.nn.ParameterList(
             alpha for pair in zip(block.alpha1, block.alpha2, strict=True) for alpha in pair
@@ -131,10 +131,9 @@ class _ResidualBlock(torch.nn.Module):
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         y = x
-        for i, (conv, norm, alpha) in enumerate(
-            zip(self.convs, self.norms, self.alphas, strict=True)
-        ):
-            gain, shift = norm.fc(style)[..., None].chunk(2, 1)
+        layers = zip(self.convs, self.styles, self.alphas, strict=True)
+        for i, (conv, affine, alpha) in enumerate(layers):
+            gain, shift = affine(style)[..., None].chunk(2, 1)
             y = conv(self._activated(y, 1 + gain, shift, alpha, self._dtype))
             if i % 2:
                 y = x = x + y
