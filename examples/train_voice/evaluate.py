@@ -143,9 +143,10 @@ def intonation(speech: dict[str, Recordings]) -> dict[str, Any]:
         pairs = zip(speech["teacher"], speech[manner], strict=True)
         found = [pitch.compare(one, other, SAMPLE_RATE) for one, other in pairs]
         values = np.array([one for one in found if one])
-        correlation, ratio = values.mean(0).round(3).tolist()
-        results[manner] = {"correlation": correlation, "deviation_ratio": ratio}
-        results[manner] |= {"sentences": len(values)}
+        results[manner] = {"sentences": len(values)}
+        if len(values):  # a voice that was hardly trained has no voiced frames
+            correlation, ratio = values.mean(0).round(3).tolist()
+            results[manner] |= {"correlation": correlation, "deviation_ratio": ratio}
     return results
 
 
