@@ -1,6 +1,7 @@
 import argparse
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -49,6 +50,17 @@ def exit_at_writes(event, args):
 sys.addaudithook(exit_at_writes)
 sys.dont_write_bytecode = True
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """The command changes the logging of its process, which later tests must not see."""
+    handlers, server = [*logging.getLogger().handlers], logging.getLogger("megakernel_tts.server")
+    formatters, level = [handler.formatter for handler in handlers], server.level
+    yield
+    for handler, formatter in zip(handlers, formatters, strict=True):
+        handler.setFormatter(formatter)
+    server.setLevel(level)
 
 
 @contextmanager
