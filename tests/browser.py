@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -30,8 +30,40 @@ _KEYS |= {"End": (35, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, ""), "Backs
 CONTROL = 2  # a modifier
 
 
+class BrowserPage(Protocol):
+    """A page of a browser, in which scripts run."""
+
+    async def open(self, url: str) -> None:
+        """Opens an address and waits until it is loaded."""
+        ...
+
+    async def run_on_load(self, script: str) -> None:
+        """Runs a script in each page that is opened from now on."""
+        ...
+
+    async def press(self, key: str, modifiers: int = 0) -> None:
+        """Presses and releases a key."""
+        ...
+
+    async def type(self, text: str) -> None:
+        """Presses the keys of a text."""
+        ...
+
+    async def insert(self, text: str) -> None:
+        """Adds a text at once, as if it were pasted."""
+        ...
+
+    async def run(self, script: str) -> Any:
+        """Evaluates an expression; awaits its value if that is a promise."""
+        ...
+
+    async def wait_until(self, condition: str) -> None:
+        """Waits until an expression, or the promise that it gives, is true."""
+        ...
+
+
 class Page:
-    """A page of the browser, in which scripts run.
+    """A page of Chromium; see `BrowserPage`.
 
     Attributes:
         errors: Errors and warnings in the console so far, once `open` was called.
@@ -71,7 +103,7 @@ class Page:
             self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url')}")
 
     async def open(self, url: str) -> None:
-        """Opens an address, waits until it is loaded, and collects errors from now on."""
+        """See `BrowserPage`; collects errors from now on."""
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
         self.errors.clear()
@@ -79,8 +111,13 @@ class Page:
         while (message := await self._socket.receive_json()).get("method") != "Page.loadEventFired":
             await self._handle(message.get("method", ""), message.get("params", {}))
 
+    async def run_on_load(self, script: str) -> None:
+        """See `BrowserPage`."""
+        await self.call("Page.enable")
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
     async def press(self, key: str, modifiers: int = 0) -> None:
-        """Presses and releases a key."""
+        """See `BrowserPage`."""
         code, text = _KEYS.get(key, (0, key))
         parameters = {"key": key, "modifiers": modifiers, "windowsVirtualKeyCode": code}
         down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
@@ -88,9 +125,13 @@ class Page:
         await self.call("Input.dispatchKeyEvent", **parameters, type="keyUp")
 
     async def type(self, text: str) -> None:
-        """Presses the keys of a text."""
+        """See `BrowserPage`."""
         for character in text:
             await self.press(character)
+
+    async def insert(self, text: str) -> None:
+        """See `BrowserPage`."""
+        await self.call("Input.insertText", text=text)
 
     async def replace(self, pattern: str, script: str) -> None:
         """Serves a script in place of every address that matches the pattern."""
@@ -110,7 +151,7 @@ class Page:
         )
 
     async def run(self, script: str) -> Any:
-        """Evaluates an expression; awaits its value if that is a promise."""
+        """See `BrowserPage`."""
         result = await self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -118,7 +159,7 @@ class Page:
         return result["result"].get("value")
 
     async def wait_until(self, condition: str) -> None:
-        """Waits until an expression, or the promise that it gives, is true.
+        """See `BrowserPage`.
 
         The page evaluates it every 100 ms: the browser has no event for all that tests wait for.
         """

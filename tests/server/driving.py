@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.browser import CONTROL, Page
+from tests.browser import CONTROL, BrowserPage, Page
 from tests.server.running import RunningServer
 
 Drive = Callable[[Callable[[Page], Coroutine[Any, Any, None]]], None]
@@ -11,13 +11,13 @@ Drive = Callable[[Callable[[Page], Coroutine[Any, Any, None]]], None]
 STATE = "document.querySelector('#speech-state').textContent"
 
 
-async def open_page(page: Page, server: RunningServer) -> None:
+async def open_page(page: BrowserPage, server: RunningServer) -> None:
     """Opens the page and waits until text can be typed."""
     await page.open(server.url)
     await page.wait_until("document.activeElement?.id === 'text'")
 
 
-async def open_with_key(page: Page, server: RunningServer, key: str) -> None:
+async def open_with_key(page: BrowserPage, server: RunningServer, key: str) -> None:
     """Opens the page of a server with keys, and enters one."""
     await page.open(server.url)
     await wait_for_key_form(page)
@@ -25,17 +25,23 @@ async def open_with_key(page: Page, server: RunningServer, key: str) -> None:
     await page.press("Enter")
 
 
-async def wait_for_key_form(page: Page) -> None:
+async def wait_for_key_form(page: BrowserPage) -> None:
     """Waits until a key can be typed."""
     await page.wait_until("document.activeElement?.id === 'key'")
 
 
-async def finish(page: Page) -> None:
+async def finish(page: BrowserPage) -> None:
     """Ends the turn and hears it to its end."""
     await page.press("Enter", CONTROL)
     await page.wait_until(f"{STATE}.startsWith('Finished')")
 
 
-async def text_of(page: Page, selector: str) -> str:
+async def text_of(page: BrowserPage, selector: str) -> str:
     """The text of an element."""
     return await page.run(f"document.querySelector({selector!r}).textContent")
+
+
+def assert_in_order(shown: list[str], text: str) -> None:
+    """A busy browser may draw no frame while a short word is spoken, but never another order."""
+    words = iter(text.split())
+    assert len(shown) >= 2 and all(word in words for word in shown), shown

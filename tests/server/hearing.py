@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.simulation import RATE
-from tests.browser import Page
+from tests.browser import BrowserPage
 
 # Records every piece of audio with the time at which it starts, and when it is stopped. An analyser
 # receives what the loudspeaker does.
@@ -43,11 +43,13 @@ window.level = () => {
   return Math.max(...samples.map(Math.abs));
 };
 window.words = [];
-document.addEventListener("DOMContentLoaded", () => {
+const recordWords = () => {
   const mark = document.querySelector("mark");
   const record = () => mark.textContent && window.words.push(mark.textContent);
   new MutationObserver(record).observe(mark, { childList: true });
-});
+};
+if (document.readyState === "loading") addEventListener("DOMContentLoaded", recordWords);
+else recordWords();
 """
 
 
@@ -73,13 +75,12 @@ class Piece:
         return self.start_s + len(self.pcm) / RATE
 
 
-async def record(page: Page) -> None:
+async def record(page: BrowserPage) -> None:
     """Records what the pages that are opened from now on play and show."""
-    await page.call("Page.enable")
-    await page.call("Page.addScriptToEvaluateOnNewDocument", source=_RECORD)
+    await page.run_on_load(_RECORD)
 
 
-async def pieces(page: Page) -> list[Piece]:
+async def pieces(page: BrowserPage) -> list[Piece]:
     """The audio so far, in the order in which it was scheduled."""
     return [
         Piece(
@@ -92,11 +93,11 @@ async def pieces(page: Page) -> list[Piece]:
     ]
 
 
-async def shown_words(page: Page) -> list[str]:
+async def shown_words(page: BrowserPage) -> list[str]:
     """The words that were highlighted so far."""
     return await page.run("window.words")
 
 
-async def level(page: Page) -> float:
+async def level(page: BrowserPage) -> float:
     """Peak of what the loudspeaker plays now."""
     return await page.run("window.level()")

@@ -12,6 +12,7 @@ from tests.browser import CONTROL, Page
 from tests.server.driving import (
     STATE,
     Drive,
+    assert_in_order,
     finish,
     open_page,
     open_with_key,
@@ -45,12 +46,6 @@ def test_words_are_spoken_while_they_are_typed(drive: Drive, server: RunningServ
         assert not page.errors
 
     drive(test)
-
-
-def assert_in_order(shown: list[str], text: str) -> None:
-    """A busy browser may draw no frame while a short word is spoken, but never another order."""
-    words = iter(text.split())
-    assert len(shown) >= 2 and all(word in words for word in shown), shown
 
 
 def test_a_word_is_shown_from_its_start_to_the_next(drive: Drive, server: RunningServer) -> None:
@@ -87,7 +82,7 @@ def test_a_word_is_shown_from_its_start_to_the_next(drive: Drive, server: Runnin
 def test_pasted_text_is_played_without_gaps(drive: Drive, server: RunningServer) -> None:
     async def test(page: Page) -> None:
         await open_page(page, server)
-        await page.call("Input.insertText", text="one two three four five six")
+        await page.insert("one two three four five six")
         await page.wait_until("window.level() > 0.05")
         await finish(page)
         heard = await pieces(page)
@@ -107,7 +102,7 @@ def test_escape_interrupts_speech_and_stream(drive: Drive, server: RunningServer
     async def test(page: Page) -> None:
         await open_page(page, server)
         aborted = server.metric('requests_success_total{finished_reason="abort"}')
-        await page.call("Input.insertText", text=LONG)
+        await page.insert(LONG)
         await page.wait_until("window.words.length > 2")
         await page.press("Escape")
         await until(lambda: server.num_streams == 0)
@@ -235,7 +230,7 @@ def test_the_page_fits_the_screen(drive: Drive, server: RunningServer, width: in
             await open_page(page, server)
             assert await page.run("document.documentElement.scrollWidth") <= width
             same = "['#text', '#mirror'].map((id) => document.querySelector(id).clientHeight)"
-            await page.call("Input.insertText", text=LONG)
+            await page.insert(LONG)
             heights = await page.run(same)
             assert heights[0] == heights[1] > 200  # the text and its words lie on each other
             await page.press("Escape")
@@ -308,7 +303,7 @@ def test_a_lost_connection_is_reported_and_opened_again(drive: Drive, engine: TT
     async def test(page: Page) -> None:
         with running_server(engine) as server:
             await open_page(page, server)
-            await page.call("Input.insertText", text=LONG)
+            await page.insert(LONG)
             await page.wait_until(SPEAKING)
         await page.wait_until(f"/connection|cannot be reached/.test({STATE})")
 

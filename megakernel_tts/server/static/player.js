@@ -3,6 +3,9 @@
 export const SAMPLE_RATE = 24_000;
 const START_DELAY = 960; // samples (40 ms) before the first chunk, for chunks that are delayed
 const FADE_S = 0.008; // at a stop, so that it does not click
+// Firefox holds the lock of its audio graph while it asks the sound server for the latency. If the
+// server's callback waits for that lock, the page never runs again.
+const KNOWS_LATENCY = !navigator.userAgent.includes("Firefox/");
 
 /**
  * A chunk in playback: its start by the clock of the context, and in the stream.
@@ -67,7 +70,7 @@ export class Player {
     };
     this.#pieces.push(piece);
     this.#durationS += samples.length / SAMPLE_RATE;
-    const delayS = piece.startS - context.currentTime + context.outputLatency;
+    const delayS = piece.startS - context.currentTime + this.#latencyS;
     return follows ? null : performance.now() + 1000 * delayS;
   }
 
@@ -89,10 +92,15 @@ export class Player {
     this.#sources.add(source);
   }
 
+  /** Seconds from the context to the loudspeaker, as far as they are known. */
+  get #latencyS() {
+    return KNOWS_LATENCY && this.#context ? this.#context.outputLatency : 0;
+  }
+
   /** Seconds of the stream that were heard; negative before the first sample. */
   get positionS() {
     if (!this.#context) return -1;
-    const nowS = this.#context.currentTime - this.#context.outputLatency;
+    const nowS = this.#context.currentTime - this.#latencyS;
     const piece = this.#pieces.findLast(({ startS }) => startS <= nowS);
     return piece ? piece.offsetS + Math.min(nowS, piece.endS) - piece.startS : -1;
   }
