@@ -1,9 +1,11 @@
 """What the fuzzers and the soak of the server share: odd values, reports, logged errors."""
 
+import asyncio
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +47,47 @@ class FuzzReport:
     failures: dict[str, str] = field(default_factory=dict[str, str])
     seconds: float = 0.0
     rss_growth_mb: float = 0.0
+
+
+class FuzzConnection(ABC):
+    """A connection to the server, and a task that reads all that it receives."""
+
+    def __init__(self, report: FuzzReport) -> None:
+        """Starts to read.
+
+        Args:
+            report: Counts what is received.
+        """
+        self._report = report
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for kind in self.received():
+            self._report.events[kind] += 1
+
+    @abstractmethod
+    def received(self) -> AsyncIterator[str]:
+        """The kinds of what is received, until the connection closes."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Ends the connection without a farewell."""
+
+    @abstractmethod
+    async def disconnect(self) -> None:
+        """Ends the connection properly, unless it has ended."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server has closed the connection."""
+        return self._reading.done()
+
+    async def close(self, *, abort: bool = False) -> None:
+        """Closes the connection, properly or not."""
+        if abort:
+            self.abort()
+        await self.disconnect()
+        await self._reading
 
 
 def change(rng: random.Random, fields: Mapping[str, Any]) -> dict[str, Any]:

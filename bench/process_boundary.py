@@ -21,11 +21,10 @@ import numpy as np
 from bench.report import write
 from bench.simulated_engine import SIMULATED_ENGINE
 from bench.simulation import simulated_tts
-from megakernel_tts import Sampling
+from megakernel_tts import LivePolicy, Sampling
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
-from megakernel_tts.server.streams import CHUNKS
 
 _FRAME_S = 0.005  # of the simulated engine
 _SLOTS = 16
@@ -41,7 +40,7 @@ async def open_session(engine: SpeechEngine, text: str | None) -> SpeechSession:
         "auto",
         None,
         sampling=Sampling(seed=0),
-        chunks=CHUNKS,
+        chunks=LivePolicy().chunks,
         speed=1.0,
         pronunciations={},
         text=text,

@@ -14,7 +14,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,8 @@ from schemathesis.specs.openapi.checks import (
 from tqdm import tqdm
 from websockets.typing import Subprotocol
 
-from bench.fuzzing import NO_MESSAGES, FuzzReport, change, errors_in, rss_mb
+from bench.cartesia import cartesia_message
+from bench.fuzzing import NO_MESSAGES, FuzzConnection, FuzzReport, change, errors_in, rss_mb
 from bench.report import write
 from bench.running_server import served, wait_until
 from bench.simulation import simulated_tts
@@ -59,17 +60,9 @@ _CLOSED_SHARE, _ABORTED_SHARE = 0.01, 0.01  # of the messages, after which the s
 _PORTION = 100  # messages, after which the sockets are read
 _RELEASE_TIMEOUT_S = 60.0
 
-_OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
-_CARTESIA = {
-    "model_id": "sonic-3",
-    "transcript": "One two. ",
-    "voice": {"mode": "id", "id": "ryan"},
-    "output_format": _OUTPUT,
-    "language": "en",
-    "add_timestamps": True,
-    "max_buffer_delay_ms": 0,
-    "seed": 1,
-}
+_CARTESIA = cartesia_message(
+    "One two. ", language="en", add_timestamps=True, max_buffer_delay_ms=0, seed=1
+)
 _ELEVENLABS = (
     "/v1/text-to-speech/ryan/{}?output_format=pcm_24000&auto_mode=true&inactivity_timeout=1"
 )
@@ -217,30 +210,31 @@ def random_message(rng: random.Random, kind: Socket) -> str | bytes:
     return json.dumps(message)
 
 
-class _Connection:
-    """A connection, and a task that reads all that it receives."""
+class _WebSocket(FuzzConnection):
+    """A WebSocket; see `FuzzConnection`."""
 
     def __init__(self, websocket: websockets.ClientConnection, report: FuzzReport) -> None:
-        self.websocket = websocket
-        self._report = report
-        self._reading = asyncio.create_task(self._read())
+        self._websocket = websocket
+        super().__init__(report)
 
-    async def _read(self) -> None:
+    async def received(self) -> AsyncIterator[str]:
+        """See `FuzzConnection`."""
         with suppress(websockets.ConnectionClosed):
-            async for data in self.websocket:
-                self._report.events[_kind_of(data)] += 1
+            async for data in self._websocket:
+                yield _kind_of(data)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the server has closed the connection."""
-        return self._reading.done()
+    async def send(self, message: str | bytes) -> None:
+        """Sends a message; does nothing once the connection is closed."""
+        with suppress(websockets.ConnectionClosed):
+            await self._websocket.send(message)
 
-    async def close(self, *, abort: bool = False) -> None:
-        """Closes the connection, properly or not."""
-        if abort:
-            self.websocket.transport.abort()
-        await self.websocket.close()
-        await self._reading
+    def abort(self) -> None:
+        """See `FuzzConnection`."""
+        self._websocket.transport.abort()
+
+    async def disconnect(self) -> None:
+        """See `FuzzConnection`."""
+        await self._websocket.close()
 
 
 def _kind_of(data: str | bytes) -> str:
@@ -266,17 +260,16 @@ async def send_messages(
         report: Counts the events.
     """
     subprotocols = [kind.subprotocol] if kind.subprotocol else None
-    sockets: list[_Connection] = []
+    sockets: list[_WebSocket] = []
     settled_mb = 0.0
     for i in tqdm(range(num_messages), disable=None):
         if len(sockets) < _NUM_SOCKETS:
             url = f"ws://{authority}{kind.path}"
             websocket = await websockets.connect(url, subprotocols=subprotocols)
-            sockets.append(_Connection(websocket, report))
+            sockets.append(_WebSocket(websocket, report))
             report.sockets += 1
         socket = rng.choice(sockets)
-        with suppress(websockets.ConnectionClosed):
-            await socket.websocket.send(random_message(rng, kind))
+        await socket.send(random_message(rng, kind))
         report.messages += 1
         draw = rng.random()
         if socket.closed or draw < _CLOSED_SHARE + _ABORTED_SHARE:

@@ -19,11 +19,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import websockets
 
+from bench.cartesia import cartesia_message
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
 from bench.simulated_server import simulated_server
@@ -38,13 +38,6 @@ _MAX_PAUSE_S = 4 * _FRAME_S  # before a request, which comes at any time of a fr
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
 
-def _message(context_id: str, **fields: Any) -> str:
-    """A message of Cartesia's WebSocket with a whole text."""
-    output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
-    message = {"context_id": context_id, "model_id": "sonic-3", "voice": "ryan"}
-    return json.dumps(message | {"transcript": _TEXT, "output_format": output} | fields)
-
-
 class _SocketClient:
     """Requests on one WebSocket."""
 
@@ -57,7 +50,7 @@ class _SocketClient:
         self._num_requests += 1
         context_id = str(self._num_requests)
         start_s = time.perf_counter()
-        await self._websocket.send(_message(context_id))
+        await self._websocket.send(json.dumps(cartesia_message(_TEXT, context_id=context_id)))
         while True:
             event = json.loads(await self._websocket.recv())
             if event["context_id"] == context_id and event["type"] == "chunk":
@@ -90,7 +83,7 @@ async def _speak_over_socket(authority: str) -> None:
     """
     async with websockets.connect(f"ws://{authority}/tts/websocket") as websocket:
         while True:
-            await websocket.send(_message("a"))
+            await websocket.send(json.dumps(cartesia_message(_TEXT, context_id="a")))
             while (event := json.loads(await websocket.recv()))["type"] != "done":
                 if event["type"] == "error":
                     raise RuntimeError(f"The server has refused speech: {event}")

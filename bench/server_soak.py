@@ -30,6 +30,7 @@ import websockets
 from tqdm import tqdm
 from websockets.typing import Subprotocol
 
+from bench.cartesia import cartesia_message
 from bench.fuzzing import errors_in, rss_mb
 from bench.report import write
 from bench.running_server import served, wait_until
@@ -160,11 +161,9 @@ class _Protocol:
 
 
 def _cartesia(context: str, text: str) -> list[_Message]:
-    output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
-    base: _Message = {"context_id": context, "model_id": "sonic-3", "voice": "ryan"}
-    base |= {"output_format": output, "add_timestamps": True}
-    start = base | {"transcript": text, "continue": True}
-    return [start, base | {"transcript": "", "continue": False}]
+    fields = {"context_id": context, "add_timestamps": True}
+    start = cartesia_message(text, **fields, **{"continue": True})
+    return [start, cartesia_message("", **fields, **{"continue": False})]
 
 
 def _elevenlabs(context: str, text: str) -> list[_Message]:

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 from tqdm import tqdm
 from wyoming.event import async_read_event
 
-from bench.fuzzing import NO_MESSAGES, FuzzReport, change, rss_mb
+from bench.fuzzing import NO_MESSAGES, FuzzConnection, FuzzReport, change, rss_mb
 
 _NUM_CONNECTIONS = 8
 _CLOSED_SHARE, _ABORTED_SHARE = 0.02, 0.02  # of the sequences, after which a connection is closed
@@ -58,26 +59,21 @@ def _frame(kind: str, data: dict[str, Any], payload: bytes) -> tuple[dict[str, A
     return {"type": kind, "version": "1.0"} | lengths, content + payload
 
 
-class _Connection:
-    """A connection, and a task that reads all that it receives."""
+class _Connection(FuzzConnection):
+    """A TCP connection; see `FuzzConnection`."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, report: FuzzReport
     ) -> None:
-        self._writer = writer
-        self._report = report
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reader, self._writer = reader, writer
+        super().__init__(report)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def received(self) -> AsyncIterator[str]:
+        """See `FuzzConnection`."""
         with suppress(OSError, EOFError):
-            while (event := await async_read_event(reader)) is not None:
+            while (event := await async_read_event(self._reader)) is not None:
                 code = event.data.get("code") if event.type == "error" else None
-                self._report.events[" ".join(filter(None, (event.type, code)))] += 1
-
-    @property
-    def closed(self) -> bool:
-        """Whether the server has closed the connection."""
-        return self._reading.done()
+                yield " ".join(filter(None, (event.type, code)))
 
     async def send(self, content: bytes) -> None:
         """Sends bytes; does nothing once the connection is closed."""
@@ -85,14 +81,15 @@ class _Connection:
             self._writer.write(content)
             await self._writer.drain()
 
-    async def close(self, *, abort: bool = False) -> None:
-        """Closes the connection, properly or not."""
-        if abort:
-            self._writer.transport.abort()
+    def abort(self) -> None:
+        """See `FuzzConnection`."""
+        self._writer.transport.abort()
+
+    async def disconnect(self) -> None:
+        """See `FuzzConnection`."""
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-        await self._reading
 
 
 async def send_events(

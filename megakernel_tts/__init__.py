@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         VoiceError,
     )
     from megakernel_tts.info import LANGUAGE_CODES, ModelInfo
+    from megakernel_tts.live import LivePolicy
     from megakernel_tts.sampling import Sampling
     from megakernel_tts.session import AudioChunk, ChunkPolicy, Finish, Session
     from megakernel_tts.speech import Speech
@@ -61,6 +62,7 @@ _MODULES = {  # module -> its public names
     "megakernel_tts.sampling": ("Sampling",),
     "megakernel_tts.session": ("AudioChunk", "ChunkPolicy", "Finish", "Session"),
     "megakernel_tts.info": ("LANGUAGE_CODES", "ModelInfo"),
+    "megakernel_tts.live": ("LivePolicy",),
     "megakernel_tts.speech": ("Speech",),
     "megakernel_tts.speed": ("check_speed",),
     "megakernel_tts.text.pronunciations": ("Pronunciations",),
@@ -78,6 +80,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "EngineClosedError",
     "Finish",
     "ForkedProcessError",
+    "LivePolicy",
     "MegakernelTTSError",
     "MissingExtraError",
     "ModelInfo",

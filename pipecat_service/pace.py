@@ -4,11 +4,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from megakernel_tts import LivePolicy
+
 _FRAME_S = 0.08  # of speech, for which the engine takes one token
 
 # Time without text that is a pause, unless the text arrives in parts at longer intervals: then 1.5
 # times the longest of the recent ones. An interval of the upper limit is no sign of the pace.
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.15, 0.5
+_LIVE = LivePolicy()
 _MIN_PAUSE_IN_GAP_S = 0.1  # while speech lacks audio, which more text would no longer prevent
 _PAUSE_INTERVALS = 1.5
 _TOLERANCE_S = 0.005  # within which the next part arrives in time
@@ -57,7 +59,7 @@ class WritingPace:
         if interval_s >= self.pause_s():
             self._started_s, self._num_words = now_s, 0
             num_words -= 1  # the first word took no time that is known
-        if interval_s < _MAX_PAUSE_S:
+        if interval_s < _LIVE.max_pause_s:
             self._add_interval(now_s, interval_s)
         self._latest_s = now_s
         self._num_words += num_words
@@ -102,10 +104,10 @@ class WritingPace:
             clause_ended: Whether the text ends with a clause, after which speech may pause as well.
             in_gap: Whether the speech of the text so far lacks audio.
         """
-        min_s = _MIN_PAUSE_IN_GAP_S if in_gap else _MIN_PAUSE_S
+        min_s = _MIN_PAUSE_IN_GAP_S if in_gap else _LIVE.min_pause_s
         if clause_ended or self._interval_s + _TOLERANCE_S < min_s:
             return min_s
-        return min(_PAUSE_INTERVALS * self._interval_s, _MAX_PAUSE_S)
+        return min(_PAUSE_INTERVALS * self._interval_s, _LIVE.max_pause_s)
 
     def until_pause_s(self, *, clause_ended: bool, in_gap: bool = False) -> float:
         """Seconds until the text pauses unless more arrives; 0 if it pauses.

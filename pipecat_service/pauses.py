@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pipecat.frames.frames import DataFrame
 from pipecat.processors.frame_processor import FrameProcessor
 
+from megakernel_tts import LivePolicy
 from pipecat_service.contexts import ContextState
 from pipecat_service.words import WordGroupAggregator
 
-_MIN_LEAD_S = 0.2  # of audio sent, at which speech is flushed
+_LIVE = LivePolicy()
 _MIN_TIMEOUT_S = 0.001  # a rounding error must not end the wait early again and again
 
 
@@ -89,7 +90,7 @@ class PauseWatch:
         if not (unfinished or words.holds_words):
             return float("inf")
         lead_s = self._lead_s(context)
-        until_s = max(words.until_pause_s(), lead_s - _MIN_LEAD_S)
+        until_s = max(words.until_pause_s(), lead_s - _LIVE.min_lead_s)
         if unfinished:
             until_s = min(until_s, max(words.until_pause_s(in_gap=True), lead_s))
         return until_s
@@ -104,4 +105,4 @@ class PauseWatch:
         speech = context.speech if context is not None else None
         if speech is None or not (speech.unfinished and words.pace.slow and words.phrase_starts):
             return float("inf")
-        return max(speech.until_settled_s, self._lead_s(context) - _MIN_LEAD_S)
+        return max(speech.until_settled_s, self._lead_s(context) - _LIVE.min_lead_s)

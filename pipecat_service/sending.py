@@ -5,20 +5,21 @@ import asyncio
 from pipecat.frames.frames import TTSAudioRawFrame
 from pipecat.services.tts_service import TTSService
 
+from megakernel_tts import LivePolicy
 from pipecat_service.audio import silence
 from pipecat_service.contexts import ContextState
 from pipecat_service.playhead import Playhead
 from pipecat_service.speech import OutputChunk
 from pipecat_service.words import unspaced
 
-_MAX_LEAD_S = 1.5  # audio sent before it is played, which a barge-in discards
+_LIVE = LivePolicy()
 _POLL_INTERVAL_S = 0.1  # between two looks at the playhead
 _MIN_SLEEP_S = 0.001  # a rounding error is too short for a clock
 _PLACEHOLDER_S = 0.02  # silence in place of speech for text without words
 
 
 class AudioSender:
-    """Sends audio as it is made, up to `_MAX_LEAD_S` before it is played."""
+    """Sends audio as it is made, up to `LivePolicy.max_lead_s` before it is played."""
 
     def __init__(self, service: TTSService, playhead: Playhead) -> None:
         """Sends through the audio contexts of a service.
@@ -74,5 +75,5 @@ class AudioSender:
     async def wait_for_playback(self, context: ContextState) -> None:
         """Waits while as much audio as is allowed was sent and not yet played."""
         # There is no event for the progress or the interruption of playback.
-        while (early_s := self.lead_s(context) - _MAX_LEAD_S) > 0:  # noqa: ASYNC110
+        while (early_s := self.lead_s(context) - _LIVE.max_lead_s) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(max(early_s, _MIN_SLEEP_S), _POLL_INTERVAL_S))

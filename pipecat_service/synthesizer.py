@@ -8,14 +8,12 @@ from functools import partial
 
 from pipecat.utils.types import assert_given
 
-from megakernel_tts import TTS, ChunkPolicy, EngineClosedError, Session, Voice
+from megakernel_tts import TTS, EngineClosedError, LivePolicy, Session, Voice
 from pipecat_service.errors import ColdEngineError
 from pipecat_service.loading import shared_engine
 from pipecat_service.settings import MegakernelTTSSettings, SettingsCheck
 
-# Frames made before they are sent: 1 s. With the audio that is sent before it is played, it is the
-# delay of a busy engine that playback tolerates.
-CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)
+_LIVE = LivePolicy()
 
 
 class EngineSynthesizer:
@@ -107,7 +105,7 @@ class EngineSynthesizer:
             assert_given(settings.instruct),
             "streaming",
             assert_given(settings.sampling),
-            CHUNKS,
+            _LIVE.chunks,
             speed=assert_given(settings.speed) or 1.0,
             pronunciations=assert_given(settings.pronunciations),
         )

@@ -10,10 +10,10 @@ from megakernel_tts import TTS, ChunkPolicy, Pronunciations, Session, Speech, ch
 
 NAMES = {
     "LANGUAGE_CODES", "TTS", "AudioChunk", "CheckpointError", "ChunkPolicy", "EngineBusyError",
-    "EngineClosedError", "Finish", "ForkedProcessError", "MegakernelTTSError", "MissingExtraError",
-    "ModelInfo", "PronunciationError", "Pronunciations", "ReferenceAudioError", "Sampling",
-    "SamplingError", "Session", "Speech", "SpeedError", "SynthesisError", "TextError", "Voice",
-    "VoiceError", "Word", "WrittenWord", "audible", "check_speed", "split_words",
+    "EngineClosedError", "Finish", "ForkedProcessError", "LivePolicy", "MegakernelTTSError",
+    "MissingExtraError", "ModelInfo", "PronunciationError", "Pronunciations", "ReferenceAudioError",
+    "Sampling", "SamplingError", "Session", "Speech", "SpeedError", "SynthesisError", "TextError",
+    "Voice", "VoiceError", "Word", "WrittenWord", "audible", "check_speed", "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"

@@ -32,6 +32,7 @@ RULES: dict[str, set[str]] = {
     "backends": {"errors", "kernels", "model", "sampling"},
     "process": {"errors"},
     "session": {"align", "checks", "errors", "process", "text"},
+    "live": {"session"},
     "speed": {"errors"},
     "speech": {"align", "audio", "errors", "session"},
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}

@@ -247,16 +247,11 @@ def _log_configuration(configured: Mapping[str, Setting], settings: "ServerSetti
 
 def _settings(options: argparse.Namespace) -> "ServerSettings":
     from megakernel_tts.server.serving import is_loopback
-    from megakernel_tts.server.settings import read_settings
+    from megakernel_tts.server.settings import check_access, read_settings
 
-    if options.api_key_file and options.no_auth:
-        raise UsageError("--api-key-file and --no-auth contradict each other; give one of them")
-    if not (options.api_key_file or options.no_auth or is_loopback(options.host)):
-        raise UsageError(
-            f"other machines reach {options.host}; give --api-key-file with keys, or --no-auth if "
-            "all of them may use this server"
-        )
+    reached = None if is_loopback(options.host) else options.host
     try:
+        check_access(reached, keys=options.api_key_file is not None, no_auth=options.no_auth)
         return read_settings(
             api_key_file=options.api_key_file,
             voice=options.voice,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from megakernel_tts import Finish, split_words
+from megakernel_tts import Finish, LivePolicy, split_words
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS
 from megakernel_tts.server.reports import Caller
@@ -19,8 +19,7 @@ _log = logging.getLogger("megakernel_tts.server")
 
 MAX_PAUSE_S = 3.0  # without text, after which the text so far is spoken to its end
 
-_CLAUSE_PAUSE_S, _WORD_PAUSE_S = 0.15, 0.5  # without text, after a clause and within one
-_MIN_LEAD_S = 0.2  # of audio, at which text that pauses is flushed
+_LIVE = LivePolicy()
 _MAX_WORD_CHARACTERS = 100  # at the end of the text, which are searched for a clause's end
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*$")
 
@@ -191,7 +190,7 @@ class LiveSpeech(Generic[L]):
         with suppress(TimeoutError):
             async with asyncio.timeout(max_pause_s):
                 await asyncio.sleep(_pause_s(self._text, max_pause_s))
-                await stream.playback.wait_until_lead(_MIN_LEAD_S)
+                await stream.playback.wait_until_lead(_LIVE.min_lead_s)
         stream.flush()
 
     async def end(self) -> None:
@@ -277,7 +276,7 @@ def _pause_s(text: str, max_pause_s: float) -> float:
     words = split_words(text[-_MAX_WORD_CHARACTERS:])
     if text[-1:].isalnum() or (words and words[-1].in_tag):
         return max_pause_s
-    return _CLAUSE_PAUSE_S if words and words[-1].ends_clause else _WORD_PAUSE_S
+    return _LIVE.min_pause_s if words and words[-1].ends_clause else _LIVE.max_pause_s
 
 
 def _count_words(text: str) -> int:

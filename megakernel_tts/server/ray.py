@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
 from megakernel_tts.server.logs import LogFormat, configure_logging
-from megakernel_tts.server.settings import read_settings
+from megakernel_tts.server.settings import check_access, read_settings
 
 _LOAD = "streams_per_slot"  # name of the metric that replicas report
 # A WebSocket is one of Ray's requests for as long as it is open, and Ray lets more of them wait
@@ -59,11 +59,7 @@ class ReplicaOptions(BaseModel):
         Raises:
             ValueError: Neither or both of `api-key-file` and `no-auth` are given.
         """
-        if (self.api_key_file is None) != self.no_auth:
-            raise ValueError(
-                "Other machines reach the replicas; give api-key-file with keys, or no-auth if all "
-                "of them may use this server."
-            )
+        check_access("the replicas", keys=self.api_key_file is not None, no_auth=self.no_auth)
 
 
 class _RequestIds:

@@ -43,6 +43,26 @@ class ServerSettings:
             raise ValueError(f"queue_timeout_s is {self.queue_timeout_s}; it must be above 0.")
 
 
+def check_access(reached: str | None, *, keys: bool, no_auth: bool) -> None:
+    """Checks that clients need keys, or that it was said that they need none.
+
+    Args:
+        reached: What other machines reach, such as a host; None if they do not reach the server.
+        keys: Whether there are keys (the option `api-key-file`).
+        no_auth: Whether clients need none (the option `no-auth`).
+
+    Raises:
+        ValueError: Both options contradict each other, or one of them is missing.
+    """
+    if keys and no_auth:
+        raise ValueError("api-key-file and no-auth contradict each other; give one of them")
+    if reached is not None and not (keys or no_auth):
+        raise ValueError(
+            f"other machines reach {reached}; give api-key-file with keys, or no-auth if all of "
+            "them may use this server"
+        )
+
+
 def read_settings(
     *,
     api_key_file: Path | None,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from megakernel_tts import (
     AudioChunk,
     Finish,
+    LivePolicy,
     MegakernelTTSError,
     Pronunciations,
     Sampling,
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 SECONDS_PER_CHARACTER = 0.07  # of ordinary speech, where only the starts of words are known
 
-# With the frames that the engine makes before they are sent, at most 3 s: what an interruption
-# discards.
-_MAX_LEAD_S = 1.5  # audio of a paced stream that is sent before it is played
+_LIVE = LivePolicy()
 
 _FINISHED_REASONS = {"eos": "stop", "length": "length", "guard": "length"}
 
@@ -217,7 +216,7 @@ class SpeechStream:
             return
         words, self._pending_words = self._pending_words, ()
         if self._request.paced:
-            await self.playback.wait_until_lead(_MAX_LEAD_S)
+            await self.playback.wait_until_lead(_LIVE.max_lead_s)
         if audio and self.waiting:
             self._reporter.first_audio(self.report, self._session.slot_wait_s)
         seconds = self._encoder.seconds - self.report.audio_s

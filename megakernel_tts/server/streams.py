@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from megakernel_tts import ChunkPolicy, MegakernelTTSError, Sampling
+from megakernel_tts import LivePolicy, MegakernelTTSError, Sampling
 from megakernel_tts.server.cloning import VoiceCloner
 from megakernel_tts.server.engine import SpeechEngine, SpeechSession
 from megakernel_tts.server.errors import RequestError, overload_error, request_error
@@ -20,7 +20,7 @@ from megakernel_tts.server.voices import Catalog
 if TYPE_CHECKING:
     from megakernel_tts.server.tracing import Tracing
 
-CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # at most 12 frames (1 s) before they are sent
+_LIVE = LivePolicy()
 
 
 class SpeechStreams:
@@ -172,7 +172,7 @@ class SpeechStreams:
             request.language,
             request.instruct,
             sampling=request.sampling,
-            chunks=CHUNKS,
+            chunks=_LIVE.chunks,
             speed=request.speed,
             pronunciations=pronunciations,
             text=request.text,

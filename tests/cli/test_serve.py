@@ -171,7 +171,7 @@ def test_traces_need_the_extra(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "--no-auth"),
+        (["--host", "0.0.0.0"], "reach 0.0.0.0; give api-key-file"),
         (["--api-key-file", "{keys}", "--no-auth"], "contradict"),
         (["--max-queue", "-1"], "max_queue"),
         (["--voice", "anna"], "NAME=FILE"),

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bench.simulation import simulated_tts
-from megakernel_tts import TTS, EngineClosedError, Voice, VoiceError
+from megakernel_tts import TTS, EngineClosedError, LivePolicy, Voice, VoiceError
 from pipecat_service import ColdEngineError
 from pipecat_service.settings import MegakernelTTSSettings, default_settings
-from pipecat_service.synthesizer import CHUNKS, EngineSynthesizer
+from pipecat_service.synthesizer import EngineSynthesizer
 
 
 def settings(**given: Any) -> MegakernelTTSSettings:
@@ -57,5 +57,5 @@ def test_cloned_voices_are_found_by_name_and_prepared_on_another_thread(
     ((thread, args, keywords),) = calls
     assert keywords == {"speed": 1.0, "pronunciations": {"a": "b"}}
     expected = voice if cloned else "ryan"
-    assert args == (expected, "auto", " ", "streaming", None, CHUNKS)
+    assert args == (expected, "auto", " ", "streaming", None, LivePolicy().chunks)
     assert (thread is not threading.main_thread()) == cloned

@@ -12,6 +12,7 @@ import numpy as np
 import websockets
 from numpy.typing import NDArray
 
+from bench.cartesia import cartesia_message
 from bench.running_server import served, wait_until
 from megakernel_tts import TTS
 from megakernel_tts.server.app import Server
@@ -102,18 +103,8 @@ class Client:
 
     async def send(self, context_id: str, text: str, **fields: Any) -> None:
         """Sends a message of a context."""
-        message: dict[str, Any] = {
-            "context_id": context_id,
-            "model_id": "sonic-3",
-            "transcript": text,
-            "voice": {"mode": "id", "id": "ryan"},
-            "output_format": {
-                "container": "raw",
-                "encoding": "pcm_s16le",
-                "sample_rate": 24_000,
-            },
-        }
-        await self.websocket.send(json.dumps(message | fields))
+        message = cartesia_message(text, context_id=context_id, **fields)
+        await self.websocket.send(json.dumps(message))
 
     async def cancel(self, context_id: str) -> None:
         """Cancels a context."""

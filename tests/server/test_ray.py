@@ -70,7 +70,7 @@ def test_options_are_those_of_the_command() -> None:
     ("args", "message"),
     [
         ({}, "give api-key-file"),
-        ({"no-auth": True, "api-key-file": "keys.toml"}, "give api-key-file"),
+        ({"no-auth": True, "api-key-file": "keys.toml"}, "contradict"),
         ({"no-auth": True, "max_queue": 3}, "max_queue"),
         ({"no-auth": True, "slots": "many"}, "slots"),
     ],

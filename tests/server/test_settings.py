@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from megakernel_tts.server.settings import ServerSettings
+from megakernel_tts.server.settings import ServerSettings, check_access
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,16 @@ from megakernel_tts.server.settings import ServerSettings
 def test_invalid_limits_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         ServerSettings(**fields)
+
+
+@pytest.mark.parametrize("reached", [None, "0.0.0.0"])
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("no_auth", [False, True])
+def test_other_machines_need_keys_or_an_explicit_permission(
+    reached: str | None, keys: bool, no_auth: bool
+) -> None:
+    if (keys and no_auth) or (reached and not (keys or no_auth)):
+        with pytest.raises(ValueError, match="contradict" if keys else reached):
+            check_access(reached, keys=keys, no_auth=no_auth)
+    else:
+        check_access(reached, keys=keys, no_auth=no_auth)

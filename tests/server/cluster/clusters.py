@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 
 from bench.simulated_engine import SIMULATED_ENGINE
-from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Voice
+from megakernel_tts import AudioChunk, ChunkPolicy, Finish, LivePolicy, Sampling, Voice
 from megakernel_tts.server.cluster.client import EngineClient
 from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 from megakernel_tts.server.cluster.placement import Placement
@@ -20,7 +20,7 @@ from tests.fakes import TIMEOUT_S
 TEXT = "Hello there, my friend. "
 LONG_TEXT = TEXT * 45  # more characters than are tokenised on an event loop's thread
 FRAME_S = "0.001"  # the simulated model's name is the time of a frame
-CHUNKS = ChunkPolicy(first=1, largest=4, ahead=12)  # as the server's
+CHUNKS = LivePolicy().chunks
 SAMPLING = Sampling(seed=1)
 TWO_PLACES = [Placement(f"cpu:{i}", "cpu", {"OMP_NUM_THREADS": "1"}) for i in range(2)]
 
