@@ -15,8 +15,9 @@ from megakernel_tts.server.fields import (
     voice_name,
 )
 from megakernel_tts.server.http import base64_text
-from megakernel_tts.server.speech_stream import SECONDS_PER_CHARACTER, SpeechChunk, SpeechRequest
+from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
 from megakernel_tts.server.streams import SpeechStreams
+from megakernel_tts.server.word_times import word_ends
 
 _SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}  # of earlier versions
 _PARTIAL = 206  # status code of an event
@@ -119,18 +120,13 @@ def chunk_event(chunk: SpeechChunk, step_ms: float, *, details: bool = False) ->
 def timestamps_event(words: Sequence[Word], *, details: bool = False) -> dict[str, Any]:
     """The event with words that begin in the next chunk.
 
-    The end of a word is the start of the next one, or an estimate from its length while that is
-    unknown.
-
     Args:
         words: The words.
         details: Whether to add which starts are estimates.
     """
     starts = [word.start for word in words]
-    last = words[-1]
-    estimate = round(last.start + SECONDS_PER_CHARACTER * len(last.text), 3)
     texts = [word.text for word in words]
-    times: dict[str, Any] = {"words": texts, "start": starts, "end": [*starts[1:], estimate]}
+    times: dict[str, Any] = {"words": texts, "start": starts, "end": word_ends(words)}
     if details:
         times["estimated"] = [word.estimated for word in words]
     return _event("timestamps", word_timestamps=times)

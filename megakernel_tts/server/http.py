@@ -147,6 +147,9 @@ class SpeechResponse(Response):
 
     An error before that is raised, and becomes a reply of its own. The client's disconnection stops
     the stream.
+
+    Attributes:
+        body: Encodes the reply.
     """
 
     def __init__(self, stream: SpeechStream, body: AudioBody, headers: Mapping[str, str]) -> None:
@@ -155,8 +158,8 @@ class SpeechResponse(Response):
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
+        self.body = body
         self._stream = stream
-        self._body = body
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,26 +171,35 @@ class SpeechResponse(Response):
 
     async def _deliver(self, send: Send) -> None:
         async def send_chunk(chunk: SpeechChunk) -> None:
-            await self._send(send, self._body.encode(chunk))
+            await self.send_audio(send, chunk)
 
         try:
             finish = await self._stream.deliver(send_chunk)
         except RequestError as error:
             if not self._started:
                 raise
-            if report := self._body.fail(error):
-                await self._send(send, report, last=True)
+            if report := self.body.fail(error):
+                await self.send_part(send, report, last=True)
         except SlowClientError:
             pass  # an incomplete reply ends the connection
         else:
-            await self._send(send, self._body.end(finish, self._stream.num_frames), last=True)
+            await self.send_end(send, self.body.end(finish, self._stream.num_frames))
 
-    async def _send(self, send: Send, part: bytes, *, last: bool = False) -> None:
+    async def send_audio(self, send: Send, chunk: SpeechChunk) -> None:
+        """Sends a chunk."""
+        await self.send_part(send, self.body.encode(chunk))
+
+    async def send_end(self, send: Send, part: bytes) -> None:
+        """Sends the last part."""
+        await self.send_part(send, part, last=True)
+
+    async def send_part(self, send: Send, part: bytes, *, last: bool = False) -> None:
+        """Sends a part of the body, the first one with the headers."""
         if not self._started:
             self._started = True
             start: Message = {"type": "http.response.start", "status": self.status_code}
             await send(start | {"headers": self.raw_headers})
-            part = self._body.begin() + part
+            part = self.body.begin() + part
         await send({"type": "http.response.body", "body": part, "more_body": not last})
 
 

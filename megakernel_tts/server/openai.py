@@ -26,6 +26,7 @@ from megakernel_tts.server.openai_voices import VoiceEndpoints
 from megakernel_tts.server.reports import Caller
 from megakernel_tts.server.speech_stream import SpeechChunk
 from megakernel_tts.server.streams import SpeechStreams
+from megakernel_tts.server.word_times import TimedSpeechResponse, describe_words
 
 _ERROR_TYPES = {429: "rate_limit_error"}
 
@@ -53,14 +54,16 @@ class OpenAI:
         caller = Caller.of(request.scope, "openai")
         fields = await read_object(request, max_body_bytes(self._streams))
         wants_events = _wants_events(fields, request)
+        wants_words = get_field(fields, "word_timestamps", bool, False)
         speech, media_type = await speech_request(fields, self._streams, caller)
         if wants_events:
-            body: AudioBody = _EventBody(len(speech.text or ""))
+            body: AudioBody = _EventBody(len(speech.text or ""), words=wants_words)
         else:
             body = RawBody(speech.audio_format, media_type, wav=media_type == WAV)
         headers = {"X-Sample-Rate": str(speech.audio_format.sample_rate)}
-        stream = await self._streams.open(speech, caller)
-        return SpeechResponse(stream, body, headers)
+        held = wants_words and not wants_events  # until the header has all words
+        reply = TimedSpeechResponse if held else SpeechResponse
+        return reply(await self._streams.open(speech, caller), body, headers)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._describe()]})
@@ -94,8 +97,15 @@ class _EventBody:
 
     media_type = "text/event-stream"
 
-    def __init__(self, num_characters: int) -> None:
+    def __init__(self, num_characters: int, *, words: bool) -> None:
+        """Prepares the events.
+
+        Args:
+            num_characters: Length of the text.
+            words: Whether events have the words that begin in their audio.
+        """
         self._num_characters = num_characters
+        self._words = words
 
     def begin(self) -> bytes:
         """See `AudioBody`."""
@@ -103,9 +113,11 @@ class _EventBody:
 
     def encode(self, chunk: SpeechChunk) -> bytes:
         """See `AudioBody`."""
-        if not chunk.audio:
+        words = chunk.words if self._words else ()
+        if not (chunk.audio or words):
             return b""
-        return _event({"type": "speech.audio.delta", "audio": base64_text(chunk.audio)})
+        data: dict[str, object] = {"type": "speech.audio.delta", "audio": base64_text(chunk.audio)}
+        return _event(data | ({"timestamps": describe_words(words)} if words else {}))
 
     def end(self, finish: Finish, num_frames: int) -> bytes:
         """See `AudioBody`; the usage counts characters and frames."""

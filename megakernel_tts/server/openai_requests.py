@@ -100,7 +100,7 @@ async def _voice(
 
 def _reference(fields: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
     """The recording in a request, its transcript, and the field that holds the recording."""
-    recording = get_field(fields, "ref_audio", str, None)
+    recording = _single_recording(fields)
     transcript = get_field(fields, "ref_text", str, None)
     references = get_field(fields, "references", list, None)
     if references is None:
@@ -116,6 +116,20 @@ def _reference(fields: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
         )
     recording = get_field(references[0], "audio_path", str, "")
     return recording, get_field(references[0], "text", str, None), "references[0].audio_path"
+
+
+def _single_recording(fields: Mapping[str, Any]) -> str | None:
+    """The field `ref_audio`: a recording, or an array of one."""
+    value = fields.get("ref_audio")
+    if not isinstance(value, list):
+        return get_field(fields, "ref_audio", str, None)
+    if len(value) != 1 or not isinstance(value[0], str):
+        raise RequestError(
+            "ref_audio must be one recording, because a voice is cloned from one; cut several into "
+            "one file.",
+            parameter="ref_audio",
+        )
+    return value[0]
 
 
 def _audio_format(fields: Mapping[str, Any]) -> tuple[AudioFormat, str]:

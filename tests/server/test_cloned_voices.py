@@ -133,6 +133,18 @@ def test_a_recording_in_the_request_is_the_voice(
     assert listed(base_server)["voices"] == []
 
 
+def test_a_recording_may_be_the_only_one_of_an_array(base_server: RunningServer) -> None:
+    reply = speak(base_server, ref_audio=[as_base64(RECORDING)], ref_text=TRANSCRIPT)
+    assert_same(pcm_of(reply), expected(base_server.tts, TRANSCRIPT))
+
+
+@pytest.mark.parametrize("recordings", [[], 2 * [as_base64(RECORDING)], [None], [["YQ=="]]])
+def test_other_arrays_of_recordings_are_refused(
+    base_server: RunningServer, recordings: list[Any]
+) -> None:
+    assert error_of(speak(base_server, ref_audio=recordings))["param"] == "ref_audio"
+
+
 @pytest.mark.parametrize("text", [None, TRANSCRIPT])
 def test_references_hold_the_recording_and_its_transcript(
     base_server: RunningServer, text: str | None
@@ -248,7 +260,8 @@ def test_a_repeated_recording_is_cloned_once(
         ("data:audio/wav;base64,a", "no valid base64"),
         (as_base64(b"no audio at all!"), "not readable as audio"),
         (as_base64(audio_file(0.1)), "at least 0.5 s"),
-        (["https://example.com/a.wav"], "must be a string"),
+        (["https://example.com/a.wav"], "Other URLs and paths are not read"),
+        ({"url": "a"}, "must be a string"),
     ],
 )
 def test_other_references_are_refused(
