@@ -58,7 +58,7 @@ _CASES_OF_A_TEST = 500
 _NUM_SOCKETS = 8
 _CLOSED_SHARE, _ABORTED_SHARE = 0.01, 0.01  # of the messages, after which the socket is closed
 _PORTION = 100  # messages, after which the sockets are read
-_RELEASE_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # of a reply, of a handshake, and until all streams have ended
 
 _CARTESIA = cartesia_message(
     "One two. ", language="en", add_timestamps=True, max_buffer_delay_ms=0, seed=1
@@ -154,7 +154,7 @@ def send_requests(url: str, num_cases: int, seed: int, report: FuzzReport) -> No
     with requests.Session() as session, tqdm(total=num_cases, disable=None) as progress:
 
         def send(case: schemathesis.Case) -> None:
-            response = case.call(base_url=url, session=session)
+            response = case.call(base_url=url, session=session, timeout=_TIMEOUT_S)
             report.http[response.status_code] += 1
             progress.update()
             if response.status_code == _REFUSED and "Retry-After" in response.headers:
@@ -265,7 +265,9 @@ async def send_messages(
     for i in tqdm(range(num_messages), disable=None):
         if len(sockets) < _NUM_SOCKETS:
             url = f"ws://{authority}{kind.path}"
-            websocket = await websockets.connect(url, subprotocols=subprotocols)
+            websocket = await websockets.connect(
+                url, subprotocols=subprotocols, open_timeout=_TIMEOUT_S
+            )
             sockets.append(_WebSocket(websocket, report))
             report.sockets += 1
         socket = rng.choice(sockets)
@@ -312,13 +314,13 @@ def fuzz(tts: TTS, num_requests: int, num_messages: int, seed: int = 0) -> FuzzR
 def _check(server: Server, tts: TTS, url: str, report: FuzzReport) -> None:
     """Checks that the server is as before."""
     try:
-        wait_until(lambda: server.streams.num_open == 0, _RELEASE_TIMEOUT_S)
+        wait_until(lambda: server.streams.num_open == 0, _TIMEOUT_S)
     except TimeoutError:
         report.failures["streams stay open"] = str(server.streams.num_open)
     if 'finished_reason="error"' in (text := server.streams.metrics.text()):
         report.failures["speech failed"] = text
     body = {"input": _TEXT, "response_format": "pcm"}
-    reply = requests.post(f"{url}/v1/audio/speech", json=body, timeout=_RELEASE_TIMEOUT_S)
+    reply = requests.post(f"{url}/v1/audio/speech", json=body, timeout=_TIMEOUT_S)
     if reply.content != tts.say(_TEXT).pcm.tobytes():
         report.failures["speech differs afterwards"] = f"status {reply.status_code}"
 

@@ -5,7 +5,7 @@ import httpx
 import numpy as np
 from cartesia import AsyncCartesia, Cartesia
 
-from tests.server.running import TEXT, RunningServer
+from tests.server.running import TEXT, RunningServer, words_of
 
 PCM = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
 REQUEST = {"model_id": "sonic-3", "transcript": TEXT, "voice": {"mode": "id", "id": "ryan"}}
@@ -37,9 +37,7 @@ def test_events_are_words_audio_and_done(server: RunningServer) -> None:
     data = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: ")]
     assert names == [event["type"] for event in data]
     assert names[0] == "timestamps" and names[-1] == "done"
-    assert [word for e in data for word in e.get("word_timestamps", {}).get("words", [])] == [
-        "Hello", "there,", "my", "friend.",
-    ]  # fmt: skip
+    assert words_of(data) == [(word.text, word.start) for word in server.tts.say(TEXT).words]
 
 
 def test_errors_have_cartesias_format(server: RunningServer) -> None:
@@ -51,11 +49,11 @@ def test_errors_have_cartesias_format(server: RunningServer) -> None:
 
 
 def test_the_cartesia_client_speaks_over_a_socket(server: RunningServer) -> None:
-    async def speak() -> tuple[bytes, list[str]]:
+    async def speak() -> tuple[bytes, list[tuple[str, float]]]:
         client = AsyncCartesia(
             api_key="none", base_url=server.url, websocket_base_url=f"ws://{server.authority}"
         )
-        audio, words = b"", list[str]()
+        audio, words = b"", list[tuple[str, float]]()
         async with client.tts.websocket_connect() as connection:
             context = connection.context(
                 model_id="sonic-3",
@@ -70,10 +68,11 @@ def test_the_cartesia_client_speaks_over_a_socket(server: RunningServer) -> None
                 if event.type == "chunk":
                     audio += event.audio or b""
                 elif event.type == "timestamps" and event.word_timestamps is not None:
-                    words += event.word_timestamps.words
+                    times = event.word_timestamps
+                    words += zip(times.words, times.start, strict=True)
         await client.close()
         return audio, words
 
     audio, words = asyncio.run(speak())
     assert np.array_equal(np.frombuffer(audio, "<i2"), server.speech())
-    assert words == ["Hello", "there,", "my", "friend."]
+    assert words == [(word.text, word.start) for word in server.tts.say(TEXT).words]

@@ -10,7 +10,7 @@ import pytest
 import websockets
 
 from bench.simulation import simulated_tts, words_in_audio
-from megakernel_tts import TTS
+from megakernel_tts import TTS, LivePolicy
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.speech_stream import SpeechStream
 from tests.fakes import TIMEOUT_S
@@ -432,7 +432,8 @@ def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
     engine: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 0.3)
-    monkeypatch.setattr("megakernel_tts.server.speech_stream._MAX_LEAD_S", 1e9)
+    policy = LivePolicy(max_lead_s=1e9)  # is sent as fast as the client reads
+    monkeypatch.setattr("megakernel_tts.server.speech_stream._LIVE", policy)
 
     async def act(server: RunningServer) -> None:
         async with connected(server, max_queue=1) as idle, connected(server) as client:
