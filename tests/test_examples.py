@@ -1,6 +1,7 @@
 """The examples, run as commands, with a local endpoint for the language model."""
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -279,8 +280,9 @@ def test_livekit_agent_speaks_the_endpoints_answer(
             assert isinstance(session.tts, cartesia.TTS)
             session.tts._session = http  # which LiveKit's worker provides otherwise
             loudspeaker = session.output.audio = Loudspeaker()
-            await session.start(Agent(instructions=livekit_agent.INSTRUCTION))
-            await session.generate_reply(user_input="Hi.")
+            async with session.tts:  # closes its WebSockets, which the session does not
+                await session.start(Agent(instructions=livekit_agent.INSTRUCTION))
+                await session.generate_reply(user_input="Hi.")
             return loudspeaker.pcm, session.history.messages()[-1].text_content
 
     with simulated_tts(num_slots=2, frame_seconds=0.001) as tts:
@@ -288,6 +290,7 @@ def test_livekit_agent_speaks_the_endpoints_answer(
         with running_server(tts, LOCKED) as server:
             monkeypatch.setenv("MEGAKERNEL_TTS_URL", server.url)
             pcm, text = asyncio.run(answer())
+    gc.collect()  # a connection that was not closed fails this test, not a later one
     assert text == ANSWER
     assert words_in_audio(np.frombuffer(pcm, "<i2")) == [*range(8), *range(4)]  # of two sentences
     ((path, content),) = Completions.requests
