@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import megakernel_stt
 import megakernel_tts
 
 ROOT = Path(__file__).parent.parent
@@ -231,13 +232,16 @@ def test_engine_modules_do_not_import_clients(file: Path) -> None:
     assert not {name.split(".")[0] for name in imported(file)} & clients
 
 
-PUBLIC = {NAME} | {f"{NAME}.{name}" for name in megakernel_tts.__all__}
+PUBLIC = {
+    *(NAME, *(f"{NAME}.{name}" for name in megakernel_tts.__all__)),
+    *(STT.name, *(f"{STT.name}.{name}" for name in megakernel_stt.__all__)),
+}
 
 
 @pytest.mark.parametrize("file", SERVICE, ids=module_of)
 def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     names = imported(file)
-    assert {name for name in names if name.split(".")[0] == NAME} <= PUBLIC
+    assert {name for name in names if name.split(".")[0] in (NAME, STT.name)} <= PUBLIC
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
 
 
