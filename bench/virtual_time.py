@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from pipecat.clocks.base_clock import BaseClock
 
-from megakernel_tts.engine.wakeup import Wakeup
+from megakernel_common.wakeup import Wakeup
 
 T = TypeVar("T")
 

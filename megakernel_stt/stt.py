@@ -9,6 +9,10 @@ from itertools import chain, islice
 
 import torch
 
+from megakernel_common.checks import check_type
+from megakernel_common.devices import pick_device
+from megakernel_common.errors import EngineClosedError
+from megakernel_common.process import check_torch, watch_forks
 from megakernel_stt.audio import Wav, read_blocks
 from megakernel_stt.engine.engine import Engine
 from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
@@ -21,10 +25,6 @@ from megakernel_stt.network.features import mel_filters
 from megakernel_stt.network.transducer import Transducer
 from megakernel_stt.session import EventQueue, Final, Inbox, Session
 from megakernel_stt.transcript import Transcript
-from megakernel_tts.backends.select import pick_device
-from megakernel_tts.checks import check_type
-from megakernel_tts.errors import EngineClosedError
-from megakernel_tts.process import check_torch, watch_forks
 
 watch_forks()
 _log = logging.getLogger("megakernel_stt")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Library
 
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.fields import read_text
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import read_text
 
 SPACE = "▁"  # of SentencePiece: the beginning of a word
 

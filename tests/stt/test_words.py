@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Library
 
+from megakernel_common.errors import CheckpointError
 from megakernel_stt import Token, Transcript
 from megakernel_stt.network.transducer import Emission
 from megakernel_stt.text.tokenizer import Tokenizer
 from megakernel_stt.text.words import TokenReader
-from megakernel_tts.errors import CheckpointError
 from tests.stt.conftest import LoadModel, MakeCheckpoint
 
 PIECES = ["<unk>", "▁a", "b", ".", "<0xC3>", "<0xA9>", "▁", "<en-US>", "</s>", "<de-DE>"]
