@@ -77,6 +77,7 @@ STT_RULES: dict[str, set[str]] = {
     "session": {"audio", "errors", "transcript"},
     "engine": {"audio", "errors", "model", "network", "session", "text.words", "transcript"},
     "stt": {"audio", "engine", "errors", "model", "network", "session", "transcript"},
+    "comparison": {"audio", "errors", "model", "stt", "text"},
 }
 
 # Checkpoints with random weights hold the codec's tensors as well.
@@ -196,7 +197,9 @@ def test_modules_form_no_import_cycle() -> None:
 
 
 # Packages that only some installations have: those of extras, and `cuda` of torch's GPU wheels.
-OPTIONAL = {"av", "cuda", "matplotlib", "opentelemetry", "starlette", "uvicorn", "wyoming"}
+OPTIONAL = {"av", "cuda", "matplotlib", "opentelemetry", "sounddevice", "starlette", "uvicorn"} | {
+    "wyoming"
+}  # fmt: skip
 # Module -> what its functions import although it needs neither torch nor an optional package.
 LAZY = {
     "__main__": {f"{NAME}.cli.main"},  # once the handler of interrupts is set
