@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.events import event_times
 from bench.report import write
+from megakernel_common.layers import exact_convolutions
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
-from megakernel_tts.model.layers import exact_convolutions
 from megakernel_tts.model.random_released import random_codec_weights
 
 _STREAMS = (1, 2, 4, 8)

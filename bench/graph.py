@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.layers import apply_rope, rope_table
 from megakernel_tts.model.config import ModelConfig, StackConfig
-from megakernel_tts.model.layers import apply_rope, rope_table
 from megakernel_tts.model.weights import Layer, Model, Stack
 
 _TOP_K = 50

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.report import write
+from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, ModelInfo
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.bench.timing import BenchmarkRequest, time_streams
@@ -41,7 +42,6 @@ from megakernel_tts.kernels.structs import (
     PublishedFrame,
 )
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.weights import model_specs

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from pipecat.clocks.base_clock import BaseClock
 
-from megakernel_tts.engine.wakeup import Wakeup
+from megakernel_common.wakeup import Wakeup
 
 T = TypeVar("T")
 
@@ -76,7 +76,10 @@ class ObservableWakeup(Wakeup):
 @contextmanager
 def observable_engines() -> Iterator[None]:
     """Virtual time stands still while an engine works that was loaded in this context."""
-    with patch("megakernel_tts.engine.loop.Wakeup", ObservableWakeup):
+    with (
+        patch("megakernel_tts.engine.loop.Wakeup", ObservableWakeup),
+        patch("megakernel_stt.engine.engine.Wakeup", ObservableWakeup),
+    ):
         yield
 
 

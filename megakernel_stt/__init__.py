@@ -8,10 +8,18 @@
 Importing this package does not import torch; the first use of `STT` does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megakernel_common.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from megakernel_common.errors import (
+        CheckpointError,
+        EngineBusyError,
+        EngineClosedError,
+        ForkedProcessError,
+        MegakernelTTSError,
+    )
     from megakernel_stt.errors import (
         AudioError,
         LanguageError,
@@ -23,13 +31,6 @@ if TYPE_CHECKING:
     from megakernel_stt.stt import STT
     from megakernel_stt.text.words import Token, Word
     from megakernel_stt.transcript import Transcript
-    from megakernel_tts.errors import (
-        CheckpointError,
-        EngineBusyError,
-        EngineClosedError,
-        ForkedProcessError,
-        MegakernelTTSError,
-    )
 
 _MODULES = {  # module -> its public names
     "megakernel_stt.errors": (
@@ -43,7 +44,7 @@ _MODULES = {  # module -> its public names
     "megakernel_stt.stt": ("STT",),
     "megakernel_stt.text.words": ("Token", "Word"),
     "megakernel_stt.transcript": ("Transcript",),
-    "megakernel_tts.errors": (
+    "megakernel_common.errors": (
         "CheckpointError",
         "EngineBusyError",
         "EngineClosedError",
@@ -73,12 +74,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            import_module("megakernel_tts.process")  # first: it notes whether torch was imported
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """Exceptions of recognition. Every message states what was wrong, where, and what to do."""
 
-from megakernel_tts.errors import CheckpointError, MegakernelTTSError
+from megakernel_common.errors import CheckpointError, MegakernelTTSError
 
 
 class NoBuiltInModelError(CheckpointError):

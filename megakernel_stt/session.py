@@ -11,11 +11,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_common.errors import MegakernelTTSError
+from megakernel_common.events import BaseEventQueue
+from megakernel_common.process import OwnerProcess
 from megakernel_stt.audio import Pcm, check_pcm
 from megakernel_stt.errors import AudioError
 from megakernel_stt.transcript import Transcript
-from megakernel_tts.errors import MegakernelTTSError
-from megakernel_tts.process import OwnerProcess
 
 Request = Literal["finalize", "end"]
 
@@ -119,12 +120,8 @@ def _seconds(entry: Packet | Request) -> float:
     return len(entry.samples) / entry.sample_rate if isinstance(entry, Packet) else 0.0
 
 
-class EventQueue:
-    """Events of one session, from the engine thread to one reader.
-
-    Attributes:
-        abandoned: Whether the reader has cancelled or dropped the session.
-    """
+class EventQueue(BaseEventQueue[Event]):
+    """Events of one session, from the engine thread to one reader."""
 
     def __init__(self, on_abandon: Callable[[], None]) -> None:
         """Creates an empty queue.
@@ -132,13 +129,9 @@ class EventQueue:
         Args:
             on_abandon: Called when the session is abandoned; must not take a lock.
         """
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
-        self._on_abandon = on_abandon
-        self._listener: Callable[[], object] | None = None
+        super().__init__(on_abandon)
         self._finished = False
         self._error: MegakernelTTSError | None = None
-        self.abandoned = False
 
     def put(self, event: Event) -> None:
         """Appends an event. A partial result replaces an unread one, so the queue stays short."""
@@ -171,11 +164,6 @@ class EventQueue:
         self._changed.notify_all()
         return self._listener
 
-    def abandon(self) -> None:
-        """Has the engine end the stream. Takes no lock, so that a finaliser may call it."""
-        self.abandoned = True
-        self._on_abandon()
-
     def drop(self) -> None:
         """Drops unread and later events."""
         with self._changed:
@@ -204,17 +192,6 @@ class EventQueue:
             if self._error is not None:
                 raise self._error
             return None
-
-    def set_listener(self, listener: Callable[[], object]) -> None:
-        """Has `listener` called after every event, on the engine thread; it must not raise."""
-        with self._changed:
-            self._listener = listener
-
-    def remove_listener(self, listener: Callable[[], object]) -> None:
-        """Removes `listener`, unless another one has replaced it."""
-        with self._changed:
-            if self._listener is listener:
-                self._listener = None
 
 
 class Session:

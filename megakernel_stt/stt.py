@@ -1,12 +1,18 @@
 """`STT`, the main class of the public API: loads a model, transcribes, opens streams."""
 
+import asyncio
 import logging
+import math
 import os
 import time
 from itertools import chain, islice
 
 import torch
 
+from megakernel_common.checks import check_type
+from megakernel_common.devices import pick_device
+from megakernel_common.errors import EngineClosedError
+from megakernel_common.process import check_torch, watch_forks
 from megakernel_stt.audio import Wav, read_blocks
 from megakernel_stt.engine.engine import Engine
 from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
@@ -19,15 +25,14 @@ from megakernel_stt.network.features import mel_filters
 from megakernel_stt.network.transducer import Transducer
 from megakernel_stt.session import EventQueue, Final, Inbox, Session
 from megakernel_stt.transcript import Transcript
-from megakernel_tts.backends.select import pick_device
-from megakernel_tts.checks import check_type
-from megakernel_tts.errors import EngineClosedError
-from megakernel_tts.process import check_torch, watch_forks
 
 watch_forks()
 _log = logging.getLogger("megakernel_stt")
 _FRAME_MS = round(1000 * FRAME_S)
 _MAX_WAITING_S = 60.0  # of a recording's audio ahead of the model
+_PACKET_SIZE = SAMPLE_RATE // 50  # of the warm-up: 20 ms, the usual packet of a call
+_NUM_FINALS, _MIN_FINALS = 100, 5  # that the warm-up measures for each lookahead
+_MEASURING_S = 0.5  # after which it measures no more than the minimum
 
 
 class STT:
@@ -36,8 +41,10 @@ class STT:
     Any number of threads and tasks may use one STT. As many sessions as it has slots can be open.
     """
 
-    def __init__(self, model: Model, slots: int) -> None:
+    def __init__(self, model: Model, slots: int, name: str) -> None:
         self._model = model
+        self._name = name
+        self._final_latencies_s: dict[int | None, float] = {}  # as the keys of `_recognisers`
         encoder = model.config.encoder
         transducer = Transducer(model.weights.transducer, model.config.transducer)
         self._filters = mel_filters(encoder.num_mels)
@@ -86,7 +93,12 @@ class STT:
         torch_device = pick_device(device)
         loaded = load_model(path, torch_device, _pick_dtype(dtype, torch_device))
         _log.info("%s on %s", model, torch_device)
-        return cls(loaded, slots)
+        return cls(loaded, slots, os.fspath(model))
+
+    @property
+    def name(self) -> str:
+        """The name under which the model was loaded."""
+        return self._name
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -107,6 +119,25 @@ class STT:
     def running(self) -> bool:
         """Whether the engine can recognise: it was not closed and has not failed."""
         return self._engine.running
+
+    @property
+    def warm(self) -> bool:
+        """Whether `warmup` was done."""
+        return len(self._final_latencies_s) == len(self._recognisers)
+
+    def final_latency_s(self, lookahead_ms: int = 160) -> float | None:
+        """Seconds from `Session.finalize` to its `Final`, of one stream.
+
+        Args:
+            lookahead_ms: As in `open`.
+
+        Returns:
+            The 99th percentile of the results of `warmup`; None before it.
+
+        Raises:
+            LookaheadError: The model has no such lookahead.
+        """
+        return self._final_latencies_s.get(self._key(lookahead_ms))
 
     def transcribe(
         self, wav: Wav, language: str = AUTO, lookahead_ms: int | None = None
@@ -163,10 +194,11 @@ class STT:
     def warmup(self) -> None:
         """Runs every lookahead, so that the first session has full speed. Waits for a slot.
 
-        Logs a warning if one stream is slower than real time on this machine.
+        Measures `final_latency_s`. Logs a warning if one stream is slower than real time on this
+        machine.
         """
         silence = torch.zeros(2 * SAMPLE_RATE).numpy()
-        for lookahead_ms in self.lookaheads_ms or (None,):
+        for lookahead_ms in self._recognisers:
             self.transcribe((silence, SAMPLE_RATE), lookahead_ms=lookahead_ms)
             start = time.perf_counter()
             self.transcribe((silence, SAMPLE_RATE), lookahead_ms=lookahead_ms)
@@ -178,6 +210,28 @@ class STT:
                     lookahead_ms,
                     elapsed_s,
                 )
+            self._final_latencies_s[lookahead_ms] = self._measure_finals(lookahead_ms)
+
+    def _measure_finals(self, lookahead_ms: int | None) -> float:
+        """The 99th percentile of seconds to a final result, requested at every phase of a chunk."""
+        packet = torch.zeros(_PACKET_SIZE).numpy()
+        session, _ = self._open(AUTO, lookahead_ms, wait=True)
+        latencies_s, begin = list[float](), time.perf_counter()
+        with session:
+            events = iter(session)
+            while len(latencies_s) < _NUM_FINALS:
+                start = time.perf_counter()
+                if start - begin > _MEASURING_S and len(latencies_s) >= _MIN_FINALS:
+                    break
+                session.push(packet, SAMPLE_RATE)
+                session.finalize()
+                next(event for event in events if isinstance(event, Final))
+                latencies_s.append(time.perf_counter() - start)
+        return sorted(latencies_s)[math.ceil(0.99 * len(latencies_s)) - 1]
+
+    async def awarmup(self) -> None:
+        """As `warmup`, on another thread than the event loop's."""
+        await asyncio.to_thread(self.warmup)
 
     def close(self) -> None:
         """Ends every session and stops the engine; may be called twice."""
@@ -193,18 +247,27 @@ class STT:
         self, language: str, lookahead_ms: int | None, *, wait: bool
     ) -> tuple[Session, Inbox]:
         prompt = self._prompt(language)
-        key = lookahead_ms if self.lookaheads_ms else None
-        recogniser = self._recognisers.get(key)
-        if recogniser is None:
-            values = ", ".join(str(value) for value in self.lookaheads_ms)
-            raise LookaheadError(
-                f"lookahead_ms is {lookahead_ms!r}; the model was trained with {values}."
-            )
+        recogniser = self._recognisers[self._key(lookahead_ms)]
 
         def make(inbox: Inbox, events: EventQueue) -> Stream:
             return Stream(recogniser, self._filters, prompt, inbox, events)
 
         return self._engine.open(make, wait=wait)
+
+    def _key(self, lookahead_ms: int | None) -> int | None:
+        """The key of a lookahead's recogniser.
+
+        Raises:
+            LookaheadError: The model has no such lookahead.
+        """
+        if not self.lookaheads_ms:
+            return None
+        if lookahead_ms not in self._recognisers:
+            values = ", ".join(str(value) for value in self.lookaheads_ms)
+            raise LookaheadError(
+                f"lookahead_ms is {lookahead_ms!r}; the model was trained with {values}."
+            )
+        return lookahead_ms
 
     def _prompt(self, language: str) -> int:
         """The index of a language."""

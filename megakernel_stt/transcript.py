@@ -24,6 +24,12 @@ class Transcript:
         return "".join(token.text for token in self.tokens).strip()
 
     @cached_property
+    def language(self) -> str | None:
+        """The language of the last tag, such as `en-US`; None if the model has named none."""
+        tags = [token.language for token in self.tokens if token.language is not None]
+        return tags[-1] if tags else None
+
+    @cached_property
     def words(self) -> tuple[Word, ...]:
         """The words with their times."""
         return join_words(self.tokens)

@@ -8,19 +8,22 @@
 Importing this package does not import torch; the first use of one of its names does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from megakernel_common.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from megakernel_tts.align.words import Word, WrittenWord, split_words
-    from megakernel_tts.audio import audible
-    from megakernel_tts.errors import (
+    from megakernel_common.errors import (
         CheckpointError,
         EngineBusyError,
         EngineClosedError,
         ForkedProcessError,
         MegakernelTTSError,
         MissingExtraError,
+    )
+    from megakernel_tts.align.words import Word, WrittenWord, split_words
+    from megakernel_tts.audio import audible
+    from megakernel_tts.errors import (
         PronunciationError,
         ReferenceAudioError,
         SamplingError,
@@ -42,15 +45,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {  # module -> its public names
-    "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
-    "megakernel_tts.audio": ("audible",),
-    "megakernel_tts.errors": (
+    "megakernel_common.errors": (
         "CheckpointError",
         "EngineBusyError",
         "EngineClosedError",
         "ForkedProcessError",
         "MegakernelTTSError",
         "MissingExtraError",
+    ),
+    "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
+    "megakernel_tts.audio": ("audible",),
+    "megakernel_tts.errors": (
         "PronunciationError",
         "ReferenceAudioError",
         "SamplingError",
@@ -104,12 +109,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            import_module("megakernel_tts.process")  # first: it notes whether torch was imported
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 
+from megakernel_common.checkpoint import Checkpoint
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import read_json
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
 from megakernel_tts.backends.select import choose_backend
 from megakernel_tts.checks import MAX_POSITIONS
@@ -14,16 +17,14 @@ from megakernel_tts.codec.speaker_encoder import SpeakerEncoder
 from megakernel_tts.codec.vocoder import choose_vocoder
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.engine.engine import Engine
-from megakernel_tts.errors import CheckpointError, SamplingError
+from megakernel_tts.errors import SamplingError
 from megakernel_tts.machine import system_memory
-from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import (
     CodecConfig,
     ModelConfig,
     read_codec_config,
     read_model_config,
 )
-from megakernel_tts.model.fields import read_json
 from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.text.prompt import PromptBuilder

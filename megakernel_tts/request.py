@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from megakernel_tts.checks import check_type
+from megakernel_common.checks import check_type
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy
 from megakernel_tts.speed import check_speed

@@ -1,7 +1,6 @@
 """The public side of one stream of speech: text goes in, events come out."""
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_common.events import BaseEventQueue
+from megakernel_common.process import OwnerProcess
 from megakernel_tts.align.words import Word
 from megakernel_tts.checks import check_text
 from megakernel_tts.errors import SynthesisError, TextError
-from megakernel_tts.process import OwnerProcess
 
 if TYPE_CHECKING:
     from megakernel_tts.text.text_queue import TextQueue
@@ -99,12 +99,11 @@ class ChunkPolicy:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 
 
-class EventQueue:
+class EventQueue(BaseEventQueue[Event]):
     """Events of one session, from the engine thread to one reader.
 
     Attributes:
         num_unread: Frames in the queue, those for which a break lasts included.
-        abandoned: Whether the reader has cancelled or dropped the session.
     """
 
     def __init__(
@@ -120,14 +119,10 @@ class EventQueue:
             on_abandon: Called when the session is abandoned; must not take a lock.
             clock: The engine's clock, in seconds.
         """
-        self._events: deque[Event] = deque()
-        self._changed = threading.Condition()
+        super().__init__(on_abandon)
         self._on_read = on_read
-        self._on_abandon = on_abandon
-        self._listener: Callable[[], object] | None = None
         self._muted = False
         self.num_unread = 0
-        self.abandoned = False
         self._clock = clock
         # Seconds of the waits that are over, and the start of the present one: replaced together.
         self._slot_waits: tuple[float, float | None] = (0.0, None)
@@ -188,22 +183,6 @@ class EventQueue:
             self._muted = True
             self._events = deque(e for e in self._events if isinstance(e, Finish))
             self.num_unread = 0
-
-    def abandon(self) -> None:
-        """Has the engine end the stream. Takes no lock, so that a finaliser may call it."""
-        self.abandoned = True
-        self._on_abandon()
-
-    def set_listener(self, listener: Callable[[], object]) -> None:
-        """Has `listener` called on the engine thread after every event; replaces an earlier one."""
-        with self._changed:
-            self._listener = listener
-
-    def remove_listener(self, listener: Callable[[], object]) -> None:
-        """Removes `listener`, unless another one has replaced it."""
-        with self._changed:
-            if self._listener is listener:
-                self._listener = None
 
 
 def _num_frames(chunk: AudioChunk) -> int:

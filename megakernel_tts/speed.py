@@ -7,7 +7,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.errors import MissingExtraError, SpeedError
+from megakernel_common.errors import MissingExtraError
+from megakernel_tts.errors import SpeedError
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 

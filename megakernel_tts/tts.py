@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator, Generator, Mapping
 
 import torch
 
+from megakernel_common.checks import check_type
+from megakernel_common.devices import pick_device
+from megakernel_common.process import check_torch, watch_forks
 from megakernel_tts.audio import Recording, read_reference
-from megakernel_tts.backends.select import pick_device, pick_dtype
-from megakernel_tts.checks import check_text, check_type
+from megakernel_tts.backends.select import pick_dtype
+from megakernel_tts.checks import check_text
 from megakernel_tts.errors import TextError, VoiceError
 from megakernel_tts.info import ModelInfo, model_info
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import hub
 from megakernel_tts.model.config import read_model_config
-from megakernel_tts.process import check_torch, watch_forks
 from megakernel_tts.request import Request, TextLayout
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import (

@@ -1,4 +1,4 @@
-"""Text-to-speech services for Pipecat.
+"""Speech services for Pipecat.
 
 `MegakernelTTSService` runs `megakernel_tts.TTS` in the same process:
 
@@ -12,6 +12,9 @@
 With `MegakernelTTSService(model="demo")` the service loads the model itself.
 `pipecat_service.remote.MegakernelRemoteTTSService` uses a server, and neither imports torch nor
 needs it.
+
+`MegakernelSTTService` recognises speech with `megakernel_stt.STT`, which is loaded and warmed up in
+the same way.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 from pipecat_service.errors import ColdEngineError, ServerError
 from pipecat_service.metrics import SlotWaitMetricsData
 from pipecat_service.settings import MegakernelTTSSettings
+from pipecat_service.stt_settings import MegakernelSTTSettings
 
 if TYPE_CHECKING:
     from pipecat_service.local import MegakernelTTSService
+    from pipecat_service.stt import MegakernelSTTService
 
 __all__ = [
     "ColdEngineError",
+    "MegakernelSTTService",
+    "MegakernelSTTSettings",
     "MegakernelTTSService",
     "MegakernelTTSSettings",
     "ServerError",
@@ -37,4 +44,8 @@ def __getattr__(name: str) -> Any:
         from pipecat_service.local import MegakernelTTSService
 
         return MegakernelTTSService
+    if name == "MegakernelSTTService":
+        from pipecat_service.stt import MegakernelSTTService
+
+        return MegakernelSTTService
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

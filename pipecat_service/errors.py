@@ -23,6 +23,22 @@ class ColdEngineError(RuntimeError):
     """The engine was not warmed up before it was given to a service."""
 
 
+def check_warm(warm: bool) -> None:
+    """Checks that an engine was warmed up.
+
+    Args:
+        warm: `TTS.warm` or `STT.warm`.
+
+    Raises:
+        ColdEngineError: It was not.
+    """
+    if not warm:
+        raise ColdEngineError(
+            "The engine is cold, and the first caller would wait for it to load and warm up: "
+            "call `await engine.awarmup()` once, before any pipeline starts."
+        )
+
+
 class ServerError(SynthesisError):
     """A server cannot be reached, or it refused or failed a request.
 

@@ -4,19 +4,30 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from loguru import logger
 
-from megakernel_tts import TTS
 
-Key = tuple[asyncio.AbstractEventLoop, str]  # the event loop and the model's name
+class Engine(Protocol):
+    """What is shared: a `TTS` or an `STT`."""
+
+    def warmup(self) -> None:
+        """Makes the first request as fast as others."""
+
+    def close(self) -> None:
+        """Stops the engine."""
 
 
-class _SharedModel:
+E = TypeVar("E", bound=Engine)
+Load = Callable[[str], E]  # `TTS.load` or `STT.load`
+Key = tuple[asyncio.AbstractEventLoop, Load[Any], str]  # the last is the model's name
+
+
+class _SharedModel(Generic[E]):
     """A model that is loaded for its first user and closed after its last.
 
     The table `models` holds weak references: an entry ends with its users, even if they do not
@@ -27,23 +38,23 @@ class _SharedModel:
         loading: Gives the engine.
     """
 
-    models: ClassVar[WeakValueDictionary[Key, "_SharedModel"]] = WeakValueDictionary()
+    models: ClassVar[WeakValueDictionary[Key, "_SharedModel[Any]"]] = WeakValueDictionary()
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, load: Load[E], model: str) -> None:
         self.num_users = 0
-        loop, model = self._key = key
-        self.models[key] = self
-        self._engine: TTS | None = None
-        self.loading = loop.run_in_executor(None, _load, model)
+        self._key = loop, load, model
+        self.models[self._key] = self
+        self._engine: E | None = None
+        self.loading: asyncio.Future[E] = loop.run_in_executor(None, _load, load, model)
         self.loading.add_done_callback(self._loaded)
 
     @classmethod
-    def find(cls, model: str) -> "_SharedModel":
+    def find(cls, load: Load[E], model: str) -> "_SharedModel[E]":
         """Finds the model of the running event loop; starts to load it if there is none."""
-        key = asyncio.get_running_loop(), model
-        return cls.models.get(key) or cls(key)
+        key = asyncio.get_running_loop(), load, model
+        return cls.models.get(key) or _SharedModel(*key)
 
-    def _loaded(self, loading: asyncio.Future[TTS]) -> None:
+    def _loaded(self, loading: asyncio.Future[E]) -> None:
         """Closes the engine if it has no users. After a failure, the next user loads again."""
         if loading.exception() is not None:
             del self.models[self._key]
@@ -71,10 +82,10 @@ class _SharedModel:
             threading.Thread(target=self._engine.close, name="megakernel-tts-close").start()
 
 
-def _load(model: str) -> TTS:
+def _load(load: Load[E], model: str) -> E:
     logger.info(f"Loading and warming up {model}")
     start = time.monotonic()
-    engine = TTS.load(model)
+    engine = load(model)
     try:
         engine.warmup()
     except BaseException:
@@ -85,13 +96,14 @@ def _load(model: str) -> TTS:
 
 
 @asynccontextmanager
-async def shared_engine(model: str | os.PathLike[str]) -> AsyncGenerator[TTS]:
+async def shared_engine(load: Load[E], model: str | os.PathLike[str]) -> AsyncGenerator[E]:
     """Gives the engine of a model: loaded and warmed up for the first user, closed after the last.
 
     Loading does not block the event loop. Users that arrive while a model is being loaded share it.
 
     Args:
-        model: `demo`, a checkpoint's folder or a hub id.
+        load: `TTS.load` or `STT.load`.
+        model: As for `load`.
 
     Yields:
         The engine, warmed up.
@@ -100,7 +112,7 @@ async def shared_engine(model: str | os.PathLike[str]) -> AsyncGenerator[TTS]:
         CheckpointError: The model is missing or broken.
         ValueError: The device has too little memory.
     """
-    shared = _SharedModel.find(os.fspath(model))
+    shared = _SharedModel.find(load, os.fspath(model))
     shared.num_users += 1
     try:
         # Shielded, so that cancelling one user does not cancel loading for the others.

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipecat.services.settings import TTSSettings
-from pipecat.utils.types import is_given
 
 from megakernel_tts import TTS, Voice
-from pipecat_service.arguments import check_keywords, check_settings
+from pipecat_service.arguments import check_engine, check_keywords, check_settings, choose_model
 from pipecat_service.settings import MegakernelTTSSettings, default_settings
 from pipecat_service.synthesizer import EngineSynthesizer
 from pipecat_service.tts import SynthesizerTTSService
@@ -51,12 +50,14 @@ class MegakernelTTSService(SynthesizerTTSService):
             ColdEngineError: The engine was not warmed up.
             MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
         """
-        check_keywords(kwargs, type(self))
+        check_keywords(kwargs, type(self), self.Settings)
         check_voices(voices or {})
-        check_settings(settings, type(self))
-        model = choose_model(engine, model, settings)
+        check_settings(settings, type(self), TTSSettings)
+        check_engine(engine, TTS)
+        name = engine.info.name if engine is not None else None
+        model = choose_model(name, model, settings)
         synthesizer = EngineSynthesizer(model, voices or {})
-        chosen = default_settings(engine.info.name if engine is not None else model)
+        chosen = default_settings(name or model)
         if settings is not None:
             chosen.apply_update(settings)
         super().__init__(synthesizer, chosen, **kwargs)
@@ -89,43 +90,3 @@ def check_voices(voices: object) -> None:
                 f"voices has the names {other!r} and {name!r}, which are the same for a service: "
                 "case and surrounding spaces do not count. Rename one."
             )
-
-
-def choose_model(
-    engine: TTS | None, model: str | os.PathLike[str] | None, settings: TTSSettings | None
-) -> str | None:
-    """The name of the model to load, from the argument or the setting.
-
-    Args:
-        engine: Argument of the service.
-        model: Argument of the service.
-        settings: Argument of the service.
-
-    Returns:
-        The name; None if an engine was given.
-
-    Raises:
-        TypeError: An argument is of another type.
-        ValueError: There is not exactly one of engine and model, or two different models.
-    """
-    if not isinstance(engine, TTS | None):
-        raise TypeError(
-            f"engine is {engine!r}; it must be a TTS that is loaded and warmed up. To load a model "
-            "by name, use model=... instead."
-        )
-    if not isinstance(model, str | os.PathLike | None):
-        raise TypeError(f"model is {model!r}; it must be demo, a folder or a hub id.")
-    named = [os.fspath(model)] if model is not None else []
-    if settings is not None and is_given(settings.model) and settings.model is not None:
-        named.append(settings.model)
-    if engine is not None and named == [engine.info.name]:
-        named = []  # the setting repeats the engine's model
-    if (engine is None) == (not named):
-        found = "neither" if engine is None else "both"
-        raise ValueError(
-            f"A service takes an engine or a model, found {found}: give it engine=..., loaded "
-            "and warmed up, or model='demo', a folder or a hub id."
-        )
-    if len(set(named)) > 1:
-        raise ValueError(f"model is {named[0]!r} and Settings.model is {named[1]!r}; name one.")
-    return named[0] if named else None

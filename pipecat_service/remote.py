@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from loguru import logger
+from pipecat.services.settings import TTSSettings
 
 from megakernel_tts import MissingExtraError, ModelInfo, check_speed
 from pipecat_service.arguments import check_keywords, check_settings
@@ -47,8 +48,8 @@ class MegakernelRemoteTTSService(SynthesizerTTSService):
             ValueError: `url` is no such address, the settings name a model, or
                 `text_aggregation_mode` is `TOKEN`.
         """
-        check_keywords(kwargs, type(self))
-        check_settings(settings, type(self))
+        check_keywords(kwargs, type(self), self.Settings)
+        check_settings(settings, type(self), TTSSettings)
         chosen = default_settings(None)
         if settings is not None:
             chosen.apply_update(settings)

@@ -9,7 +9,7 @@ from functools import partial
 from pipecat.utils.types import assert_given
 
 from megakernel_tts import TTS, EngineClosedError, LivePolicy, Session, Voice
-from pipecat_service.errors import ColdEngineError
+from pipecat_service.errors import check_warm
 from pipecat_service.loading import shared_engine
 from pipecat_service.settings import MegakernelTTSSettings, SettingsCheck
 
@@ -43,11 +43,7 @@ class EngineSynthesizer:
             ColdEngineError: The engine was not warmed up.
             MegakernelTTSError: A setting is invalid; see `SettingsCheck.complete`.
         """
-        if not engine.warm:
-            raise ColdEngineError(
-                "The engine is cold, and the first caller would wait for it to load and warm up: "
-                "call `await engine.awarmup()` once, before any pipeline starts."
-            )
+        check_warm(engine.warm)
         check = SettingsCheck(engine.info, self._cloned, engine.check_voice)
         check.complete(settings)
         self._check = check
@@ -64,9 +60,8 @@ class EngineSynthesizer:
             MegakernelTTSError: As for `set_engine`.
         """
         if self._model is not None:
-            self.set_engine(
-                await self._shared.enter_async_context(shared_engine(self._model)), settings
-            )
+            shared = shared_engine(TTS.load, self._model)
+            self.set_engine(await self._shared.enter_async_context(shared), settings)
 
     @property
     def aligned(self) -> bool:

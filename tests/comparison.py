@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
@@ -13,7 +14,6 @@ from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import load_decode_kernels
 from megakernel_tts.kernels.loader import LaunchPath
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size
 from tests.emulator import EmulatedModule, emulated_kernels

@@ -7,12 +7,28 @@ from pathlib import Path
 
 import pytest
 
+import megakernel_stt
 import megakernel_tts
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megakernel_tts"
 NAME = PACKAGE.name
 
+# What both packages share, and imports neither: module -> what it may import of the others.
+COMMON = ROOT / "megakernel_common"
+COMMON_RULES: dict[str, set[str]] = {
+    "errors": set(),
+    "checks": set(),
+    "devices": set(),
+    "events": set(),
+    "exports": set(),
+    "layers": set(),
+    "wakeup": set(),
+    "fields": {"errors"},
+    "hub": {"errors"},
+    "process": {"errors"},
+    "checkpoint": {"errors", "fields"},
+}
 # Folder or top-level module of megakernel_tts -> what it may import of the others.
 # "backends.protocol" is that module alone; "" is the package itself, whose names are public.
 RULES: dict[str, set[str]] = {
@@ -30,18 +46,17 @@ RULES: dict[str, set[str]] = {
     "align": {"audio", "errors", "files", "kernels", "model", "text.markup"}
     | {"text.scripts", "text.tags"},
     "backends": {"errors", "kernels", "model", "sampling"},
-    "process": {"errors"},
-    "session": {"align", "checks", "errors", "process", "text"},
+    "session": {"align", "checks", "errors", "text"},
     "live": {"session"},
     "speed": {"errors"},
     "speech": {"align", "audio", "errors", "session"},
     "engine": {"align", "backends.protocol", "backends.slot_snapshot", "codec", "errors"}
-    | {"process", "sampling", "session", "speed", "text", "voice"},
+    | {"sampling", "session", "speed", "text", "voice"},
     "info": {"model"},
     "loader": {"align", "backends", "checks", "codec", "engine", "errors", "machine", "model"}
     | {"sampling", "text"},
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},
-    "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model", "process"}
+    "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"request", "sampling", "session", "speech", "speed", "text", "voice", "warmup"},
     "warmup": {"info", "model", "sampling", "speed", "tts", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
@@ -51,7 +66,7 @@ RULES: dict[str, set[str]] = {
     "cli": {"", "audio", "bench", "calibration", "files", "kernels", "machine", "server"},
     "__main__": {"cli"},
 }
-# Recognition: the same, for megakernel_stt, and below it what it may import of megakernel_tts.
+# Recognition: the same, for megakernel_stt.
 STT = ROOT / "megakernel_stt"
 STT_RULES: dict[str, set[str]] = {
     "errors": set(),
@@ -63,10 +78,8 @@ STT_RULES: dict[str, set[str]] = {
     "session": {"audio", "errors", "transcript"},
     "engine": {"audio", "errors", "model", "network", "session", "text.words", "transcript"},
     "stt": {"audio", "engine", "errors", "model", "network", "session", "transcript"},
+    "comparison": {"audio", "errors", "model", "stt", "text"},
 }
-STT_SHARED = {"backends.select", "checks", "engine.wakeup", "errors", "model.checkpoint"} | {
-    "model.fields", "model.hub", "model.layers", "process",
-}  # fmt: skip
 
 # Checkpoints with random weights hold the codec's tensors as well.
 EXCEPTIONS = {
@@ -107,12 +120,13 @@ def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> set[str]:
     return found
 
 
+COMMON_FILES = sorted(COMMON.rglob("*.py"))
 FILES = sorted(PACKAGE.rglob("*.py"))
 STT_FILES = sorted(STT.rglob("*.py"))
 SERVICE = sorted((ROOT / "pipecat_service").rglob("*.py"))
 MODULES = {module_of(file) for file in FILES}
 # The only public names that import torch are modules to the rule of lazy imports.
-FILE_OF = {module_of(file): file for file in FILES + STT_FILES + SERVICE} | {
+FILE_OF = {module_of(file): file for file in COMMON_FILES + FILES + STT_FILES + SERVICE} | {
     f"{NAME}.TTS": PACKAGE / "tts.py",
     f"{STT.name}.STT": STT / "stt.py",
 }
@@ -152,10 +166,17 @@ def test_recognition_follows_its_folder_rules(file: Path) -> None:
         top = target.split(".")[0]
         is_allowed = target in allowed or top == folder or top in STT_RULES[folder]
         assert is_allowed, f"{folder} may not import {name}"
-    ours = {name for name in names & MODULES if name != NAME}
-    shared = {f"{NAME}.{name}" for name in STT_SHARED}
-    packages = {name for name in MODULES if any(other.startswith(f"{name}.") for other in shared)}
-    assert ours <= shared | packages
+    assert NAME not in {name.split(".")[0] for name in names}, "see megakernel_common"
+
+
+@pytest.mark.parametrize("file", COMMON_FILES, ids=module_of)
+def test_what_is_shared_imports_neither_package(file: Path) -> None:
+    module = file.stem
+    if module == "__init__":
+        return
+    names = {name for name in imported(file) if name.split(".")[0].startswith("megakernel")}
+    allowed = {f"{COMMON.name}.{other}" for other in COMMON_RULES[module]}
+    assert all(name.startswith(tuple(allowed)) for name in names if name != COMMON.name), names
 
 
 def test_synthesis_does_not_import_recognition() -> None:
@@ -166,8 +187,8 @@ def test_synthesis_does_not_import_recognition() -> None:
 
 
 def test_modules_form_no_import_cycle() -> None:
-    files = FILES + STT_FILES
-    modules = MODULES | {module_of(file) for file in STT_FILES}
+    files = COMMON_FILES + FILES + STT_FILES
+    modules = {module_of(file) for file in files}
     graph = {
         module_of(file): (imported(file, typing=False) & modules) - {NAME, module_of(file)}
         for file in files
@@ -177,7 +198,9 @@ def test_modules_form_no_import_cycle() -> None:
 
 
 # Packages that only some installations have: those of extras, and `cuda` of torch's GPU wheels.
-OPTIONAL = {"av", "cuda", "matplotlib", "opentelemetry", "starlette", "uvicorn", "wyoming"}
+OPTIONAL = {"av", "cuda", "matplotlib", "opentelemetry", "sounddevice", "starlette", "uvicorn"} | {
+    "wyoming"
+}  # fmt: skip
 # Module -> what its functions import although it needs neither torch nor an optional package.
 LAZY = {
     "__main__": {f"{NAME}.cli.main"},  # once the handler of interrupts is set
@@ -214,7 +237,7 @@ def packages_of(module: str) -> set[str]:
     return {name.split(".")[0] for name in seen}
 
 
-@pytest.mark.parametrize("file", FILES + STT_FILES + SERVICE, ids=module_of)
+@pytest.mark.parametrize("file", COMMON_FILES + FILES + STT_FILES + SERVICE, ids=module_of)
 def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
     module = module_of(file)
     missing = ({"torch"} | OPTIONAL) - packages_of(module)  # that the module itself does without
@@ -226,25 +249,29 @@ def test_functions_import_only_torch_and_optional_packages(file: Path) -> None:
     assert not needless
 
 
-@pytest.mark.parametrize("file", FILES + STT_FILES, ids=module_of)
+@pytest.mark.parametrize("file", COMMON_FILES + FILES + STT_FILES, ids=module_of)
 def test_engine_modules_do_not_import_clients(file: Path) -> None:
     clients = {"pipecat", "pipecat_service", "tests", "bench", "examples", "qwen_tts"}
     assert not {name.split(".")[0] for name in imported(file)} & clients
 
 
-PUBLIC = {NAME} | {f"{NAME}.{name}" for name in megakernel_tts.__all__}
+PUBLIC = {
+    *(NAME, *(f"{NAME}.{name}" for name in megakernel_tts.__all__)),
+    *(STT.name, *(f"{STT.name}.{name}" for name in megakernel_stt.__all__)),
+}
 
 
 @pytest.mark.parametrize("file", SERVICE, ids=module_of)
 def test_pipecat_service_uses_public_names_only(file: Path) -> None:
     names = imported(file)
-    assert {name for name in names if name.split(".")[0] == NAME} <= PUBLIC
+    packages = NAME, STT.name, COMMON.name
+    assert {name for name in names if name.split(".")[0] in packages} <= PUBLIC
     assert not {name.split(".")[0] for name in names} & {"tests", "bench", "examples", "torch"}
 
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "server").rglob("*.py")), ids=module_of)
 def test_the_server_uses_public_names_only(file: Path) -> None:
-    ours = {name for name in imported(file) if name.split(".")[0] == NAME}
+    ours = {name for name in imported(file) if name.split(".")[0] in (NAME, COMMON.name)}
     assert {name for name in ours if not name.startswith(f"{NAME}.server")} <= PUBLIC
     assert "torch" not in {name.split(".")[0] for name in imported(file)}
 
@@ -270,7 +297,7 @@ def names_in_map(page: Path, package: str) -> list[str]:
     return [name for line in entries for name in line.strip().split("   ")[0].split(", ")]
 
 
-@pytest.mark.parametrize("package", [NAME, STT.name, "pipecat_service"])
+@pytest.mark.parametrize("package", [COMMON.name, NAME, STT.name, "pipecat_service"])
 def test_architecture_map_lists_every_module(package: str) -> None:
     listed = names_in_map(ROOT / "docs" / "architecture.md", package)
     files = {file.stem for file in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
@@ -285,7 +312,7 @@ def test_readme_map_lists_every_folder_of_the_package() -> None:
 
 def test_modules_hold_no_mutable_state() -> None:
     """Module-level names are constants, types, functions and loggers, so engines share nothing."""
-    for file in FILES + STT_FILES + SERVICE:
+    for file in COMMON_FILES + FILES + STT_FILES + SERVICE:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -298,7 +325,7 @@ def test_modules_hold_no_mutable_state() -> None:
 def test_a_class_name_has_one_meaning() -> None:
     """The classes of the engine, the server and the benchmarks have different names."""
     files: dict[str, Path] = {}
-    for file in [*FILES, *sorted((ROOT / "bench").glob("*.py"))]:
+    for file in [*COMMON_FILES, *FILES, *sorted((ROOT / "bench").glob("*.py"))]:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 assert node.name not in files, f"{node.name}: {files[node.name]} and {file}"
@@ -306,7 +333,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 
 def test_a_source_file_has_at_most_450_lines() -> None:
-    for top in (NAME, "pipecat_service", "csrc", "bench"):
+    for top in (COMMON.name, NAME, STT.name, "pipecat_service", "csrc", "bench"):
         for file in (ROOT / top).rglob("*.*"):
             if file.suffix in (".py", ".js", ".cu", ".cuh", ".cpp"):
                 assert file.read_text(encoding="utf-8").count("\n") <= 450, file

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from megakernel_common.checkpoint import Checkpoint
+from megakernel_common.errors import CheckpointError
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, Alignment, read_alignment
 from megakernel_tts.calibration.ground_truth import FORMAT, read_truth
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.errors import CheckpointError
 from megakernel_tts.info import model_info
 from megakernel_tts.loader import _check_match, _read_sampling
-from megakernel_tts.model.checkpoint import Checkpoint
 from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.text.tokenizer import TextTokenizer

@@ -16,8 +16,8 @@ from examples.train_voice.codec_net import (
 )
 from examples.train_voice.phonemes import PHONES
 from examples.train_voice.training import bind, fast_type
+from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import CodecConfig
 
 MELS = 320  # per frame: eight spectra of 40 bands

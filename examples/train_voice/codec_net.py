@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from examples.train_voice.operations import conv, snake, transposed
+from megakernel_common.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 from megakernel_tts.codec import weights as w
 from megakernel_tts.model.config import CodecConfig, StackConfig
-from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 
 
 class _Net:

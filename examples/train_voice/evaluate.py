@@ -27,13 +27,13 @@ from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.speak import MANNERS
 from examples.train_voice.speech import SAMPLE_RATE
+from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.calibration.capture import SpeechCapture
 from megakernel_tts.calibration.ground_truth import TimedSpeech
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.model.checkpoint import Checkpoint
 
 _CPU = torch.device("cpu")
 _SILENCE = 200  # largest sample of silence at the end, which is cut off for DNSMOS

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from examples.train_voice.dialogue import NOTHING, Batch
 from examples.train_voice.phonemes import PHONES
 from examples.train_voice.training import bind
-from megakernel_tts.model.checkpoint import TensorSpec, leaves
+from megakernel_common.checkpoint import TensorSpec, leaves
+from megakernel_common.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 from megakernel_tts.model.config import ModelConfig, StackConfig
-from megakernel_tts.model.layers import apply_rope, merge_heads, rms_norm, rope_table, split_heads
 from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED_LAYERS = 2, 3  # whose first head is trained to attend to the word being spoken

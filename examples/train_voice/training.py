@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
+from megakernel_common.checkpoint import TensorSpec, map_leaves
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import torch
 
+from megakernel_common.errors import EngineBusyError, EngineClosedError
+from megakernel_common.process import OwnerProcess, end_at_exit
+from megakernel_common.wakeup import Wakeup
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.errors import RecognitionError
 from megakernel_stt.session import EventQueue, Inbox, Session
-from megakernel_tts.engine.wakeup import Wakeup
-from megakernel_tts.errors import EngineBusyError, EngineClosedError
-from megakernel_tts.process import OwnerProcess, end_at_exit
 
 _MAX_BATCH = 64  # streams of a step
 

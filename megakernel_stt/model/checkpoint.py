@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from megakernel_common.checkpoint import Checkpoint
+from megakernel_common.errors import CheckpointError
 from megakernel_stt.model.config import ModelConfig, read_model_config
 from megakernel_stt.model.nemo import NemoArchive
 from megakernel_stt.model.weights import Weights, model_specs
 from megakernel_stt.text.tokenizer import Tokenizer
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

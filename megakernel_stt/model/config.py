@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megakernel_tts.model.fields import Fields, read_json
+from megakernel_common.fields import Fields, read_json
 
 SAMPLE_RATE = 16_000  # Hz
 HOP_SIZE = 160  # samples between two mel frames

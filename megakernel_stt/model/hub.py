@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from megakernel_common.errors import CheckpointError
+from megakernel_common.hub import download, parse_hub_id
 from megakernel_stt.errors import NoBuiltInModelError
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.hub import download, parse_hub_id
 
 DEMO = "demo"
 _EXAMPLE = "nvidia/nemotron-speech-streaming-en-0.6b"

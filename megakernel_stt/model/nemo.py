@@ -13,6 +13,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from megakernel_common.checkpoint import TensorSpec, map_leaves
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import Fields, check_regular
 from megakernel_stt.model.config import (
     AUTO,
     HOP_SIZE,
@@ -30,9 +33,6 @@ from megakernel_stt.model.config import (
     check_prompt_ids,
 )
 from megakernel_stt.text.tokenizer import Tokenizer
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
-from megakernel_tts.model.fields import Fields, check_regular
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_stt.model.config import read_model_config
 from megakernel_stt.model.nemo import nemo_name
 from megakernel_stt.model.weights import model_specs
-from megakernel_tts.model.checkpoint import TensorSpec, leaves
 
 Kind = Literal["streaming", "multilingual", "rnnt", "tdt"]
 

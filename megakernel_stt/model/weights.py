@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from megakernel_common.checkpoint import spec
 from megakernel_stt.model.config import (
     NUM_STAGES,
     EncoderConfig,
@@ -14,7 +15,6 @@ from megakernel_stt.model.config import (
     PromptConfig,
     TransducerConfig,
 )
-from megakernel_tts.model.checkpoint import spec
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.layers import split_heads
 from megakernel_stt.model.config import MELS_PER_FRAME, NUM_STAGES, EncoderConfig
 from megakernel_stt.model.weights import Block, EncoderWeights, Stage
 from megakernel_stt.network.batched import Batched
@@ -27,7 +28,6 @@ from megakernel_stt.network.layers import (
     layer_norm,
     position_keys,
 )
-from megakernel_tts.model.layers import split_heads
 
 FIRST_PADDING = MELS_PER_FRAME - 1  # mel frames before those of a stream's first chunk
 ENDLESS = 1 << 40  # length of a recording that does not end in a chunk

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.layers import linear
 from megakernel_stt.model.config import HOP_SIZE, SAMPLE_RATE
-from megakernel_tts.model.layers import linear
 
 _FFT_SIZE, _WINDOW_SIZE = 512, 400  # samples
 _PREEMPHASIS = 0.97

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.layers import linear, merge_heads, split_heads
 from megakernel_stt.model.weights import (
     Attention,
     BatchNorm,
@@ -18,7 +19,6 @@ from megakernel_stt.model.weights import (
     Linear,
     Norm,
 )
-from megakernel_tts.model.layers import linear, merge_heads, split_heads
 
 _EPS = 1e-5  # of both kinds of norms
 _POSITION_BASE = 10_000.0

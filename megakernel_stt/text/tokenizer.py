@@ -5,13 +5,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Library
 
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.fields import read_text
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import read_text
 
 SPACE = "▁"  # of SentencePiece: the beginning of a word
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-_LANGUAGE_TAG = re.compile("<[a-z]{2,3}-[A-Z]{2}>")  # which multilingual models emit
+_LANGUAGE_TAG = re.compile("<([a-z]{2,3}-[A-Z]{2})>")  # which multilingual models emit
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # types of pieces in a SentencePiece model
 
 
@@ -84,6 +84,11 @@ class Tokenizer:
     def bytes_of(self, token: int) -> bytes:
         """The UTF-8 of a token, which may be a part of a character; empty if it is not spoken."""
         return self._bytes[token]
+
+    def language_of(self, token: int) -> str | None:
+        """The language that a tag names, such as `en-US`; None for a token of another kind."""
+        tag = _LANGUAGE_TAG.fullmatch(self.pieces[token])
+        return tag[1] if tag else None
 
 
 def _utf8(piece: str) -> bytes:

@@ -30,6 +30,7 @@ class Token:
         start: Time in seconds from the beginning of the audio at which it was decoded.
         end: Its end in seconds.
         confidence: Certainty of the model from 0 to 1.
+        language: Of a tag that names the language of the speech, such as `en-US`; else None.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Token:
     start: float
     end: float
     confidence: float
+    language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ class TokenReader:
             end_s = start_s + emission.duration * FRAME_S
             if self.has_durations and text.strip() in _PUNCTUATION and end is not None:
                 start_s = end_s = end
-            tokens.append(Token(emission.token, text, start_s, end_s, emission.confidence))
+            language = self.tokenizer.language_of(emission.token)
+            confidence = emission.confidence
+            tokens.append(Token(emission.token, text, start_s, end_s, confidence, language))
             end = end_s
         pending = decoder.getstate()[0]
         return TokenReader(self.tokenizer, self.has_durations, pending, end), tokens

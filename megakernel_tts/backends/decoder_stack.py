@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_tts.backends.attention_capture import AttentionObserver
-from megakernel_tts.model.config import StackConfig
-from megakernel_tts.model.layers import (
+from megakernel_common.layers import (
     apply_rope,
     gated_mlp,
     linear,
@@ -20,6 +18,8 @@ from megakernel_tts.model.layers import (
     rope_table,
     split_heads,
 )
+from megakernel_tts.backends.attention_capture import AttentionObserver
+from megakernel_tts.model.config import StackConfig
 from megakernel_tts.model.weights import Layer, Stack
 
 

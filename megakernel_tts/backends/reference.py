@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from megakernel_common.layers import linear
 from megakernel_tts.backends.attention_capture import (
     AllHeadsCapture,
     AttentionObserver,
@@ -31,7 +32,6 @@ from megakernel_tts.backends.sampling import (
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.kernels.structs import MIN_FRAMES
 from megakernel_tts.model.config import ModelConfig
-from megakernel_tts.model.layers import linear
 from megakernel_tts.model.weights import Model, Projection
 from megakernel_tts.sampling import Sampling
 

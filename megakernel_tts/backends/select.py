@@ -1,4 +1,4 @@
-"""Chooses the device, the type and the backend of the two networks."""
+"""Chooses the type and the backend of the two networks."""
 
 import logging
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.loader import obstacle
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -60,27 +60,6 @@ def choose_backend(
         max_positions=max_positions,
         captured_heads=captured_heads,
     )
-
-
-def pick_device(device: str) -> torch.device:
-    """`auto` is the GPU where torch sees one, else the CPU.
-
-    Raises:
-        ValueError: No such device here.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {device!r}; choose auto, cpu, cuda or cuda:N.")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but this torch sees no GPU; try `doctor`.")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs.")
-    return chosen
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

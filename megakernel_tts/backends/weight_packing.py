@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts.kernels.structs import ROW_GROUP_SIZE, STEP_K
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.weights import Stack
 
 

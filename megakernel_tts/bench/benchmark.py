@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from megakernel_common.devices import pick_device
 from megakernel_tts import TTS
-from megakernel_tts.backends.select import pick_device
 from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report

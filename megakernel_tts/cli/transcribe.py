@@ -25,6 +25,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="a folder that transformers saved, a .nemo file, or a hub id such as "
         "nvidia/nemotron-speech-streaming-en-0.6b; this version has no built-in model",
     )
+    add_request_options(parser)
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+
+
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say how to recognise."""
     parser.add_argument(
         "--language", default="auto", help="a language of the model (default: auto)"
     )
@@ -33,9 +41,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="MS",
         help="length of a chunk: 80, 160, 560 or 1120 ms with most streaming models",
-    )
-    parser.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
 
 

@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.codec import weights as w
-from megakernel_tts.model.config import CodecConfig
-from megakernel_tts.model.layers import (
+from megakernel_common.layers import (
     apply_rope,
     exact_convolutions,
     gated_mlp,
@@ -29,6 +27,8 @@ from megakernel_tts.model.layers import (
     rope_table,
     split_heads,
 )
+from megakernel_tts.codec import weights as w
+from megakernel_tts.model.config import CodecConfig
 
 
 class DecodeRequest(NamedTuple):

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from megakernel_common.layers import merge_heads
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import State, fold_snake, history_length
@@ -22,7 +23,6 @@ from megakernel_tts.kernels.codec_structs import (
     Epilogue,
 )
 from megakernel_tts.model.config import CodecConfig
-from megakernel_tts.model.layers import merge_heads
 
 _TWO_PLANES = 2  # the second plane holds the rounding errors of the first
 

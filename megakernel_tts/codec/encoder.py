@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_tts.codec import weights as w
-from megakernel_tts.model.config import CodecConfig
-from megakernel_tts.model.layers import (
+from megakernel_common.layers import (
     apply_rope,
     exact_convolutions,
     linear,
@@ -20,6 +18,8 @@ from megakernel_tts.model.layers import (
     rope_table,
     split_heads,
 )
+from megakernel_tts.codec import weights as w
+from megakernel_tts.model.config import CodecConfig
 
 
 def _conv(conv: w.Conv, x: Tensor, mode: str = "constant") -> Tensor:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.layers import exact_convolutions
 from megakernel_tts.model.config import SpeakerConfig
-from megakernel_tts.model.layers import exact_convolutions
 from megakernel_tts.model.weights import Speaker, SpeakerBlock, Tdnn
 
 SAMPLE_RATE = 24_000

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from megakernel_tts.model.checkpoint import spec
+from megakernel_common.checkpoint import spec
 from megakernel_tts.model.config import CodecDecoderConfig, CodecEncoderConfig
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from megakernel_common.errors import EngineBusyError, EngineClosedError
+from megakernel_common.process import OwnerProcess, end_at_exit
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.decoder import Decoder
@@ -18,8 +20,6 @@ from megakernel_tts.codec.vocoder import TorchVocoder, Vocoder
 from megakernel_tts.engine.loop import Loop
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream, StreamRequest
-from megakernel_tts.errors import EngineBusyError, EngineClosedError
-from megakernel_tts.process import OwnerProcess, end_at_exit
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
 from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder

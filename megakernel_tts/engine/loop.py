@@ -23,15 +23,16 @@ from functools import partial
 
 import torch
 
+from megakernel_common.process import OwnerProcess
+from megakernel_common.wakeup import Wakeup
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.feeding import TextFeeder
+from megakernel_tts.engine.pending_opens import PendingOpens
 from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
-from megakernel_tts.engine.wakeup import PendingOpens, Wakeup
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.process import OwnerProcess
 from megakernel_tts.session import FinishReason
 from megakernel_tts.text.prompt import Prompt, PromptBuilder
 

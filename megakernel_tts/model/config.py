@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from megakernel_tts.model.fields import Fields, read_json
+from megakernel_common.fields import Fields, read_json
 
 Kind = Literal["base", "custom_voice", "voice_design"]
 

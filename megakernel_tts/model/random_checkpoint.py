@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 
+from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
-from megakernel_tts.model.checkpoint import TensorSpec, leaves
 from megakernel_tts.model.config import Kind, read_codec_config, read_model_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megakernel_common.checkpoint import TensorSpec, leaves, map_leaves
 from megakernel_tts.codec.weights import DecoderWeights, decoder_specs
-from megakernel_tts.model.checkpoint import TensorSpec, leaves, map_leaves
 from megakernel_tts.model.config import CodecConfig, read_codec_config, read_model_config
 from megakernel_tts.model.random_checkpoint import (
     Size,

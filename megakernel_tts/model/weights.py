@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from megakernel_tts.model.checkpoint import map_leaves, spec
+from megakernel_common.checkpoint import map_leaves, spec
 from megakernel_tts.model.config import ModelConfig, SpeakerConfig, StackConfig
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.model.layers import linear
+from megakernel_common.layers import linear
 from megakernel_tts.model.weights import Embeddings
 
 _BATCH_SIZE = 4096  # tokens per projection

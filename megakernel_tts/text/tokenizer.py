@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.fields import read_json, read_text
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import read_json, read_text
 
 # The split of Qwen2, with which the models were trained. (A flag of transformers 4.57 selects
 # Mistral's split, which separates "helloWorld" into two pre-tokens.)

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megakernel_common.errors import CheckpointError
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, Alignment, read_alignment
 from megakernel_tts.calibration.ground_truth import FORMAT, read_truth
-from megakernel_tts.errors import CheckpointError
 from megakernel_tts.model.hub import find_checkpoint
 
 ALIGNMENT = Alignment(((3, 0), (2, 1)), 1e-4, 3, {"speeches": 12})

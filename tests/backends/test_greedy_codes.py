@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from bench.step import random_model
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import DecodeVariant, load_decode_kernels
 from megakernel_tts.loader import LoadedModel, load_checkpoint
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from megakernel_tts.model.weights import Model

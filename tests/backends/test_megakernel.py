@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from megakernel_common.layers import rms_norm
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.kernels.decode import ORDINARY
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import random_checkpoint
-from megakernel_tts.model.layers import rms_norm
 from megakernel_tts.model.random_released import write_released_checkpoint
 from tests.comparison import SAMPLINGS, SIZES, Comparison, MakeComparison
 from tests.emulator import EmulatedModule

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megakernel_common.checkpoint import leaves, map_leaves
 from megakernel_tts import TTS, Sampling
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.model.checkpoint import leaves, map_leaves
 from megakernel_tts.model.random_released import write_released_checkpoint
 from tests.comparison import MakeComparison
 

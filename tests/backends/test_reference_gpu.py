@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from megakernel_common.checkpoint import TensorSpec, map_leaves
+from megakernel_common.layers import linear
 from megakernel_tts import TTS, Sampling, Voice
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.backends.sampling import gumbel_noise
 from megakernel_tts.loader import LoadedModel, load_checkpoint
-from megakernel_tts.model.checkpoint import TensorSpec, map_leaves
 from megakernel_tts.model.config import read_model_config
-from megakernel_tts.model.layers import linear
 from megakernel_tts.model.random_checkpoint import Size
 from megakernel_tts.model.random_released import write_released_config
 from megakernel_tts.model.weights import model_specs

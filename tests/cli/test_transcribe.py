@@ -5,7 +5,10 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import soundfile
 
 from megakernel_stt import STT, Word
 from megakernel_stt.model.random_checkpoint import write_checkpoint
+from megakernel_tts.cli.listen import _microphone_pcm
 from megakernel_tts.cli.main import main
 from megakernel_tts.cli.transcribe import subtitles
 
@@ -151,3 +155,56 @@ def test_listen_refuses_an_invalid_rate_and_a_closed_input(
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["listen", "--model", model]) == 2
     assert "standard input is closed" in capsys.readouterr().err
+
+
+class PortAudioError(Exception):
+    """As sounddevice's."""
+
+
+def microphone(pcm: bytes, opened: list[tuple]) -> SimpleNamespace:
+    """Stands in for sounddevice: a microphone that is unplugged after some audio."""
+
+    class RawInputStream:
+        def __init__(self, *arguments: object, **keywords: object) -> None:
+            opened.append((*arguments, keywords))
+            self._pcm = pcm
+
+        def __enter__(self) -> "RawInputStream":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            opened.append(("closed",))
+
+        def read(self, size: int) -> tuple[memoryview, bool]:
+            if not self._pcm:
+                raise PortAudioError("Device unavailable")
+            packet, self._pcm = self._pcm[: 2 * size], self._pcm[2 * size :]
+            return memoryview(packet), False
+
+    return SimpleNamespace(RawInputStream=RawInputStream, PortAudioError=PortAudioError)
+
+
+def test_listen_takes_the_audio_of_the_microphone(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = (np.random.default_rng(1).standard_normal(8_000) * 3000).astype("<i2")
+    opened: list[tuple] = []
+    monkeypatch.setitem(sys.modules, "sounddevice", microphone(noise.tobytes(), opened))
+    audio = b"".join(until_unplugged(_microphone_pcm(8_000)))
+    assert audio == noise.tobytes()
+    assert opened == [(8_000, 160, {"channels": 1, "dtype": "int16"}), ("closed",)]
+    assert main(["listen", "--model", model, "--rate", "8000", "--microphone"]) == 1
+    assert "The microphone cannot be read: Device unavailable" in capsys.readouterr().err
+
+
+def until_unplugged(packets: Iterator[bytes]) -> Iterator[bytes]:
+    with suppress(OSError):
+        yield from packets
+
+
+def test_a_missing_microphone_package_is_reported(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert main(["listen", "--model", model, "--microphone"]) == 1
+    assert "--microphone needs the extra listen and PortAudio" in capsys.readouterr().err

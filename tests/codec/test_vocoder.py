@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from megakernel_common.checkpoint import map_leaves
 from megakernel_tts import AudioChunk, Session
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
@@ -18,7 +19,6 @@ from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVoc
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.model.checkpoint import map_leaves
 from megakernel_tts.model.config import CodecConfig
 from megakernel_tts.model.random_checkpoint import random_tensor
 from megakernel_tts.text.prompt import PromptBuilder

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from megakernel_common.checkpoint import Checkpoint, leaves, map_leaves
+from megakernel_common.errors import CheckpointError
 from megakernel_tts import TTS, Sampling, SynthesisError
-from megakernel_tts.errors import CheckpointError
 from megakernel_tts.loader import load_checkpoint
-from megakernel_tts.model.checkpoint import Checkpoint, leaves, map_leaves
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.weights import Model, model_specs
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from megakernel_tts.errors import CheckpointError
+from megakernel_common.errors import CheckpointError
 from megakernel_tts.model.config import read_codec_config, read_model_config
 
 Checkpoint = Callable[..., Path]

@@ -5,7 +5,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from megakernel_tts.errors import CheckpointError
+from megakernel_common.errors import CheckpointError
 from megakernel_tts.model import hub
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from megakernel_common.checkpoint import leaves
 from megakernel_tts.codec.weights import decoder_specs
-from megakernel_tts.model.checkpoint import leaves
 from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.random_released import write_released_codec_config, write_released_config
 from megakernel_tts.model.weights import model_specs, speaker_specs

@@ -7,7 +7,7 @@ from pipecat.services.tts_service import TextAggregationMode
 
 from megakernel_tts import TTS, Voice, VoiceError
 from pipecat_service import MegakernelTTSService
-from pipecat_service.local import choose_model
+from pipecat_service.arguments import choose_model
 
 pytestmark = pytest.mark.contract
 
@@ -74,12 +74,12 @@ def test_token_aggregation_is_refused(engine: TTS) -> None:
         MegakernelTTSService(engine=engine, text_aggregation_mode=TextAggregationMode.TOKEN)
 
 
-def test_the_model_is_named_by_the_argument_or_the_setting(engine: TTS) -> None:
+def test_the_model_is_named_by_the_argument_or_the_setting() -> None:
     assert choose_model(None, Path("some/model"), None) == "some/model"
     assert choose_model(None, None, Settings(model="some/model")) == "some/model"
     assert choose_model(None, "demo", Settings(model="demo", voice="low")) == "demo"
-    assert choose_model(engine, None, Settings(model=None)) is None
-    assert choose_model(engine, None, Settings(model="simulated")) is None
+    assert choose_model("simulated", None, Settings(model=None)) is None
+    assert choose_model("simulated", None, Settings(model="simulated")) is None
 
 
 def test_a_service_takes_either_an_engine_or_a_model(engine: TTS) -> None:

@@ -99,7 +99,9 @@ def test_loading_does_not_block_the_event_loop(disk: Disk) -> None:
     async def use() -> None:
         disk.ready.clear()
         async with AsyncExitStack() as stack:
-            loading = asyncio.create_task(stack.enter_async_context(shared_engine("some-model")))
+            loading = asyncio.create_task(
+                stack.enter_async_context(shared_engine(TTS.load, "some-model"))
+            )
             await disk.wait_until_loading()
             assert not loading.done()
             disk.ready.set()
@@ -111,13 +113,14 @@ def test_loading_does_not_block_the_event_loop(disk: Disk) -> None:
 
 def test_the_last_user_closes_the_engine(disk: Disk) -> None:
     async def users() -> None:
-        async with shared_engine("some-model") as first:
-            async with shared_engine("some-model") as second, shared_engine("other") as third:
+        async with shared_engine(TTS.load, "some-model") as first:
+            again, other = (shared_engine(TTS.load, name) for name in ("some-model", "other"))
+            async with again as second, other as third:
                 assert first is second is not third
             await asyncio.to_thread(disk.wait_until_open, True, False)
             assert first.say("Hello.", sampling=Sampling(max_frames=2)).seconds
         await asyncio.to_thread(disk.wait_until_open, False, False)
-        async with shared_engine("some-model"):
+        async with shared_engine(TTS.load, "some-model"):
             await asyncio.to_thread(disk.wait_until_open, False, False, True)
         await asyncio.to_thread(disk.wait_until_open, False, False, False)
 
@@ -126,7 +129,7 @@ def test_the_last_user_closes_the_engine(disk: Disk) -> None:
 
 def test_cancelling_one_user_does_not_cancel_loading_for_another(disk: Disk) -> None:
     async def use() -> None:
-        async with shared_engine("some-model") as engine:
+        async with shared_engine(TTS.load, "some-model") as engine:
             assert engine.warm
 
     async def users() -> None:
@@ -161,7 +164,7 @@ def test_a_model_without_users_is_reused_or_closed_once_loaded(disk: Disk, reuse
         await abandon()
         if reused:
             async with AsyncExitStack() as stack:
-                using = stack.enter_async_context(shared_engine("some-model"))
+                using = stack.enter_async_context(shared_engine(TTS.load, "some-model"))
                 loading = asyncio.create_task(using)
                 await asyncio.sleep(0)
                 disk.ready.set()
@@ -178,7 +181,7 @@ def test_a_model_loaded_after_its_user_was_cancelled_is_closed_as_the_event_loop
 ) -> None:
     async def cancel() -> None:
         disk.ready.clear()
-        loading = asyncio.create_task(shared_engine("some-model").__aenter__())
+        loading = asyncio.create_task(shared_engine(TTS.load, "some-model").__aenter__())
         await disk.wait_until_loading()
         loading.cancel()
         threading.Timer(0.1, disk.ready.set).start()  # while the event loop shuts its executor down

@@ -25,8 +25,8 @@ from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voice_library import UploadedVoice
 from pipecat_service import MegakernelTTSSettings
 from pipecat_service.remote import MegakernelRemoteTTSService
+from tests.pipecat_service.agents import ROOT
 from tests.pipecat_service.bot import TIMEOUT_S, Bot
-from tests.pipecat_service.conftest import ROOT
 from tests.pipecat_service.serving import LoopServer, local_sockets, serving, stalling_proxy
 from tests.pipecat_service.test_underruns import make_engine, word_starts
 from tests.server.running import LOCKED, running_server

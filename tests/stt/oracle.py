@@ -1,41 +1,19 @@
 """transformers' models of the same checkpoints, and a transducer that decodes frame by frame."""
 
-from collections.abc import Sequence
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from megakernel_stt.model.config import TransducerConfig
-from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.model.weights import TransducerWeights
-
-CLASSES = {
-    "streaming": "NemotronAsrStreamingForRNNT",
-    "multilingual": "Nemotron3_5AsrForRNNT",
-    "rnnt": "ParakeetForRNNT",
-    "tdt": "ParakeetForTDT",
-}
-
-
-def load_oracle(folder: Path, kind: Kind) -> Any:
-    """The model of a folder in transformers."""
-    transformers = import_module("transformers")
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    model = getattr(transformers, CLASSES[kind]).from_pretrained(folder).eval()
-    model.generation_config.decoder_start_token_id = model.config.blank_token_id
-    return model
 
 
 def encode(model: Any, mels: Tensor, lookahead: int | None) -> Tensor:
     """Encodes a whole recording.
 
     Args:
-        model: Of `load_oracle`.
+        model: Of `load_reference`.
         mels: [mel frames, bins].
         lookahead: None for offline models.
 
@@ -46,32 +24,6 @@ def encode(model: Any, mels: Tensor, lookahead: int | None) -> Tensor:
     mask = torch.ones(1, len(mels), dtype=torch.long)
     with torch.inference_mode():
         return model.encoder(mels[None], attention_mask=mask, **options).last_hidden_state[0]
-
-
-def generate(model: Any, mels: Sequence[Tensor], lookahead: int | None) -> list[list[int]]:
-    """Tokens of a ragged batch of recordings, blanks left out."""
-    lengths = torch.tensor([len(mel) for mel in mels])
-    padded = torch.nn.utils.rnn.pad_sequence(list(mels), batch_first=True)
-    mask = (torch.arange(padded.shape[1]) < lengths[:, None]).long()
-    options = {} if lookahead is None else {"num_lookahead_tokens": lookahead}
-    frames = model._get_subsampling_output_length(lengths)
-    # The default limit counts the start token and so loses the last token of a full recording.
-    limit = int(frames.max()) * (model.config.max_symbols_per_step + 1) + 1
-    with torch.inference_mode():
-        output = model.generate(
-            input_features=padded, attention_mask=mask, max_new_tokens=limit, **options
-        )
-    tokens = []
-    for ids, steps, count in zip(output.sequences, output.durations, frames, strict=True):
-        frame, found = 0, []
-        for token, step in zip(ids[1:].tolist(), steps[1:].tolist(), strict=True):
-            if frame >= int(count):
-                break
-            if token != model.config.blank_token_id:
-                found.append(token)
-            frame += step
-        tokens.append(found)
-    return tokens
 
 
 def decode_by_frames(

@@ -28,19 +28,20 @@ def test_public_signatures_are_pinned() -> None:
     assert signature(STT.load) == "(model='demo', device='auto', dtype='auto', slots=8)"
     assert signature(STT.transcribe) == "(wav, language='auto', lookahead_ms=None)"
     assert signature(STT.open) == "(language='auto', lookahead_ms=160)"
-    assert signature(STT.warmup) == signature(STT.close) == "()"
+    assert signature(STT.warmup) == signature(STT.awarmup) == signature(STT.close) == "()"
+    assert signature(STT.final_latency_s) == "(lookahead_ms=160)"
     assert signature(Session.push) == "(pcm, sample_rate)"
     for method in (Session.finalize, Session.end, Session.cancel):
         assert signature(method) == "()"
     assert {n for n in vars(STT) if not n.startswith("_")} == {
-        "load", "transcribe", "open", "warmup", "close", "languages", "lookaheads_ms", "slots",
-        "running",
+        "load", "transcribe", "open", "warmup", "awarmup", "warm", "close", "final_latency_s",
+        "languages", "lookaheads_ms", "name", "running", "slots",
     }  # fmt: skip
     assert {n for n in vars(Session) if not n.startswith("_")} == {
         "push", "finalize", "end", "cancel",
     }  # fmt: skip
     assert signature(Transcript) == "(tokens, seconds)"
-    assert {n for n in vars(Transcript) if not n.startswith("_")} == {"text", "words"}
+    assert {n for n in vars(Transcript) if not n.startswith("_")} == {"text", "words", "language"}
     assert signature(Partial) == "(transcript)" and signature(Final) == "(transcript, is_last)"
 
 

@@ -16,6 +16,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megakernel_common.checkpoint import leaves
+from megakernel_common.errors import CheckpointError
 from megakernel_stt.model.checkpoint import load_model
 from megakernel_stt.model.config import read_model_config
 from megakernel_stt.model.hub import find_model
@@ -28,8 +30,6 @@ from megakernel_stt.model.random_checkpoint import (
     write_checkpoint,
 )
 from megakernel_stt.model.weights import model_specs
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.checkpoint import leaves
 from tests.stt.conftest import CPU, MakeCheckpoint
 
 KINDS: list[Kind] = ["streaming", "multilingual", "rnnt", "tdt"]

@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -316,7 +317,7 @@ def test_an_error_ends_one_stream_only(
 def test_too_long_audio_of_an_offline_model_is_an_error(offline: STT) -> None:
     config = offline._model.config
     short = replace(config, encoder=replace(config.encoder, max_frames=5))
-    offline_short = STT(replace(offline._model, config=short), slots=1)
+    offline_short = STT(replace(offline._model, config=short), slots=1, name="short")
     with offline_short, pytest.raises(RecognitionError, match="longer than 0 s"):
         offline_short.transcribe((noise(1.0), RATE))
 
@@ -326,7 +327,7 @@ def test_a_recording_that_is_too_long_ends_its_stream_only(offline: STT) -> None
     model = offline._model
     short = replace(model.config, encoder=replace(model.config.encoder, max_frames=10))
     pcm = noise(0.75, seed=4)  # as long as possible
-    with STT(replace(model, config=short), slots=2) as stt:
+    with STT(replace(model, config=short), slots=2, name="short") as stt:
         whole = offline.transcribe((pcm, RATE))
         good, bad = stt.open(), stt.open()
         bad.push(noise(0.9, seed=5), RATE)
@@ -406,11 +407,22 @@ def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
 def test_warmup_reports_a_slow_machine(
     stt: STT, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stt.warmup()
-    times = iter(range(0, 100, 3))
-    monkeypatch.setattr("megakernel_stt.stt.time.perf_counter", lambda: float(next(times)))
+    times = count(0.0, 3.0)
+    monkeypatch.setattr("megakernel_stt.stt.time.perf_counter", lambda: next(times))
     stt.warmup()
     assert "slower than real time" in caplog.text
+    assert all(stt.final_latency_s(ms) == 3.0 for ms in stt.lookaheads_ms)
+
+
+def test_warmup_measures_how_long_a_final_takes(recogniser: MakeCheckpoint) -> None:
+    with STT.load(recogniser("tdt"), "cpu", slots=1) as offline:
+        assert not offline.warm and offline.final_latency_s() is None
+        asyncio.run(offline.awarmup())
+        latency_s = offline.final_latency_s()
+        assert offline.warm and latency_s is not None and latency_s > 0
+        assert offline.name == str(recogniser("tdt"))
+    with STT.load(recogniser(), "cpu") as cold, pytest.raises(LookaheadError, match="240"):
+        cold.final_latency_s(240)
 
 
 def test_a_forked_process_is_refused(stt: STT) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from megakernel_stt.comparison import generate, load_reference
 from megakernel_stt.model.checkpoint import load_model
 from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.network.encoder import OfflineEncoder
@@ -23,7 +24,7 @@ LENGTHS = (*range(1, 41), *range(41, 1001, 6))  # 200 lengths, in mel frames
 def test_streamed_frames_are_those_of_the_offline_encoder(
     lookahead: int, recogniser: MakeCheckpoint, load: LoadModel
 ) -> None:
-    model, theirs = load(), oracle.load_oracle(recogniser(), "streaming")
+    model, theirs = load(), load_reference(recogniser(), "streaming")
     for length in LENGTHS:
         recording = mels(length)
         ours = encode(model, recording, lookahead)
@@ -36,7 +37,7 @@ def test_streamed_frames_are_those_of_the_offline_encoder(
 def test_offline_frames_are_those_of_transformers(
     kind: Kind, recogniser: MakeCheckpoint, load: LoadModel
 ) -> None:
-    model, theirs = load(kind, bias=True), oracle.load_oracle(recogniser(kind, bias=True), kind)
+    model, theirs = load(kind, bias=True), load_reference(recogniser(kind, bias=True), kind)
     encoder = OfflineEncoder(model.weights.encoder, model.config.encoder)
     for length in LENGTHS:
         ours = encoder.encode(mels(length))[0]
@@ -55,12 +56,12 @@ def test_streamed_tokens_of_ragged_batches_are_those_of_transformers(
     recogniser: MakeCheckpoint,
     load: LoadModel,
 ) -> None:
-    theirs = oracle.load_oracle(recogniser(kind, blank_bias=blank_bias), kind)
+    theirs = load_reference(recogniser(kind, blank_bias=blank_bias), kind)
     ours = make_recogniser(load(kind, blank_bias=blank_bias), lookahead)
     generator = np.random.default_rng(lookahead)
     for _ in range(20):
         lengths = generator.integers(1, 120, generator.integers(1, 7))
-        golden = oracle.generate(theirs, [mels(n) for n in lengths], lookahead)
+        golden = generate(theirs, [mels(n) for n in lengths], lookahead)
         streams = [recognise(ours, packets(mels(n), seed=n), PROMPT) for n in lengths]
         assert [ids(stream) for stream in streams] == golden
 
@@ -71,12 +72,12 @@ def test_decoded_tokens_of_ragged_batches_are_those_of_transformers(
 ) -> None:
     """The decoder alone, with frames of transformers' offline encoder, in one ragged batch."""
     folder = recogniser("rnnt", blank_bias=blank_bias)
-    theirs, model = oracle.load_oracle(folder, "rnnt"), load_model(folder, CPU, torch.float32)
+    theirs, model = load_reference(folder, "rnnt"), load_model(folder, CPU, torch.float32)
     transducer = Transducer(model.weights.transducer, model.config.transducer)
     generator = np.random.default_rng(0)
     for _ in range(20):
         lengths = generator.integers(1, 120, generator.integers(1, 7))
-        golden = oracle.generate(theirs, [mels(n) for n in lengths], None)
+        golden = generate(theirs, [mels(n) for n in lengths], None)
         frames = [oracle.encode(theirs, mels(n), None) for n in lengths]
         batch = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True)
         start = type(transducer.start()).join([transducer.start() for _ in lengths])

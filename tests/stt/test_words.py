@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Library
 
+from megakernel_common.errors import CheckpointError
 from megakernel_stt import Token, Transcript
 from megakernel_stt.network.transducer import Emission
 from megakernel_stt.text.tokenizer import Tokenizer
 from megakernel_stt.text.words import TokenReader
-from megakernel_tts.errors import CheckpointError
 from tests.stt.conftest import LoadModel, MakeCheckpoint
 
-PIECES = ["<unk>", "▁a", "b", ".", "<0xC3>", "<0xA9>", "▁", "<en-US>", "</s>"]
+PIECES = ["<unk>", "▁a", "b", ".", "<0xC3>", "<0xA9>", "▁", "<en-US>", "</s>", "<de-DE>"]
 
 
 def reader(*, durations: bool = False) -> TokenReader:
@@ -61,6 +61,13 @@ def test_special_tokens_and_language_tags_are_not_spoken() -> None:
     result = transcript(7, 1, 0, 8, 2)
     assert result.text == "ab" and [word.text for word in result.words] == ["ab"]
     assert len(result.tokens) == 5 and result.words[0].start == pytest.approx(0.16)
+
+
+def test_the_language_is_that_of_the_last_tag() -> None:
+    assert transcript(7, 1, 9, 2).language == "de-DE"
+    assert transcript(7, 1, 2).language == "en-US"
+    assert transcript(1, 2).language is None
+    assert [token.language for token in transcript(1, 7).tokens] == [None, "en-US"]
 
 
 def test_punctuation_with_durations_takes_the_end_of_the_token_before() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megakernel_common.errors import CheckpointError
 from megakernel_tts.checks import check_text
-from megakernel_tts.errors import CheckpointError, TextError
+from megakernel_tts.errors import TextError
 from megakernel_tts.model.random_checkpoint import write_checkpoint
 from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
 

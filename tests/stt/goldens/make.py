@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from megakernel_stt.comparison import generate, load_reference
 from megakernel_stt.model.random_checkpoint import write_checkpoint
 from tests.stt.goldens.cases import CASES, FILE, LENGTHS, audio, mels
-from tests.stt.oracle import encode, generate, load_oracle
+from tests.stt.oracle import encode
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
             write_checkpoint(path, case.kind, bias=case.bias, blank_bias=case.blank_bias)
-            model = load_oracle(path, case.kind)
+            model = load_reference(path, case.kind)
             recordings = [mels(length) for length in LENGTHS]
             for length, recording in zip(LENGTHS, recordings, strict=True):
                 frames = encode(model, recording, case.lookahead)

@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from megakernel_tts.errors import CheckpointError
-from megakernel_tts.model.fields import check_regular, read_json
+from megakernel_common.errors import CheckpointError
+from megakernel_common.fields import check_regular, read_json
 
 T = TypeVar("T")
 

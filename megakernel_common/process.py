@@ -14,7 +14,7 @@ import weakref
 from functools import cache, partial
 from typing import Protocol
 
-from megakernel_tts.errors import ForkedProcessError
+from megakernel_common.errors import ForkedProcessError
 
 _USE_SPAWN = "Start processes with multiprocessing.get_context('spawn')"
 

@@ -1,31 +1,8 @@
-"""What other threads signal to the engine loop: wake-ups, and sessions that are being opened."""
+"""What other threads signal to the engine loop: sessions that are being opened."""
 
-import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-
-class Wakeup:
-    """A wake-up event for the loop. `set` takes no lock, so that a finaliser may call it."""
-
-    def __init__(self) -> None:
-        self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        """Wakes the loop, or makes its next `wait` return at once."""
-        self._signals.put(None)
-
-    def clear(self) -> None:
-        """Drops earlier signals."""
-        with suppress(queue.Empty):
-            while True:
-                self._signals.get_nowait()
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Waits for a signal, at most `timeout_s` seconds (None: without limit)."""
-        with suppress(queue.Empty):
-            self._signals.get(timeout=timeout_s)
+from contextlib import contextmanager
 
 
 class PendingOpens:

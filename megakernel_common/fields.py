@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megakernel_tts.errors import CheckpointError
+from megakernel_common.errors import CheckpointError
 
 _MAX_INTEGER = 1 << 20  # far above every size of a released model; bounds what a bad file allocates
 _MAX_FILE_BYTES = 16 << 20

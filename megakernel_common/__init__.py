@@ -1,0 +1,1 @@
+"""What synthesis and recognition share: errors, checkpoints, processes, events. Internal."""
