@@ -6,7 +6,7 @@ or beside the device's next work; see `Loop`.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,9 +53,15 @@ class _EarlyBatch(NamedTuple):
 class DecodePipeline:
     """Chunks in the vocoder. A failure ends the streams whose chunks it affects, and no other."""
 
-    def __init__(self, vocoder: Vocoder) -> None:
-        """Starts with nothing in flight."""
+    def __init__(self, vocoder: Vocoder, on_delivered: Callable[[], object]) -> None:
+        """Starts with nothing in flight.
+
+        Args:
+            vocoder: Decodes the chunks.
+            on_delivered: Called after the chunks of a batch were delivered.
+        """
         self._vocoder = vocoder
+        self._on_delivered = on_delivered
         self._batch: _ChunkBatch | None = None
         self._early: _EarlyBatch | None = None
 
@@ -73,11 +79,7 @@ class DecodePipeline:
         """
         assert self._batch is None, "the earlier batch was not delivered"
         try:
-            chunks = [
-                (stream, request)
-                for stream, upcoming in zip(moving, pending_codes, strict=True)
-                if (request := self._early_request(stream, upcoming)) is not None
-            ]
+            chunks = self._early_chunks(moving, pending_codes)
             if chunks:
                 requests = [request for _, request in chunks]
                 self._early = _EarlyBatch(
@@ -87,6 +89,25 @@ class DecodePipeline:
                 )
         except Exception:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
+
+    def _early_chunks(
+        self, moving: Sequence[Stream], pending_codes: PendingCodes
+    ) -> list[tuple[Stream, PendingDecodeRequest]]:
+        """Returns the requests of the chunks that are begun early, as many as the vocoder takes.
+
+        Those with the earliest deadlines come first.
+        """
+        upcoming = sorted(
+            zip(moving, pending_codes, strict=True), key=lambda pair: pair[0].deadline_s
+        )
+        chunks: list[tuple[Stream, PendingDecodeRequest]] = []
+        num_left = self._vocoder.max_pending_total
+        for stream, codes in upcoming:
+            request = self._early_request(stream, codes)
+            if request is not None and request.num_frames <= num_left:
+                chunks.append((stream, request))
+                num_left -= request.num_frames
+        return chunks
 
     def _early_request(
         self, stream: Stream, upcoming: NDArray[np.int32]
@@ -185,6 +206,7 @@ class DecodePipeline:
                 stream.delivery.deliver(segment, codes, samples)
             except Exception as error:
                 segment.fail(error)
+        self._on_delivered()
 
     def discard(self) -> None:
         """Drops the batch in flight, undelivered."""

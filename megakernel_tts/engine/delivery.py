@@ -1,7 +1,6 @@
 """From decoded frames to the session's events: runaway guard, word times, retries, speed."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -57,6 +56,7 @@ class Delivery:
         self._scaler: SegmentScaler | None = None  # None between segments, and at speed 1
         self._num_samples = 0  # delivered or deferred
         self._current_timer: WordTimer | None = None  # None between segments
+        self._text_state = (-1, 0, 0)  # tokens, whole ones and replacements that the timer has
         self._guard = Guard()
         self._deferred_chunks: list[AudioChunk] = []  # of a segment that may be spoken again
         self._segment_frame = 0  # frames of the segment delivered or deferred
@@ -72,6 +72,7 @@ class Delivery:
     def begin_segment(self, word_timer: WordTimer) -> None:
         """Starts a segment, whose words `word_timer` finds."""
         self._current_timer = word_timer
+        self._text_state = (-1, 0, 0)
         self._guard = Guard()
         self._segment_frame = 0
         self._segment_start = self._num_samples
@@ -80,6 +81,10 @@ class Delivery:
 
     def read_text(self, text: TextSegment) -> None:
         """Passes the segment's text, as far as it is known, to word alignment."""
+        state = len(text.token_ids), text.num_whole, len(text.replacements)
+        if state == self._text_state:
+            return
+        self._text_state = state
         self._word_timer.update_text(text.token_ids, text.num_whole, text.replacements)
 
     def observe(self, frames: Frames, text: TextSegment) -> None:
@@ -112,11 +117,12 @@ class Delivery:
         self, segment: Segment, codes: Tensor, frames: NDArray[np.int16]
     ) -> int | None:
         """Returns how many frames to keep if the guard ends the segment within them."""
-        for i, pcm in enumerate(frames):
+        peaks = np.abs(frames.astype(np.int32)).max(axis=1).tolist()
+        for i, peak in enumerate(peaks):
             frame = self._segment_frame + i
             if self._guard.runaway(
                 int(codes[i, 0]),
-                pcm,
+                peak,
                 segment.text.expected_frames,
                 used_up=segment.text_used_up(frame),
                 idle=self._word_timer.frames_since_end(frame),
@@ -210,11 +216,10 @@ class Delivery:
 
     def finish(self, reason: FinishReason, error: BaseException | None) -> None:
         """Delivers deferred chunks and the last event."""
-        with suppress(RuntimeError):  # the reader's event loop is closed
-            if reason == "error":
-                self._end_scaling()
-            self._release_deferred()
-            self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
+        if reason == "error":
+            self._end_scaling()
+        self._release_deferred()
+        self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
 
     def _release_deferred(self) -> None:
         for chunk in self._deferred_chunks:

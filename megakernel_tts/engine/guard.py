@@ -8,9 +8,6 @@ repetition, or after the last word.
 
 from collections import deque
 
-import numpy as np
-from numpy.typing import NDArray
-
 _MAX_LENGTH = 4.0  # times the ordinary length: slow, emotional speech stays below
 _GRACE_FRAMES = 60  # added to the limit, for pauses and breaths in short texts
 _OVERDUE_LENGTH = 2.0  # times the ordinary length, from which silence and loops end the speech
@@ -34,7 +31,7 @@ class Guard:
     def runaway(
         self,
         code: int,
-        pcm: NDArray[np.int16],
+        peak: int,
         expected_frames: float,
         *,
         used_up: bool,
@@ -44,7 +41,7 @@ class Guard:
 
         Args:
             code: Code 0 of the frame.
-            pcm: Samples of the frame.
+            peak: Largest magnitude of the frame's 16-bit samples.
             expected_frames: Ordinary length of the text so far.
             used_up: Whether the talker had been fed the whole text before the frame.
             idle: Frames since the attention reached the end of the text; 0 if that is unknown.
@@ -53,7 +50,7 @@ class Guard:
             Whether to end the speech with this frame.
         """
         self._num_frames += 1
-        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET_PEAK
+        quiet = peak < _QUIET_PEAK
         self._num_counted += 0.5 if quiet else 1.0
         if not used_up:
             return False

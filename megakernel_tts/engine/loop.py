@@ -34,7 +34,7 @@ from megakernel_tts.engine.wakeup import PendingOpens, Wakeup
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.process import OwnerProcess
-from megakernel_tts.session import FinishReason
+from megakernel_tts.session import FinishReason, ReaderWakeups
 from megakernel_tts.text.prompt import Prompt, PromptBuilder
 
 
@@ -44,6 +44,8 @@ class Loop:
     Attributes:
         wakeup: Wakes the loop while it waits.
         pending_opens: Sessions that are being opened.
+        reader_wakeups: Wakes the readers of the sessions, when a batch has been delivered and at
+            the end of an iteration.
         scheduler: Streams and slots.
         decoding: Codes in the codec.
         closed: Ends the loop; set by any thread.
@@ -69,8 +71,9 @@ class Loop:
         """
         self.wakeup = Wakeup()
         self.pending_opens = PendingOpens()
+        self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
-        self.decoding = DecodePipeline(vocoder)
+        self.decoding = DecodePipeline(vocoder, self.reader_wakeups.wake)
         self.closed = False
         self.broken: BaseException | None = None
         self._process = OwnerProcess()
@@ -102,7 +105,9 @@ class Loop:
                 self._backend.clear_interrupt()
                 if self.closed:  # read after the wake-up that announces it was cleared
                     break
-                if not self._iterate():
+                has_work = self._iterate()
+                self.reader_wakeups.wake()
+                if not has_work:
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
         except BaseException as error:  # a defect must not leave a session waiting
@@ -112,6 +117,7 @@ class Loop:
         for stream in self.scheduler.streams:
             with suppress(Exception):  # every session gets its finish, even if a slot is not freed
                 self._finish(stream, "error" if self.broken else "cancelled", self.broken)
+        self.reader_wakeups.wake()
 
     def _iterate(self) -> bool:
         """Delivers if required, ends segments, swaps, feeds, admits, steps and decodes.

@@ -6,12 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from megakernel_tts import AudioChunk
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import FRAME_S, ChunkPolicy
 from megakernel_tts.text.splitter import SplitLimits
-from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps
+from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps, record_chunks
 from tests.rig import Rig, drain
 
 NUM_FRAMES = 40  # of a turn
@@ -25,13 +24,10 @@ def speak(loaded: LoadedModel, device: Device, num_turns: int = 1) -> list[list[
     turns: list[list[tuple[float, int]]] = []
     for seed in range(num_turns):
         session = rig.open(None, seed=seed, max_frames=NUM_FRAMES)
-        arrivals: list[float] = []
-        session._events.set_listener(lambda into=arrivals: into.append(device.clock.now_s))
+        turns.append(record_chunks(session, device.clock))
         session.push_text("hello to the world.")
         session.end()
-        chunks = [event for event in drain(session)[0] if isinstance(event, AudioChunk)]
-        sizes = [len(chunk.codes) for chunk in chunks]
-        turns.append(list(zip(arrivals, sizes, strict=False)))  # the last arrival is the finish's
+        drain(session)
     rig.close()
     return turns
 

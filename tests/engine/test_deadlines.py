@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megakernel_tts import AudioChunk, Session
+from megakernel_tts import Session
 from megakernel_tts.engine.deadlines import DeadlineScheduler
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import FRAME_S
 from megakernel_tts.text.prompt import Layout
-from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps
+from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps, record_chunks
 from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, scripted
 
 
@@ -79,20 +79,8 @@ class Run:
                 max_frames=arrival.num_frames,
                 ahead=UNLIMITED,
             )
-            spoken = Spoken(seed, self._device.clock.now_s, session, [])
-            self._record_chunks(spoken)
-            self.spoken.append(spoken)
-
-    def _record_chunks(self, spoken: Spoken) -> None:
-        events, clock = spoken.session._events, self._device.clock
-        put = events.put
-
-        def record(event: object) -> None:
-            if isinstance(event, AudioChunk):
-                spoken.chunks.append((clock.now_s, len(event.codes)))
-            put(event)  # type: ignore[arg-type]
-
-        events.put = record  # type: ignore[method-assign]
+            chunks = record_chunks(session, self._device.clock)
+            self.spoken.append(Spoken(seed, self._device.clock.now_s, session, chunks))
 
     def check_codes(self) -> None:
         """Checks that each stream has the codes of a stream alone, and all of its frames."""

@@ -8,7 +8,7 @@ import numpy as np
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
-from megakernel_tts.session import FRAME_S
+from megakernel_tts.session import FRAME_S, AudioChunk, Event, Session
 from tests.fakes import ScriptedBackend
 from tests.rig import ManualClock
 
@@ -105,3 +105,17 @@ def gaps(chunks: Sequence[tuple[float, int]]) -> list[float]:
         found.append(max(0.0, arrival_s - played_until_s))
         played_until_s = max(played_until_s, arrival_s) + num_frames * FRAME_S
     return found
+
+
+def record_chunks(session: Session, clock: ManualClock) -> list[tuple[float, int]]:
+    """Returns a list that receives the arrival in seconds and the frames of every chunk."""
+    chunks: list[tuple[float, int]] = []
+    put = session._events.put
+
+    def record(event: Event) -> None:
+        if isinstance(event, AudioChunk):
+            chunks.append((clock.now_s, len(event.codes)))
+        put(event)
+
+    session._events.put = record  # type: ignore[method-assign]
+    return chunks
