@@ -44,8 +44,8 @@ class Loop:
     Attributes:
         wakeup: Wakes the loop while it waits.
         pending_opens: Sessions that are being opened.
-        reader_wakeups: Wakes the readers of the sessions, when a batch has been delivered and at
-            the end of an iteration.
+        reader_wakeups: Wakes the readers of the sessions: when a batch has been delivered, before
+            the device's work, and at the end of an iteration.
         scheduler: Streams and slots.
         decoding: Codes in the codec.
         closed: Ends the loop; set by any thread.
@@ -212,6 +212,7 @@ class Loop:
                 self._isolate(stream, partial(self._finish, reason=stream.reason))
             elif stream.slot is not None and not stream.leaving:
                 self._isolate(stream, self._feeder.feed)
+        self.reader_wakeups.wake()
 
     def _admit(self, movable: Sequence[Stream]) -> bool:
         """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
