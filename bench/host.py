@@ -30,7 +30,7 @@ from bench.report import write
 from megakernel_tts import TTS, ChunkPolicy, ModelInfo
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
-from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.event_loop import frozen_heap, measure_event_loop
 from megakernel_tts.bench.timing import BenchmarkRequest
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples
@@ -55,7 +55,7 @@ _STREAMS = 64
 
 
 @dataclass(frozen=True)
-class Times:
+class HostTimes:
     """Milliseconds of device work; the defaults are the targets for 64 streams on an H200.
 
     Attributes:
@@ -69,10 +69,10 @@ class Times:
     codec: float = 1.2
 
 
-class SimulatedDevice:
+class FixedTimeDevice:
     """Runs work in order, without a host's computation."""
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: HostTimes) -> None:
         self.times = times
         self._free_s = 0.0
 
@@ -87,13 +87,13 @@ def _sleep_until(deadline_s: float) -> None:
         time.sleep(remaining_s)
 
 
-class SimulatedBackend:
+class FixedTimeBackend:
     """A `Backend` whose frames have random codes."""
 
     name = "simulated"
     blocking = False
 
-    def __init__(self, device: SimulatedDevice, num_slots: int, num_codes: int) -> None:
+    def __init__(self, device: FixedTimeDevice, num_slots: int, num_codes: int) -> None:
         self.num_slots = self.max_streams = num_slots
         self.max_positions = 512
         self._device = device
@@ -149,14 +149,14 @@ class SimulatedBackend:
         """See `Backend.swap_in`."""
 
 
-class SimulatedVocoder:
+class FixedTimeVocoder:
     """A `Vocoder` whose samples are noise."""
 
     max_pending_frames = 8
     max_pending_total = 1 << 20
     sample_rate = 24_000
 
-    def __init__(self, device: SimulatedDevice, num_slots: int) -> None:
+    def __init__(self, device: FixedTimeDevice, num_slots: int) -> None:
         self._device, self._num_slots = device, num_slots
         noise = np.random.default_rng(0).integers(-3000, 3000, _MAX_FRAMES * _FRAME_SAMPLES)
         self._samples = noise.astype(np.int16)
@@ -191,7 +191,7 @@ class SimulatedVocoder:
         return wait
 
 
-def host_tts(times: Times, slots: int) -> TTS:
+def host_tts(times: HostTimes, slots: int) -> TTS:
     """Builds the engine over a simulated device, with the demo voice's prompts and text."""
     folder, cpu = find_checkpoint("demo"), torch.device("cpu")
     config = read_model_config(folder / "config.json")
@@ -201,12 +201,12 @@ def host_tts(times: Times, slots: int) -> TTS:
     weights = Checkpoint(folder / "speech_tokenizer").load(
         decoder_specs(codec_config.decoder), cpu, torch.float32
     )
-    device = SimulatedDevice(times)
+    device = FixedTimeDevice(times)
     engine = Engine(
-        SimulatedBackend(device, slots, config.talker.num_codes),
+        FixedTimeBackend(device, slots, config.talker.num_codes),
         PromptBuilder(embeddings, config, tokenizer),
         Decoder(weights, codec_config),
-        SimulatedVocoder(device, slots),
+        FixedTimeVocoder(device, slots),
     )
     speakers = {name: ("english",) for name in config.talker.speakers}
     info = ModelInfo("custom_voice", speakers, ("english",), False, note=None, name="simulated")
@@ -257,9 +257,10 @@ def measure(tts: TTS, streams: int, chunk: int, num_requests: int) -> HostFigure
             [time.clock_gettime(engine_clock), time.process_time(), time.perf_counter()]
         )
 
-    begin = now()
-    num_frames = asyncio.run(run())
-    engine_s, process_s, wall_s = (now() - begin).tolist()
+    with frozen_heap():
+        begin = now()
+        num_frames = asyncio.run(run())
+        engine_s, process_s, wall_s = (now() - begin).tolist()
     return HostFigures(
         streams,
         chunk,
@@ -299,7 +300,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     logging.disable()  # every request is cut after 50 frames and would be logged
-    times = Times()
+    times = HostTimes()
     if options.profile:
         with _profiled_engine(options.profile), host_tts(times, options.streams) as tts:
             measure(tts, options.streams, 2, options.requests)

@@ -9,7 +9,7 @@ import numpy as np
 
 from megakernel_tts import TTS, EngineBusyError
 from megakernel_tts.bench.event_loop import frozen_heap
-from megakernel_tts.bench.timing import BenchmarkRequest, PlaybackClock
+from megakernel_tts.bench.timing import BenchmarkRequest, PlaybackGaps
 
 UTTERANCE_FRAMES = 50  # 4 s
 
@@ -52,7 +52,7 @@ class _Run:
 
     def __init__(self, tts: TTS, request: BenchmarkRequest) -> None:
         self.first_chunks_s: list[float] = []
-        self.playbacks: list[PlaybackClock] = []
+        self.playbacks: list[PlaybackGaps] = []
         self.audio_s = 0.0
         self.num_refused = 0
         self.max_concurrent = 0
@@ -73,7 +73,7 @@ class _Run:
 
     async def _read(self, seed: int, arrived_s: float) -> None:
         """Reads one request, which has arrived at `arrived_s` of `perf_counter`."""
-        request, playback = self._request, PlaybackClock()
+        request, playback = self._request, PlaybackGaps()
         self._num_concurrent += 1
         self.max_concurrent = max(self.max_concurrent, self._num_concurrent)
         chunks = self._tts.astream(

@@ -48,7 +48,7 @@ class RequestTiming:
     gaps_s: tuple[float, ...] = ()
 
 
-class PlaybackClock:
+class PlaybackGaps:
     """Plays a stream from its first chunk on, and records what is missing.
 
     Attributes:
@@ -119,7 +119,7 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         SynthesisError: The speech has no frames.
     """
     sampling, chunks = replace(request.sampling, seed=seed), ChunkPolicy(chunk, chunk)
-    frames, audio_s, first_s, playback = 0, 0.0, None, PlaybackClock()
+    frames, audio_s, first_s, playback = 0, 0.0, None, PlaybackGaps()
     start_s = perf_counter()
     for audio_chunk in tts.stream(
         request.text,

@@ -2,7 +2,8 @@
 
 import math
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.session import FRAME_S, ChunkPolicy
@@ -115,12 +116,12 @@ class Chunking:
 
     def due(self, segment: Segment, *, first: bool) -> bool:
         """Returns whether a chunk is due; without more text, any pending frame makes one due."""
-        if not segment.pending:
+        if not len(segment.pending):
             return False
         return not segment.ready or len(segment.pending) >= self.num_required(first=first)
 
-    def next_chunk(self, segment: Segment) -> list[Tensor]:
-        """Returns the codes [groups] of each frame of the chunk that is due."""
+    def next_chunk(self, segment: Segment) -> NDArray[np.int64]:
+        """Returns the codes [frames, groups] of the chunk that is due."""
         return segment.pending[: self.size] if segment.ready else segment.pending
 
     def num_expected(self, segment: Segment, num_upcoming: int, *, first: bool) -> int:

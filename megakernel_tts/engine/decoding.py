@@ -6,18 +6,20 @@ or beside the device's next work; see `Loop`.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
 from megakernel_tts.engine.stream import Stream
+
+_CHUNKS_PER_YIELD = 8  # delivered before other threads may take the interpreter's lock
 
 _log = logging.getLogger("megakernel_tts")
 
@@ -32,7 +34,7 @@ class _ChunkBatch(NamedTuple):
     """
 
     streams: Sequence[Stream]
-    codes: Sequence[Tensor]
+    codes: Sequence[NDArray[np.int64]]
     wait: PendingSamples
 
 
@@ -121,13 +123,11 @@ class DecodePipeline:
         num_frames = stream.num_expected(len(upcoming))
         if not 0 < num_frames <= self._vocoder.max_pending_frames:
             return None
-        pending = stream.active_segment.pending[:num_frames]
-        received = np.empty((0, upcoming.shape[1]), np.int64)
-        if pending:
-            received = torch.stack(pending).numpy()
-        return PendingDecodeRequest(
-            stream.active_slot, received, upcoming[: num_frames - len(received)]
-        )
+        received = stream.active_segment.pending[:num_frames]
+        if not len(received):
+            received = np.empty((0, upcoming.shape[1]), np.int64)
+        num_upcoming = num_frames - len(received)
+        return PendingDecodeRequest(stream.active_slot, received, upcoming[:num_upcoming])
 
     def confirm_early(self, *, step_failed: bool = False) -> None:
         """Confirms, after the step, the early chunks that are due; cancels the rest.
@@ -165,7 +165,7 @@ class DecodePipeline:
             return
         try:
             wait = self._vocoder.decode(
-                [DecodeRequest(s.active_slot, codes) for s, codes in chunks]
+                [DecodeRequest(s.active_slot, torch.from_numpy(codes)) for s, codes in chunks]
             )
         except Exception as error:
             if len(chunks) == 1:
@@ -176,7 +176,9 @@ class DecodePipeline:
             return
         self._start(chunks, wait)
 
-    def _start(self, chunks: Sequence[tuple[Stream, Tensor]], wait: PendingSamples) -> None:
+    def _start(
+        self, chunks: Sequence[tuple[Stream, NDArray[np.int64]]], wait: PendingSamples
+    ) -> None:
         """Puts chunks in flight."""
         for stream, _ in chunks:
             stream.start_decoding()
@@ -197,8 +199,11 @@ class DecodePipeline:
             for stream in batch.streams:
                 stream.active_segment.fail_decoding(error)
             return
-        for stream, codes, samples in zip(batch.streams, batch.codes, results, strict=True):
+        chunks = zip(batch.streams, batch.codes, results, strict=True)
+        for i, (stream, codes, samples) in enumerate(chunks, 1):
             segment = stream.active_segment
+            if i % _CHUNKS_PER_YIELD == 0:
+                time.sleep(0)
             if samples is None:
                 segment.fail_decoding(FloatingPointError("The codec's waveform is not finite."))
                 continue
@@ -216,9 +221,9 @@ class DecodePipeline:
                 stream.segment.stop_decoding()
 
 
-def _next_codes(stream: Stream) -> Tensor:
+def _next_codes(stream: Stream) -> NDArray[np.int64]:
     """Returns the codes [frames, groups] of the chunk that is due."""
-    return torch.stack(stream.chunking.next_chunk(stream.active_segment))
+    return stream.chunking.next_chunk(stream.active_segment)
 
 
 def _num_due(stream: Stream, num_expected: int) -> int:

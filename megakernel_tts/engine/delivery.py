@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_tts.align.word_times import WordTimer
 from megakernel_tts.align.words import Word
@@ -99,29 +98,31 @@ class Delivery:
         assert self._current_timer is not None, "no segment was begun"
         return self._current_timer
 
-    def deliver(self, segment: Segment, codes: Tensor, samples: NDArray[np.int16]) -> None:
+    def deliver(
+        self, segment: Segment, codes: NDArray[np.int64], samples: NDArray[np.int16]
+    ) -> None:
         """Delivers a decoded chunk, cut off at the frame in which the guard ends the segment.
 
         Args:
             segment: The stream's segment.
-            codes: [frames, groups] int64.
+            codes: [frames, groups].
             samples: [frames * samples per frame].
         """
         frames = samples.reshape(len(codes), -1)
         if self._guarded and (num_kept := self._find_runaway(segment, codes, frames)):
             segment.cut(self._segment_frame + num_kept)
             frames, codes = frames[:num_kept], codes[:num_kept]
-        self._put_chunk(segment, codes.numpy(), frames)
+        self._put_chunk(segment, codes, frames)
 
     def _find_runaway(
-        self, segment: Segment, codes: Tensor, frames: NDArray[np.int16]
+        self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
     ) -> int | None:
         """Returns how many frames to keep if the guard ends the segment within them."""
-        peaks = np.abs(frames.astype(np.int32)).max(axis=1).tolist()
-        for i, peak in enumerate(peaks):
+        peaks = np.maximum(frames.max(axis=1), -frames.min(axis=1).astype(np.int32))
+        for i, (code, peak) in enumerate(zip(codes[:, 0].tolist(), peaks.tolist(), strict=True)):
             frame = self._segment_frame + i
             if self._guard.runaway(
-                int(codes[i, 0]),
+                code,
                 peak,
                 segment.text.expected_frames,
                 used_up=segment.text_used_up(frame),
@@ -144,7 +145,7 @@ class Delivery:
     def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> list[Word]:
         """Returns the words that begin in `frames`, timed from the start of the segment."""
         self.read_text(segment.text)
-        last = segment.outcome == "eos" and not segment.pending
+        last = segment.outcome == "eos" and not len(segment.pending)
         return self._word_timer.add_audio(frames, last=last)
 
     def _make_chunk(

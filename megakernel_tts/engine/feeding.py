@@ -85,8 +85,8 @@ class TextFeeder:
 
     def feed(self, stream: Stream) -> None:
         """Feeds the text that has arrived since; the end of the text is fed exactly once."""
-        segment, text = stream.active_segment, stream.text_so_far()
-        if not stream.has_new_text(text):
+        segment = stream.active_segment
+        if segment.text_closed or not stream.has_new_text(text := stream.text_so_far()):
             return
         new_ids = text.token_ids[segment.num_tokens :]
         vectors = self._prompt_builder.embed_text(new_ids)

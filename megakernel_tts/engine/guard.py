@@ -25,8 +25,8 @@ class Guard:
         self._num_frames = 0
         self._num_counted = 0.0  # frames; a quiet one counts half, since a runaway has few pauses
         self._num_quiet = 0
-        self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)
-        self._num_repeats = [0] * (_MAX_LOOP_FRAMES + 1)  # by length of the loop
+        self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)  # the last one first
+        self._num_repeats: list[int] = []  # of each code of `_codes`, by a loop from there to now
 
     def runaway(
         self,
@@ -54,10 +54,13 @@ class Guard:
         self._num_counted += 0.5 if quiet else 1.0
         if not used_up:
             return False
-        for length, earlier in enumerate(reversed(self._codes), start=1):
-            repeats = self._num_repeats[length] + 1 if earlier == code else 0
-            self._num_repeats[length] = repeats
-        self._codes.append(code)
+        self._num_repeats = [
+            num_repeats + 1 if earlier == code else 0
+            for num_repeats, earlier in zip(self._num_repeats, self._codes, strict=True)
+        ]
+        if len(self._num_repeats) < _MAX_LOOP_FRAMES:
+            self._num_repeats.append(0)  # a loop as long as all codes so far
+        self._codes.appendleft(code)
         self._num_quiet = self._num_quiet + 1 if quiet else 0
         overdue = self._num_frames > _OVERDUE_LENGTH * expected_frames
         lost = (

@@ -133,7 +133,7 @@ class Loop:
             self._end_segments()
             self._swap_out_one()
         self._feed_or_finish()
-        others_wait = self._admit(self._plan_chunks())
+        others_wait = self._admit()
         movable = self._plan_chunks()
         self._step_until_due(movable, others_wait=others_wait)
         self.decoding.decode([stream for stream in scheduler.streams if stream.due])
@@ -214,7 +214,7 @@ class Loop:
                 self._isolate(stream, self._feeder.feed)
         self.reader_wakeups.wake()
 
-    def _admit(self, movable: Sequence[Stream]) -> bool:
+    def _admit(self) -> bool:
         """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
 
         New streams begin together: their prompts share prefills, and their first frames share
@@ -224,16 +224,13 @@ class Loop:
         frame after one stream was swapped in, or after the prefill budget. A prompt that exceeds
         the budget continues in the next iteration.
 
-        Args:
-            movable: Streams that can make a frame.
-
         Returns:
             Whether another stream may start in the next iteration.
         """
         scheduler, policy = self.scheduler, self.scheduler.policy
         budget = 0
         if scheduler.prefilling or (scheduler.num_free_slots and scheduler.waiting):
-            budget = scheduler.deadlines.prefill_budget(movable, scheduler.clock())
+            budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
         max_positions = min(policy.first_prefill_positions, budget)
         swapped_in = False
         while self._work.num_positions < budget and not swapped_in:

@@ -135,8 +135,10 @@ class Stream:
     @property
     def exhausted(self) -> bool:
         """Whether the whole text was spoken."""
+        if self.segment is not None:
+            return False
         with self.text_queue.lock:
-            return self.segment is None and self.text_queue.done
+            return self.text_queue.done
 
     @property
     def movable(self) -> bool:

@@ -20,7 +20,7 @@ from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.stages import measure_stages, stage_timer
 from megakernel_tts.bench.timing import (
     BenchmarkRequest,
-    PlaybackClock,
+    PlaybackGaps,
     time_first_chunk,
     time_request,
     time_streams,
@@ -169,7 +169,7 @@ def test_throughput_and_underruns_are_of_all_streams(
 
 
 def test_a_chunk_is_late_if_the_audio_before_it_was_played() -> None:
-    playback = PlaybackClock()
+    playback = PlaybackGaps()
     for now_s, audio_s in ((5.0, 0.08), (5.05, 0.16), (5.24, 0.08), (5.5, 0.08), (5.58, 0.08)):
         playback.add(now_s, audio_s)
     assert playback.gaps_s == pytest.approx([0.18])
