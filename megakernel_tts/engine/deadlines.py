@@ -35,8 +35,10 @@ class DeadlineScheduler:
         self._prefill_budget = prefill_budget
         self._num_postponed = 0  # times in succession
 
-    def choose(self, movable: Sequence[Stream], now_s: float) -> list[Stream]:
-        """Returns the streams of the next step, in the order of `movable`.
+    def choose(
+        self, movable: Sequence[Stream], now_s: float
+    ) -> tuple[Sequence[Stream], Sequence[Stream]]:
+        """Returns the streams of the next step, and those that it leaves out.
 
         If there are more than a step takes, urgent streams come first. They are followed by late
         ones, of which the one whose last step was longest ago comes first, and then by the others
@@ -47,7 +49,7 @@ class DeadlineScheduler:
             now_s: Clock time in seconds.
         """
         if len(movable) <= self._max_streams:
-            return list(movable)
+            return movable, ()
 
         margin_s = _MARGIN * self.times.iteration_s(self._max_streams)
 
@@ -57,8 +59,8 @@ class DeadlineScheduler:
                 return 1, stream.active_segment.last_step_s
             return 0 if deadline_s - now_s < margin_s else 2, deadline_s
 
-        chosen = set(sorted(movable, key=rank)[: self._max_streams])
-        return [stream for stream in movable if stream in chosen]
+        ranked = sorted(movable, key=rank)
+        return ranked[: self._max_streams], ranked[self._max_streams :]
 
     def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
         """Returns the frames of a step: until a chunk is due, or a deadline is near.

@@ -159,8 +159,7 @@ class Loop:
             others_wait: Whether another stream may start after the step, which is then short.
         """
         deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
-        chosen = deadlines.choose(movable, now_s)
-        left_out = [stream for stream in movable if stream not in chosen]
+        chosen, left_out = deadlines.choose(movable, now_s)
         num_frames = deadlines.num_frames(chosen, left_out, now_s)
         if others_wait:
             num_frames = min(num_frames, 1)
