@@ -20,7 +20,7 @@ from torch import Tensor
 from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
 from megakernel_tts.align.estimate import STEP_SECONDS, spoken_seconds
 from megakernel_tts.align.words import split_words
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, State
 from megakernel_tts.engine.engine import Engine
@@ -234,9 +234,11 @@ class SimulatedBackend:
     """
 
     name = "simulated"
+    blocking = False
 
     def __init__(self, num_slots: int, frame_seconds: float, tokenizer: TextTokenizer) -> None:
         self.num_slots = num_slots
+        self.max_streams = num_slots
         self.max_positions = 1 << 20
         self.frame_seconds = frame_seconds
         self.failing_word = ""
@@ -252,8 +254,10 @@ class SimulatedBackend:
         """Number of streams."""
         return len(self._streams)
 
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        """See `Backend.prefill`."""
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
+        """See `Backend.prefill`; a prompt takes no time, so it is run whole."""
         for request in requests:
             self._streams[request.slot] = _SimulatedStream(
                 "",
@@ -262,6 +266,8 @@ class SimulatedBackend:
                 first_number=request.first_frame * self.distinct_segments,
             )
             self.feed(request.slot, request.prompt, last=False)
+        lengths = [len(request.prompt) for request in requests]
+        return PrefillResult(lengths, sum(lengths))
 
     def clear_prefix_cache(self) -> None:
         """See `Backend.clear_prefix_cache`; there is no cache."""

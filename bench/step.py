@@ -21,13 +21,13 @@ from torch import Tensor
 
 from bench.events import event_times
 from bench.frames import FRAMES_PER_LAUNCH, disable_end_of_speech, frame_ms
-from bench.graph import frame_graph
 from bench.report import write
 from megakernel_common.checkpoint import leaves, map_leaves
 from megakernel_tts import Sampling
 from megakernel_tts.backends.decode_buffers import PHASE_INTERVALS, PHASES
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.bench.torch_graph import frame_graph
 from megakernel_tts.kernels.decode import ORDINARY, DecodeVariant, load_decode_kernels
 from megakernel_tts.model.config import ModelConfig, read_model_config
 from megakernel_tts.model.random_checkpoint import write_checkpoint

@@ -9,7 +9,7 @@ E = TypeVar("E")
 
 
 class BaseEventQueue(Generic[E]):
-    """A queue whose reader may be a thread or, through a listener, an event loop.
+    """What the queue of a session has on both sides.
 
     Attributes:
         abandoned: Whether the reader has cancelled or dropped the session.
@@ -24,25 +24,9 @@ class BaseEventQueue(Generic[E]):
         self._events: deque[E] = deque()
         self._changed = threading.Condition()
         self._on_abandon = on_abandon
-        self._listener: Callable[[], object] | None = None
         self.abandoned = False
 
     def abandon(self) -> None:
         """Has the engine end the stream. Takes no lock, so that a finaliser may call it."""
         self.abandoned = True
         self._on_abandon()
-
-    def set_listener(self, listener: Callable[[], object]) -> None:
-        """Has `listener` called after every event, on the engine thread; replaces an earlier one.
-
-        Args:
-            listener: Called without arguments.
-        """
-        with self._changed:
-            self._listener = listener
-
-    def remove_listener(self, listener: Callable[[], object]) -> None:
-        """Removes `listener`, unless another one has replaced it."""
-        with self._changed:
-            if self._listener is listener:
-                self._listener = None

@@ -130,8 +130,24 @@ class EventQueue(BaseEventQueue[Event]):
             on_abandon: Called when the session is abandoned; must not take a lock.
         """
         super().__init__(on_abandon)
+        self._listener: Callable[[], object] | None = None
         self._finished = False
         self._error: MegakernelTTSError | None = None
+
+    def set_listener(self, listener: Callable[[], object]) -> None:
+        """Has `listener` called after every event, on the engine thread; replaces an earlier one.
+
+        Args:
+            listener: Called without arguments.
+        """
+        with self._changed:
+            self._listener = listener
+
+    def remove_listener(self, listener: Callable[[], object]) -> None:
+        """Removes `listener`, unless another one has replaced it."""
+        with self._changed:
+            if self._listener is listener:
+                self._listener = None
 
     def put(self, event: Event) -> None:
         """Appends an event. A partial result replaces an unread one, so the queue stays short."""

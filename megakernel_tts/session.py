@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -99,6 +99,45 @@ class ChunkPolicy:
             raise ValueError(f"{self}: 1 <= first <= largest <= ahead must hold.")
 
 
+class ReaderWakeups:
+    """Wakes the readers of sessions: each one once for all events since the last call of `wake`.
+
+    A wake-up of an event loop is a system call, which costs more than the delivery of a chunk. All
+    tasks of an event loop share one. The engine thread calls the methods.
+    """
+
+    def __init__(self) -> None:
+        """Starts without events."""
+        self._queues: dict[EventQueue, None] = {}
+
+    def add(self, queue: "EventQueue") -> None:
+        """Records that a queue has a new event."""
+        self._queues[queue] = None
+
+    def wake(self) -> None:
+        """Wakes the readers of the queues with new events.
+
+        A session whose reader's event loop is closed is abandoned.
+        """
+        queues, self._queues = self._queues, {}
+        arrived: dict[asyncio.AbstractEventLoop, list[EventQueue]] = {}
+        for queue in queues:
+            if (loop := queue.notify()) is not None:
+                arrived.setdefault(loop, []).append(queue)
+        for loop, queues_of_loop in arrived.items():
+            try:
+                loop.call_soon_threadsafe(_set_arrived, queues_of_loop)
+            except RuntimeError:
+                for queue in queues_of_loop:
+                    queue.abandon()
+
+
+def _set_arrived(queues: "Sequence[EventQueue]") -> None:
+    """Wakes the tasks that wait for events; runs on their event loop."""
+    for queue in queues:
+        queue.set_arrived()
+
+
 class EventQueue(BaseEventQueue[Event]):
     """Events of one session, from the engine thread to one reader.
 
@@ -111,6 +150,7 @@ class EventQueue(BaseEventQueue[Event]):
         on_read: Callable[[], None],
         on_abandon: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        wakeups: ReaderWakeups | None = None,
     ) -> None:
         """Creates an empty queue.
 
@@ -118,9 +158,12 @@ class EventQueue(BaseEventQueue[Event]):
             on_read: Called by the reader after each event that it takes.
             on_abandon: Called when the session is abandoned; must not take a lock.
             clock: The engine's clock, in seconds.
+            wakeups: Receives the queue after each event. None: of the queue's own.
         """
         super().__init__(on_abandon)
         self._on_read = on_read
+        self._wakeups = wakeups or ReaderWakeups()
+        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._muted = False
         self.num_unread = 0
         self._clock = clock
@@ -143,21 +186,25 @@ class EventQueue(BaseEventQueue[Event]):
         self._slot_waits = self.slot_wait_s, None
 
     def put(self, event: Event) -> None:
-        """Appends an event; called by the engine thread.
-
-        Raises:
-            RuntimeError: The listener's event loop is closed.
-        """
+        """Appends an event; called by the engine thread, which then wakes the readers."""
         with self._changed:
             if isinstance(event, AudioChunk):
                 if self._muted:
                     return
                 self.num_unread += _num_frames(event)
             self._events.append(event)
+        self._wakeups.add(self)
+
+    def notify(self) -> asyncio.AbstractEventLoop | None:
+        """Wakes a waiting thread; returns the event loop of a waiting task, if there is one."""
+        with self._changed:
             self._changed.notify_all()
-            listener = self._listener
-        if listener is not None:
-            listener()
+            return self._waiter[0] if self._waiter is not None else None
+
+    def set_arrived(self) -> None:
+        """Wakes the waiting task, if there is one; called on its event loop."""
+        if (waiter := self._waiter) is not None:
+            waiter[1].set()
 
     def get_nowait(self) -> Event | None:
         """Takes the next event, or returns None if there is none; a `Finish` stays in the queue."""
@@ -183,6 +230,17 @@ class EventQueue(BaseEventQueue[Event]):
             self._muted = True
             self._events = deque(e for e in self._events if isinstance(e, Finish))
             self.num_unread = 0
+
+    def set_waiter(self, loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+        """Has `arrived` set on its event loop after new events; replaces an earlier one."""
+        with self._changed:
+            self._waiter = loop, arrived
+
+    def remove_waiter(self, arrived: asyncio.Event) -> None:
+        """Removes a waiter, unless another one has replaced it."""
+        with self._changed:
+            if self._waiter is not None and self._waiter[1] is arrived:
+                self._waiter = None
 
 
 def _num_frames(chunk: AudioChunk) -> int:
@@ -306,11 +364,7 @@ class Session:
     async def __aiter__(self) -> AsyncGenerator[Event, None]:
         self._process.check()
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(arrived.set)
-
-        self._events.set_listener(wake)
+        self._events.set_waiter(loop, arrived)
         try:
             while self._finish is None:
                 arrived.clear()
@@ -320,7 +374,7 @@ class Session:
                 else:
                     yield self._note_finish(event)
         finally:
-            self._events.remove_listener(wake)
+            self._events.remove_waiter(arrived)
 
     def _note_finish(self, event: Event) -> Event:
         if isinstance(event, Finish):

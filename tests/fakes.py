@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder
@@ -34,15 +34,18 @@ class ScriptedBackend:
         prompt_lengths: Positions of every prompt.
         prompts: Seed and first frame number of every prompt.
         prefill_sizes: Prompts of every prefill.
+        prefill_positions: Positions that every prefill ran.
         events: `prefill`, `frame` and `swap_in`, in order.
         threads: Threads that called `prefill` or `step`.
         num_swapped_out: Calls of `swap_out`.
     """
 
     name = "scripted"
+    blocking = False
 
     def __init__(self, num_slots: int = 2, max_positions: int = 512, *, tail: int = 3) -> None:
         self.num_slots = num_slots
+        self.max_streams = num_slots
         self.max_positions = max_positions
         self.tail = tail
         self.endless = False
@@ -57,6 +60,7 @@ class ScriptedBackend:
         self.prompt_lengths: list[int] = []
         self.prompts: list[tuple[int, int]] = []
         self.prefill_sizes: list[int] = []
+        self.prefill_positions: list[int] = []
         self.events: list[str] = []
         self.threads: set[int] = set()
         self.num_swapped_out = 0
@@ -88,21 +92,36 @@ class ScriptedBackend:
             self.events.append(event)
             self._recorded.notify_all()
 
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
         self.threads.add(threading.get_ident())
         if failing := {request.sampling.seed for request in requests} & self.failing_prompts:
             raise ArithmeticError(f"failing prompt of seed {failing.pop()}")
+        in_place: list[int] = []
+        num_run = 0
         for request in requests:
-            seed = request.sampling.seed
             assert request.slot not in self._streams, "the slot is taken"
-            assert seed is not None
-            self.prompt_lengths.append(len(request.prompt))
-            self.prompts.append((seed, request.first_frame))
-            self._streams[request.slot] = {
-                "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "ended": 0,
-            }  # fmt: skip
+            begin = max(request.begin, request.num_common)
+            left = len(request.prompt) if budget is None else max(budget - num_run, not num_run)
+            end = min(len(request.prompt), begin + left)
+            in_place.append(end)
+            num_run += end - begin
+            if end == len(request.prompt):
+                self._start_stream(request)
         self.prefill_sizes.append(len(requests))
+        self.prefill_positions.append(num_run)
         self._record("prefill")
+        return PrefillResult(in_place, num_run)
+
+    def _start_stream(self, request: PrefillRequest) -> None:
+        seed = request.sampling.seed
+        assert seed is not None
+        self.prompt_lengths.append(len(request.prompt))
+        self.prompts.append((seed, request.first_frame))
+        self._streams[request.slot] = {
+            "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "ended": 0,
+        }  # fmt: skip
 
     def clear_prefix_cache(self) -> None:
         pass

@@ -81,7 +81,9 @@ class EstimatedWordTimer:
 
     def add_audio(self, samples: NDArray[np.int16], *, last: bool) -> list[Word]:
         """See `WordTimer.add_audio`."""
-        samples = np.concatenate([self._remainder, samples.ravel()])
+        samples = samples.ravel()
+        if len(self._remainder):
+            samples = np.concatenate([self._remainder, samples])
         num_steps = len(samples) // self._step_samples
         self._remainder = samples[num_steps * self._step_samples :]
         steps = samples[: num_steps * self._step_samples].reshape(num_steps, self._step_samples)

@@ -19,9 +19,16 @@ from megakernel_tts.backends.prefill_batching import (
     PrefillSegment,
     num_tiled_positions,
     pack_batches,
+    part_end,
 )
 from megakernel_tts.backends.prefix_cache import PrefixCache
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
+from megakernel_tts.backends.protocol import (
+    Frames,
+    PendingCodes,
+    PrefillRequest,
+    PrefillResult,
+    SlotProgress,
+)
 from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
 from megakernel_tts.errors import DeviceError
@@ -78,6 +85,7 @@ class Megakernel:
     """A `Backend` that generates frames with one kernel launch for all streams."""
 
     name = "megakernel"
+    blocking = False
 
     def __init__(
         self,
@@ -114,6 +122,7 @@ class Megakernel:
         self._config, self._device = config, pad.device
         info = self._kernels.info
         self._max_streams, self._max_columns = info.max_streams, info.max_prefill_columns
+        self.max_streams = info.max_streams
         self._page_size = info.page_size
         self._buffers = DecodeBuffers(
             model,
@@ -130,7 +139,9 @@ class Megakernel:
         self._state: dict[int, _Slot] = {}
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
         """Launches the prompts without waiting; see `Backend.prefill`.
 
         Prefixes that are not cached run first, in a launch of their own, because other prompts may
@@ -138,19 +149,36 @@ class Megakernel:
         """
         for request in requests:
             self._check_prompt(request)
-        begins = self._prepare_prefixes(requests)
-        self._launch_prompts(
-            [
-                PrefillSegment(request.slot, request.prompt, begin, len(request.prompt))
-                for request, begin in zip(requests, begins, strict=True)
-            ]
-        )
-        for request in requests:
+        in_place, num_run = self._prepare_prefixes(requests, budget)
+        segments: list[PrefillSegment] = []
+        for i, request in enumerate(requests):
+            begin, length = in_place[i], len(request.prompt)
+            if begin >= self._num_tiled(request):
+                end = self._part_end(begin, length, num_run, budget)
+                segments.append(PrefillSegment(request.slot, request.prompt, begin, end))
+                in_place[i], num_run = end, num_run + end - begin
+        self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
+        for request, end in zip(requests, in_place, strict=True):
+            if end < len(request.prompt):
+                continue
             self._state[request.slot] = _Slot(
-                num_prompt=len(request.prompt),
+                num_prompt=end,
                 codes=[0] * NUM_CODE_GROUPS,
                 stream=_new_stream(request.sampling.in_float32(), request.first_frame),
             )
+        return PrefillResult(in_place, num_run)
+
+    def _num_tiled(self, request: PrefillRequest) -> int:
+        """Returns the common positions that form whole tiles, which the prefix cache may hold."""
+        return num_tiled_positions(request.num_common, self._max_streams, self._max_columns)
+
+    def _part_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:
+        """Returns where the part of a prompt ends that begins after `num_run` positions ran."""
+        if budget is None:
+            return end
+        if num_run >= max(budget, 1):
+            return begin
+        return part_end(begin, end, budget - num_run, self._max_streams, self._max_columns)
 
     def _check_prompt(self, request: PrefillRequest) -> None:
         hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
@@ -165,36 +193,48 @@ class Megakernel:
             raise ValueError(f"A prompt must be of type bfloat16, found {prompt.dtype}.")
         request.check(self.max_positions)
 
-    def _prepare_prefixes(self, requests: Sequence[PrefillRequest]) -> list[int]:
+    def _prepare_prefixes(
+        self, requests: Sequence[PrefillRequest], budget: int | None
+    ) -> tuple[list[int], int]:
         """Puts the keys and values of common prefixes in place: cached, copied, or launched now.
 
         Returns:
-            The number of positions of each prompt that are in place.
+            The number of positions of each prompt that are in place, and how many were launched.
         """
-        counts = [
-            num_tiled_positions(request.num_common, self._max_streams, self._max_columns)
-            for request in requests
-        ]
-        keys = [request.prefix_key(count) for request, count in zip(requests, counts, strict=True)]
-        cached = {key: self._prefixes.get(key) for key in keys}
-        new: dict[bytes, PrefillSegment] = {}
-        for request, count, key in zip(requests, counts, keys, strict=True):
-            if count and cached[key] is None and key not in new:
-                new[key] = PrefillSegment(request.slot, request.prompt, 0, count)
-            if cached[key] is None or not self._prefixes.is_in_place(request.slot, key):
-                self._prefixes.invalidate(request.slot)
-        self._launch_prompts([*new.values()])
-        for key, segment in new.items():
-            cached[key] = self._prefixes.put(key, self._cache_views(segment.slot, segment.end))
-            self._prefixes.mark_in_place(segment.slot, key)
-        for request, count, key in zip(requests, counts, keys, strict=True):
-            copies = cached[key]
-            if copies is None or self._prefixes.is_in_place(request.slot, key):
+        in_place = [request.begin for request in requests]
+        counts = [self._num_tiled(request) for request in requests]
+        missing = [i for i, count in enumerate(counts) if in_place[i] < count]
+        keys = {i: requests[i].prefix_key(counts[i]) for i in missing}
+        cached = {key: self._prefixes.get(key) for key in keys.values()}
+        new: dict[bytes, int] = {}  # the request whose prefix is run, or a part of it
+        segments: list[PrefillSegment] = []
+        num_run = 0
+        for i, key in keys.items():
+            slot, prompt = requests[i].slot, requests[i].prompt
+            if cached[key] is None and key not in new:
+                new[key] = i
+                end = self._part_end(in_place[i], counts[i], num_run, budget)
+                segments.append(PrefillSegment(slot, prompt, in_place[i], end))
+                in_place[i], num_run = end, num_run + end - segments[-1].begin
+            if cached[key] is None or not self._prefixes.is_in_place(slot, key):
+                self._prefixes.invalidate(slot)
+        self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
+        for key, i in new.items():
+            if in_place[i] == counts[i]:
+                views = self._cache_views(requests[i].slot, counts[i])
+                cached[key] = self._prefixes.put(key, views)
+                self._prefixes.mark_in_place(requests[i].slot, key)
+        for i, key in keys.items():
+            slot, copies = requests[i].slot, cached[key]
+            if copies is None:
                 continue
-            for view, copy in zip(self._cache_views(request.slot, count), copies, strict=True):
+            in_place[i] = counts[i]
+            if self._prefixes.is_in_place(slot, key):
+                continue
+            for view, copy in zip(self._cache_views(slot, counts[i]), copies, strict=True):
                 view.copy_(copy)
-            self._prefixes.mark_in_place(request.slot, key)
-        return counts
+            self._prefixes.mark_in_place(slot, key)
+        return in_place, num_run
 
     def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
         """Launches segments of prompts; does not wait."""

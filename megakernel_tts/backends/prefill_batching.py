@@ -72,6 +72,22 @@ def num_tiled_positions(num_positions: int, first_size: int, tile_size: int) -> 
     return first_size + (num_positions - first_size) // tile_size * tile_size
 
 
+def part_end(begin: int, end: int, budget: int, first_size: int, tile_size: int) -> int:
+    """Returns where a part of a prompt may end: behind as many tiles as the budget has, or one.
+
+    Args:
+        begin: First position of the part; the first of a tile.
+        end: Position after the last one that may be run.
+        budget: Positions of the part at most, if that is a tile or more.
+        first_size: Positions of the first tile.
+        tile_size: Positions of each other tile.
+    """
+    if begin + budget >= end:
+        return end
+    first_end = begin + (tile_size if begin else first_size)
+    return min(end, first_end + max(0, begin + budget - first_end) // tile_size * tile_size)
+
+
 def _tiles(segment: PrefillSegment, first_size: int, tile_size: int) -> Iterator[range]:
     begin = segment.begin
     while begin < segment.end:

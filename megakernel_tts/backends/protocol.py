@@ -18,15 +18,16 @@ PendingCodes = Sequence[NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """The start of a stream.
+    """The start of a stream, or a later part of its prompt.
 
     Attributes:
-        slot: A free slot.
+        slot: A free slot, or the one in which the prompt's earlier positions are.
         prompt: [positions, hidden], the talker's input vectors, on the host.
         sampling: Sampling parameters, with a seed.
         first_frame: Number of the first frame in the random generator's counter.
         num_common: Leading positions that do not depend on the text, so that a prefix cache may
             hold them; at most all but the last.
+        begin: Positions that are in place already: what the last prefill of the slot returned.
     """
 
     slot: int
@@ -34,6 +35,7 @@ class PrefillRequest:
     sampling: Sampling
     first_frame: int = 0
     num_common: int = 0
+    begin: int = 0
 
     def check(self, max_positions: int) -> None:
         """Checks that the prompt can be run.
@@ -53,10 +55,28 @@ class PrefillRequest:
                 f"{self.num_common} positions of a prompt of {len(self.prompt)} are said to be "
                 "common; the last one must be its own."
             )
+        if not 0 <= self.begin < len(self.prompt):
+            raise ValueError(
+                f"{self.begin} positions of a prompt of {len(self.prompt)} are said to be in "
+                "place; at least the last one must be left to run."
+            )
 
     def prefix_key(self, num_positions: int) -> bytes:
         """Returns the content of the leading positions, the key of a `PrefixCache`."""
         return self.prompt[:num_positions].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class PrefillResult(NamedTuple):
+    """What a prefill did.
+
+    Attributes:
+        in_place: Of each request, the positions of its prompt that are in place. A stream has
+            started if they are all.
+        num_run: Positions that were run; copies from the prefix cache are not counted.
+    """
+
+    in_place: Sequence[int]
+    num_run: int
 
 
 class Frames(NamedTuple):
@@ -146,15 +166,30 @@ class Backend(Protocol):
     Attributes:
         name: Name of the implementation.
         num_slots: Number of slots.
+        max_streams: Streams that one launch steps. A step of more takes several, one after another.
         max_positions: Positions of a slot, for prompt and frames together.
+        blocking: Whether `prefill` returns when the prompts have been run, instead of before.
     """
 
     name: str
     num_slots: int
+    max_streams: int
     max_positions: int
+    blocking: bool
 
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        """Starts streams. The codes of a stream do not depend on other streams or earlier prompts.
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
+        """Runs prompts, or parts of them, in the order of the requests.
+
+        A stream starts when its whole prompt is in place. Its codes depend neither on other streams
+        and earlier prompts, nor on the parts in which its prompt was run: the backend divides a
+        prompt at positions of its own choice.
+
+        Args:
+            requests: At most one per slot.
+            budget: Positions to run at most, except that the first request gets at least one part.
+                None runs all.
 
         Raises:
             ValueError: A prompt does not fit a slot.

@@ -22,7 +22,13 @@ from megakernel_tts.backends.attention_capture import (
 )
 from megakernel_tts.backends.decoder_stack import KVCache, run_stack
 from megakernel_tts.backends.prefix_cache import PrefixCache
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, SlotProgress
+from megakernel_tts.backends.protocol import (
+    Frames,
+    PendingCodes,
+    PrefillRequest,
+    PrefillResult,
+    SlotProgress,
+)
 from megakernel_tts.backends.sampling import (
     SamplingTensors,
     apply_repetition_penalty,
@@ -34,6 +40,8 @@ from megakernel_tts.kernels.structs import MIN_FRAMES
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model, Projection
 from megakernel_tts.sampling import Sampling
+
+_PART_SIZE = 128  # positions of a prompt that are run together, from its first or first own one
 
 
 @dataclass(kw_only=True)
@@ -62,6 +70,7 @@ class Reference:
     """A `Backend` in plain torch, for CPU and CUDA, in float32 and bfloat16."""
 
     name = "reference"
+    blocking = True
 
     def __init__(
         self,
@@ -87,6 +96,7 @@ class Reference:
                 [batch, vocab] and, for each further code, `predictor` [batch, codes].
         """
         self.num_slots = num_slots
+        self.max_streams = num_slots
         self.max_positions = max_positions
         self.model = model
         self._config = config
@@ -111,38 +121,52 @@ class Reference:
         self._interrupted = False
 
     @torch.inference_mode()
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        """Runs the prompts one by one; see `Backend.prefill`."""
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
+        """Runs the prompts one by one, in parts of fixed positions; see `Backend.prefill`."""
         for request in requests:
             request.check(self.max_positions)
+        in_place: list[int] = []
+        num_run = 0
         for request in requests:
-            slot, num_common = request.slot, request.num_common
-            self._prefill_prefix(request)
-            own = request.prompt[num_common:].to(self._device)
-            hidden = self._run_talker([slot], own[None], [num_common])[0, -1]
+            position = self._copy_prefix(request)
+            while position < len(request.prompt) and (budget is None or num_run < max(budget, 1)):
+                end = self._run_part(request, position)
+                num_run += end - position
+                position = end
+            in_place.append(position)
+        return PrefillResult(in_place, num_run)
+
+    def _copy_prefix(self, request: PrefillRequest) -> int:
+        """Copies the common positions if they are cached; returns how many are in place."""
+        slot, num_common = request.slot, request.num_common
+        if request.begin >= num_common:
+            return request.begin
+        cached = self._prefixes.get(request.prefix_key(num_common))
+        if cached is None:
+            return request.begin
+        for view, copy in zip(self._cache.views(slot, num_common), cached, strict=True):
+            view.copy_(copy)
+        return num_common
+
+    def _run_part(self, request: PrefillRequest, begin: int) -> int:
+        """Runs the part of a prompt that begins at a position; returns the position after it."""
+        slot, num_common, length = request.slot, request.num_common, len(request.prompt)
+        end = min(begin + _PART_SIZE, num_common if begin < num_common else length)
+        part = request.prompt[None, begin:end].to(self._device)
+        hidden = self._run_talker([slot], part, [begin])[0, -1]
+        if end == num_common:
+            self._prefixes.put(request.prefix_key(end), self._cache.views(slot, end))
+        if end == length:
             self._seen[slot] = False
             self._state[slot] = _Slot(
-                num_prompt=len(request.prompt),
+                num_prompt=length,
                 sampling=request.sampling.in_float32(),
                 first_frame=request.first_frame,
                 hidden=hidden,
             )
-
-    def _prefill_prefix(self, request: PrefillRequest) -> None:
-        """Runs the common positions as a pass of their own, or copies them from the cache."""
-        slot, num_common = request.slot, request.num_common
-        if not num_common:
-            return
-        views = self._cache.views(slot, num_common)
-        key = request.prefix_key(num_common)
-        cached = self._prefixes.get(key)
-        if cached is None:
-            prefix = request.prompt[None, :num_common].to(self._device)
-            self._run_talker([slot], prefix, [0])
-            self._prefixes.put(key, views)
-            return
-        for view, copy in zip(views, cached, strict=True):
-            view.copy_(copy)
+        return end
 
     def clear_prefix_cache(self) -> None:
         """See `Backend.clear_prefix_cache`."""

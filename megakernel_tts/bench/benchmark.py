@@ -12,16 +12,19 @@ from tqdm import tqdm
 
 from megakernel_common.devices import pick_device
 from megakernel_tts import TTS
+from megakernel_tts.bench.arrivals import Arrivals, measure_arrivals
 from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.peers import PEERS, Peer, Task, run_peer
 from megakernel_tts.bench.report import Memory, Report
 from megakernel_tts.bench.stages import measure_stages
 from megakernel_tts.bench.timing import BenchmarkRequest, Streaming, time_first_chunk, time_streams
+from megakernel_tts.bench.torch_graph import measure_torch_graphs
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_released import write_released_checkpoint
 from megakernel_tts.warmup import voice_examples
 
 TEXT = "Hello, it is good to hear you."
+ARRIVALS_TEXT = f"{TEXT} It is a fine day, the sun is shining, and we have all the time we need."
 RANDOM_FRAMES = 50  # maximum with random weights, which seldom sample the end of speech
 _NUM_WARMUP_ROUNDS = 3
 
@@ -37,6 +40,8 @@ class Options:
         num_runs: Requests for the time to the first chunk.
         chunk_sizes: Frames per chunk; every value is measured.
         stream_counts: Streams that begin at the same time; every value is measured.
+        rates: Requests per second that arrive at random; every value is measured.
+        duration_s: Seconds in which they arrive.
         layout: Where the text is in the prompt.
         peers: Whether to measure other programs as well.
     """
@@ -47,6 +52,8 @@ class Options:
     num_runs: int
     chunk_sizes: tuple[int, ...]
     stream_counts: tuple[int, ...]
+    rates: tuple[float, ...]
+    duration_s: float
     layout: Literal["full", "streaming"]
     peers: bool
 
@@ -66,6 +73,9 @@ def measure(options: Options) -> Report:
         with TTS.load(folder, str(device), slots=max(options.stream_counts)) as tts:
             request = _request(tts, options)
             report = _measure_model(tts, request, options, name)
+        if device.type == "cuda":
+            graphs = measure_torch_graphs(folder, device, options.stream_counts)
+            report = replace(report, torch_graph=graphs)
         if not options.peers:
             return report
         peers = tuple(_measure_peer(peer, report, request, options, folder) for peer in PEERS)
@@ -105,6 +115,7 @@ def _measure_model(tts: TTS, request: BenchmarkRequest, options: Options, name: 
     ]
     num_stage_runs, num_rounds = _share(options.num_runs, 5), _share(options.num_runs, 10)
     num_steps = 1 + options.num_runs + 2 * num_stage_runs + len(cells) + 1
+    num_steps += len(options.rates)
     with tqdm(total=num_steps, desc="bench", unit="step", disable=None) as progress:
         _warm_up(tts, request, cells)
         progress.update()
@@ -118,6 +129,11 @@ def _measure_model(tts: TTS, request: BenchmarkRequest, options: Options, name: 
         num_streams, num_rounds = max(options.stream_counts), _share(options.num_runs, 20)
         event_loop = measure_event_loop(tts, request, num_streams, num_rounds)
         progress.update()
+        arrivals: list[Arrivals] = []
+        for rate in options.rates:
+            spoken = replace(request, text=ARRIVALS_TEXT)
+            arrivals.append(measure_arrivals(tts, spoken, rate, options.duration_s))
+            progress.update()
     memory, device_name = None, "cpu"
     if on_gpu:
         memory = Memory(loaded_bytes / 1e9, torch.cuda.max_memory_allocated(device) / 1e9)
@@ -136,6 +152,7 @@ def _measure_model(tts: TTS, request: BenchmarkRequest, options: Options, name: 
         streaming=tuple(streaming),
         event_loop=event_loop,
         memory=memory,
+        arrivals=tuple(arrivals),
     )
 
 

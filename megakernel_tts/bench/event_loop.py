@@ -46,7 +46,7 @@ def measure_event_loop(tts: TTS, request: BenchmarkRequest, streams: int, rounds
         streams: Streams that begin at the same time.
         rounds: Number of rounds; each ends when all streams end.
     """
-    with _frozen_heap():
+    with frozen_heap():
         idle, busy = asyncio.run(_timer_delays(tts, request, streams, rounds))
     p50, p99 = np.percentile(busy, (50, 99)).tolist()
     figures = (round(1e3 * delay, 3) for delay in (p50, p99, max(busy), max(idle)))
@@ -54,7 +54,7 @@ def measure_event_loop(tts: TTS, request: BenchmarkRequest, streams: int, rounds
 
 
 @contextmanager
-def _frozen_heap() -> Iterator[None]:
+def frozen_heap() -> Iterator[None]:
     """Excludes existing objects from garbage collection, as a server does after its warm-up."""
     gc.collect()
     gc.freeze()

@@ -12,10 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from megakernel_tts import Sampling
+from megakernel_tts.bench.arrivals import Arrivals
 from megakernel_tts.bench.event_loop import EventLoop
 from megakernel_tts.bench.peers import Peer
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
+from megakernel_tts.bench.torch_graph import TorchGraph
 from megakernel_tts.files import replace_file
 
 _PACKAGE = Path(__file__).parent.parent
@@ -47,6 +49,8 @@ class Report:
         streaming: Figures for each number of streams and each chunk size.
         event_loop: Delays of an event loop with the maximum number of streams.
         memory: None without a GPU.
+        arrivals: Figures of random arrivals, for each requested rate.
+        torch_graph: A CUDA graph of plain torch with each number of streams; empty without a GPU.
         peers: Figures of other programs, if requested.
     """
 
@@ -63,6 +67,8 @@ class Report:
     streaming: tuple[Streaming, ...]
     event_loop: EventLoop
     memory: Memory | None
+    arrivals: tuple[Arrivals, ...] = ()
+    torch_graph: tuple[TorchGraph, ...] = ()
     peers: tuple[Peer, ...] = ()
 
 
@@ -120,12 +126,37 @@ def table(report: Report) -> Iterator[str]:
     for name, milliseconds in vars(report.stages).items():
         yield f"  {name:12} {milliseconds:9.3f} ms"
     yield ""
-    yield "chunk  streams  ms/frame  real-time factor  first chunk, first to last stream (ms)"
+    yield (
+        "chunk  streams  ms/frame  real-time factor  frames/s  audio s/s  underruns  "
+        "first chunk, first to last stream (ms)"
+    )
     for cell in report.streaming:
         first_chunks = " ".join(f"{milliseconds:.1f}" for milliseconds in cell.first_chunk_ms)
         yield (
             f"{cell.chunk_frames:5}  {cell.streams:7}  {cell.ms_per_frame:8.2f}  "
-            f"{cell.real_time_factor:16.4f}  {first_chunks}"
+            f"{cell.real_time_factor:16.4f}  {cell.frames_per_second:8.1f}  "
+            f"{cell.audio_seconds_per_second:9.2f}  {cell.underruns:9}  {first_chunks}"
+        )
+    for graph in report.torch_graph:
+        yield (
+            f"CUDA graph of plain torch, {graph.streams} streams, without codec: "
+            f"{graph.ms_per_frame:.2f} ms/frame"
+        )
+    for arrivals in report.arrivals:
+        yield ""
+        yield (
+            f"{arrivals.rate:g} requests per second for {arrivals.duration_s:g} s: "
+            f"{arrivals.requests} requests, {arrivals.refused} refused, "
+            f"{arrivals.max_concurrent} at once at most"
+        )
+        yield (
+            f"  first chunk p50 {arrivals.first_chunk_ms_p50:.2f} ms, "
+            f"p95 {arrivals.first_chunk_ms_p95:.2f} ms, p99 {arrivals.first_chunk_ms_p99:.2f} ms"
+        )
+        yield (
+            f"  {arrivals.underruns} underruns in {arrivals.streams_with_underruns} streams, "
+            f"{arrivals.longest_gap_ms:.1f} ms at most; "
+            f"{arrivals.audio_seconds_per_second:.1f} audio seconds per second"
         )
     delay = report.event_loop
     yield ""

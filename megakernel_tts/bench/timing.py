@@ -36,6 +36,8 @@ class RequestTiming:
         end_s: When the last chunk was in host memory.
         frames: Frames of the speech.
         audio_s: Duration of the speech.
+        gaps_s: Seconds by which chunks came after the audio before them had been played, if
+            playback begins with the first chunk; of late chunks only.
     """
 
     start_s: float
@@ -43,6 +45,27 @@ class RequestTiming:
     end_s: float
     frames: int
     audio_s: float
+    gaps_s: tuple[float, ...] = ()
+
+
+class PlaybackGaps:
+    """Plays a stream from its first chunk on, and records what is missing.
+
+    Attributes:
+        gaps_s: Seconds without audio before each chunk that came late.
+    """
+
+    def __init__(self) -> None:
+        """Starts before the first chunk."""
+        self.gaps_s: list[float] = []
+        self._played_until_s: float | None = None
+
+    def add(self, now_s: float, audio_s: float) -> None:
+        """Adds a chunk of `audio_s` seconds that came at `now_s` seconds."""
+        played_until_s = now_s if self._played_until_s is None else self._played_until_s
+        if now_s > played_until_s:
+            self.gaps_s.append(now_s - played_until_s)
+        self._played_until_s = max(now_s, played_until_s) + audio_s
 
 
 @dataclass(frozen=True)
@@ -67,6 +90,9 @@ class Streaming:
         real_time_factor: Time of a stream divided by the duration of its audio, median.
         first_chunk_ms: Time to the first chunk of the stream that is served first, second, and so
             on, medians.
+        frames_per_second: Frames of all streams of a round divided by its duration, median.
+        audio_seconds_per_second: Seconds of audio of all streams, divided in the same way.
+        underruns: Late chunks of all rounds, if each stream is played from its first chunk on.
     """
 
     chunk_frames: int
@@ -75,6 +101,9 @@ class Streaming:
     ms_per_frame: float
     real_time_factor: float
     first_chunk_ms: tuple[float, ...]
+    frames_per_second: float
+    audio_seconds_per_second: float
+    underruns: int
 
 
 def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> RequestTiming:
@@ -90,7 +119,7 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         SynthesisError: The speech has no frames.
     """
     sampling, chunks = replace(request.sampling, seed=seed), ChunkPolicy(chunk, chunk)
-    frames, audio_s, first_s = 0, 0.0, None
+    frames, audio_s, first_s, playback = 0, 0.0, None, PlaybackGaps()
     start_s = perf_counter()
     for audio_chunk in tts.stream(
         request.text,
@@ -103,10 +132,12 @@ def time_request(tts: TTS, request: BenchmarkRequest, chunk: int, seed: int) -> 
         end_s = perf_counter()
         first_s = end_s if first_s is None else first_s
         frames += len(audio_chunk.codes)
-        audio_s += len(audio_chunk.pcm) / audio_chunk.sample_rate
+        chunk_s = len(audio_chunk.pcm) / audio_chunk.sample_rate
+        audio_s += chunk_s
+        playback.add(end_s, chunk_s)
     if first_s is None:
         raise SynthesisError("The speech ended before its first frame, so it cannot be timed.")
-    return RequestTiming(start_s, first_s, perf_counter(), frames, audio_s)
+    return RequestTiming(start_s, first_s, perf_counter(), frames, audio_s, tuple(playback.gaps_s))
 
 
 def time_first_chunk(
@@ -150,24 +181,35 @@ def time_streams(
         rounds: Maximum number of rounds; no round begins after `_MAX_SECONDS`.
     """
     deadline_s = perf_counter() + _MAX_SECONDS
-    timings: list[RequestTiming] = []
-    arrivals: list[list[float]] = []
+    timings_of_rounds: list[list[RequestTiming]] = []
     with ThreadPoolExecutor(streams) as pool:
         for number in range(rounds):
             seeds = range(number * streams, (number + 1) * streams)
-            round_timings = _time_round(pool, tts, request, chunk, seeds)
-            timings += round_timings
-            arrivals.append(sorted(1e3 * (t.first_s - t.start_s) for t in round_timings))
+            timings_of_rounds.append(_time_round(pool, tts, request, chunk, seeds))
             if perf_counter() > deadline_s:
                 break
+    timings = [timing for round_timings in timings_of_rounds for timing in round_timings]
+    first_chunks = [
+        sorted(1e3 * (t.first_s - t.start_s) for t in round_timings)
+        for round_timings in timings_of_rounds
+    ]
     return Streaming(
         chunk,
         streams,
-        len(arrivals),
+        len(timings_of_rounds),
         _ms(median(1e3 * (t.end_s - t.start_s) / t.frames for t in timings)),
         round(median((t.end_s - t.start_s) / t.audio_s for t in timings), 4),
-        tuple(_ms(median(times)) for times in zip(*arrivals, strict=True)),
+        tuple(_ms(median(times)) for times in zip(*first_chunks, strict=True)),
+        round(median(_per_second(r, sum(t.frames for t in r)) for r in timings_of_rounds), 1),
+        round(median(_per_second(r, sum(t.audio_s for t in r)) for r in timings_of_rounds), 2),
+        sum(len(timing.gaps_s) for timing in timings),
     )
+
+
+def _per_second(round_timings: Sequence[RequestTiming], amount: float) -> float:
+    """An amount divided by the time from the first start to the last end of a round."""
+    begin_s = min(timing.start_s for timing in round_timings)
+    return amount / (max(timing.end_s for timing in round_timings) - begin_s)
 
 
 def _time_round(

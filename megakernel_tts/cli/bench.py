@@ -1,6 +1,7 @@
 """`megakernel-tts bench`: measures latency and speed of a model on this machine."""
 
 import argparse
+import math
 from importlib.util import find_spec
 
 from megakernel_tts.cli.console import UsageError, file_path, raise_interrupts
@@ -41,6 +42,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             metavar="N,N",
             help=f"{meaning}; every value is measured (default: 1,2,4,8)",
         )
+    parser.add_argument(
+        "--rate",
+        type=_positive_numbers,
+        default=(),
+        metavar="R,R",
+        help="also measure requests of 4 s of speech that arrive at random, R per second; as many "
+        "as the largest number of --streams speak at once",
+    )
+    parser.add_argument(
+        "--duration",
+        type=_positive_number,
+        default=60.0,
+        metavar="SECONDS",
+        help="time in which the requests of --rate arrive (default: 60)",
+    )
     parser.add_argument(
         "--layout",
         choices=("full", "streaming"),
@@ -93,6 +109,8 @@ def run(options: argparse.Namespace) -> int:
             num_runs=options.runs,
             chunk_sizes=options.chunks,
             stream_counts=options.streams,
+            rates=options.rate,
+            duration_s=options.duration,
             layout=options.layout,
             peers=options.peer,
         )
@@ -114,3 +132,17 @@ def _positive_integer(value: str) -> int:
 
 def _positive_integers(value: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_positive_integer(count) for count in value.split(",")))
+
+
+def _positive_number(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0")
+    return number
+
+
+def _positive_numbers(value: str) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(_positive_number(number) for number in value.split(",")))

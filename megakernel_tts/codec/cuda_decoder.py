@@ -53,6 +53,7 @@ class CudaDecoder:
     Attributes:
         slots: Number of slots.
         max_pending_frames: Largest number of frames of a pending request.
+        max_pending_total: Largest number of frames of all pending requests.
         capacity: Largest number of frames of a call, over all streams.
         frame: Samples of a frame.
         sample_rate: In Hz.
@@ -83,7 +84,7 @@ class CudaDecoder:
         self.slots = slots
         self.frame, self.sample_rate = config.samples_per_frame, config.sample_rate
         self._codebook_size = config.decoder.codebook_size
-        self.capacity = min(_CAPACITY, slots * MAX_FRAMES)
+        self.capacity = self.max_pending_total = min(_CAPACITY, slots * MAX_FRAMES)
         with torch.inference_mode():
             self._kernels = DecoderKernels(
                 weights,

@@ -38,9 +38,11 @@ class Vocoder(Protocol):
     Attributes:
         max_pending_frames: Largest number of frames of a request to `decode_pending`; 0 disables
             it.
+        max_pending_total: Largest number of frames of all requests of a call together.
     """
 
     max_pending_frames: int
+    max_pending_total: int
 
     @property
     def sample_rate(self) -> int:
@@ -79,7 +81,7 @@ class Vocoder(Protocol):
         """Starts decoding frames whose codes are still being generated on the device.
 
         Args:
-            requests: At most one per slot, for at most eight slots.
+            requests: At most one per slot, with `max_pending_total` frames at most.
 
         Returns:
             A function to call once the codes are complete, with the number of frames of each
@@ -95,7 +97,7 @@ class TorchVocoder:
 
     def __init__(self, decoder: Decoder) -> None:
         """Uses the decoder's weights and device."""
-        self.max_pending_frames = sys.maxsize
+        self.max_pending_frames = self.max_pending_total = sys.maxsize
         self._decoder = decoder
         self._states: dict[int, State] = {}
 

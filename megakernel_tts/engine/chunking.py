@@ -2,7 +2,8 @@
 
 import math
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.session import FRAME_S, ChunkPolicy
@@ -21,12 +22,16 @@ class Chunking:
     is then doubled, since larger chunks cost less per frame. If the audio was played while text was
     missing, sizes begin with the first one again.
 
+    A chunk is cut short if its audio would otherwise be late; see `shorten`.
+
     A chunk of n frames is due once n + lookahead frames are pending, so that the words that begin
     in it are known. The stream's first chunk does not wait for the lookahead: no word but the
     first begins in it.
 
     Attributes:
         size: Frames of the next chunk.
+        played_until_s: Clock time at which the audio so far has been played, the deadline of the
+            next chunk; -inf before the first chunk.
     """
 
     def __init__(self, policy: ChunkPolicy, num_lookahead: int, speed: float = 1.0) -> None:
@@ -43,7 +48,7 @@ class Chunking:
         self._num_lookahead = num_lookahead
         self._num_out = 0  # frames that were put into the decode pipeline
         self._last_out_s: float | None = None
-        self._played_until_s = -math.inf
+        self.played_until_s = -math.inf
         self._frame_s = 0.0
         self._num_late = 0  # in succession
 
@@ -62,10 +67,10 @@ class Chunking:
             return
         frame_s, self._last_out_s = (now_s - self._last_out_s) / num_new, now_s
         self._frame_s = max(frame_s, (self._frame_s + frame_s) / 2)
-        is_late = -math.inf < self._played_until_s < now_s
+        is_late = -math.inf < self.played_until_s < now_s
         self._num_late = self._num_late + 1 if is_late else 0
-        self._played_until_s = max(self._played_until_s, now_s) + num_new * self._playback_s
-        usable_s = _USABLE_SHARE * (self._played_until_s - now_s)
+        self.played_until_s = max(self.played_until_s, now_s) + num_new * self._playback_s
+        usable_s = _USABLE_SHARE * (self.played_until_s - now_s)
         num_next = min(2 * self.size, self._policy.largest)
         if self._num_late < _MAX_LATE:
             missing = self._num_lookahead - num_pending
@@ -83,11 +88,22 @@ class Chunking:
         num_new, self._num_out = num_out - self._num_out, num_out
         if num_new and self._last_out_s is not None:
             out_s = min(now_s, self._last_out_s + num_new * self._frame_s)
-            self._played_until_s = max(self._played_until_s, out_s) + num_new * self._playback_s
+            self.played_until_s = max(self.played_until_s, out_s) + num_new * self._playback_s
         self._last_out_s = now_s
-        if self._played_until_s < now_s:
+        if self.played_until_s < now_s:
             self.size, self._num_late = self._policy.first, 0
-            self._played_until_s = -math.inf
+            self.played_until_s = -math.inf
+
+    def shorten(self, num_pending: int) -> None:
+        """Makes the next chunk due with the frames that will be pending, if words allow it.
+
+        A chunk that is larger because the ones before it were late keeps its size.
+
+        Args:
+            num_pending: Frames that will be pending after the next step.
+        """
+        if self._num_late < _MAX_LATE:
+            self.size = min(self.size, max(1, num_pending - self._num_lookahead))
 
     def num_required(self, *, first: bool) -> int:
         """Returns the pending frames at which the next chunk is due.
@@ -100,12 +116,12 @@ class Chunking:
 
     def due(self, segment: Segment, *, first: bool) -> bool:
         """Returns whether a chunk is due; without more text, any pending frame makes one due."""
-        if not segment.pending:
+        if not len(segment.pending):
             return False
         return not segment.ready or len(segment.pending) >= self.num_required(first=first)
 
-    def next_chunk(self, segment: Segment) -> list[Tensor]:
-        """Returns the codes [groups] of each frame of the chunk that is due."""
+    def next_chunk(self, segment: Segment) -> NDArray[np.int64]:
+        """Returns the codes [frames, groups] of the chunk that is due."""
         return segment.pending[: self.size] if segment.ready else segment.pending
 
     def num_expected(self, segment: Segment, num_upcoming: int, *, first: bool) -> int:

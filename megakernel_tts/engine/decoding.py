@@ -6,18 +6,20 @@ or beside the device's next work; see `Loop`.
 """
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_tts.backends.protocol import PendingCodes
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, Vocoder
 from megakernel_tts.engine.stream import Stream
+
+_CHUNKS_PER_YIELD = 8  # delivered before other threads may take the interpreter's lock
 
 _log = logging.getLogger("megakernel_tts")
 
@@ -32,7 +34,7 @@ class _ChunkBatch(NamedTuple):
     """
 
     streams: Sequence[Stream]
-    codes: Sequence[Tensor]
+    codes: Sequence[NDArray[np.int64]]
     wait: PendingSamples
 
 
@@ -53,9 +55,15 @@ class _EarlyBatch(NamedTuple):
 class DecodePipeline:
     """Chunks in the vocoder. A failure ends the streams whose chunks it affects, and no other."""
 
-    def __init__(self, vocoder: Vocoder) -> None:
-        """Starts with nothing in flight."""
+    def __init__(self, vocoder: Vocoder, on_delivered: Callable[[], object]) -> None:
+        """Starts with nothing in flight.
+
+        Args:
+            vocoder: Decodes the chunks.
+            on_delivered: Called after the chunks of a batch were delivered.
+        """
         self._vocoder = vocoder
+        self._on_delivered = on_delivered
         self._batch: _ChunkBatch | None = None
         self._early: _EarlyBatch | None = None
 
@@ -73,11 +81,7 @@ class DecodePipeline:
         """
         assert self._batch is None, "the earlier batch was not delivered"
         try:
-            chunks = [
-                (stream, request)
-                for stream, upcoming in zip(moving, pending_codes, strict=True)
-                if (request := self._early_request(stream, upcoming)) is not None
-            ]
+            chunks = self._early_chunks(moving, pending_codes)
             if chunks:
                 requests = [request for _, request in chunks]
                 self._early = _EarlyBatch(
@@ -87,6 +91,25 @@ class DecodePipeline:
                 )
         except Exception:
             _log.warning("A chunk is decoded late: it could not be begun early.", exc_info=True)
+
+    def _early_chunks(
+        self, moving: Sequence[Stream], pending_codes: PendingCodes
+    ) -> list[tuple[Stream, PendingDecodeRequest]]:
+        """Returns the requests of the chunks that are begun early, as many as the vocoder takes.
+
+        Those with the earliest deadlines come first.
+        """
+        upcoming = sorted(
+            zip(moving, pending_codes, strict=True), key=lambda pair: pair[0].deadline_s
+        )
+        chunks: list[tuple[Stream, PendingDecodeRequest]] = []
+        num_left = self._vocoder.max_pending_total
+        for stream, codes in upcoming:
+            request = self._early_request(stream, codes)
+            if request is not None and request.num_frames <= num_left:
+                chunks.append((stream, request))
+                num_left -= request.num_frames
+        return chunks
 
     def _early_request(
         self, stream: Stream, upcoming: NDArray[np.int32]
@@ -100,13 +123,11 @@ class DecodePipeline:
         num_frames = stream.num_expected(len(upcoming))
         if not 0 < num_frames <= self._vocoder.max_pending_frames:
             return None
-        pending = stream.active_segment.pending[:num_frames]
-        received = np.empty((0, upcoming.shape[1]), np.int64)
-        if pending:
-            received = torch.stack(pending).numpy()
-        return PendingDecodeRequest(
-            stream.active_slot, received, upcoming[: num_frames - len(received)]
-        )
+        received = stream.active_segment.pending[:num_frames]
+        if not len(received):
+            received = np.empty((0, upcoming.shape[1]), np.int64)
+        num_upcoming = num_frames - len(received)
+        return PendingDecodeRequest(stream.active_slot, received, upcoming[:num_upcoming])
 
     def confirm_early(self, *, step_failed: bool = False) -> None:
         """Confirms, after the step, the early chunks that are due; cancels the rest.
@@ -144,7 +165,7 @@ class DecodePipeline:
             return
         try:
             wait = self._vocoder.decode(
-                [DecodeRequest(s.active_slot, codes) for s, codes in chunks]
+                [DecodeRequest(s.active_slot, torch.from_numpy(codes)) for s, codes in chunks]
             )
         except Exception as error:
             if len(chunks) == 1:
@@ -155,7 +176,9 @@ class DecodePipeline:
             return
         self._start(chunks, wait)
 
-    def _start(self, chunks: Sequence[tuple[Stream, Tensor]], wait: PendingSamples) -> None:
+    def _start(
+        self, chunks: Sequence[tuple[Stream, NDArray[np.int64]]], wait: PendingSamples
+    ) -> None:
         """Puts chunks in flight."""
         for stream, _ in chunks:
             stream.start_decoding()
@@ -176,8 +199,11 @@ class DecodePipeline:
             for stream in batch.streams:
                 stream.active_segment.fail_decoding(error)
             return
-        for stream, codes, samples in zip(batch.streams, batch.codes, results, strict=True):
+        chunks = zip(batch.streams, batch.codes, results, strict=True)
+        for i, (stream, codes, samples) in enumerate(chunks, 1):
             segment = stream.active_segment
+            if i % _CHUNKS_PER_YIELD == 0:
+                time.sleep(0)
             if samples is None:
                 segment.fail_decoding(FloatingPointError("The codec's waveform is not finite."))
                 continue
@@ -185,6 +211,7 @@ class DecodePipeline:
                 stream.delivery.deliver(segment, codes, samples)
             except Exception as error:
                 segment.fail(error)
+        self._on_delivered()
 
     def discard(self) -> None:
         """Drops the batch in flight, undelivered."""
@@ -194,9 +221,9 @@ class DecodePipeline:
                 stream.segment.stop_decoding()
 
 
-def _next_codes(stream: Stream) -> Tensor:
+def _next_codes(stream: Stream) -> NDArray[np.int64]:
     """Returns the codes [frames, groups] of the chunk that is due."""
-    return torch.stack(stream.chunking.next_chunk(stream.active_segment))
+    return stream.chunking.next_chunk(stream.active_segment)
 
 
 def _num_due(stream: Stream, num_expected: int) -> int:

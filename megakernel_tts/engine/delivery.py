@@ -1,12 +1,10 @@
 """From decoded frames to the session's events: runaway guard, word times, retries, speed."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megakernel_tts.align.word_times import WordTimer
 from megakernel_tts.align.words import Word
@@ -57,6 +55,7 @@ class Delivery:
         self._scaler: SegmentScaler | None = None  # None between segments, and at speed 1
         self._num_samples = 0  # delivered or deferred
         self._current_timer: WordTimer | None = None  # None between segments
+        self._text_state = (-1, 0, 0)  # tokens, whole ones and replacements that the timer has
         self._guard = Guard()
         self._deferred_chunks: list[AudioChunk] = []  # of a segment that may be spoken again
         self._segment_frame = 0  # frames of the segment delivered or deferred
@@ -72,6 +71,7 @@ class Delivery:
     def begin_segment(self, word_timer: WordTimer) -> None:
         """Starts a segment, whose words `word_timer` finds."""
         self._current_timer = word_timer
+        self._text_state = (-1, 0, 0)
         self._guard = Guard()
         self._segment_frame = 0
         self._segment_start = self._num_samples
@@ -80,6 +80,10 @@ class Delivery:
 
     def read_text(self, text: TextSegment) -> None:
         """Passes the segment's text, as far as it is known, to word alignment."""
+        state = len(text.token_ids), text.num_whole, len(text.replacements)
+        if state == self._text_state:
+            return
+        self._text_state = state
         self._word_timer.update_text(text.token_ids, text.num_whole, text.replacements)
 
     def observe(self, frames: Frames, text: TextSegment) -> None:
@@ -94,29 +98,32 @@ class Delivery:
         assert self._current_timer is not None, "no segment was begun"
         return self._current_timer
 
-    def deliver(self, segment: Segment, codes: Tensor, samples: NDArray[np.int16]) -> None:
+    def deliver(
+        self, segment: Segment, codes: NDArray[np.int64], samples: NDArray[np.int16]
+    ) -> None:
         """Delivers a decoded chunk, cut off at the frame in which the guard ends the segment.
 
         Args:
             segment: The stream's segment.
-            codes: [frames, groups] int64.
+            codes: [frames, groups].
             samples: [frames * samples per frame].
         """
         frames = samples.reshape(len(codes), -1)
         if self._guarded and (num_kept := self._find_runaway(segment, codes, frames)):
             segment.cut(self._segment_frame + num_kept)
             frames, codes = frames[:num_kept], codes[:num_kept]
-        self._put_chunk(segment, codes.numpy(), frames)
+        self._put_chunk(segment, codes, frames)
 
     def _find_runaway(
-        self, segment: Segment, codes: Tensor, frames: NDArray[np.int16]
+        self, segment: Segment, codes: NDArray[np.int64], frames: NDArray[np.int16]
     ) -> int | None:
         """Returns how many frames to keep if the guard ends the segment within them."""
-        for i, pcm in enumerate(frames):
+        peaks = np.maximum(frames.max(axis=1), -frames.min(axis=1).astype(np.int32))
+        for i, (code, peak) in enumerate(zip(codes[:, 0].tolist(), peaks.tolist(), strict=True)):
             frame = self._segment_frame + i
             if self._guard.runaway(
-                int(codes[i, 0]),
-                pcm,
+                code,
+                peak,
                 segment.text.expected_frames,
                 used_up=segment.text_used_up(frame),
                 idle=self._word_timer.frames_since_end(frame),
@@ -138,7 +145,7 @@ class Delivery:
     def _find_words(self, segment: Segment, frames: NDArray[np.int16]) -> list[Word]:
         """Returns the words that begin in `frames`, timed from the start of the segment."""
         self.read_text(segment.text)
-        last = segment.outcome == "eos" and not segment.pending
+        last = segment.outcome == "eos" and not len(segment.pending)
         return self._word_timer.add_audio(frames, last=last)
 
     def _make_chunk(
@@ -210,11 +217,10 @@ class Delivery:
 
     def finish(self, reason: FinishReason, error: BaseException | None) -> None:
         """Delivers deferred chunks and the last event."""
-        with suppress(RuntimeError):  # the reader's event loop is closed
-            if reason == "error":
-                self._end_scaling()
-            self._release_deferred()
-            self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
+        if reason == "error":
+            self._end_scaling()
+        self._release_deferred()
+        self._events.put(Finish(reason, self.num_frames, _synthesis_error(error)))
 
     def _release_deferred(self) -> None:
         for chunk in self._deferred_chunks:

@@ -129,7 +129,9 @@ class Engine:
             priority=priority,
         )
         # The queue refers to the loop only: a reference to the engine would keep it alive.
-        events = EventQueue(self._loop.wakeup.set, self._loop.interrupt, scheduler.clock)
+        events = EventQueue(
+            self._loop.wakeup.set, self._loop.interrupt, scheduler.clock, self._loop.reader_wakeups
+        )
         stream = Stream(request, text_queue, events, self.vocoder.sample_rate)
         with scheduler.lock:
             self._check_open()

@@ -39,24 +39,35 @@ class TextFeeder:
             )
         return prompt
 
-    def prefill(self, prompts: Sequence[tuple[Stream, Prompt]]) -> None:
-        """Runs prompts of streams that have slots; one launch serves all of them."""
-        self._backend.prefill(
-            [
-                PrefillRequest(
-                    stream.active_slot,
-                    prompt.prefill,
-                    stream.request.sampling.next_seed(stream.delivery.attempt),
-                    stream.num_sampled_frames,
-                    prompt.num_common,
-                )
-                for stream, prompt in prompts
-            ]
-        )
+    def prefill(self, streams: Sequence[Stream], budget: int) -> int:
+        """Runs prompts of streams that have slots, or parts of them; one launch serves all.
 
-    def begin_segment(self, stream: Stream, prompt: Prompt, now_s: float) -> None:
+        Args:
+            streams: Streams whose prompts are being run.
+            budget: See `Backend.prefill`.
+
+        Returns:
+            The number of positions that were run.
+        """
+        requests = [
+            PrefillRequest(
+                stream.active_slot,
+                stream.active_prompt.prefill,
+                stream.request.sampling.next_seed(stream.delivery.attempt),
+                stream.num_sampled_frames,
+                stream.active_prompt.num_common,
+                stream.num_prefilled,
+            )
+            for stream in streams
+        ]
+        result = self._backend.prefill(requests, budget)
+        for stream, num_prefilled in zip(streams, result.in_place, strict=True):
+            stream.num_prefilled = num_prefilled
+        return result.num_run
+
+    def begin_segment(self, stream: Stream, now_s: float) -> None:
         """Begins the segment whose prompt was run: vocoder state, rest of the transcript, text."""
-        slot, text = stream.active_slot, stream.text_so_far()
+        slot, prompt, text = stream.active_slot, stream.active_prompt, stream.text_so_far()
         assert text.segment is not None, "the text of a prompt stays in the queue"
         self._vocoder.load_slot(slot, stream.request.vocoder_state)
         self._backend.feed(slot, prompt.leading_text, prompt.text_complete)
@@ -74,8 +85,8 @@ class TextFeeder:
 
     def feed(self, stream: Stream) -> None:
         """Feeds the text that has arrived since; the end of the text is fed exactly once."""
-        segment, text = stream.active_segment, stream.text_so_far()
-        if not stream.has_new_text(text):
+        segment = stream.active_segment
+        if segment.text_closed or not stream.has_new_text(text := stream.text_so_far()):
             return
         new_ids = text.token_ids[segment.num_tokens :]
         vectors = self._prompt_builder.embed_text(new_ids)

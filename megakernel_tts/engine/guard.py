@@ -8,9 +8,6 @@ repetition, or after the last word.
 
 from collections import deque
 
-import numpy as np
-from numpy.typing import NDArray
-
 _MAX_LENGTH = 4.0  # times the ordinary length: slow, emotional speech stays below
 _GRACE_FRAMES = 60  # added to the limit, for pauses and breaths in short texts
 _OVERDUE_LENGTH = 2.0  # times the ordinary length, from which silence and loops end the speech
@@ -28,13 +25,13 @@ class Guard:
         self._num_frames = 0
         self._num_counted = 0.0  # frames; a quiet one counts half, since a runaway has few pauses
         self._num_quiet = 0
-        self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)
-        self._num_repeats = [0] * (_MAX_LOOP_FRAMES + 1)  # by length of the loop
+        self._codes: deque[int] = deque(maxlen=_MAX_LOOP_FRAMES)  # the last one first
+        self._num_repeats: list[int] = []  # of each code of `_codes`, by a loop from there to now
 
     def runaway(
         self,
         code: int,
-        pcm: NDArray[np.int16],
+        peak: int,
         expected_frames: float,
         *,
         used_up: bool,
@@ -44,7 +41,7 @@ class Guard:
 
         Args:
             code: Code 0 of the frame.
-            pcm: Samples of the frame.
+            peak: Largest magnitude of the frame's 16-bit samples.
             expected_frames: Ordinary length of the text so far.
             used_up: Whether the talker had been fed the whole text before the frame.
             idle: Frames since the attention reached the end of the text; 0 if that is unknown.
@@ -53,14 +50,17 @@ class Guard:
             Whether to end the speech with this frame.
         """
         self._num_frames += 1
-        quiet = np.abs(pcm.astype(np.int32)).max() < _QUIET_PEAK
+        quiet = peak < _QUIET_PEAK
         self._num_counted += 0.5 if quiet else 1.0
         if not used_up:
             return False
-        for length, earlier in enumerate(reversed(self._codes), start=1):
-            repeats = self._num_repeats[length] + 1 if earlier == code else 0
-            self._num_repeats[length] = repeats
-        self._codes.append(code)
+        self._num_repeats = [
+            num_repeats + 1 if earlier == code else 0
+            for num_repeats, earlier in zip(self._num_repeats, self._codes, strict=True)
+        ]
+        if len(self._num_repeats) < _MAX_LOOP_FRAMES:
+            self._num_repeats.append(0)  # a loop as long as all codes so far
+        self._codes.appendleft(code)
         self._num_quiet = self._num_quiet + 1 if quiet else 0
         overdue = self._num_frames > _OVERDUE_LENGTH * expected_frames
         lost = (

@@ -1,15 +1,16 @@
 """The engine's main loop: text in, frames out, for all streams together.
 
 One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
-finished segments, swaps out a stalled stream, feeds text and assigns slots to waiting streams. It
-then chooses the size of each stream's next chunk, steps the streams that can move until the first
-chunk is due, and starts to decode the chunks that are due. Streams join and leave
-between steps. A new session, a cancellation, or text for a stream that lacks it ends the step with
-the frame under way.
+finished segments, swaps out a stalled stream, feeds text, assigns slots to waiting streams and runs
+a limited part of their prompts. It then chooses the size of each stream's next chunk, steps the
+streams that can move until the first chunk is due or a playback deadline is near (`deadlines`), and
+starts to decode the chunks that are due. Streams join and leave between steps. A new session, a
+cancellation, or text for a stream that lacks it ends the step with the frame under way.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
-- beside the next work of the device, a prefill or a step, so that the device does not wait for it;
+- beside the next work of the device, a prefill or a step, so that the device does not wait for it
+  (before a prefill, if the backend runs it on this thread);
 - at the start of an iteration, if a stream may leave its slot in it, or if the iteration before
   launched no step that could hide it.
 
@@ -32,8 +33,9 @@ from megakernel_tts.engine.feeding import TextFeeder
 from megakernel_tts.engine.pending_opens import PendingOpens
 from megakernel_tts.engine.scheduler import Scheduler, SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
+from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.session import FinishReason
+from megakernel_tts.session import FinishReason, ReaderWakeups
 from megakernel_tts.text.prompt import Prompt, PromptBuilder
 
 
@@ -43,6 +45,8 @@ class Loop:
     Attributes:
         wakeup: Wakes the loop while it waits.
         pending_opens: Sessions that are being opened.
+        reader_wakeups: Wakes the readers of the sessions: when a batch has been delivered, before
+            the device's work, and at the end of an iteration.
         scheduler: Streams and slots.
         decoding: Codes in the codec.
         closed: Ends the loop; set by any thread.
@@ -68,14 +72,16 @@ class Loop:
         """
         self.wakeup = Wakeup()
         self.pending_opens = PendingOpens()
+        self.reader_wakeups = ReaderWakeups()
         self.scheduler = Scheduler(backend, vocoder, policy or SchedulingPolicy(), clock)
-        self.decoding = DecodePipeline(vocoder)
+        self.decoding = DecodePipeline(vocoder, self.reader_wakeups.wake)
         self.closed = False
         self.broken: BaseException | None = None
         self._process = OwnerProcess()
         self._backend = backend
         self._feeder = TextFeeder(backend, prompt_builder, vocoder)
         self._stepped = False  # in the last iteration
+        self._work = IterationWork()
 
     def stop(self) -> None:
         """Ends the loop after the frame under way. Takes no lock: a finaliser may call it."""
@@ -100,7 +106,9 @@ class Loop:
                 self._backend.clear_interrupt()
                 if self.closed:  # read after the wake-up that announces it was cleared
                     break
-                if not self._iterate():
+                has_work = self._iterate()
+                self.reader_wakeups.wake()
+                if not has_work:
                     timeout_s = self.scheduler.policy.stall_timeout_s
                     self.wakeup.wait(timeout_s if self.scheduler.waiting else None)
         except BaseException as error:  # a defect must not leave a session waiting
@@ -110,6 +118,7 @@ class Loop:
         for stream in self.scheduler.streams:
             with suppress(Exception):  # every session gets its finish, even if a slot is not freed
                 self._finish(stream, "error" if self.broken else "cancelled", self.broken)
+        self.reader_wakeups.wake()
 
     def _iterate(self) -> bool:
         """Delivers if required, ends segments, swaps, feeds, admits, steps and decodes.
@@ -117,6 +126,8 @@ class Loop:
         Returns:
             Whether the next iteration has work without a wake-up.
         """
+        scheduler, begin_s = self.scheduler, self.scheduler.clock()
+        self._work = IterationWork()
         self._deliver_if_required()
         # A stream that another thread cancels or opens after this check waits for an iteration.
         if not self.decoding.in_flight:
@@ -124,15 +135,39 @@ class Loop:
             self._swap_out_one()
         self._feed_or_finish()
         others_wait = self._admit()
-        streams = self.scheduler.streams
-        moving = [stream for stream in streams if stream.movable]
+        movable = self._plan_chunks()
+        self._step_until_due(movable, others_wait=others_wait)
+        self.decoding.decode([stream for stream in scheduler.streams if stream.due])
+        self._stepped = bool(movable)
+        self._work.total_s = scheduler.clock() - begin_s
+        scheduler.deadlines.times.add(self._work)
+        has_work = self._stepped or self.decoding.in_flight
+        return has_work or bool(scheduler.prefilling or scheduler.leaving)
+
+    def _plan_chunks(self) -> list[Stream]:
+        """Sizes the next chunks of the streams that can make a frame, and returns these streams."""
+        movable = [stream for stream in self.scheduler.streams if stream.movable]
         now_s = self.scheduler.clock()
-        for stream in moving:
+        for stream in movable:
             stream.plan_chunk(now_s)
-        self._step(moving, self.scheduler.num_frames(moving, others_wait=others_wait))
-        self.decoding.decode([stream for stream in streams if stream.due])
-        self._stepped = bool(moving)
-        return self._stepped or self.decoding.in_flight or bool(self.scheduler.leaving)
+        return movable
+
+    def _step_until_due(self, movable: Sequence[Stream], *, others_wait: bool) -> None:
+        """Steps as many streams as a launch takes until a chunk is due or a deadline is near.
+
+        Args:
+            movable: Streams that can make a frame, whose chunks are planned.
+            others_wait: Whether another stream may start after the step, which is then short.
+        """
+        deadlines, now_s = self.scheduler.deadlines, self.scheduler.clock()
+        chosen, left_out = deadlines.choose(movable, now_s)
+        num_frames = deadlines.num_frames(chosen, left_out, now_s)
+        if others_wait:
+            num_frames = min(num_frames, 1)
+        deadlines.shorten_chunks(chosen, num_frames, now_s)
+        self._work.num_streams = len(chosen)
+        self._work.num_frames = self._step(chosen, num_frames)
+        self._work.step_s = self.scheduler.clock() - now_s
 
     def _deliver_if_required(self) -> None:
         """Delivers the batch in flight if no device work overlaps it, or a slot may become free."""
@@ -169,12 +204,15 @@ class Loop:
     def _feed_or_finish(self) -> None:
         """Feeds the text that has arrived; finishes streams whose whole text was spoken."""
         for stream in self.scheduler.streams:
+            if stream.prompt is not None:
+                continue
             if stream.segment is None:
                 self._isolate(stream, Stream.deliver_breaks)
             if stream.exhausted:
                 self._isolate(stream, partial(self._finish, reason=stream.reason))
             elif stream.slot is not None and not stream.leaving:
                 self._isolate(stream, self._feeder.feed)
+        self.reader_wakeups.wake()
 
     def _admit(self) -> bool:
         """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
@@ -183,35 +221,55 @@ class Loop:
         steps. That includes streams opened while the first prompts run. A small first prefill keeps
         the device busy while the other prompts are built. Streams that speak already wait during
         all of this with little more than one frame (80 ms) of audio unread. So every stream gets a
-        frame after one stream was swapped in, or after `prefill_budget_positions`.
+        frame after one stream was swapped in, or after the prefill budget. A prompt that exceeds
+        the budget continues in the next iteration.
 
         Returns:
-            Whether a waiting stream can get a slot in the next iteration.
+            Whether another stream may start in the next iteration.
         """
         scheduler, policy = self.scheduler, self.scheduler.policy
-        num_positions, max_positions = 0, policy.first_prefill_positions
-        while True:
-            waiting, swapped_in = scheduler.waiting, False
-            beginning: list[tuple[Stream, Prompt]] = []
-            while waiting and scheduler.num_free_slots and num_positions < max_positions:
-                stream = waiting.pop(0)
-                if stream.segment is not None:
-                    self._isolate(stream, self._swap_in)
-                    swapped_in = True
-                    break
-                if prompt := self._build_prompt(stream):
-                    scheduler.acquire(stream)
-                    beginning.append((stream, prompt))
-                    num_positions += len(prompt.prefill) - prompt.num_common
-            self._prefill(beginning)
-            budget_left = num_positions < policy.prefill_budget_positions
-            if swapped_in or not beginning or not scheduler.num_free_slots or not budget_left:
-                scheduler.note_waiting(waiting)
-                return bool(waiting and scheduler.num_free_slots)
+        budget = 0
+        if scheduler.prefilling or (scheduler.num_free_slots and scheduler.waiting):
+            budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
+        max_positions = min(policy.first_prefill_positions, budget)
+        swapped_in = False
+        while self._work.num_positions < budget and not swapped_in:
+            beginning, swapped_in = self._assign_slots(max_positions - self._work.num_positions)
+            self._prefill(beginning, budget - self._work.num_positions)
+            if not beginning or not scheduler.num_free_slots or self._work.num_positions >= budget:
+                break
             self._beside_device_work()
-            if not waiting:
+            if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
-            max_positions = policy.prefill_budget_positions
+            max_positions = budget
+        waiting = scheduler.waiting
+        scheduler.note_waiting(waiting)
+        return bool(scheduler.prefilling or (waiting and scheduler.num_free_slots))
+
+    def _assign_slots(self, max_positions: int) -> tuple[list[Stream], bool]:
+        """Assigns free slots in the order of the queue, up to a stream that was swapped out.
+
+        Args:
+            max_positions: Positions of prompts after which no other stream gets a slot.
+
+        Returns:
+            The streams whose prompts are to be run, and whether a stream was swapped in.
+        """
+        scheduler = self.scheduler
+        beginning = scheduler.prefilling
+        num_positions = sum(stream.num_left_to_prefill for stream in beginning)
+        for stream in scheduler.waiting:
+            if not scheduler.num_free_slots or num_positions >= max_positions:
+                break
+            if stream.segment is not None:
+                self._isolate(stream, self._swap_in)
+                return beginning, True
+            if prompt := self._build_prompt(stream):
+                scheduler.acquire(stream)
+                stream.begin_prompt(prompt)
+                beginning.append(stream)
+                num_positions += stream.num_left_to_prefill
+        return beginning, False
 
     def _swap_in(self, stream: Stream) -> None:
         self.scheduler.swap_in(stream)
@@ -225,28 +283,34 @@ class Loop:
             self._fail(stream, error)
             return None
 
-    def _prefill(self, beginning: Sequence[tuple[Stream, Prompt]]) -> None:
+    def _prefill(self, beginning: Sequence[Stream], budget: int) -> None:
         """Runs prompts together; if that fails, each alone, to find the stream at fault."""
         if not beginning:
             return
+        if self._backend.blocking:
+            self.decoding.deliver()
         try:
-            self._feeder.prefill(beginning)
+            self._work.num_positions += self._feeder.prefill(beginning, budget)
         except Exception as error:
             if len(beginning) == 1:
-                self._fail(beginning[0][0], error)
+                self._fail(beginning[0], error)
                 return
-            for one in beginning:
-                self._prefill([one])
+            for stream in beginning:
+                self._prefill([stream], budget)
             return
         now_s = self.scheduler.clock()
-        for stream, prompt in beginning:
-            begin = partial(self._feeder.begin_segment, prompt=prompt, now_s=now_s)
-            self._isolate(stream, begin)
+        for stream in beginning:
+            if stream.num_prefilled == len(stream.active_prompt.prefill):
+                self._isolate(stream, partial(self._feeder.begin_segment, now_s=now_s))
 
-    def _step(self, moving: Sequence[Stream], num_frames: int) -> None:
-        """Makes frames for streams; if that fails, one for each alone, to find the one at fault."""
+    def _step(self, moving: Sequence[Stream], num_frames: int) -> int:
+        """Makes frames for streams; if that fails, one for each alone, to find the one at fault.
+
+        Returns:
+            The number of frames of the stream that made the most.
+        """
         if not moving:
-            return
+            return 0
         overlap = partial(self._beside_device_work, moving)
         on_last_frame = partial(self.decoding.begin_early, moving)
         try:
@@ -254,21 +318,21 @@ class Loop:
             made = self._backend.step(slots, num_frames, overlap, on_last_frame)
         except DeviceError as error:
             self.decoding.confirm_early(step_failed=True)
-            for stream in moving:
+            for stream in (*moving, *self.scheduler.prefilling):  # their prefills may be lost
                 self._fail(stream, error)
+            return 0
         except Exception as error:
             self.decoding.confirm_early(step_failed=True)
             if len(moving) == num_frames == 1:
                 self._fail(moving[0], error)
-                return
-            for stream in moving:
-                self._step([stream] if stream.movable else [], 1)
-        else:
-            now_s = self.scheduler.clock()
-            for stream, frames in zip(moving, made, strict=True):
-                if stream.active_segment.outcome is None:  # not ended by what was delivered
-                    stream.add_frames(frames, now_s)
-            self.decoding.confirm_early()
+                return 0
+            return sum(self._step([stream] if stream.movable else [], 1) for stream in moving)
+        now_s = self.scheduler.clock()
+        for stream, frames in zip(moving, made, strict=True):
+            if stream.active_segment.outcome is None:  # not ended by what was delivered
+                stream.add_frames(frames, now_s)
+        self.decoding.confirm_early()
+        return max(len(frames.codes) for frames in made)
 
     def _isolate(self, stream: Stream, action: Callable[[Stream], object]) -> None:
         """Runs an action for one stream; an error ends that stream and no other."""

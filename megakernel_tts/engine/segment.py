@@ -3,12 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from megakernel_tts.backends.protocol import Frames
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.session import FinishReason
 from megakernel_tts.text.text_queue import TextSegment
+
+
+def _no_codes() -> NDArray[np.int64]:
+    return np.zeros((0, 0), np.int64)
 
 
 class SwappedState(NamedTuple):
@@ -37,7 +42,7 @@ class Segment:
         num_fed: Text vectors fed after the prompt.
         text_closed: Whether the end of the text was fed as well.
         num_frames: Frames made so far, without those that the guard cut off.
-        pending: Codes [groups] of the pending frames, in order.
+        pending: Codes [frames, groups] of the pending frames.
         num_decoding: Number of frames in the decode pipeline's batch.
         outcome: How the segment ended; None before its end.
         error: The failure if `outcome` is `error`.
@@ -51,7 +56,7 @@ class Segment:
     text_closed: bool
     last_step_s: float
     num_frames: int = 0
-    pending: list[Tensor] = field(default_factory=list[Tensor])
+    pending: NDArray[np.int64] = field(default_factory=_no_codes)
     num_decoding: int = 0
     outcome: FinishReason | None = None
     error: Exception | None = None
@@ -87,7 +92,8 @@ class Segment:
     def add_frames(self, frames: Frames, now_s: float) -> None:
         """Adds frames from a step; the segment may end with them."""
         self.last_step_s = now_s
-        self.pending += frames.codes.unbind()
+        codes = frames.codes.numpy()
+        self.pending = np.concatenate([self.pending, codes]) if len(self.pending) else codes
         self.num_frames += len(frames.codes)
         if frames.ended:
             self.outcome = "eos"
@@ -109,7 +115,7 @@ class Segment:
         """Moves the first pending frames to the decode pipeline's batch."""
         assert self.num_decoding == 0, "the earlier batch was not delivered"
         self.num_decoding = num_frames
-        del self.pending[:num_frames]
+        self.pending = self.pending[num_frames:]
 
     def stop_decoding(self) -> None:
         """Records that the decode pipeline's batch is complete."""
@@ -118,7 +124,7 @@ class Segment:
     def cut(self, num_frames: int) -> None:
         """Ends the segment after its first `num_frames` frames, because it ran away."""
         self.num_frames = num_frames
-        self.pending = []
+        self.pending = _no_codes()
         if self.outcome != "error":
             self.outcome = "guard"
 
@@ -129,5 +135,5 @@ class Segment:
     def fail_decoding(self, error: Exception) -> None:
         """Ends the segment with an error of the codec: nothing after a gap is delivered."""
         self.num_decoding = 0
-        self.pending = []
+        self.pending = _no_codes()
         self.fail(error)

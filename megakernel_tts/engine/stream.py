@@ -11,8 +11,8 @@ from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.engine.delivery import Delivery
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.sampling import Sampling
-from megakernel_tts.session import ChunkPolicy, EventQueue, FinishReason
-from megakernel_tts.text.prompt import Layout, Prefix
+from megakernel_tts.session import FRAME_S, ChunkPolicy, EventQueue, FinishReason
+from megakernel_tts.text.prompt import Layout, Prefix, Prompt
 from megakernel_tts.text.text_queue import TextQueue, TextSegment
 
 _SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
@@ -70,6 +70,8 @@ class Stream:
         chunking: Sizes the chunks.
         slot: Slot of the backend and of the vocoder, while it has one.
         segment: The segment being spoken; None between segments.
+        prompt: The prompt of the next segment while it is run in the slot; else None.
+        num_prefilled: Positions of `prompt` that are in place.
         num_sampled_frames: Frame numbers of the random generator that earlier segments have used.
         reason: The worst outcome of its segments.
     """
@@ -90,6 +92,8 @@ class Stream:
         self.events = events
         self.slot: int | None = None
         self.segment: Segment | None = None
+        self.prompt: Prompt | None = None
+        self.num_prefilled = 0
         self.num_sampled_frames = 0
         self.reason: FinishReason = "eos"
         self.delivery = Delivery(
@@ -131,8 +135,10 @@ class Stream:
     @property
     def exhausted(self) -> bool:
         """Whether the whole text was spoken."""
+        if self.segment is not None:
+            return False
         with self.text_queue.lock:
-            return self.segment is None and self.text_queue.done
+            return self.text_queue.done
 
     @property
     def movable(self) -> bool:
@@ -147,7 +153,7 @@ class Stream:
     @property
     def starved(self) -> bool:
         """Whether the stream makes no frame until more text arrives."""
-        return self.segment is None or not self.segment.ready
+        return self.prompt is None and (self.segment is None or not self.segment.ready)
 
     @property
     def waiting(self) -> bool:
@@ -172,6 +178,16 @@ class Stream:
             and not self.movable
             and not (self.reader_keeps_up and self.has_new_text())
         )
+
+    @property
+    def frame_playback_s(self) -> float:
+        """Seconds for which a frame is played."""
+        return FRAME_S / self.request.speed
+
+    @property
+    def deadline_s(self) -> float:
+        """Clock time at which the audio so far has been played; -inf before the first chunk."""
+        return self.chunking.played_until_s
 
     @property
     def reader_keeps_up(self) -> bool:
@@ -203,7 +219,7 @@ class Stream:
         """Records that the stream has no slot; returns the slot that it had."""
         segment, slot = self.segment, self.active_slot
         assert segment is None or segment.num_decoding == 0, "the slot's codes are being decoded"
-        self.slot = None
+        self.slot = self.prompt = None
         return slot
 
     # --- text ---
@@ -245,6 +261,22 @@ class Stream:
 
     # --- frames and chunks ---
 
+    @property
+    def active_prompt(self) -> Prompt:
+        """The prompt that is being run; there must be one."""
+        assert self.prompt is not None, "no prompt is being run"
+        return self.prompt
+
+    @property
+    def num_left_to_prefill(self) -> int:
+        """Positions of the prompt that are to be run, without those that may be cached."""
+        prompt = self.active_prompt
+        return len(prompt.prefill) - max(self.num_prefilled, prompt.num_common)
+
+    def begin_prompt(self, prompt: Prompt) -> None:
+        """Records the prompt of the next segment, which is to be run in the stream's slot."""
+        self.prompt, self.num_prefilled = prompt, 0
+
     def begin_segment(self, segment: Segment, first_token_position: int) -> None:
         """Starts a segment whose prompt was run.
 
@@ -252,7 +284,7 @@ class Stream:
             segment: With no frames.
             first_token_position: Position of its first token in the slot.
         """
-        self.segment = segment
+        self.segment, self.prompt = segment, None
         self.delivery.begin_segment(self._make_word_timer(first_token_position))
 
     def _make_word_timer(self, first_token_position: int) -> WordTimer:
@@ -276,6 +308,10 @@ class Stream:
         else:
             self.chunking.plan(now_s, num_out, len(segment.pending))
         self._resumed = False
+
+    def shorten_chunk(self, num_upcoming: int) -> None:
+        """Makes a chunk due after a step of `num_upcoming` frames; see `Chunking.shorten`."""
+        self.chunking.shorten(len(self.active_segment.pending) + num_upcoming)
 
     @property
     def num_until_due(self) -> int:

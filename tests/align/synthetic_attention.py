@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest
+from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.codec.decoder import Decoder, State
 from tests.fakes import ScriptedBackend
 
@@ -51,9 +51,11 @@ class SyntheticAttentionBackend(ScriptedBackend):
         super().__init__(num_slots)
         self._starts: dict[int, int] = {}  # the position of each stream's first token
 
-    def prefill(self, requests: Sequence[PrefillRequest]) -> None:
-        super().prefill(requests)
+    def prefill(
+        self, requests: Sequence[PrefillRequest], budget: int | None = None
+    ) -> PrefillResult:
         self._starts |= {request.slot: len(request.prompt) - 1 for request in requests}
+        return super().prefill(requests, budget)
 
     def step(
         self,

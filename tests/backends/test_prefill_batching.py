@@ -10,6 +10,7 @@ from megakernel_tts.backends.prefill_batching import (
     PrefillSegment,
     num_tiled_positions,
     pack_batches,
+    part_end,
 )
 from tests.emulator import MAX_PREFILL_COLUMNS as TILE_SIZE
 from tests.emulator import MAX_STREAMS as FIRST_SIZE
@@ -71,3 +72,15 @@ def test_no_further_whole_tile_fits(num_positions: int) -> None:
     num_tiled = num_tiled_positions(num_positions, FIRST_SIZE, TILE_SIZE)
     assert num_positions - num_tiled < (TILE_SIZE if num_positions >= FIRST_SIZE else FIRST_SIZE)
     assert num_tiled in {tile_begin(tile) for tile in range(8)}
+
+
+@given(st.integers(0, 5), st.integers(1, 100), st.integers(0, 120))
+def test_a_part_ends_at_a_tile_and_within_the_budget(tile: int, count: int, budget: int) -> None:
+    begin = tile_begin(tile)
+    end = part_end(begin, begin + count, budget, FIRST_SIZE, TILE_SIZE)
+    tile_ends = {tile_begin(i) for i in range(20)} | {begin + count}
+    assert begin < end <= begin + count and end in tile_ends
+    assert end - begin <= budget or end == min(tile_begin(tile + 1), begin + count)
+    if end < begin + count:
+        following = min(other for other in tile_ends if other > end)
+        assert following - begin > budget, "another tile would fit"

@@ -13,17 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from megakernel_tts import TTS
+from megakernel_tts import TTS, AudioChunk, EngineBusyError
 from megakernel_tts.bench import event_loop, stages, timing
+from megakernel_tts.bench.arrivals import measure_arrivals
 from megakernel_tts.bench.event_loop import measure_event_loop
 from megakernel_tts.bench.stages import measure_stages, stage_timer
 from megakernel_tts.bench.timing import (
     BenchmarkRequest,
+    PlaybackGaps,
     time_first_chunk,
     time_request,
     time_streams,
 )
+from megakernel_tts.bench.torch_graph import torch_frame
 from megakernel_tts.cli.main import main
+from megakernel_tts.loader import LoadedModel
 
 QUICK = ["--device", "cpu", "--runs", "1", "--chunks", "1,8", "--streams", "1"]
 
@@ -144,6 +148,70 @@ def test_figures_of_streams_include_every_stream(demo: TTS, hello: BenchmarkRequ
     assert figures.real_time_factor == pytest.approx(figures.ms_per_frame / 80, rel=1e-2)
 
 
+def test_throughput_and_underruns_are_of_all_streams(
+    demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute passes before the second chunk of each stream."""
+    stream = demo.stream
+
+    def stalled(*arguments: Any, **keywords: Any) -> Iterator[AudioChunk]:
+        for i, chunk in enumerate(stream(*arguments, **keywords)):
+            if i == 1:
+                clock.advance(60.0)
+            yield chunk
+
+    monkeypatch.setattr(demo, "stream", stalled)
+    short = replace(hello, sampling=replace(demo.sampling, max_frames=4))
+    figures = time_streams(demo, short, 1, streams=2, rounds=1)
+    assert figures.underruns >= 2
+    assert 0 < figures.frames_per_second <= 8 / 60
+    assert figures.audio_seconds_per_second == pytest.approx(0.08 * 8 / 60, abs=0.01)
+
+
+def test_a_chunk_is_late_if_the_audio_before_it_was_played() -> None:
+    playback = PlaybackGaps()
+    for now_s, audio_s in ((5.0, 0.08), (5.05, 0.16), (5.24, 0.08), (5.5, 0.08), (5.58, 0.08)):
+        playback.add(now_s, audio_s)
+    assert playback.gaps_s == pytest.approx([0.18])
+
+
+def test_arrivals_are_read_to_their_ends(
+    demo: TTS, hello: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused ones are counted; the order of the random times is the same in each run."""
+    astream, num_opened = demo.astream, 0
+
+    async def refusing(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal num_opened
+        num_opened += 1
+        if num_opened == 2:
+            raise EngineBusyError("too many sessions")
+        keywords["sampling"] = replace(keywords["sampling"], max_frames=3)
+        async for chunk in astream(*arguments, **keywords):
+            yield chunk
+
+    monkeypatch.setattr(demo, "astream", refusing)
+    figures = measure_arrivals(demo, hello, rate=20.0, duration_s=0.3)
+    assert figures.requests == num_opened > 2 and figures.refused == 1
+    assert 1 <= figures.max_concurrent <= figures.requests
+    assert 0 < figures.first_chunk_ms_p50 <= figures.first_chunk_ms_p95
+    assert figures.first_chunk_ms_p95 <= figures.first_chunk_ms_p99
+    assert 0 < figures.audio_seconds_per_second <= 3 * 0.08 * figures.requests / 0.2
+
+
+def test_a_frame_of_the_graph_has_a_row_for_each_stream(load: Callable[..., LoadedModel]) -> None:
+    """Streams with equal inputs and caches differ by what is sampled only."""
+    loaded = load(size="1b7")
+    model = getattr(loaded.engine.backend, "model")  # noqa: B009
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        for num_streams in (1, 3):
+            rows = torch_frame(model, loaded.config, 5, num_streams)()
+            assert rows.shape == (num_streams, loaded.config.talker.stack.hidden_size)
+            assert rows.isfinite().all()
+            assert len({tuple(row.tolist()) for row in rows}) == num_streams
+
+
 def test_blocking_work_on_the_event_loop_is_measured(
     demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +234,7 @@ def test_command_prints_a_table_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
-    few = ["--runs", "2", "--chunks", "8", "--streams", "1,2"]
+    few = ["--runs", "2", "--chunks", "8", "--streams", "1,2", "--rate", "5", "--duration", "0.5"]
     assert main(["bench", "--device", "cpu", *few, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     report = json.loads(file.read_text(encoding="utf-8"))
@@ -185,6 +253,10 @@ def test_command_prints_a_table_and_writes_json(
     assert late["streams"] == 2 and f"2 streams: p50 {late['p50']:.2f} ms" in printed
     assert [len(one["first_chunk_ms"]) for one in report["streaming"]] == [1, 2]
     assert report["sampling"]["temperature"] > 0 and report["peers"] == []
+    assert all(one["frames_per_second"] > 0 for one in report["streaming"])
+    (arrivals,) = report["arrivals"]
+    assert arrivals["requests"] > 0 and "5 requests per second for 0.5 s" in printed
+    assert report["torch_graph"] == [], "there is no GPU"
 
 
 @pytest.mark.gpu
@@ -196,6 +268,8 @@ def test_report_of_a_gpu_has_its_name_and_memory(tmp_path: Path) -> None:
     assert report["device"] == torch.cuda.get_device_name()
     assert 0 < report["memory"]["loaded"] <= report["memory"]["peak"]
     assert all(milliseconds > 0 for milliseconds in report["stages"].values())
+    assert [graph["streams"] for graph in report["torch_graph"]] == [1]
+    assert report["torch_graph"][0]["ms_per_frame"] > 0
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="no matplotlib")
@@ -236,6 +310,8 @@ def test_invalid_arguments_give_a_message(
     [
         (["--runs", "0"], "'0' is not a whole number of 1 or more"),
         (["--chunks", "1,x"], "'x' is not a whole number"),
+        (["--rate", "10,0"], "'0' is not a number above 0"),
+        (["--duration", "inf"], "'inf' is not a number above 0"),
         (["--random-weights", "3B"], "invalid choice"),
         (["here", "--random-weights", "0.6B"], "not allowed with"),
     ],

@@ -1,99 +1,35 @@
 """Sizes of chunks by the speed of the engine, on a virtual clock: arrivals, gaps, growth."""
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from megakernel_tts import AudioChunk
-from megakernel_tts.codec.decoder import Decoder, DecodeRequest
-from megakernel_tts.codec.vocoder import PendingSamples, TorchVocoder
 from megakernel_tts.engine.chunking import Chunking
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import FRAME_S, ChunkPolicy
 from megakernel_tts.text.splitter import SplitLimits
-from tests.fakes import ScriptedBackend
-from tests.rig import ManualClock, Rig, drain
+from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps, record_chunks
+from tests.rig import Rig, drain
 
 NUM_FRAMES = 40  # of a turn
-
-
-class Device:
-    """Advances a clock by the time that work takes.
-
-    Attributes:
-        clock: The engine's clock.
-        frame_s: Time of a frame of the backend.
-        call_s: Time of a call of the codec, beside that of its frames.
-        decode_s: Time of a frame in the codec.
-        jitter: By which share each of these may be longer or shorter.
-    """
-
-    def __init__(
-        self, frame_s: float, call_s: float = 0.0, decode_s: float = 0.0, jitter: float = 0.0
-    ) -> None:
-        self.clock = ManualClock()
-        self.frame_s, self.call_s, self.decode_s, self.jitter = frame_s, call_s, decode_s, jitter
-        self._rng = random.Random(0)
-
-    def work(self, seconds: float) -> None:
-        self.clock.now_s += seconds * self._rng.uniform(1 - self.jitter, 1 + self.jitter)
-
-
-class TimedBackend(ScriptedBackend):
-    """A scripted backend whose frames take time."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__()
-        self.endless = True
-        self._device = device
-
-    def _pass_gate(self) -> None:
-        self._device.work(self._device.frame_s)
-
-
-class TimedVocoder(TorchVocoder):
-    """A vocoder of silence that takes time, during which no frame is made, as on a CPU."""
-
-    def __init__(self, decoder: Decoder, device: Device) -> None:
-        super().__init__(decoder)
-        self._device = device
-
-    def decode(self, requests: Sequence[DecodeRequest]) -> PendingSamples:
-        for request in requests:
-            self._device.work(self._device.call_s + len(request.codes) * self._device.decode_s)
-        return lambda: [np.zeros(1920 * len(request.codes), np.int16) for request in requests]
 
 
 def speak(loaded: LoadedModel, device: Device, num_turns: int = 1) -> list[list[tuple[float, int]]]:
     """The arrival in seconds and the frames of every chunk of each turn."""
     decoder = loaded.engine.decoder
     rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
-    device.clock = rig.clock
+    device.clock, rig.backend.endless = rig.clock, True
     turns: list[list[tuple[float, int]]] = []
     for seed in range(num_turns):
         session = rig.open(None, seed=seed, max_frames=NUM_FRAMES)
-        arrivals: list[float] = []
-        session._events.set_listener(lambda into=arrivals: into.append(device.clock.now_s))
+        turns.append(record_chunks(session, device.clock))
         session.push_text("hello to the world.")
         session.end()
-        chunks = [event for event in drain(session)[0] if isinstance(event, AudioChunk)]
-        sizes = [len(chunk.codes) for chunk in chunks]
-        turns.append(list(zip(arrivals, sizes, strict=False)))  # the last arrival is the finish's
+        drain(session)
     rig.close()
     return turns
-
-
-def gaps(chunks: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds without audio before each chunk, if playback begins with the first one."""
-    found: list[float] = []
-    played_until_s = chunks[0][0]
-    for arrival_s, num_frames in chunks:
-        found.append(max(0.0, arrival_s - played_until_s))
-        played_until_s = max(played_until_s, arrival_s) + num_frames * FRAME_S
-    return found
 
 
 @pytest.mark.parametrize("real_time_factor", [0.3, 0.45, 0.6, 0.7, 0.79])

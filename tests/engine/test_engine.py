@@ -339,13 +339,13 @@ def test_a_session_can_be_read_by_a_second_iteration(rig: Rig) -> None:
         session.push_text("hello to ")
         events = session.__aiter__()
         await anext(events)
-        listening, set_listener = asyncio.Event(), session._events.set_listener
+        listening, set_waiter = asyncio.Event(), session._events.set_waiter
 
-        def observe(listener: Callable[[], object]) -> None:
-            set_listener(listener)
+        def observe(loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
+            set_waiter(loop, arrived)
             listening.set()
 
-        session._events.set_listener = observe  # type: ignore[method-assign]
+        session._events.set_waiter = observe  # type: ignore[method-assign]
         rest = asyncio.ensure_future(read_all(session))
         await listening.wait()
         await events.aclose()

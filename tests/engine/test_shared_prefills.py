@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megakernel_tts import AudioChunk, Session
-from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.backends.protocol import PrefillRequest, PrefillResult
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from tests.fakes import TIMEOUT_S
 from tests.rig import MakeRig, Rig, codes, drain, read, scripted
@@ -55,7 +55,7 @@ def test_a_prompt_that_fails_ends_no_other_stream(make_rig: MakeRig) -> None:
     rig.resume()
     finish = drain(sessions[1])[1]
     assert finish.reason == "error" and "failing prompt of seed 13" in str(finish.error)
-    assert rig.backend.prefill_sizes == [1, 1, 1]
+    rig.backend.wait_until(lambda: rig.backend.prefill_sizes == [1, 1, 1])
     rig.backend.endless = False
     for seed, session in ((1, sessions[0]), (2, sessions[2])):
         chunks, finish = drain(session)
@@ -70,10 +70,11 @@ def test_a_session_opened_during_a_prefill_begins_with_it(
     """Its first frame shares a step, and its codes are those of a stream alone."""
     prefill, second = rig.backend.prefill, list[Session]()
 
-    def open_second(requests: Sequence[PrefillRequest]) -> None:
-        prefill(requests)
+    def open_second(requests: Sequence[PrefillRequest], budget: int) -> PrefillResult:
+        result = prefill(requests, budget)
         if not second:
             second.append(rig.open(seed=2))
+        return result
 
     monkeypatch.setattr(rig.backend, "prefill", open_second)
     spoken = [drain(rig.open(seed=1))]
@@ -90,11 +91,12 @@ def test_a_session_cancelled_during_a_prefill_gets_no_prompt(
 ) -> None:
     prefill, cancelled = rig.backend.prefill, list[Session]()
 
-    def open_and_cancel(requests: Sequence[PrefillRequest]) -> None:
-        prefill(requests)
+    def open_and_cancel(requests: Sequence[PrefillRequest], budget: int) -> PrefillResult:
+        result = prefill(requests, budget)
         if not cancelled:
             cancelled.append(rig.open(seed=2))
             cancelled[0].cancel()
+        return result
 
     monkeypatch.setattr(rig.backend, "prefill", open_and_cancel)
     assert drain(rig.open(seed=1))[1].reason == "eos"

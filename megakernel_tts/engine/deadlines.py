@@ -1,0 +1,123 @@
+"""Earliest deadline first: the streams of a step, its length, and the prefills beside it.
+
+The deadline of a stream is the time at which the audio that it has delivered has been played. A
+stream that has delivered none, or whose deadline has passed, is late: it needs audio at once, and
+no schedule can prevent its gap any more.
+"""
+
+from collections.abc import Sequence
+
+from megakernel_tts.engine.stream import Stream
+from megakernel_tts.engine.work_times import WorkTimes
+
+_MARGIN = 2  # iterations before its deadline at which a stream is urgent
+_MAX_POSTPONED = 8  # times in succession that prefills are postponed
+_FORCED_BUDGET = 16  # positions of a prefill that was postponed so often
+_MIN_POSITION_S = 1e-9  # avoids a division by zero where a clock stands still
+
+
+class DeadlineScheduler:
+    """Decides what an iteration of the loop does, so that no stream misses its deadline by it.
+
+    Attributes:
+        times: Predicted times of the iteration's work.
+    """
+
+    def __init__(self, max_streams: int, prefill_budget: int) -> None:
+        """Starts without measured times.
+
+        Args:
+            max_streams: Streams of a step.
+            prefill_budget: Positions of an iteration's prefills at most.
+        """
+        self.times = WorkTimes()
+        self._max_streams = max_streams
+        self._prefill_budget = prefill_budget
+        self._num_postponed = 0  # times in succession
+
+    def choose(
+        self, movable: Sequence[Stream], now_s: float
+    ) -> tuple[Sequence[Stream], Sequence[Stream]]:
+        """Returns the streams of the next step, and those that it leaves out.
+
+        If there are more than a step takes, urgent streams come first. They are followed by late
+        ones, of which the one whose last step was longest ago comes first, and then by the others
+        by their deadlines.
+
+        Args:
+            movable: Streams that can make a frame.
+            now_s: Clock time in seconds.
+        """
+        if len(movable) <= self._max_streams:
+            return movable, ()
+
+        margin_s = _MARGIN * self.times.iteration_s(self._max_streams)
+
+        def rank(stream: Stream) -> tuple[int, float]:
+            deadline_s = stream.deadline_s
+            if deadline_s < now_s:
+                return 1, stream.active_segment.last_step_s
+            return 0 if deadline_s - now_s < margin_s else 2, deadline_s
+
+        ranked = sorted(movable, key=rank)
+        return ranked[: self._max_streams], ranked[self._max_streams :]
+
+    def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
+        """Returns the frames of a step: until a chunk is due, or a deadline is near.
+
+        Args:
+            chosen: Streams of the step, whose chunks are planned.
+            left_out: Streams that can make a frame and are not among them.
+            now_s: Clock time in seconds.
+        """
+        num_frames = min((stream.num_until_due for stream in chosen), default=0)
+        if any(stream.deadline_s < now_s for stream in left_out):
+            return min(num_frames, 1)
+        frame_s = self.times.frame_s(len(chosen))
+        if not frame_s:
+            return num_frames
+        margin_s = _MARGIN * self.times.iteration_s(len(chosen))
+        for stream in (*chosen, *left_out):
+            slack_s = stream.deadline_s - now_s
+            if slack_s >= 0:
+                num_frames = min(num_frames, max(1, int((slack_s - margin_s) / frame_s)))
+        return num_frames
+
+    def shorten_chunks(self, chosen: Sequence[Stream], num_frames: int, now_s: float) -> None:
+        """Makes the chunks of a step due after it that would be late after another one.
+
+        Chunks are not shortened if the device is slower than playback with chunks of one frame.
+
+        Args:
+            chosen: Streams of the step, whose chunks are planned.
+            num_frames: Frames of the step.
+            now_s: Clock time in seconds.
+        """
+        iteration_s = self.times.iteration_s(len(chosen))
+        end_s = now_s + num_frames * self.times.frame_s(len(chosen))
+        for stream in chosen:
+            if stream.deadline_s < now_s or iteration_s > stream.frame_playback_s:
+                continue
+            if stream.deadline_s - end_s < _MARGIN * iteration_s:
+                stream.shorten_chunk(num_frames)
+
+    def prefill_budget(self, movable: Sequence[Stream], now_s: float) -> int:
+        """Returns the positions that prefills may run before the next step; 0 for none.
+
+        The prefills end in time for the stream with the earliest deadline. If they have been
+        postponed again and again, the device is too slow for its streams, and a small one is run.
+
+        Args:
+            movable: Streams that can make a frame.
+            now_s: Clock time in seconds.
+        """
+        deadlines_s = [s.deadline_s for s in movable if s.deadline_s >= now_s]
+        budget = self._prefill_budget
+        if deadlines_s:
+            margin_s = _MARGIN * self.times.iteration_s(min(len(movable), self._max_streams))
+            usable_s = max(0.0, min(deadlines_s) - now_s - margin_s)
+            budget = int(min(budget, usable_s / max(self.times.position_s, _MIN_POSITION_S)))
+        if not budget and self._num_postponed >= _MAX_POSTPONED:
+            budget = min(_FORCED_BUDGET, self._prefill_budget)
+        self._num_postponed = 0 if budget else self._num_postponed + 1
+        return budget
