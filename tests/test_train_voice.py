@@ -118,8 +118,8 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock takes 20 ms, so that stages make the same steps on every machine."""
-    clock = itertools.count(step=0.02)
+    """Each look at the clock takes 40 ms, so that stages make the same steps on every machine."""
+    clock = itertools.count(step=0.04)
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
 
