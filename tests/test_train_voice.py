@@ -1,9 +1,11 @@
 """The training stages from end to end at a tiny size: the checkpoint loads and speaks."""
 
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 
 from examples.train_voice import (
     codec,
+    codec_model,
     codes,
     evaluate,
     export,
@@ -19,6 +22,7 @@ from examples.train_voice import (
     speak,
     talker,
     text,
+    training,
     vocoder,
 )
 from examples.train_voice.discriminators import (
@@ -93,6 +97,33 @@ def assert_is_evaluated(work: Work) -> None:
     assert set(evaluate.durations(speech)) == set(speak.MANNERS)
 
 
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations have the types of a GPU; optimisers reject what the fused one there rejects."""
+    step = torch.optim.AdamW.step
+
+    def checked_step(optimizer: torch.optim.AdamW) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    assert p.grad.dtype == p.dtype
+                    pairs = zip(p.shape, p.stride(), p.grad.stride(), strict=True)
+                    assert all(a == b for size, a, b in pairs if size > 1), p.shape
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", checked_step)
+    for module in (codec_model, vocoder):
+        monkeypatch.setattr(module, "fast_type", lambda _: torch.bfloat16)
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes 40 ms, so that stages make the same steps on every machine."""
+    clock = itertools.count(step=0.04)
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+
+@pytest.mark.usefixtures("as_on_gpu", "virtual_time")
 def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stages after `pronunciation`, on noise instead of speech, for a second each."""
     sentences = [("words", "Maybe."), ("short", "Not today."), ("spanish", "Hasta luego.")]

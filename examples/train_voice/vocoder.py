@@ -94,10 +94,8 @@ class _Training:
         discriminator = discriminator_loss(real, fake)
         grad = self._balanced(losses, judged, weight)
         generator, discriminating = self._parameters
-        grads = torch.autograd.grad(discriminator, discriminating)
-        norm = _descend(self._optimizers[1], discriminating, grads, _MAX_NORM)
-        grads = torch.autograd.grad(decoded, generator, grad)
-        _descend(self._optimizers[0], generator, grads, float("inf"))
+        norm = _descend(self._optimizers[1], discriminating, discriminator, None, _MAX_NORM)
+        _descend(self._optimizers[0], generator, decoded, grad, float("inf"))
         return {
             **{name: loss.detach() for name, loss in losses.items()},
             **{f"norm_{name}": n for name, n in zip(losses, self._norms, strict=True)},
@@ -123,12 +121,14 @@ class _Training:
 def _descend(
     optimizer: torch.optim.Optimizer,
     parameters: list[nn.Parameter],
-    grads: tuple[Tensor, ...],
+    output: Tensor,
+    grad: Tensor | None,
     limit: float,
 ) -> Tensor:
-    """Makes a step with clipped gradients; gives their norm."""
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
+    """Makes a step with clipped gradients, given the output's gradient; gives their norm."""
+    optimizer.zero_grad(set_to_none=True)
+    # `autograd.grad` gives transposed gradients, which the fused optimiser of a GPU rejects.
+    output.backward(grad, inputs=parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     optimizer.step()
     return norm
