@@ -58,7 +58,9 @@ static_assert(kNumTags < kTagMask + 1, "one tag must be left for values that wer
 class EpochTags {
  public:
   // The tag of a column.
-  DEVICE uint32_t of(int column) const { return tags_ >> 2 * column & kTagMask; }
+  DEVICE uint32_t of(int column) const {
+    return kIsWide ? tags_ : tags_ >> 2 * column & kTagMask;
+  }
 
   // The tags of the columns from `column` on.
   DEVICE EpochTags from(int column) const {
@@ -69,6 +71,10 @@ class EpochTags {
 
   // Advances the tags of the first `num_columns` columns to the next use.
   DEVICE void advance(int num_columns) {
+    if constexpr (kIsWide) {  // all columns have the same tag
+      tags_ = tags_ == kNumTags - 1 ? 0 : tags_ + 1;
+      return;
+    }
     const uint32_t next = tags_ + (0x55555555u >> 2 * (kNumTaggedColumns - num_columns));
     const uint32_t overflow = next & next >> 1 & 0x55555555u;  // columns with tag 3
     tags_ = next & ~(3 * overflow);
@@ -76,7 +82,8 @@ class EpochTags {
 
  private:
   static constexpr int kNumTaggedColumns = 16;
-  static_assert(kMaxPrefillColumns <= kNumTaggedColumns && kBufferColumns <= kNumTaggedColumns,
+  static_assert(kIsWide || (kMaxPrefillColumns <= kNumTaggedColumns &&
+                            kBufferColumns <= kNumTaggedColumns),
                 "two bits per column must fit into 32 bits");
 
   uint32_t tags_ = 0;
@@ -147,11 +154,27 @@ struct ExchangeLayout {
   }
 };
 
+// Positions of bf16 values [columns, Width] in pairs, in the operand order of the matrix
+// instruction: [steps, warps, tiles of 8 columns, 8 columns, 16 pairs]. A warp reads 512 consecutive
+// bytes at a time.
+template <int MaxColumns>
+struct OperandLayout {
+  static constexpr int num_tiles = MaxColumns / 8;
+
+  // The position of a pair of a column.
+  DEVICE static int index(int column, int pair) {
+    return ((pair / (kTileK / 2)) * num_tiles + column / 8) * (8 * kTileK / 2) +
+           column % 8 * (kTileK / 2) + pair % (kTileK / 2);
+  }
+};
+
 // [columns, Width] float values, and [columns, splits, Width] bf16 values in pairs.
 template <int Width, int MaxColumns>
 using FloatExchangeLayout = ExchangeLayout<Width, MaxColumns, 2>;
 template <int Width, int MaxColumns>
-using PairExchangeLayout = ExchangeLayout<kNumSplits * Width / 2, MaxColumns, 4>;
+using PairExchangeLayout =
+    std::conditional_t<kIsWide, OperandLayout<MaxColumns>,
+                       ExchangeLayout<kNumSplits * Width / 2, MaxColumns, 4>>;
 
 // --- waiting ---
 

@@ -108,12 +108,15 @@ class Megakernel:
             ValueError: They cannot be compiled for the model, or run on this GPU.
         """
         check_shapes(config)
-        self._kernels = kernels or load_decode_kernels(config, pad.device)
+        self._kernels = kernels or load_decode_kernels(
+            config, pad.device, num_streams=num_slots
+        )
         self._kernels.check_gpu(config)
         self.num_slots, self.max_positions = num_slots, max_positions
         self._config, self._device = config, pad.device
         info = self._kernels.info
-        self._max_streams, self._max_columns = info.max_streams, info.max_prefill_columns
+        self._max_streams, self._narrow_streams = self._kernels.max_streams, info.max_streams
+        self._max_columns = info.max_prefill_columns
         self._page_size = info.page_size
         self._buffers = DecodeBuffers(
             model,
@@ -172,7 +175,7 @@ class Megakernel:
             The number of positions of each prompt that are in place.
         """
         counts = [
-            num_tiled_positions(request.num_common, self._max_streams, self._max_columns)
+            num_tiled_positions(request.num_common, self._narrow_streams, self._max_columns)
             for request in requests
         ]
         keys = [request.prefix_key(count) for request, count in zip(requests, counts, strict=True)]
@@ -200,7 +203,7 @@ class Megakernel:
         """Launches segments of prompts; does not wait."""
         if not segments:
             return
-        tiles, batches = pack_batches(segments, self._max_streams, self._max_columns)
+        tiles, batches = pack_batches(segments, self._narrow_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
         uploaded = buffers.upload_prompts(tiles, batches)
@@ -275,9 +278,16 @@ class Megakernel:
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
-        for i, slot in enumerate(slots):
-            params.streams[i] = self._state[slot].update(slot, self.max_positions)
-        self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
+        streams = [self._state[slot].update(slot, self.max_positions) for slot in slots]
+        if len(slots) <= self._narrow_streams:
+            for i, stream in enumerate(streams):
+                params.streams[i] = stream
+            self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
+        else:
+            uploaded = buffers.upload_streams(streams)
+            self._kernels.generate_wide(
+                params, uploaded.data_ptr(), buffers.workspace, buffers.written_tensors()
+            )
         if self._capture.enabled:  # right behind the launch, before other work of the stream
             self._capture.start_copy(len(slots), num_frames)
         if self._done is not None:

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, ClassVar
 
-BUFFER_COLUMNS = 8  # columns of an exchange buffer, and the size of `Params.streams`
+ARGUMENT_STREAMS = 8  # streams that `Params` holds
 BATCH_COLUMNS = 16  # columns of a prefill batch
 NUM_CODE_GROUPS = 16  # codes of a frame
 MAX_CAPTURED_HEADS = 8
@@ -45,6 +45,8 @@ EXCHANGE_BUFFERS = (
     "mlp_residual",
     "logits",
 )
+
+WIDE_BUFFERS = ("attention_normed", "mlp_normed", "attention_scales", "mlp_scales")
 
 _PYTHON = "megakernel_tts/kernels"  # as the messages of failed checks name it
 
@@ -169,6 +171,14 @@ class ExchangeBuffers(DeviceStruct):
     _fields_ = tuple((name, pointer("uint32_t")) for name in EXCHANGE_BUFFERS)
 
 
+class WideBuffers(DeviceStruct):
+    """Addresses of the buffers that only wide kernels use."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WideBuffers"
+    _fields_ = tuple((name, pointer("uint32_t")) for name in WIDE_BUFFERS)
+
+
 class Network(DeviceStruct):
     """A decoder stack and its KV cache."""
 
@@ -283,7 +293,7 @@ class Params(DeviceStruct):
         ("eos_id", c_int),
         ("l2_resident_positions", c_int),
         ("attention_capture", AttentionCapture),
-        ("streams", StreamParams * BUFFER_COLUMNS),
+        ("streams", StreamParams * ARGUMENT_STREAMS),
         ("num_streams", c_int),
         ("max_frames", c_int),
         ("published_frames", pointer("megakernel::PublishedFrame")),
@@ -296,6 +306,9 @@ class Params(DeviceStruct):
         ("non_finite", pointer("uint32_t")),
         ("abort_flag", pointer("uint32_t")),
         ("phase_times", pointer("uint64_t")),
+        ("wide_talker", WideBuffers),
+        ("wide_predictor", WideBuffers),
+        ("wide_streams", pointer("const megakernel::StreamParams")),
     )
 
 
@@ -307,6 +320,14 @@ class ExchangeOffsets(DeviceStruct):
     _fields_ = tuple((name, ctypes.c_int64) for name in EXCHANGE_BUFFERS)
 
 
+class WideOffsets(DeviceStruct):
+    """Where the buffers of `WideBuffers` begin in the workspace, in values of 32 bits."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WideOffsets"
+    _fields_ = tuple((name, ctypes.c_int64) for name in WIDE_BUFFERS)
+
+
 class WorkspaceOffsets(DeviceStruct):
     """The layout of the workspace, in values of 32 bits; the names are those of `Params`."""
 
@@ -315,6 +336,8 @@ class WorkspaceOffsets(DeviceStruct):
     _fields_ = (
         ("talker", ExchangeOffsets),
         ("predictor", ExchangeOffsets),
+        ("wide_talker", WideOffsets),
+        ("wide_predictor", WideOffsets),
         ("predictor_input", ctypes.c_int64),
         ("sampled_codes", ctypes.c_int64),
         ("non_finite", ctypes.c_int64),
@@ -358,6 +381,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     Phase,
     PhaseInterval,
     ExchangeBuffers,
+    WideBuffers,
     Network,
     SamplingParams,
     StreamParams,
@@ -367,6 +391,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     PublishedFrame,
     Params,
     ExchangeOffsets,
+    WideOffsets,
     WorkspaceOffsets,
     DecodeInfo,
 )

@@ -33,18 +33,23 @@ class EmulatedModule:
     """
 
     def __init__(
-        self, config: ModelConfig, variant: DecodeVariant = ORDINARY, *options: str
+        self,
+        config: ModelConfig,
+        variant: DecodeVariant = ORDINARY,
+        *options: str,
+        num_streams: int = 0,
     ) -> None:
         """Compiles the kernels.
 
         Args:
             config: The model's numbers.
             variant: The build.
+            num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
             options: For the compiler, in addition to those of every emulator.
         """
         self.late = self.schedule_seed = 0
         self.launched: list[str] = []
-        program = decode_program(config, variant)
+        program = decode_program(config, variant, num_streams)
         macros = [f"-D{name}={value}" for name, value in program.definitions]
         self._library = load_library(
             "emulate.cc", *macros, *options, checks=declaration_checks(DECODE_DECLARATIONS)
