@@ -395,8 +395,9 @@ class DecodeKernels:
     def _launch(
         self, kernel: str, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]
     ) -> None:
-        config, used = self._configs[kernel], workspace[: self.info.workspace.num_values]
-        self._module.launch(kernel, params, config, writes=writes, set_bits=used)
+        num_values = self.info.workspace.num_values
+        used = workspace if len(workspace) == num_values else workspace[:num_values]
+        self._module.launch(kernel, params, self._configs[kernel], writes=writes, set_bits=used)
 
 
 def _least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
