@@ -108,9 +108,7 @@ class Megakernel:
             ValueError: They cannot be compiled for the model, or run on this GPU.
         """
         check_shapes(config)
-        self._kernels = kernels or load_decode_kernels(
-            config, pad.device, num_streams=num_slots
-        )
+        self._kernels = kernels or load_decode_kernels(config, pad.device, num_streams=num_slots)
         self._kernels.check_gpu(config)
         self.num_slots, self.max_positions = num_slots, max_positions
         self._config, self._device = config, pad.device

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from megakernel_tts.kernels.build import architecture_of
 from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import Program
+from megakernel_tts.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.structs import (
     BATCH_COLUMNS,
     DECODE_DECLARATIONS,
@@ -22,7 +22,12 @@ from megakernel_tts.kernels.structs import (
     Params,
     PrefillBatch,
 )
-from megakernel_tts.kernels.wide import WideKernel, needed_widths, write_addresses
+from megakernel_tts.kernels.wide import (
+    WideKernel,
+    compiled_widths,
+    needed_widths,
+    write_addresses,
+)
 from megakernel_tts.model.config import ModelConfig, StackConfig
 
 if TYPE_CHECKING:
@@ -157,8 +162,19 @@ def program_of_shapes(
         definitions.append(("MEGAKERNEL_PRECISE", "1"))
     if num_streams:
         definitions.append(("MEGAKERNEL_WIDE_STREAMS", str(num_streams)))
-    kernels = _WIDE_KERNELS if num_streams else _KERNELS
-    return Program("decode", "decode/kernels.cu", kernels, DECODE_DECLARATIONS, tuple(definitions))
+    architectures = tuple(
+        architecture
+        for architecture in ARCHITECTURES
+        if not num_streams or num_streams in compiled_widths(architecture)
+    )
+    return Program(
+        "decode",
+        "decode/kernels.cu",
+        _WIDE_KERNELS if num_streams else _KERNELS,
+        DECODE_DECLARATIONS,
+        tuple(definitions),
+        architectures,
+    )
 
 
 def stack_shape(stack: StackConfig) -> StackShape:

@@ -1,10 +1,10 @@
 """Wide decode kernels: each generates frames of up to so many streams in one launch."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import ARCHITECTURES
 from megakernel_tts.kernels.structs import (
     EXCHANGE_BUFFERS,
     WIDE_BUFFERS,
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDTHS = (16, 32, 64)  # streams of the wide kernels
-_LARGEST_BUT_ONE = 32  # streams where a kernel for 64 has too few registers or shared memory
-_LEAST_SHARED_KIB = 200  # of a GPU with a kernel for 64 streams
+# Architecture -> streams of the widest kernel for which registers and shared memory suffice.
+_MAX_WIDTHS = {"80": 16, "86": 32, "89": 32, "90a": 64, "100a": 64, "120a": 32}
 _VALUE_BYTES = 4  # of a value of the workspace
 _SINGLE_BUFFERS = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
 
@@ -29,9 +29,8 @@ def compiled_widths(architecture: str) -> tuple[int, ...]:
     Args:
         architecture: As nvcc names it, such as `90a`.
     """
-    if ARCHITECTURES.get(architecture, 0) >= _LEAST_SHARED_KIB:
-        return WIDTHS
-    return tuple(width for width in WIDTHS if width <= _LARGEST_BUT_ONE)
+    widest = _MAX_WIDTHS.get(architecture, WIDTHS[0])
+    return tuple(width for width in WIDTHS if width <= widest)
 
 
 def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> tuple[int, ...]:
@@ -44,7 +43,7 @@ def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> t
     """
     limits = (narrow_streams, *compiled_widths(architecture))
     return tuple(
-        width for less, width in zip(limits, limits[1:], strict=False) if less < num_streams
+        width for less, width in pairwise(limits) if less < num_streams
     )
 
 

@@ -155,7 +155,8 @@ def test_a_wait_that_times_out_ends_the_launch(
         ("90a", 33, (16, 32, 64)),
         ("90a", 200, (16, 32, 64)),
         ("86", 200, (16, 32)),
-        ("75", 4, ()),
+        ("80", 200, (16,)),
+        ("75", 200, (16,)),
     ],
 )
 def test_the_kernels_that_the_slots_need_are_loaded(
