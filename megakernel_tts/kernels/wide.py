@@ -42,9 +42,7 @@ def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> t
         narrow_streams: Streams of the kernels for few streams.
     """
     limits = (narrow_streams, *compiled_widths(architecture))
-    return tuple(
-        width for less, width in pairwise(limits) if less < num_streams
-    )
+    return tuple(width for less, width in pairwise(limits) if less < num_streams)
 
 
 def write_addresses(params: Params, begin: int, offsets: WorkspaceOffsets) -> None:

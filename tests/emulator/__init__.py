@@ -6,6 +6,7 @@ from ctypes import c_float, c_int, c_void_p
 
 from torch import Tensor
 
+from megakernel_tts.kernels.declarations import DeviceStruct, declaration_checks
 from megakernel_tts.kernels.decode import (
     ORDINARY,
     DecodeKernels,
@@ -14,7 +15,7 @@ from megakernel_tts.kernels.decode import (
     decode_program,
 )
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import DECODE_DECLARATIONS, DeviceStruct, declaration_checks
+from megakernel_tts.kernels.structs import DECODE_DECLARATIONS
 from megakernel_tts.model.config import ModelConfig
 from tests.emulator.build import load_library
 
