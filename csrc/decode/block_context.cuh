@@ -5,11 +5,6 @@
 
 namespace megakernel {
 
-// The streams of a launch, [streams].
-DEVICE const StreamParams* stream_params(const Params& p) {
-  return kIsWide ? p.wide_streams : p.streams;
-}
-
 // For at most `MaxColumns` streams. With one, the number of columns is a compile-time constant.
 template <class M, int MaxColumns>
 class BlockContext {
@@ -24,7 +19,6 @@ class BlockContext {
         s_(shared.fixed),
         context_(shared.make_context(p)),
         ring_(shared.ring) {
-    if (thread_idx() < num_streams()) s_.streams[thread_idx()] = stream_params(p)[thread_idx()];
     if (thread_idx() < MaxColumns) s_.num_published[thread_idx()] = 0;
     context_.reset_timeouts();
     if (thread_idx() == 0) {
@@ -37,9 +31,6 @@ class BlockContext {
     context_.row_groups = s_.talker_row_groups;
     sync_compute_threads();
   }
-
-  // Streams of the launch.
-  DEVICE int num_streams() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
   // Sets the number of columns of the next pass.
   DEVICE void begin_pass(int num_columns) {

@@ -6,6 +6,11 @@
 
 namespace megakernel {
 
+// The streams of a launch, [streams].
+DEVICE const StreamParams* stream_params(const Params& p) {
+  return kIsWide ? p.wide_streams : p.streams;
+}
+
 // For at most `MaxColumns` streams. Stream c has column c of every pass.
 template <class M, int MaxColumns>
 class StreamContext : protected BlockContext<M, MaxColumns> {
@@ -19,7 +24,13 @@ class StreamContext : protected BlockContext<M, MaxColumns> {
 
   // Called by all compute threads.
   DEVICE StreamContext(const Params& p, SharedMemory<M, MaxColumns>& shared)
-      : Base(p, shared), reduction_(shared.fixed.sample) {}
+      : Base(p, shared), reduction_(shared.fixed.sample) {
+    if (thread_idx() < num_streams()) s_.streams[thread_idx()] = stream_params(p)[thread_idx()];
+    sync_compute_threads();
+  }
+
+  // Streams of the launch. A prefill has none: its `Params::num_streams` is that of another launch.
+  DEVICE int num_streams() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
   // --- the state of the streams ---
 
@@ -204,7 +215,7 @@ class StreamContext : protected BlockContext<M, MaxColumns> {
     store_host_flag(p_.num_published + c, ++s_.num_published[c]);
     ++s_.streams[c].num_frames;
   }
-  using Base::num_streams, Base::set_columns;
+  using Base::set_columns;
   using Base::context_, Base::p_, Base::s_;
 
   EpochTags talker_head_tags_, predictor_head_tags_;

@@ -25,6 +25,8 @@ from tests.emulator import EmulatedModule, emulated_kernels
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 
 _NUM_BLOCKS = 8
+_MAX_POSITIONS = 544
+_SPAN_EDGES = (127, 128, 129, 255, 256, 257, 511, 512, 513)  # a span has 128 positions
 Codes = list[list[int]]
 MakeRig = Callable[[Size, int], "_Rig"]
 
@@ -33,9 +35,9 @@ class _Rig:
     """A kernel for few streams and one for up to `width`, on emulated instructions."""
 
     def __init__(self, loaded: LoadedModel, width: int) -> None:
-        narrow = Comparison(loaded, EmulatedModule(loaded.config), _NUM_BLOCKS)
-        assert narrow.module is not None
-        kernels = emulated_kernels(narrow.module, _NUM_BLOCKS)
+        self.narrow_module = EmulatedModule(loaded.config)
+        narrow = Comparison(loaded, self.narrow_module, _NUM_BLOCKS)
+        kernels = emulated_kernels(self.narrow_module, _NUM_BLOCKS)
         self.module = EmulatedModule(loaded.config, num_streams=width)
         kernels.add_wide(self.module, loaded.config)
         self.text = narrow.text
@@ -46,7 +48,7 @@ class _Rig:
                 narrow.config,
                 narrow.pad,
                 num_slots=width,
-                max_positions=32,
+                max_positions=_MAX_POSITIONS,
                 kernels=one,
             )
             for one in (narrow._kernels, kernels)
@@ -62,6 +64,16 @@ class _Rig:
         )
         for slot in slots:
             kernel.feed(slot, self.text, True)
+
+    def continue_at(self, kernel: Megakernel, slots: Sequence[int]) -> None:
+        """Starts streams, and moves them to positions at the edges of attention spans."""
+        self.begin(kernel, slots)
+        _step(kernel, slots)
+        generator = torch.Generator().manual_seed(0)
+        for cache in (kernel._buffers.keys, kernel._buffers.values):
+            cache.copy_(torch.randn(cache.shape, generator=generator))
+        for slot in slots:
+            kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
 
 
 def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
@@ -119,6 +131,32 @@ def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeR
     assert {slot: codes[slot] for slot in few} == expected
     for ours, theirs in zip(_caches(rig.wide)[:2], _caches(rig.narrow)[:2], strict=True):
         assert torch.equal(ours[:, few], theirs[:, few])
+
+
+@pytest.mark.parametrize(("count", "width"), [(9, 16)])
+def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
+    make_rig: MakeRig, count: int, width: int
+) -> None:
+    rig, slots = make_rig("0b6", width), range(count)
+    codes = []
+    for kernel in (rig.wide, rig.narrow):
+        rig.continue_at(kernel, slots)
+        codes.append(_step(kernel, slots))
+    assert codes[0] == codes[1]
+    for ours, theirs in zip(_caches(rig.wide), _caches(rig.narrow), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: MakeRig) -> None:
+    """Shared memory of the kernel for eight columns of prompts has no room for 64 streams."""
+    rig = make_rig("0b6", 16)
+    kernel, states = rig.narrow, []
+    for num_streams in (1, 64):
+        kernel._buffers.params.num_streams = num_streams  # of the launch before
+        kernel.prefill([PrefillRequest(0, rig.prompt[:8], Sampling(seed=0))])
+        states.append([cache.clone() for cache in _caches(kernel)])
+    assert rig.narrow_module.launched == ["prefill_medium"] * 2
+    assert all(map(torch.equal, *states))
 
 
 def test_schedules_change_neither_codes_nor_epochs(make_rig: MakeRig) -> None:
