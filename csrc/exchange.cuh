@@ -29,9 +29,17 @@
 //     decreases in a generation launch. The host begins a new prefill launch where it would.
 //  6. By 4 and 5 a reader of U(n) finds a value of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
-//  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
+//  7. Wide kernels. All columns have the same tag. mlp_normed and attention_normed are written with
+//     the rows of the residual, and take the residual's place as input of qkv, gate_up and head. One
+//     thread block per column reads the residual and writes the column's scale, before it computes
+//     rows of the next phase; all thread blocks have read the scales of all columns before they store
+//     results of that phase, with or without rows of it. So 2 to 4 hold for residual and scales. The
+//     last use of mlp_normed in the predictor's pass 0 has no reader; a reader of the next use finds it
+//     or the use before, which has the third tag. predictor_input is read by all thread blocks with
+//     rows of the input projection, which store these rows afterwards.
+//  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
-//  8. Timeouts. A thread that has timed out continues with the values that it has; its thread block
+//  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.
 //
