@@ -12,6 +12,7 @@
 // For each job one line is printed: the median and the least of the times of a launch in
 // milliseconds, and a checksum of its codes or hidden state. A job fails if launches differ in it,
 // or if a stream made fewer frames.
+// A program with MEGAKERNEL_WIDE_STREAMS has the wide kernel, and takes jobs of frames only.
 // bench/kernel_timing.py compiles this program for a model and a GPU, and runs it.
 #include <algorithm>
 #include <functional>
@@ -62,8 +63,8 @@ class Timer {
 
   void frames(int num_streams, int position, int num_frames) {
     Params p = params_;
-    p.num_streams = num_streams, p.max_frames = num_frames;
-    for (int c = 0; c < num_streams; ++c) p.streams[c] = stream_at(c, position, kPositions);
+    set_streams(p, num_streams, position, kPositions);
+    p.max_frames = num_frames;
     const Kernel kernel = generate_kernel(num_streams);
     run([&] { launch_kernel(kernel, p, num_blocks_); },
         [&] {
@@ -76,6 +77,7 @@ class Timer {
         });
   }
 
+#ifndef MEGAKERNEL_WIDE_STREAMS
   // The first segment has kMaxStreams positions, each further one kMaxPrefillColumns.
   void prompt(int num_positions) {
     std::vector<PrefillBatch> batches;
@@ -91,6 +93,7 @@ class Timer {
   void batch(int num_columns, int position) {
     prefill({prefill_batch(0, position, 0, num_columns, true)}, num_columns);
   }
+#endif
 
  private:
   // The time of a launch is divided by the frames that were requested.
@@ -102,6 +105,7 @@ class Timer {
     }
   }
 
+#ifndef MEGAKERNEL_WIDE_STREAMS
   void prefill(const std::vector<PrefillBatch>& batches, int num_rows) {
     Params p = params_;
     bf16* const rows = random_bf16(size_t{1} * num_rows * M::Talker::hidden_size, kWeightRange);
@@ -122,6 +126,7 @@ class Timer {
     check_cuda(cudaFree(rows), "Freeing memory");
     check_cuda(cudaFree(device_batches), "Freeing memory");
   }
+#endif
 
   // One launch warms up, the others are timed.
   void run(const std::function<void()>& launch, const std::function<uint64_t()>& checksum) {
@@ -178,6 +183,11 @@ int main(int num_arguments, char** arguments) {
           1 <= a && a <= kMaxStreams && 1 <= b && 1 <= c && c <= kMaxFrames && b + c < kPositions,
           line);
       timer.frames(a, b, c);
+#ifdef MEGAKERNEL_WIDE_STREAMS
+    } else {
+      require(false, line);
+    }
+#else
     } else if (sscanf(line, "prompt %d", &a) == 1) {
       require(1 <= a && a <= kPositions, line);
       timer.prompt(a);
@@ -186,6 +196,7 @@ int main(int num_arguments, char** arguments) {
       require(parsed && 1 <= a && a <= kMaxPrefillColumns && 0 <= b && a + b <= kPositions, line);
       timer.batch(a, b);
     }
+#endif
   }
   return 0;
 }

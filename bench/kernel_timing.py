@@ -19,6 +19,8 @@ from pathlib import Path
 
 from bench.report import write
 from megakernel_tts.kernels import build
+from megakernel_tts.kernels.program import ARCHITECTURES
+from megakernel_tts.kernels.wide import needed_widths
 
 _SOURCE = Path(__file__).with_suffix(".cu")
 # Name -> type in csrc/shapes.cuh, layers of the talker and of the code predictor.
@@ -27,6 +29,8 @@ _MODELS = {
     "1.7B": ("Model17B", 28, 5),
     "tiny": ("ModelTinyWide", 2, 2),
 }
+
+_LARGE_SHARED_KB = 200  # of shared memory, with which a launch of few streams takes eight
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,25 @@ class LaunchTiming:
     checksum: str
 
 
-def compile_program(model: str, architecture: str, folder: Path) -> Path:
+def kernel_width(architecture: str, num_streams: int) -> int:
+    """The streams of the wide kernel that launches so many streams; 0 for kernels of few streams.
+
+    Args:
+        architecture: As nvcc names it, such as `90a`.
+        num_streams: Streams of a launch.
+    """
+    narrow_streams = 4 if ARCHITECTURES.get(architecture, 0) < _LARGE_SHARED_KB else 8
+    return (0, *needed_widths(architecture, num_streams, narrow_streams))[-1]
+
+
+def compile_program(model: str, architecture: str, folder: Path, width: int = 0) -> Path:
     """Compiles the program.
 
     Args:
         model: `0.6B`, `1.7B` or `tiny`.
         architecture: As nvcc names it, such as `90a`.
         folder: Folder for the program.
+        width: Streams of its wide kernel; 0 for the kernels of few streams.
 
     Returns:
         The program's path.
@@ -59,12 +75,13 @@ def compile_program(model: str, architecture: str, folder: Path) -> Path:
         RuntimeError: nvcc is missing, or the compilation failed.
     """
     name, talker_layers, predictor_layers = _MODELS[model]
-    program = folder / _SOURCE.stem
+    program = folder / f"{_SOURCE.stem}_{width}"
     command = [
         *build.nvcc(architecture),
         f"-DMEGAKERNEL_MODEL={name}",
         f"-DMEGAKERNEL_TALKER_LAYERS={talker_layers}",
         f"-DMEGAKERNEL_PREDICTOR_LAYERS={predictor_layers}",
+        *([f"-DMEGAKERNEL_WIDE_STREAMS={width}"] if width else []),
         *("-o", str(program), str(_SOURCE)),
     ]
     compiled = subprocess.run(command, capture_output=True, text=True)
@@ -150,18 +167,26 @@ def main() -> int:
         print("bench.kernel_timing needs a CUDA GPU, and there is none.", file=sys.stderr)
         return 1
     frames = [(n, p) for n in options.streams for p in options.positions]
-    jobs = [f"frames {n} {p} {options.frames}" for n, p in frames]
-    jobs += [f"prompt {length}" for length in options.prompts]
+    jobs = [f"prompt {length}" for length in options.prompts]
     jobs += [f"batch {columns} {position}" for columns, position in options.batches]
     l2_bytes = -1 if options.l2_mb is None else int(1e6 * options.l2_mb)
     with tempfile.TemporaryDirectory() as folder:
         architecture = build.architecture_of(torch.device("cuda"))
-        program = compile_program(options.model, architecture, Path(folder))
-        timings = iter(run_jobs(program, jobs, options.launches, l2_bytes))
+
+        def run(jobs: Sequence[str], width: int) -> list[LaunchTiming]:
+            program = compile_program(options.model, architecture, Path(folder), width)
+            return run_jobs(program, jobs, options.launches, l2_bytes)
+
+        frame_timings: dict[tuple[int, int], LaunchTiming] = {}
+        for width in sorted({kernel_width(architecture, n) for n in options.streams}):
+            own = [(n, p) for n, p in frames if kernel_width(architecture, n) == width]
+            found = run([f"frames {n} {p} {options.frames}" for n, p in own], width)
+            frame_timings |= zip(own, found, strict=True)
+        timings = iter(run(jobs, 0) if jobs else [])
     frame_ms: dict[int, dict[int, float]] = {}
     checksums: dict[str, str] = {}
     for num_streams, position in frames:
-        timing = next(timings)
+        timing = frame_timings[num_streams, position]
         by_position = frame_ms.setdefault(num_streams, {})
         by_position[position] = round(timing.median_ms / options.frames, 4)
         checksums[f"{num_streams} at {position}"] = timing.checksum

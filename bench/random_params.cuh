@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "../csrc/decode/kernels.cu"
@@ -136,9 +137,18 @@ inline void set_exchange(ExchangeBuffers& buffers, const ExchangeOffsets& offset
   buffers.logits = workspace + offsets.logits;
 }
 
+inline void set_wide(WideBuffers& buffers, const WideOffsets& offsets, uint32_t* workspace) {
+  buffers.attention_normed = workspace + offsets.attention_normed;
+  buffers.mlp_normed = workspace + offsets.mlp_normed;
+  buffers.attention_scales = workspace + offsets.attention_scales;
+  buffers.mlp_scales = workspace + offsets.mlp_scales;
+}
+
 inline void set_workspace(Params& p, uint32_t* workspace) {
   set_exchange(p.talker.exchange, kWorkspace.talker, workspace);
   set_exchange(p.predictor.exchange, kWorkspace.predictor, workspace);
+  set_wide(p.wide_talker, kWorkspace.wide_talker, workspace);
+  set_wide(p.wide_predictor, kWorkspace.wide_predictor, workspace);
   p.predictor_input = workspace + kWorkspace.predictor_input;
   p.sampled_codes = workspace + kWorkspace.sampled_codes;
   p.non_finite = workspace + kWorkspace.non_finite;
@@ -195,6 +205,20 @@ inline StreamParams stream_at(int slot, int position, int positions) {
   return s;
 }
 
+// Sets the streams of a launch: of the slots from 0 on, at `position`.
+inline void set_streams(Params& p, int num_streams, int position, int positions) {
+  std::vector<StreamParams> streams;
+  for (int slot = 0; slot < num_streams; ++slot) {
+    streams.push_back(stream_at(slot, position, positions));
+  }
+  p.num_streams = num_streams;
+  if (kIsWide) {
+    p.wide_streams = device_copy(streams);
+  } else {
+    std::copy(streams.begin(), streams.end(), p.streams);
+  }
+}
+
 // One prefill batch of a single slot: columns `first` to `first + count - 1` of the prompt array,
 // at consecutive positions from `position` on.
 inline PrefillBatch prefill_batch(int slot, int position, int first, int count, bool ends) {
@@ -211,6 +235,9 @@ struct Kernel {
   int shared_bytes;
 };
 
+#ifdef MEGAKERNEL_WIDE_STREAMS
+inline Kernel generate_kernel(int) { return {generate_wide, kSharedBytes<kWideStreams>}; }
+#else
 inline Kernel generate_kernel(int num_streams) {
   if (num_streams == 1) return {generate_single, kSharedBytes<1>};
   return {generate_streams, kSharedBytes<kMaxStreams>};
@@ -221,6 +248,7 @@ inline Kernel prefill_kernel(int num_columns) {
   if (num_columns <= kMaxStreams) return {prefill_medium, kSharedBytes<kMaxStreams>};
   return {prefill_wide, kSharedBytes<kMaxPrefillColumns>};
 }
+#endif
 
 // Launches a kernel on the default stream, behind the clearing of the workspace, as the engine
 // does. Does not wait.
@@ -238,6 +266,7 @@ inline void launch_kernel(const Kernel& kernel, Params& p, int num_blocks) {
              "The launch");
 }
 
+#ifndef MEGAKERNEL_WIDE_STREAMS
 // Launches prefill batches, consecutive ones of one kernel together. `batches` are those of `p`, on
 // the host.
 template <class Launched>
@@ -254,6 +283,7 @@ void launch_prefill(Params& p, const std::vector<PrefillBatch>& batches, int num
     p.prefill_batches += p.num_prefill_batches;
   }
 }
+#endif
 
 // Waits for all launches; exits if a thread block timed out.
 inline void finish_launches(const Params& p) {

@@ -34,7 +34,8 @@ from megakernel_tts.model.random_checkpoint import write_checkpoint
 from megakernel_tts.model.random_released import SIZES, write_released_config
 from megakernel_tts.model.weights import Model, Stack, model_specs
 
-_STREAM_COUNTS = (1, 2, 4, 8)
+_STREAM_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_NUM_SLOTS = max(_STREAM_COUNTS)
 _POSITIONS = (16, 100, 500, 1000, 2000)
 _PROMPT, _PREFIX = 10, 9  # positions
 _LONG_PROMPT = 24
@@ -114,7 +115,7 @@ def frame_bytes(model: Model, num_passes: int) -> dict[str, int]:
 
 
 class KernelTimer:
-    """Times launches of a `Megakernel` backend with eight slots.
+    """Times launches of a `Megakernel` backend with 64 slots.
 
     Attributes:
         kernel: The backend.
@@ -126,9 +127,9 @@ class KernelTimer:
     ) -> None:
         hidden = config.talker.stack.hidden_size
         pad = torch.randn(hidden, device="cuda").bfloat16()
-        kernels = load_decode_kernels(config, pad.device, variant)
+        kernels = load_decode_kernels(config, pad.device, variant, num_streams=_NUM_SLOTS)
         self.kernel = Megakernel(
-            model, config, pad, num_slots=8, max_positions=2048, kernels=kernels
+            model, config, pad, num_slots=_NUM_SLOTS, max_positions=2048, kernels=kernels
         )
         disable_end_of_speech(self.kernel)
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
@@ -180,13 +181,15 @@ class KernelTimer:
         cycles to microseconds.
 
         Returns:
-            For a frame of one stream and of eight, and for prefill batches of 8, 16 and 2
+            For a frame of one stream, of eight and of 64, and for prefill batches of 8, 16 and 2
             columns: the times of each phase.
         """
         frame_us = 1e3 * self.frame(1, 100)
         cycles = {"frame": self._cycles() / FRAMES_PER_LAUNCH}
         self.frame(8, 100)
         cycles["frame_eight_streams"] = self._cycles() / FRAMES_PER_LAUNCH
+        self.frame(_NUM_SLOTS, 100)
+        cycles[f"frame_{_NUM_SLOTS}_streams"] = self._cycles() / FRAMES_PER_LAUNCH
         for name, common, length in (("8", 0, 8), ("16", 8, _LONG_PROMPT), ("2", 8, 10)):
             self.prefill(1, common, length)
             cycles[f"prefill_{name}_columns"] = self._cycles()
@@ -241,6 +244,7 @@ def measure(size: str) -> dict[str, object]:
     weight_bytes = {
         "frame": frame_bytes(model, num_passes - 1),
         "frame_eight_streams": frame_bytes(model, num_passes),
+        f"frame_{_NUM_SLOTS}_streams": frame_bytes(model, num_passes),
     }
     bandwidth, frame_weights = read_bandwidth(), sum(weight_bytes["frame"].values())
     graph_ms = {p: round(median_ms(frame_graph(model, config, p)), 3) for p in (100, 500)}

@@ -32,15 +32,10 @@ from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.kernels.codec import CodecKernels
+from megakernel_tts.kernels.declarations import DeviceStruct
 from megakernel_tts.kernels.decode import DecodeKernels, GpuProperties
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import (
-    NUM_CODE_GROUPS,
-    DecodeInfo,
-    DeviceStruct,
-    Params,
-    PublishedFrame,
-)
+from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, DecodeInfo, Params, PublishedFrame
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config
 from megakernel_tts.model.hub import find_checkpoint

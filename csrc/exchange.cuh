@@ -29,9 +29,17 @@
 //     decreases in a generation launch. The host begins a new prefill launch where it would.
 //  6. By 4 and 5 a reader of U(n) finds a value of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
-//  7. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
+//  7. Wide kernels. All columns have the same tag. mlp_normed and attention_normed are written with
+//     the rows of the residual, and take the residual's place as input of qkv, gate_up and head. One
+//     thread block per column reads the residual and writes the column's scale, before it computes
+//     rows of the next phase; all thread blocks have read the scales of all columns before they store
+//     results of that phase, with or without rows of it. So 2 to 4 hold for residual and scales. The
+//     last use of mlp_normed in the predictor's pass 0 has no reader; a reader of the next use finds it
+//     or the use before, which has the third tag. predictor_input is read by all thread blocks with
+//     rows of the input projection, which store these rows afterwards.
+//  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
-//  8. Timeouts. A thread that has timed out continues with the values that it has; its thread block
+//  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.
 //
@@ -58,7 +66,9 @@ static_assert(kNumTags < kTagMask + 1, "one tag must be left for values that wer
 class EpochTags {
  public:
   // The tag of a column.
-  DEVICE uint32_t of(int column) const { return tags_ >> 2 * column & kTagMask; }
+  DEVICE uint32_t of(int column) const {
+    return kIsWide ? tags_ : tags_ >> 2 * column & kTagMask;
+  }
 
   // The tags of the columns from `column` on.
   DEVICE EpochTags from(int column) const {
@@ -69,6 +79,10 @@ class EpochTags {
 
   // Advances the tags of the first `num_columns` columns to the next use.
   DEVICE void advance(int num_columns) {
+    if constexpr (kIsWide) {  // all columns have the same tag
+      tags_ = tags_ == kNumTags - 1 ? 0 : tags_ + 1;
+      return;
+    }
     const uint32_t next = tags_ + (0x55555555u >> 2 * (kNumTaggedColumns - num_columns));
     const uint32_t overflow = next & next >> 1 & 0x55555555u;  // columns with tag 3
     tags_ = next & ~(3 * overflow);
@@ -76,7 +90,8 @@ class EpochTags {
 
  private:
   static constexpr int kNumTaggedColumns = 16;
-  static_assert(kMaxPrefillColumns <= kNumTaggedColumns && kBufferColumns <= kNumTaggedColumns,
+  static_assert(kIsWide || (kMaxPrefillColumns <= kNumTaggedColumns &&
+                            kBufferColumns <= kNumTaggedColumns),
                 "two bits per column must fit into 32 bits");
 
   uint32_t tags_ = 0;
@@ -147,11 +162,27 @@ struct ExchangeLayout {
   }
 };
 
+// Positions of bf16 values [columns, Width] in pairs, in the operand order of the matrix
+// instruction: [steps, warps, tiles of 8 columns, 8 columns, 16 pairs]. A warp reads 512 consecutive
+// bytes at a time.
+template <int MaxColumns>
+struct OperandLayout {
+  static constexpr int num_tiles = MaxColumns / 8;
+
+  // The position of a pair of a column.
+  DEVICE static int index(int column, int pair) {
+    return ((pair / (kTileK / 2)) * num_tiles + column / 8) * (8 * kTileK / 2) +
+           column % 8 * (kTileK / 2) + pair % (kTileK / 2);
+  }
+};
+
 // [columns, Width] float values, and [columns, splits, Width] bf16 values in pairs.
 template <int Width, int MaxColumns>
 using FloatExchangeLayout = ExchangeLayout<Width, MaxColumns, 2>;
 template <int Width, int MaxColumns>
-using PairExchangeLayout = ExchangeLayout<kNumSplits * Width / 2, MaxColumns, 4>;
+using PairExchangeLayout =
+    std::conditional_t<kIsWide, OperandLayout<MaxColumns>,
+                       ExchangeLayout<kNumSplits * Width / 2, MaxColumns, 4>>;
 
 // --- waiting ---
 

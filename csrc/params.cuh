@@ -20,6 +20,14 @@ struct ExchangeBuffers {
   uint32_t* logits;              // float [columns, rows of the head]
 };
 
+// Buffers that only wide kernels exchange values through (decode/wide_layers.cuh).
+struct WideBuffers {
+  uint32_t* attention_normed;  // operand layout, [columns, hidden]: attention_residual x norm
+  uint32_t* mlp_normed;        // operand layout, [columns, hidden]: mlp_residual x next norm
+  uint32_t* attention_scales;  // [columns, 4]: 1 / rms of attention_residual
+  uint32_t* mlp_scales;        // [columns, 4]: 1 / rms of mlp_residual
+};
+
 // A decoder stack and its KV cache.
 struct Network {
   const uint4* weights;  // all layers, in the order in which thread blocks read them: weights.cuh
@@ -110,7 +118,7 @@ struct Params {
   int l2_resident_positions;  // positions x columns x layers whose keys and values stay in L2
   AttentionCapture attention_capture;
 
-  StreamParams streams[kBufferColumns];
+  StreamParams streams[kArgumentStreams];
   int num_streams;
   int max_frames;                    // of this launch
   PublishedFrame* published_frames;  // pinned [streams, max_frames]
@@ -124,6 +132,10 @@ struct Params {
   uint32_t* non_finite;       // [columns]: 1 after an activation was not finite
   uint32_t* abort_flag;       // 1 after a thread block has timed out
   uint64_t* phase_times;  // profiling build: [blocks, phases, intervals], cycles (phase_timer.cuh)
+
+  // Wide kernels.
+  WideBuffers wide_talker, wide_predictor;
+  const StreamParams* wide_streams;  // [streams], instead of `streams`
 };
 static_assert(sizeof(Params) <= 4096, "kernel arguments are limited to 4096 bytes");
 

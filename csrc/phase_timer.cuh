@@ -19,15 +19,15 @@ struct PhaseTimes {
 class PhaseTimer {
  public:
   // Starts the first lap.
-  DEVICE explicit PhaseTimer(PhaseTimes& times) : times_(times), last_(clock_cycles()) {
-    if (thread_idx() == 0) times_ = {};
+  DEVICE explicit PhaseTimer(PhaseTimes& times) : times_(&times), last_(clock_cycles()) {
+    if (thread_idx() == 0) *times_ = {};
   }
 
   // Adds the time since the last lap to an interval of a phase.
   DEVICE void lap(Phase phase, PhaseInterval interval) {
     if (thread_idx() != 0) return;
     const uint64_t now = clock_cycles();
-    times_.cycles[phase][interval] += now - last_;
+    times_->cycles[phase][interval] += now - last_;
     last_ = now;
   }
 
@@ -36,12 +36,12 @@ class PhaseTimer {
     if (thread_idx() != 0) return;
     for (int i = 0; i < kNumPhases * kNumPhaseIntervals; ++i) {
       out[block_idx() * kNumPhases * kNumPhaseIntervals + i] =
-          times_.cycles[i / kNumPhaseIntervals][i % kNumPhaseIntervals];
+          times_->cycles[i / kNumPhaseIntervals][i % kNumPhaseIntervals];
     }
   }
 
  private:
-  PhaseTimes& times_;
+  PhaseTimes* times_;
   uint64_t last_;
 };
 

@@ -30,11 +30,23 @@ constexpr int kNumSplits = 2;  // an activation is the sum of two bf16 values (h
 #else
 constexpr int kNumSplits = 1;
 #endif
+// Streams of the wide kernel, if the program has one; it has no other kernel then.
+#ifdef MEGAKERNEL_WIDE_STREAMS
+constexpr int kWideStreams = MEGAKERNEL_WIDE_STREAMS;
+#else
+constexpr int kWideStreams = 0;
+#endif
+constexpr bool kIsWide = kWideStreams > 0;
+static_assert(!kIsWide || kNumSplits == 1, "the precise build has no wide kernel");
 // Streams of one launch. Each occupies one column of the matrix instruction per split.
-constexpr int kMaxStreams = (kSmallSharedMemory ? 4 : 8) / kNumSplits;
-constexpr int kMaxPrefillColumns = kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
-constexpr int kBatchColumns = 16;  // columns of a PrefillBatch, used or not
-constexpr int kBufferColumns = 8;  // columns for which an exchange buffer of streams has room
+constexpr int kMaxStreams = kIsWide ? kWideStreams : (kSmallSharedMemory ? 4 : 8) / kNumSplits;
+constexpr int kMaxPrefillColumns = kIsWide              ? 0
+                                   : kSmallSharedMemory ? kMaxStreams
+                                                        : 2 * kMaxStreams;
+constexpr int kBatchColumns = 16;    // columns of a PrefillBatch, used or not
+constexpr int kArgumentStreams = 8;  // streams that the arguments of a launch hold
+// Columns for which an exchange buffer of streams has room.
+constexpr int kBufferColumns = kIsWide ? kWideStreams : kArgumentStreams;
 static_assert(kMaxStreams <= kBufferColumns, "exchange buffers hold one column per stream");
 static_assert(kMaxPrefillColumns <= kBatchColumns, "a PrefillBatch holds every column");
 
@@ -57,7 +69,8 @@ constexpr int kRowGroupSize = 8;            // rows of a row group: the matrix i
 constexpr int kTileK = 32;                  // K elements that a warp multiplies per step
 constexpr int kStepK = kTileK * kNumWarps;  // K elements that the thread block multiplies per step
 constexpr int kMaxRowGroups = kSmallSharedMemory ? 3 : 6;  // row groups with partial sums at a time
-constexpr int kMaxResidualRowGroups = 32;  // row groups of the residual that a thread block owns
+// Row groups of the residual that a thread block owns.
+constexpr int kMaxResidualRowGroups = kIsWide ? 4 : 32;
 
 // Steps whose activations fit into shared memory at a time.
 template <int MaxColumns>

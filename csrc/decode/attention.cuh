@@ -21,6 +21,9 @@ namespace megakernel {
 static_assert(2 * kHeadDim == kNumThreads, "a thread merges one channel of one query head");
 static_assert(2 * kSpanSize == kNumThreads, "half of the threads copy a query head's scores");
 
+// Whether the registers suffice for keys and values that are loaded before the wait for qkv.
+constexpr bool kLoadsEarly = kManyRegisters && kWideStreams <= 32;
+
 // --- shared memory ---
 
 // `AttentionSharedMemory` of kv_page.cuh, for one item at a time.
@@ -168,19 +171,19 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   const int num_pages =
       min(kNumWarps, (num_earlier - item.span * kSpanSize + kPageSize - 1) / kPageSize);
 
-  // Loads of earlier keys and values begin before the wait for qkv if the registers suffice.
+  // Loads of earlier keys and values begin before the wait for qkv if possible.
   const uint64_t policy = is_l2_resident(p, layer, num_earlier, num_columns)
                               ? l2_evict_last_policy()
                               : l2_evict_first_policy();
   KvPage page;
-  if (kManyRegisters && warp < num_pages) {
+  if (kLoadsEarly && warp < num_pages) {
     page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
   }
   load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, item, slot_offset, is_last_span,
                               shared, timed_out);
-  if (kManyRegisters && warp < num_pages) page.load_values(n.values + slot_offset, begin, policy);
+  if (kLoadsEarly && warp < num_pages) page.load_values(n.values + slot_offset, begin, policy);
   sync_compute_threads();
-  if (!kManyRegisters && warp < num_pages) {
+  if (!kLoadsEarly && warp < num_pages) {
     page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
     page.load_values(n.values + slot_offset, begin, policy);
   }

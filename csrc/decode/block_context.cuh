@@ -1,4 +1,4 @@
-// The base of FrameGenerator and PromptPrefill: the state of the compute warps of a thread block.
+// The base of all kernels' classes: the state of the compute warps of a thread block.
 #pragma once
 
 #include "shared_memory.cuh"
@@ -11,25 +11,16 @@ class BlockContext {
  protected:
   using Talker = typename M::Talker;
   using Predictor = typename M::Predictor;
-  using R = Ring<M::stage_steps, SharedMemory<M, MaxColumns>::kNumStages>;
+  using R = typename SharedMemory<M, MaxColumns>::R;
 
   // Initialises the shared memory of the compute warps. Called by all of them.
   DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& shared)
       : p_(p),
         s_(shared.fixed),
-        context_{p,
-                 ProjectionAddresses<R, MaxColumns>(shared.ring, shared.fixed.fragments,
-                                                    shared.fixed.sums),
-                 shared.fixed.sums,
-                 shared.fixed.fragments,
-                 shared.fixed.attention,
-                 shared.fixed.short_attention,
-                 PinnedAddress<R>(shared.ring),
-                 PhaseTimer(shared.fixed.phase_times)},
+        context_(shared.make_context(p)),
         ring_(shared.ring) {
-    if (thread_idx() < num_streams()) s_.streams[thread_idx()] = p.streams[thread_idx()];
     if (thread_idx() < MaxColumns) s_.num_published[thread_idx()] = 0;
-    if (thread_idx() < 2) s_.sums[thread_idx()].timed_out = 0;
+    context_.reset_timeouts();
     if (thread_idx() == 0) {
       s_.talker = p.talker, s_.predictor = p.predictor;
       assign_row_groups<Talker, typename M::TalkerHead>(s_.talker_row_groups);
@@ -40,9 +31,6 @@ class BlockContext {
     context_.row_groups = s_.talker_row_groups;
     sync_compute_threads();
   }
-
-  // Streams of the launch.
-  DEVICE int num_streams() const { return MaxColumns == 1 ? 1 : p_.num_streams; }
 
   // Sets the number of columns of the next pass.
   DEVICE void begin_pass(int num_columns) {
@@ -58,17 +46,23 @@ class BlockContext {
     s_.norm.template load_async<Width>(norm);
   }
 
-  // The columns of the current pass, in the warp's own copy.
-  DEVICE Column* pass_columns() { return s_.columns[thread_idx() / 32]; }
+  // The columns of the current pass, in the warp's own copy; a wide kernel has a single copy.
+  DEVICE Column* pass_columns() { return s_.columns[kIsWide ? 0 : thread_idx() / 32]; }
 
   // Sets the columns of a pass to make(column).
   template <class Make>
   DEVICE void set_columns(int num_columns, Make make) {
-    sync_warp();
-    if (thread_idx() % 32 < num_columns) {
-      pass_columns()[thread_idx() % 32] = make(thread_idx() % 32);
+    if constexpr (kIsWide) {
+      sync_compute_threads();
+      if (thread_idx() < num_columns) pass_columns()[thread_idx()] = make(thread_idx());
+      sync_compute_threads();
+    } else {
+      sync_warp();
+      if (thread_idx() % 32 < num_columns) {
+        pass_columns()[thread_idx() % 32] = make(thread_idx() % 32);
+      }
+      sync_warp();
     }
-    sync_warp();
   }
 
   // Stops the copy warp after all compute warps have read their last stage.
@@ -81,7 +75,7 @@ class BlockContext {
 
   const Params& p_;
   typename SharedMemory<M, MaxColumns>::Fixed& s_;
-  PhaseContext<R, MaxColumns> context_;
+  typename SharedMemory<M, MaxColumns>::Context context_;
 
  private:
   // Sets this thread block's row groups of every projection, [phases].

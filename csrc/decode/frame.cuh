@@ -9,13 +9,13 @@
 // wider than the predictor, the phase `input_projection` precedes the predictor's layers.
 #pragma once
 
-#include "block_context.cuh"
+#include "stream_context.cuh"
 
 namespace megakernel {
 
 // --- static asserts ---
 
-static_assert(kMaxStreams <= 32, "a lane updates a stream, and a mask has one bit per stream");
+static_assert(kIsWide || kMaxStreams <= 32, "a lane updates a stream");
 
 // --- shared memory ---
 
@@ -29,28 +29,18 @@ static_assert(kMaxStreams <= 32, "a lane updates a stream, and a mask has one bi
 // The compute warps' work, for at most `MaxColumns` streams. Stream c has column c of every pass.
 // Functions that run phases return false after a timeout.
 template <class M, int MaxColumns>
-class FrameGenerator : BlockContext<M, MaxColumns> {
-  using Base = BlockContext<M, MaxColumns>;
+class FrameGenerator : StreamContext<M, MaxColumns> {
+  using Base = StreamContext<M, MaxColumns>;
   using typename Base::Predictor;
   using typename Base::Talker;
-  static_assert(M::vocab_size <= 1 << 12, "a sampled code has 12 bits");
-  static_assert(Talker::hidden_size <= 64 * kNumThreads, "a thread prefetches one cache line");
 
  public:
   // Called by all compute threads.
-  DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& shared)
-      : Base(p, shared), reduction_(shared.fixed.sample) {}
+  DEVICE FrameGenerator(const Params& p, SharedMemory<M, MaxColumns>& shared) : Base(p, shared) {}
 
   // Generates frames until no stream is active or the launch has its maximum.
   DEVICE void run() {
-    for_each_stream([&](int c, StreamState& state) {
-      const StreamParams& s = s_.streams[c];
-      state.active =
-          s.num_frames < s.max_frames && (s.num_frames <= s.num_text_vectors || s.text_complete);
-      state.starts_from_prompt = s.starts_from_prompt;
-      state.num_frames = s.num_frames;
-      for (int g = 0; g < kNumCodeGroups; ++g) state.codes[g] = static_cast<uint16_t>(s.codes[g]);
-    });
+    begin_streams();
     load_next_norm(kNumCodeGroups - 1);
 #pragma unroll 1
     for (int frame = 0; frame < p_.max_frames && any_active(); ++frame) {
@@ -117,76 +107,12 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return ok;
   }
 
-  // --- the state of the streams ---
-
-  // The warp's copy of the states, [streams].
-  DEVICE StreamState* stream_states() { return s_.stream_states[thread_idx() / 32]; }
-
-  // Calls act(stream, state) in one lane of every warp per stream.
-  template <class Act>
-  DEVICE void for_each_stream(Act act) {
-    if (thread_idx() % 32 < num_streams()) {
-      act(thread_idx() % 32, stream_states()[thread_idx() % 32]);
-    }
-    sync_warp();
-  }
-
-  // Whether a stream is active.
-  DEVICE bool any_active() {
-    bool any = false;
-    for (int c = 0; c < num_streams(); ++c) any |= stream_states()[c].active;
-    return warp_uniform(any);
-  }
-
-  // Whether a stream needs a pass of the talker.
-  DEVICE bool any_talker_active() {
-    bool any = false;
-    for (int c = 0; c < num_streams(); ++c) {
-      any |= stream_states()[c].active && !stream_states()[c].starts_from_prompt;
-    }
-    return warp_uniform(any);
-  }
-
   // --- the talker ---
-
-  // The embedding of a code, [talker hidden].
-  DEVICE const bf16* embedding(int group, int code) const {
-    const bf16* table = group == 0 ? p_.code_embedding : p_.group_embeddings[group - 1];
-    return table + static_cast<size_t>(code) * Talker::hidden_size;
-  }
-
-  // Elements k to k + 3 of column c of the talker's input [streams, hidden]: the sum of the
-  // embeddings of the last frame's codes, in order, and the text vector; 0 for a first frame.
-  DEVICE float4 talker_input(int c, int k) {
-    const StreamState& state = stream_states()[c];
-    const StreamParams& stream = s_.streams[c];
-    const int text = state.num_frames - 1;
-    const size_t row = (static_cast<size_t>(stream.slot) * p_.talker.num_positions + max(text, 0));
-    float4 rows[kNumCodeGroups];
-#pragma unroll
-    for (int g = 0; g < kNumCodeGroups; ++g) {
-      rows[g] = load_bf16x4(embedding(g, state.codes[g]) + k);
-    }
-    float4 x = rows[0];
-#pragma unroll
-    for (int g = 1; g < kNumCodeGroups; ++g) x = add(x, rows[g]);
-    const bf16* text_vector = text < stream.num_text_vectors
-                                  ? p_.text_vectors + row * Talker::hidden_size
-                                  : p_.pad_vector;
-    x = add(x, load_bf16x4(text_vector + k));
-    return text < 0 ? float4{0, 0, 0, 0} : x;
-  }
 
   // The talker's pass, unless all streams start from their prompt. Reads talker_input [streams,
   // hidden], writes the talker's mlp_residual [streams, hidden].
   DEVICE bool run_talker(int frame) {
-    set_columns(num_streams(), [&](int c) {
-      const StreamState& state = stream_states()[c];
-      const bool append = state.active && !state.starts_from_prompt;
-      const StreamParams& s = s_.streams[c];
-      return Column{s.slot, append ? s.prompt_length + state.num_frames - 1 : 0, c, append,
-                    append && p_.attention_capture.num_heads > 0 ? frame : -1};
-    });
+    set_talker_columns(frame);
     if (!any_talker_active()) {
       Base::template load_norm<Talker::hidden_size>(s_.talker.final_norm);
       return true;
@@ -319,106 +245,13 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
     return project_head<typename M::PredictorHead>(s_.predictor, predictor_head_tags_, load);
   }
 
-  // --- codes ---
+  using Base::any_active, Base::any_talker_active, Base::begin_pass, Base::begin_streams,
+      Base::embedding, Base::finish, Base::num_streams, Base::pass_columns, Base::poll_stop_flags,
+      Base::sample_code, Base::set_columns, Base::set_talker_columns, Base::stream_states,
+      Base::talker_input;
+  using Base::context_, Base::p_, Base::predictor_head_tags_, Base::s_, Base::talker_head_tags_;
 
-  // Whether this thread block samples for stream c: one of the last, with the fewest row groups.
-  DEVICE bool samples_stream(int c) const {
-    return num_blocks() - 1 - c % num_blocks() == block_idx();
-  }
-
-  // The phase `sample`: one thread block samples each stream's code from exchange.logits [streams,
-  // rows]. All thread blocks wait for sampled_codes [streams].
-  DEVICE void sample_code(int codebook) {
-    sample_tags_.advance(kMaxStreams);
-    const uint32_t tag = sample_tags_.of(0);
-#pragma unroll 1
-    for (int c = 0; c < num_streams(); ++c) {
-      if (!samples_stream(c)) continue;
-      const bool active = warp_uniform(stream_states()[c].active);
-      const int code = active ? sample_stream(c, codebook) : 0;
-      // Every thread block reads the code's embedding next.
-      if (thread_idx() * 64 < Talker::hidden_size) {
-        prefetch_l2(embedding(codebook, code) + thread_idx() * 64);
-      }
-      context_.timer.lap(kSample, kRest);
-      if (thread_idx() == 0) {
-        const int end_reason =
-            active && codebook == kNumCodeGroups - 1 ? find_end_reason(c) : kRunning;
-        const bool continues = active && end_reason == kRunning && has_next_text(s_.streams[c]);
-        const uint32_t sampled = static_cast<uint32_t>(code) | static_cast<uint32_t>(continues)
-                                                                   << 12;
-        store_relaxed(p_.sampled_codes + c, sampled | tag << 30);
-        if (active && codebook == kNumCodeGroups - 1) publish_frame(c, end_reason, code);
-      }
-    }
-    const int column = min(thread_idx() % 32, num_streams() - 1);
-    const SpinTimeout timeout(p_, kSample, context_.timed_out());
-    const uint32_t sampled = wait_for_value(p_.sampled_codes + column, tag, 30, timeout);
-    for_each_stream([&](int, StreamState& state) {
-      state.codes[codebook] = sampled >> 30 == tag ? sampled & 0xFFF : 0;
-      if (codebook == kNumCodeGroups - 1) {
-        state.num_frames += state.active;
-        state.starts_from_prompt = state.starts_from_prompt && !state.active;
-        state.active = state.active && (sampled >> 12 & 1);
-      }
-    });
-    context_.timer.lap(kSample, kWait);
-  }
-
-  // Samples a code of stream c from its logits [rows]. Logits that are not finite end the stream.
-  DEVICE int sample_stream(int c, int codebook) {
-    const StreamParams& stream = s_.streams[c];
-    const uint32_t* logits = codebook == 0
-                                 ? p_.talker.exchange.logits + c * M::TalkerHead::rows
-                                 : p_.predictor.exchange.logits + c * M::PredictorHead::rows;
-    const uint32_t tag = (codebook == 0 ? talker_head_tags_ : predictor_head_tags_).of(c);
-    int& timed_out = context_.timed_out();
-    const int code = codebook == 0 ? sample_code0<M>(p_, stream, logits, tag, timed_out, reduction_)
-                                   : sample_group_code<M>(p_, stream, codebook, logits, tag,
-                                                          timed_out, reduction_);
-    const int num_ids = codebook == 0 ? M::vocab_size : M::num_codes;
-    if (code == num_ids && thread_idx() == 0) store_relaxed(p_.non_finite + c, 1);
-    return code == num_ids ? 0 : code;
-  }
-
-  // --- the host ---
-
-  // Reads the host's stop_flags [streams] before `find_end_reason` needs them: a read takes long.
-  DEVICE void poll_stop_flags() {
-    stop_mask_ = 0;
-    for (int c = 0; c < num_streams(); ++c) {
-      if (thread_idx() == 0 && samples_stream(c)) {
-        stop_mask_ |= (load_host_flag(p_.stop_flags + c) != 0) << c;
-      }
-    }
-  }
-
-  // Why stream c ends with this frame, if it does. Called by thread 0 of the sampling block.
-  DEVICE EndReason find_end_reason(int c) {
-    const StreamParams& s = s_.streams[c];
-    if (load_relaxed(p_.non_finite + c) == 1) return kNonFinite;
-    if (stream_states()[c].codes[0] == p_.eos_id) return kEos;
-    if (stop_mask_ >> c & 1) return kStopped;
-    return s.num_frames + 1 >= s.max_frames ? kLength : kRunning;
-  }
-
-  // Writes published_frames [streams, max_frames] of stream c, then num_published [streams].
-  DEVICE void publish_frame(int c, int end_reason, int last_code) {
-    PublishedFrame& frame = p_.published_frames[c * p_.max_frames + s_.num_published[c]];
-    frame.end_reason = end_reason;
-    for (int g = 0; g < kNumCodeGroups; ++g) frame.codes[g] = stream_states()[c].codes[g];
-    frame.codes[kNumCodeGroups - 1] = last_code;
-    store_host_flag(p_.num_published + c, ++s_.num_published[c]);
-    ++s_.streams[c].num_frames;
-  }
-
-  using Base::begin_pass, Base::finish, Base::num_streams, Base::pass_columns, Base::set_columns;
-  using Base::context_, Base::p_, Base::s_;
-
-  BlockReduction reduction_;
-  EpochTags talker_tags_, predictor_tags_;
-  EpochTags talker_head_tags_, predictor_head_tags_, input_projection_tags_, sample_tags_;
-  uint32_t stop_mask_ = 0;
+  EpochTags talker_tags_, predictor_tags_, input_projection_tags_;
 };
 
 // --- body ---
@@ -426,23 +259,7 @@ class FrameGenerator : BlockContext<M, MaxColumns> {
 // The kernel: compute warps, and one copy warp.
 template <class M, int MaxColumns>
 DEVICE void generate_frames(const Params& p, SharedMemory<M, MaxColumns>& shared) {
-  shared.ring.init();
-  sync_all_threads();
-  if (uniform_warp_idx() < kNumWarps) {
-    raise_register_limit();
-    FrameGenerator<M, MaxColumns>(p, shared).run();
-  } else if (is_copy_warp()) {
-    bool talker_active = false;  // otherwise the first frame has no pass of the talker
-    for (int c = 0; c < p.num_streams; ++c) {
-      const StreamParams& s = p.streams[c];
-      talker_active |= !s.starts_from_prompt && s.num_frames < s.max_frames &&
-                       (s.num_frames <= s.num_text_vectors || s.text_complete);
-    }
-    constexpr int kNumRanges = kNumFrameRanges<MaxColumns>;
-    copy_weights<MaxColumns == 1>(
-        shared.ring, !talker_active, kNumRanges * p.max_frames,
-        [&](int i) { return frame_weights<M, MaxColumns>(p, i % kNumRanges); });
-  }
+  run_generation<FrameGenerator<M, MaxColumns>, M, MaxColumns>(p, shared);
 }
 
 }  // namespace megakernel

@@ -4,6 +4,7 @@
 #include "../workspace.cuh"
 #include "frame.cuh"
 #include "prefill.cuh"
+#include "wide_frame.cuh"
 
 namespace megakernel {
 
@@ -24,8 +25,17 @@ struct DecodeInfo {
   WorkspaceOffsets workspace;
 };
 
+// Shared memory of a kernel; 0 if the program has none for so many columns.
 template <int MaxColumns>
-constexpr int kSharedBytes = static_cast<int>(sizeof(SharedMemory<KernelModel, MaxColumns>));
+constexpr int shared_bytes() {
+  if constexpr (kIsWide && MaxColumns != kWideStreams) {
+    return 0;
+  } else {
+    return static_cast<int>(sizeof(SharedMemory<KernelModel, MaxColumns>));
+  }
+}
+template <int MaxColumns>
+constexpr int kSharedBytes = shared_bytes<MaxColumns>();
 
 constexpr DecodeInfo make_decode_info() {
   return {kMaxStreams,
@@ -46,11 +56,15 @@ constexpr DecodeInfo make_decode_info() {
 }
 
 // The kernels by name: what each runs, and the columns that it is compiled for.
+#ifdef MEGAKERNEL_WIDE_STREAMS
+#define MEGAKERNEL_DECODE_KERNELS(KERNEL) KERNEL(generate_wide, generate_wide_frames, kWideStreams)
+#else
 #define MEGAKERNEL_DECODE_KERNELS(KERNEL)                \
   KERNEL(generate_single, generate_frames, 1)            \
   KERNEL(generate_streams, generate_frames, kMaxStreams) \
   KERNEL(prefill_narrow, prefill_prompts, 1)             \
   KERNEL(prefill_medium, prefill_prompts, kMaxStreams)   \
   KERNEL(prefill_wide, prefill_prompts, kMaxPrefillColumns)
+#endif
 
 }  // namespace megakernel

@@ -26,7 +26,7 @@ constexpr float kScoreScale = 0.08838834764831845f;  // 1 / sqrt(kHeadDim)
 // current pass ("new").
 template <int MaxColumns>
 struct alignas(16) AttentionSharedMemory {
-  static constexpr int kCapacity = kColumnCapacity<MaxColumns>;
+  static constexpr int kCapacity = kIsWide ? 1 : kColumnCapacity<MaxColumns>;
   float query[2][kHeadDim];
   float new_key[kCapacity][kHeadDim], new_value[kCapacity][kHeadDim];
   uint32_t query_pairs[kNumSplits][2][kHeadDim / 2];

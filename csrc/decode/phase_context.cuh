@@ -89,6 +89,7 @@ class ProjectionAddresses {
 template <class R, int MaxColumns>
 struct PhaseContext {
   static constexpr int max_columns = MaxColumns;
+  static constexpr int query_columns = MaxColumns;  // for which `fragments` is compiled
   const Params& p;
   ProjectionAddresses<R, MaxColumns> addresses;
   PartialSums<MaxColumns> (&sums)[2];
@@ -118,6 +119,10 @@ struct PhaseContext {
 
   // Set to 1 by a wait that times out; in the next set of `sums`.
   DEVICE int& timed_out() { return sums[sums_idx].timed_out; }
+  // Called by all compute threads, which then synchronise.
+  DEVICE void reset_timeouts() {
+    if (thread_idx() < 2) sums[thread_idx()].timed_out = 0;
+  }
 };
 
 }  // namespace megakernel

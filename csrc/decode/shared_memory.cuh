@@ -4,6 +4,7 @@
 
 #include "layers.cuh"
 #include "sample.cuh"
+#include "wide_layers.cuh"
 
 namespace megakernel {
 
@@ -20,9 +21,16 @@ DEVICE bool has_next_text(const StreamParams& s) {
   return s.num_frames + 1 <= s.num_text_vectors || s.text_complete;
 }
 
+// Stages of weights that fit beside structs of `fixed_bytes`.
+template <class M>
+constexpr int num_ring_stages(int fixed_bytes) {
+  constexpr int kStageBytes = M::stage_steps * kNumThreads * 16 + 2 * sizeof(Mbarrier);
+  return (kSharedMemoryBytes - fixed_bytes - 16) / kStageBytes;
+}
+
 // For at most `MaxColumns` streams: the fewer, the more stages of weights.
 template <class M, int MaxColumns>
-struct SharedMemory {
+struct NarrowSharedMemory {
   static constexpr int kMaxHiddenSize = M::Talker::hidden_size > M::Predictor::hidden_size
                                             ? M::Talker::hidden_size
                                             : M::Predictor::hidden_size;
@@ -44,13 +52,70 @@ struct SharedMemory {
     Network talker, predictor;  // copies of the arguments, which would otherwise occupy registers
     PhaseTimes phase_times;
   };
-  static constexpr int kStageBytes = M::stage_steps * kNumThreads * 16 + 2 * sizeof(Mbarrier);
-  static constexpr int kNumStages =
-      (kSharedMemoryBytes - static_cast<int>(sizeof(Fixed)) - 16) / kStageBytes;
+  static constexpr int kNumStages = num_ring_stages<M>(sizeof(Fixed));
   static_assert(kNumStages >= 2, "the shared memory must hold two stages of weights");
+  using R = Ring<M::stage_steps, kNumStages>;
+  using Context = PhaseContext<R, MaxColumns>;
 
-  Ring<M::stage_steps, kNumStages> ring;
+  R ring;
   Fixed fixed;
+
+  // The state of a compute thread at the beginning of a launch.
+  DEVICE Context make_context(const Params& p) {
+    return {p,
+            ProjectionAddresses<R, MaxColumns>(ring, fixed.fragments, fixed.sums),
+            fixed.sums,
+            fixed.fragments,
+            fixed.attention,
+            fixed.short_attention,
+            PinnedAddress<R>(ring),
+            PhaseTimer(fixed.phase_times)};
+  }
 };
+
+// For the streams of a wide kernel.
+template <class M, int MaxColumns>
+struct WideSharedMemory {
+  struct Fixed {
+    WideSums<MaxColumns> sums;
+    union {
+      ActivationFragments<kQueryColumns> fragments[kNumSplits];
+      AttentionSharedMemory<MaxColumns> attention;
+    };
+    ShortAttentionSharedMemory short_attention[kNumWarps];
+    ResidualRows<MaxColumns> residual;
+    SampleSharedMemory sample;
+    StreamParams streams[MaxColumns];
+    int num_published[MaxColumns];
+    StreamState stream_states[1][MaxColumns];
+    Column columns[1][MaxColumns];
+    RowGroupRange talker_row_groups[kNumPhases], predictor_row_groups[kNumPhases];
+    Network talker, predictor;
+    PhaseTimes phase_times;
+  };
+  static constexpr int kNumStages = num_ring_stages<M>(sizeof(Fixed));
+  static_assert(kNumStages >= 3, "a warp multiplies two stages while a third one is copied");
+  using R = Ring<M::stage_steps, kNumStages>;
+  using Context = WidePhaseContext<R, MaxColumns>;
+
+  R ring;
+  Fixed fixed;
+
+  // The state of a compute thread at the beginning of a launch.
+  DEVICE Context make_context(const Params& p) {
+    return {p,
+            fixed.sums,
+            fixed.fragments,
+            fixed.attention,
+            fixed.short_attention,
+            fixed.residual,
+            PinnedAddress<R>(ring),
+            PhaseTimer(fixed.phase_times)};
+  }
+};
+
+template <class M, int MaxColumns>
+using SharedMemory = std::conditional_t<kIsWide, WideSharedMemory<M, MaxColumns>,
+                                        NarrowSharedMemory<M, MaxColumns>>;
 
 }  // namespace megakernel

@@ -244,7 +244,7 @@ template <class S, bool kTwoPositions, class Context, class Use>
 DEVICE void attend_short_context(Context& context, const Network& n, int layer, const bf16* norms,
                                  const Column* columns, int c, int head, bool append,
                                  ShortAttentionSharedMemory& shared, int& timed_out, Use use) {
-  constexpr int kMaxColumns = Context::max_columns;
+  constexpr int kMaxColumns = Context::query_columns;
   const Params& p = context.p;
   const EpochTags& epoch_tags = context.epoch_tags;
   const ShortAttentionAddresses<kMaxColumns> addresses(context.fragments, shared);
@@ -331,13 +331,17 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
 // --- body: all columns and heads ---
 
 // Several streams: the first warp of each thread block computes the thread block's (column, head)
-// items. Writes exchange.attention_output, pairs [columns, splits, query size].
+// items; in a wide kernel, all warps do. Writes exchange.attention_output, pairs [columns, splits,
+// query size].
 template <class S, class Context>
 DEVICE void attend_short_distributed(Context& context, const Network& n, int layer,
                                      const bf16* norms, const Column* columns, int num_columns) {
-  if (uniform_warp_idx() > 0) return;
+  const int warp = kIsWide ? uniform_warp_idx() : 0;
+  if (!kIsWide && uniform_warp_idx() > 0) return;
+  constexpr int kNumAttendingWarps = kIsWide ? kNumWarps : 1;
 #pragma unroll 1
-  for (int item = block_idx(); item < num_columns * S::num_kv_heads; item += num_blocks()) {
+  for (int item = block_idx() + warp * num_blocks(); item < num_columns * S::num_kv_heads;
+       item += kNumAttendingWarps * num_blocks()) {
     const int c = item / S::num_kv_heads, head = item % S::num_kv_heads;
     const uint32_t tag = context.epoch_tags.of(c);
     auto store = [&](int, int j, float4 v) {
@@ -352,7 +356,7 @@ DEVICE void attend_short_distributed(Context& context, const Network& n, int lay
       });
     };
     attend_short_context<S, false>(context, n, layer, norms, columns, c, head, true,
-                                   context.short_attention[0], context.timed_out(), store);
+                                   context.short_attention[warp], context.timed_out(), store);
   }
   context.timer.lap(kAttention, kRest);
 }

@@ -21,6 +21,7 @@ from megakernel_tts.kernels.structs import (
     Phase,
     PhaseInterval,
     PrefillBatch,
+    StreamParams,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -103,7 +104,9 @@ class DecodeBuffers:
         packer = Packer(kernels.num_blocks, info.stage_steps, info.max_row_groups, pad.device)
         hidden_size = talker.stack.hidden_size
         self.keys, self.values = self._allocate_cache(talker.stack, num_slots, max_positions)
-        predictor_cache = self._allocate_cache(predictor.stack, info.max_streams, NUM_CODE_GROUPS)
+        predictor_cache = self._allocate_cache(
+            predictor.stack, kernels.max_streams, NUM_CODE_GROUPS
+        )
         rope_table = self._rope_table(talker.stack, max(self.keys.shape[3], NUM_CODE_GROUPS))
         projection = model.predictor.project
         first = [] if projection is None else [projection.weight]
@@ -127,7 +130,7 @@ class DecodeBuffers:
         self.text = self._zeros(num_slots, max_positions, hidden_size, dtype=bf16)
         self.prompt_hidden = self._zeros(num_slots, hidden_size)
         self.seen_codes = self._zeros(num_slots, talker.vocab_size, dtype=torch.uint8)
-        self.workspace = self._zeros(info.workspace.num_values, dtype=torch.int32)
+        self.workspace = self._zeros(kernels.num_workspace_values, dtype=torch.int32)
         self.phase_times = self._zeros(
             kernels.num_blocks, len(PHASES), len(PHASE_INTERVALS), dtype=torch.int64
         )
@@ -151,7 +154,7 @@ class DecodeBuffers:
         kernels.set_workspace(params, self.workspace)
         self.set_seen_codes(self.seen_codes)
         self._capture(captured_heads, talker.stack)
-        self._share_with_host(info.max_streams)
+        self._share_with_host(kernels.max_streams)
         self._written += [self.keys, self.values, *predictor_cache, self.prompt_hidden]
         self._written += [self.scores, self.phase_times]
 
@@ -217,7 +220,7 @@ class DecodeBuffers:
         capture.num_heads = len(heads)
         for i, (layer, head) in enumerate(heads):
             capture.heads[i] = layer * stack.num_heads + head
-        num_streams, num_positions = self._kernels.info.max_streams, self.keys.shape[3]
+        num_streams, num_positions = self._kernels.max_streams, self.keys.shape[3]
         self.scores = self._zeros(num_streams, MAX_FRAMES, len(heads), num_positions)
         capture.scores = self._address(self.scores, torch.float32, "The scores")
 
@@ -262,6 +265,18 @@ class DecodeBuffers:
         if self._device.type == "cuda":
             host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
+
+    def upload_streams(self, streams: Sequence[StreamParams]) -> Tensor:
+        """Copies streams to the device.
+
+        Args:
+            streams: The streams of a launch.
+
+        Returns:
+            Their memory, which must live until the kernel has been launched.
+        """
+        host = (StreamParams * len(streams))(*streams)
+        return self.upload(torch.frombuffer(host, dtype=torch.uint8))
 
     def upload_prompts(
         self, tiles: Sequence[Tensor], batches: "ctypes.Array[PrefillBatch]"

@@ -116,13 +116,13 @@ class Megakernel:
             ValueError: They cannot be compiled for the model, or run on this GPU.
         """
         check_shapes(config)
-        self._kernels = kernels or load_decode_kernels(config, pad.device)
+        self._kernels = kernels or load_decode_kernels(config, pad.device, num_streams=num_slots)
         self._kernels.check_gpu(config)
         self.num_slots, self.max_positions = num_slots, max_positions
         self._config, self._device = config, pad.device
         info = self._kernels.info
-        self._max_streams, self._max_columns = info.max_streams, info.max_prefill_columns
-        self.max_streams = info.max_streams
+        self.max_streams, self._narrow_streams = self._kernels.max_streams, info.max_streams
+        self._max_columns = info.max_prefill_columns
         self._page_size = info.page_size
         self._buffers = DecodeBuffers(
             model,
@@ -170,7 +170,7 @@ class Megakernel:
 
     def _num_tiled(self, request: PrefillRequest) -> int:
         """Returns the common positions that form whole tiles, which the prefix cache may hold."""
-        return num_tiled_positions(request.num_common, self._max_streams, self._max_columns)
+        return num_tiled_positions(request.num_common, self._narrow_streams, self._max_columns)
 
     def _part_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:
         """Returns where the part of a prompt ends that begins after `num_run` positions ran."""
@@ -178,7 +178,7 @@ class Megakernel:
             return end
         if num_run >= max(budget, 1):
             return begin
-        return part_end(begin, end, budget - num_run, self._max_streams, self._max_columns)
+        return part_end(begin, end, budget - num_run, self._narrow_streams, self._max_columns)
 
     def _check_prompt(self, request: PrefillRequest) -> None:
         hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
@@ -240,7 +240,7 @@ class Megakernel:
         """Launches segments of prompts; does not wait."""
         if not segments:
             return
-        tiles, batches = pack_batches(segments, self._max_streams, self._max_columns)
+        tiles, batches = pack_batches(segments, self._narrow_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
         uploaded = buffers.upload_prompts(tiles, batches)
@@ -290,8 +290,8 @@ class Megakernel:
         seen_codes = self._buffers.seen_codes.clone()  # the kernel marks every code it samples
         num_frames = min(num_frames, MAX_FRAMES)
         try:
-            for start in range(0, len(slots), self._max_streams):
-                launched = slots[start : start + self._max_streams]
+            for start in range(0, len(slots), self.max_streams):
+                launched = slots[start : start + self.max_streams]
                 self._launch(launched, num_frames)
                 if start == 0:
                     overlap()
@@ -315,9 +315,16 @@ class Megakernel:
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
-        for i, slot in enumerate(slots):
-            params.streams[i] = self._state[slot].update(slot, self.max_positions)
-        self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
+        streams = [self._state[slot].update(slot, self.max_positions) for slot in slots]
+        if len(slots) <= self._narrow_streams:
+            for i, stream in enumerate(streams):
+                params.streams[i] = stream
+            self._kernels.generate(params, buffers.workspace, buffers.written_tensors())
+        else:
+            uploaded = buffers.upload_streams(streams)
+            self._kernels.generate_wide(
+                params, uploaded.data_ptr(), buffers.workspace, buffers.written_tensors()
+            )
         if self._capture.enabled:  # right behind the launch, before other work of the stream
             self._capture.start_copy(len(slots), num_frames)
         if self._done is not None:
@@ -330,7 +337,7 @@ class Megakernel:
         num_frames: int,
     ) -> None:
         """Passes on where the codes will be, unless another launch of the step overwrites them."""
-        if len(slots) <= self._max_streams:
+        if len(slots) <= self.max_streams:
             on_last_frame([*self._buffers.table(len(slots), num_frames)[:, :, 1:]])
 
     def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from megakernel_tts.kernels.build import architecture_of
 from megakernel_tts.kernels.loader import cache_folder, support
+from megakernel_tts.kernels.wide import compiled_widths
 from megakernel_tts.machine import system_memory
 
 Status = Literal["ok", "note", "missing"]
@@ -89,6 +91,8 @@ def examine() -> Iterator[Finding]:
                     f"cuda:{i}: kernels are compiled with {_COMPILERS[kernels.path]}, at the first "
                     f"use, and kept in {cache_folder()}",
                 )
+                widest = compiled_widths(architecture_of(torch.device("cuda", i)))[-1]
+                yield Finding("ok", f"cuda:{i}: one launch takes up to {widest} streams")
                 yield _exceptions(f"cuda:{i}", kernels.path)
     elif shutil.which("nvidia-smi"):
         yield Finding(

@@ -162,7 +162,7 @@ def cuda_headers() -> Path:
 
 
 def check(programs: list[Program]) -> bool:
-    """Compiles programs for every architecture; prints registers, spills and shared memory.
+    """Compiles programs for their architectures; prints registers, spills and shared memory.
 
     Args:
         programs: The programs.
@@ -189,7 +189,9 @@ def check(programs: list[Program]) -> bool:
         )
 
     fine = True
-    jobs = [(architecture, program) for program in programs for architecture in ARCHITECTURES]
+    jobs = [
+        (architecture, program) for program in programs for architecture in program.architectures
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for passed, line in pool.map(compile_one, *zip(*jobs, strict=True)):
             print(line)

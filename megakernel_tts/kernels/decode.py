@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_tts.kernels.build import architecture_of
 from megakernel_tts.kernels.loader import LaunchPath, load_module
 from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import Program
+from megakernel_tts.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.structs import (
     BATCH_COLUMNS,
     DECODE_DECLARATIONS,
-    EXCHANGE_BUFFERS,
     HEAD_DIM,
     NUM_CODE_GROUPS,
     DecodeInfo,
     Params,
     PrefillBatch,
+)
+from megakernel_tts.kernels.wide import (
+    WideKernel,
+    compiled_widths,
+    needed_widths,
+    write_addresses,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BATCH: np.dtype[Any] = np.dtype(PrefillBatch)
-_VALUE_BYTES = 4  # of a value of the workspace
 _L2_SHARE = 5  # a talker layer's keys and values may take one fifth of the L2 cache
 _KERNELS = (
     "generate_single",
@@ -38,6 +43,7 @@ _KERNELS = (
     "prefill_medium",
     "prefill_wide",
 )
+_WIDE_KERNELS = ("generate_wide",)
 
 
 @dataclass(frozen=True)
@@ -109,12 +115,15 @@ def check_shapes(config: ModelConfig) -> None:
             )
 
 
-def decode_program(config: ModelConfig, variant: DecodeVariant = ORDINARY) -> Program:
+def decode_program(
+    config: ModelConfig, variant: DecodeVariant = ORDINARY, num_streams: int = 0
+) -> Program:
     """The program of a model's decode kernels.
 
     Args:
         config: The model's numbers.
         variant: The build.
+        num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
 
     Raises:
         ValueError: The kernels cannot be compiled for the model.
@@ -125,11 +134,16 @@ def decode_program(config: ModelConfig, variant: DecodeVariant = ORDINARY) -> Pr
         stack_shape(config.predictor.stack),
         config.talker.num_codes,
         variant,
+        num_streams,
     )
 
 
 def program_of_shapes(
-    talker: StackShape, predictor: StackShape, num_codes: int, variant: DecodeVariant = ORDINARY
+    talker: StackShape,
+    predictor: StackShape,
+    num_codes: int,
+    variant: DecodeVariant = ORDINARY,
+    num_streams: int = 0,
 ) -> Program:
     """The program of the decode kernels for some shapes.
 
@@ -138,6 +152,7 @@ def program_of_shapes(
         predictor: The code predictor's.
         num_codes: Codes of a codebook.
         variant: The build.
+        num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
     """
     shapes = f"{_stack_type(talker)}, {_stack_type(predictor, True)}, {num_codes}"
     definitions = [("MEGAKERNEL_MODEL", f"megakernel::Model<{shapes}>")]
@@ -145,7 +160,21 @@ def program_of_shapes(
         definitions.append(("MEGAKERNEL_PROFILE", "1"))
     if variant.precise:
         definitions.append(("MEGAKERNEL_PRECISE", "1"))
-    return Program("decode", "decode/kernels.cu", _KERNELS, DECODE_DECLARATIONS, tuple(definitions))
+    if num_streams:
+        definitions.append(("MEGAKERNEL_WIDE_STREAMS", str(num_streams)))
+    architectures = tuple(
+        architecture
+        for architecture in ARCHITECTURES
+        if not num_streams or num_streams in compiled_widths(architecture)
+    )
+    return Program(
+        "decode",
+        "decode/kernels.cu",
+        _WIDE_KERNELS if num_streams else _KERNELS,
+        DECODE_DECLARATIONS,
+        tuple(definitions),
+        architectures,
+    )
 
 
 def stack_shape(stack: StackConfig) -> StackShape:
@@ -166,13 +195,15 @@ def load_decode_kernels(
     device: "torch.device",
     variant: DecodeVariant = ORDINARY,
     path: LaunchPath | None = None,
+    num_streams: int = 1,
 ) -> "DecodeKernels":
     """Compiles a model's decode kernels unless they are cached, and loads them.
 
     Args:
         config: The model's numbers.
         device: The GPU.
-        variant: The build.
+        variant: The build. The precise one has no wide kernels.
+        num_streams: Streams at a time, for which wide kernels are loaded.
         path: How to compile and launch; by default the one for this machine. For tests.
 
     Raises:
@@ -183,7 +214,13 @@ def load_decode_kernels(
 
     properties = torch.cuda.get_device_properties(device)
     gpu = GpuProperties(properties.multi_processor_count, properties.L2_cache_size)
-    return DecodeKernels(load_module(decode_program(config, variant), device, path), gpu)
+    kernels = DecodeKernels(load_module(decode_program(config, variant), device, path), gpu)
+    if not variant.precise:
+        widths = needed_widths(architecture_of(device), num_streams, kernels.info.max_streams)
+        for width in widths:
+            program = decode_program(config, variant, width)
+            kernels.add_wide(load_module(program, device, path), config)
+    return kernels
 
 
 class DecodeKernels:
@@ -192,6 +229,7 @@ class DecodeKernels:
     Attributes:
         info: Facts about the build.
         num_blocks: Thread blocks of every launch: one a multiprocessor, as far as each has rows.
+        wide: Kernels for more streams than `info.max_streams`, in ascending order.
     """
 
     def __init__(self, module: KernelModule, gpu: GpuProperties) -> None:
@@ -215,6 +253,28 @@ class DecodeKernels:
         self._configs: dict[str, LaunchConfig] = dict(
             zip(_KERNELS, (narrow, medium, narrow, medium, wide), strict=True)
         )
+        self.wide: list[WideKernel] = []
+
+    def add_wide(self, module: KernelModule, config: ModelConfig) -> None:
+        """Adds a wide kernel, unless the GPU has too few multiprocessors for the model's residual.
+
+        Args:
+            module: The compiled kernel, for more streams than those before it.
+            config: The model's numbers.
+        """
+        kernel = WideKernel(module, self.num_blocks)
+        if self.num_blocks >= _least_blocks(config, kernel.info):
+            self.wide.append(kernel)
+
+    @property
+    def max_streams(self) -> int:
+        """Streams of a launch at most."""
+        return self.wide[-1].info.max_streams if self.wide else self.info.max_streams
+
+    @property
+    def num_workspace_values(self) -> int:
+        """Values of the workspace, of the kernel that needs most."""
+        return max(info.workspace.num_values for info in (self.info, *(k.info for k in self.wide)))
 
     def _config(self, shared_bytes: int) -> LaunchConfig:
         return LaunchConfig(self.num_blocks, self.info.num_threads, shared_bytes, cooperative=True)
@@ -228,8 +288,7 @@ class DecodeKernels:
         Raises:
             ValueError: It has not.
         """
-        hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
-        least = -(-hidden // self.info.max_residual_rows)
+        least = _least_blocks(config, self.info)
         if self.num_blocks < least:
             raise ValueError(
                 f"The model needs a GPU of {least} multiprocessors, found "
@@ -250,22 +309,31 @@ class DecodeKernels:
 
         Args:
             params: Where they go.
-            workspace: int32 [info.workspace.num_values], on the GPU.
+            workspace: int32 [num_workspace_values], on the GPU.
         """
-        offsets, begin = self.info.workspace, workspace.data_ptr()
-        if workspace.numel() != offsets.num_values:
+        if workspace.numel() != self.num_workspace_values:
             raise ValueError(
-                f"The workspace must have {offsets.num_values} values, found {workspace.numel()}."
+                f"The workspace must have {self.num_workspace_values} values, found "
+                f"{workspace.numel()}."
             )
-        for name in ("predictor_input", "sampled_codes", "non_finite", "abort_flag"):
-            setattr(params, name, begin + _VALUE_BYTES * getattr(offsets, name))
-        for name in EXCHANGE_BUFFERS:
-            for network in ("talker", "predictor"):
-                offset = getattr(getattr(offsets, network), name)
-                setattr(getattr(params, network).exchange, name, begin + _VALUE_BYTES * offset)
+        write_addresses(params, workspace.data_ptr(), self.info.workspace)
+
+    def generate_wide(
+        self, params: Params, streams: int, workspace: "Tensor", writes: Sequence["Tensor"]
+    ) -> None:
+        """Launches the generation of frames by the narrowest wide kernel; does not wait.
+
+        Args:
+            params: The argument; `num_streams` and `max_frames` say what to generate.
+            streams: Address of the `StreamParams` [streams] on the GPU.
+            workspace: The workspace.
+            writes: Other tensors that the kernel writes.
+        """
+        kernel = next(k for k in self.wide if k.info.max_streams >= params.num_streams)
+        kernel.generate(params, streams, workspace, writes)
 
     def generate(self, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]) -> None:
-        """Launches the generation of frames; does not wait.
+        """Launches the generation of frames of at most `info.max_streams`; does not wait.
 
         Args:
             params: The argument; `num_streams`, `streams` and `max_frames` say what to generate.
@@ -343,5 +411,12 @@ class DecodeKernels:
     def _launch(
         self, kernel: str, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]
     ) -> None:
-        config = self._configs[kernel]
-        self._module.launch(kernel, params, config, writes=writes, set_bits=workspace)
+        num_values = self.info.workspace.num_values
+        used = workspace if len(workspace) == num_values else workspace[:num_values]
+        self._module.launch(kernel, params, self._configs[kernel], writes=writes, set_bits=used)
+
+
+def _least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
+    """Thread blocks that hold the rows of a model's residual."""
+    hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
+    return -(-hidden // info.max_residual_rows)

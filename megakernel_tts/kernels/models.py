@@ -4,6 +4,7 @@ from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
 from megakernel_tts.kernels.program import Program
+from megakernel_tts.kernels.wide import WIDTHS
 
 _RELEASED_PREDICTOR = StackShape(1024, 16, 8, 3072)
 _RELEASED = (  # the 0.6B and the 1.7B
@@ -20,4 +21,10 @@ def released_programs() -> list[Program]:
 
 def all_programs() -> list[Program]:
     """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment."""
-    return [*released_programs(), program_of_shapes(*_DEMO), codec_program(), align_program()]
+    wide = [
+        program_of_shapes(*shapes, num_streams=width)
+        for shapes in (*_RELEASED, _DEMO)
+        for width in WIDTHS
+    ]
+    narrow = [*released_programs(), program_of_shapes(*_DEMO)]
+    return [*narrow, *wide, codec_program(), align_program()]

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakernel_tts.kernels.structs import Declaration, declaration_checks
+from megakernel_tts.kernels.declarations import Declaration, declaration_checks
 
 
 def _find_sources() -> Path:
@@ -31,6 +31,7 @@ class Program:
         kernels: Names of the kernels.
         declarations: Structs, enumerations and constants that Python shares with them.
         definitions: Macros and their values.
+        architectures: Those for which it is made.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Program:
     kernels: tuple[str, ...]
     declarations: tuple[Declaration, ...]
     definitions: tuple[tuple[str, str], ...] = ()
+    architectures: tuple[str, ...] = tuple(ARCHITECTURES)
 
     @property
     def text(self) -> str:

@@ -8,15 +8,17 @@ csrc/params.cuh, csrc/workspace.cuh and csrc/decode/kernels.cuh explain the fiel
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_uint, c_uint64
-from dataclasses import dataclass
-from enum import IntEnum, nonmember
-from functools import cache
-from itertools import chain
-from typing import Any, ClassVar
 
-BUFFER_COLUMNS = 8  # columns of an exchange buffer, and the size of `Params.streams`
+from megakernel_tts.kernels.declarations import (
+    Declaration,
+    DeviceConstant,
+    DeviceEnum,
+    DeviceStruct,
+    pointer,
+)
+
+ARGUMENT_STREAMS = 8  # streams that `Params` holds
 BATCH_COLUMNS = 16  # columns of a prefill batch
 NUM_CODE_GROUPS = 16  # codes of a frame
 MAX_CAPTURED_HEADS = 8
@@ -24,16 +26,6 @@ MIN_FRAMES = 2  # frames before which the released model does not sample the end
 HEAD_DIM = 128  # channels of a head
 ROW_GROUP_SIZE = 8  # rows of a row group
 STEP_K = 256  # elements of K that a thread block multiplies per step
-
-_SCALARS: dict[type[Any], str] = {
-    ctypes.c_bool: "bool",
-    ctypes.c_float: "float",
-    ctypes.c_int: "int",
-    ctypes.c_int64: "int64_t",
-    ctypes.c_uint: "unsigned",
-    ctypes.c_uint64: "uint64_t",
-}
-
 
 EXCHANGE_BUFFERS = (
     "qkv",
@@ -46,57 +38,7 @@ EXCHANGE_BUFFERS = (
     "logits",
 )
 
-_PYTHON = "megakernel_tts/kernels"  # as the messages of failed checks name it
-
-# NVRTC has no `offsetof`, and takes the address of a field at 0 as a constant.
-_CHECK_DEFINITIONS = """
-template <class, class> constexpr bool megakernel_is_same = false;
-template <class T> constexpr bool megakernel_is_same<T, T> = true;
-#ifdef __CUDACC_RTC__
-#define MEGAKERNEL_OFFSET(type, field) ((unsigned long)__INTADDR__(&((type*)0)->field))
-#else
-#define MEGAKERNEL_OFFSET(type, field) __builtin_offsetof(type, field)
-#endif
-"""
-
-
-class DeviceStruct(ctypes.Structure):
-    """A struct of csrc. Assigning to a name that is no field raises `AttributeError`.
-
-    Attributes:
-        CPP_NAME: Qualified name in C++.
-    """
-
-    __slots__ = ()
-    CPP_NAME: ClassVar[str]
-
-
-class DeviceEnum(IntEnum):
-    """An enumeration of csrc: the member `GATE_UP` is `kGateUp` there.
-
-    Attributes:
-        CPP_NAMESPACE: Namespace of the enumerators in C++.
-    """
-
-    CPP_NAMESPACE = nonmember("megakernel")
-
-    @property
-    def cpp_name(self) -> str:
-        """Qualified name of the enumerator in C++."""
-        return f"{self.CPP_NAMESPACE}::k{self.name.title().replace('_', '')}"
-
-
-@dataclass(frozen=True)
-class DeviceConstant:
-    """A number of csrc that Python has as well.
-
-    Attributes:
-        cpp_name: Qualified name in C++.
-        value: Its value in Python.
-    """
-
-    cpp_name: str
-    value: int
+WIDE_BUFFERS = ("attention_normed", "mlp_normed", "attention_scales", "mlp_scales")
 
 
 class EndReason(DeviceEnum):
@@ -133,40 +75,20 @@ class PhaseInterval(DeviceEnum):
     NUM_PHASE_INTERVALS = 3
 
 
-class _Pointer(ctypes.c_void_p):
-    CPP_NAME: ClassVar[str]
-
-
-class _Enum(c_int):
-    CPP_NAME: ClassVar[str]
-
-
-@cache
-def pointer(pointee: str) -> type[ctypes.c_void_p]:
-    """The type of a field that holds an address.
-
-    Args:
-        pointee: The C++ type it points to, such as `const float`.
-    """
-    return type(f"Pointer to {pointee}", (_Pointer,), {"CPP_NAME": f"{pointee}*"})
-
-
-@cache
-def enum(name: str) -> type[c_int]:
-    """The type of a field that holds a C++ enumerator with `int` as its type.
-
-    Args:
-        name: Qualified name in C++.
-    """
-    return type(name, (_Enum,), {"CPP_NAME": name})
-
-
 class ExchangeBuffers(DeviceStruct):
     """Addresses of a network's part of the workspace."""
 
     __slots__ = ()
     CPP_NAME = "megakernel::ExchangeBuffers"
     _fields_ = tuple((name, pointer("uint32_t")) for name in EXCHANGE_BUFFERS)
+
+
+class WideBuffers(DeviceStruct):
+    """Addresses of the buffers that only wide kernels use."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WideBuffers"
+    _fields_ = tuple((name, pointer("uint32_t")) for name in WIDE_BUFFERS)
 
 
 class Network(DeviceStruct):
@@ -283,7 +205,7 @@ class Params(DeviceStruct):
         ("eos_id", c_int),
         ("l2_resident_positions", c_int),
         ("attention_capture", AttentionCapture),
-        ("streams", StreamParams * BUFFER_COLUMNS),
+        ("streams", StreamParams * ARGUMENT_STREAMS),
         ("num_streams", c_int),
         ("max_frames", c_int),
         ("published_frames", pointer("megakernel::PublishedFrame")),
@@ -296,6 +218,9 @@ class Params(DeviceStruct):
         ("non_finite", pointer("uint32_t")),
         ("abort_flag", pointer("uint32_t")),
         ("phase_times", pointer("uint64_t")),
+        ("wide_talker", WideBuffers),
+        ("wide_predictor", WideBuffers),
+        ("wide_streams", pointer("const megakernel::StreamParams")),
     )
 
 
@@ -307,6 +232,14 @@ class ExchangeOffsets(DeviceStruct):
     _fields_ = tuple((name, ctypes.c_int64) for name in EXCHANGE_BUFFERS)
 
 
+class WideOffsets(DeviceStruct):
+    """Where the buffers of `WideBuffers` begin in the workspace, in values of 32 bits."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WideOffsets"
+    _fields_ = tuple((name, ctypes.c_int64) for name in WIDE_BUFFERS)
+
+
 class WorkspaceOffsets(DeviceStruct):
     """The layout of the workspace, in values of 32 bits; the names are those of `Params`."""
 
@@ -315,6 +248,8 @@ class WorkspaceOffsets(DeviceStruct):
     _fields_ = (
         ("talker", ExchangeOffsets),
         ("predictor", ExchangeOffsets),
+        ("wide_talker", WideOffsets),
+        ("wide_predictor", WideOffsets),
         ("predictor_input", ctypes.c_int64),
         ("sampled_codes", ctypes.c_int64),
         ("non_finite", ctypes.c_int64),
@@ -347,8 +282,6 @@ class DecodeInfo(DeviceStruct):
     )
 
 
-Declaration = type[DeviceStruct] | type[DeviceEnum] | DeviceConstant
-
 DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     DeviceConstant("megakernel::kMinFrames", MIN_FRAMES),
     DeviceConstant("megakernel::kHeadDim", HEAD_DIM),
@@ -358,6 +291,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     Phase,
     PhaseInterval,
     ExchangeBuffers,
+    WideBuffers,
     Network,
     SamplingParams,
     StreamParams,
@@ -367,67 +301,7 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     PublishedFrame,
     Params,
     ExchangeOffsets,
+    WideOffsets,
     WorkspaceOffsets,
     DecodeInfo,
 )
-
-
-def _cpp_type(kind: type[Any]) -> str:
-    """The C++ spelling of a field's type."""
-    if issubclass(kind, ctypes.Array):
-        element: Any = kind._type_
-        return f"{_cpp_type(element)}[{kind._length_}]"
-    return _SCALARS[kind] if kind in _SCALARS else kind.CPP_NAME
-
-
-def _constant_check(constant: DeviceConstant) -> str:
-    name, value = constant.cpp_name, constant.value
-    return (
-        f"static_assert({name} == {value}, "
-        f'"{name} has another value than the {value} of {_PYTHON}");'
-    )
-
-
-def _enum_checks(enumeration: type[DeviceEnum]) -> Iterator[str]:
-    for member in enumeration:
-        yield (
-            f"static_assert({member.cpp_name} == {member.value}, "
-            f'"{enumeration.__name__}.{member.name} has another value than in {_PYTHON}");'
-        )
-
-
-def _struct_checks(struct: type[DeviceStruct]) -> Iterator[str]:
-    cpp, name = struct.CPP_NAME, struct.__name__
-    for field, kind, *_ in struct._fields_:
-        offset = getattr(struct, field).offset
-        yield (
-            f"static_assert(megakernel_is_same<decltype({cpp}::{field}), {_cpp_type(kind)}>, "
-            f'"{name}.{field} has another type than in {_PYTHON}");'
-        )
-        yield (
-            f"static_assert(MEGAKERNEL_OFFSET({cpp}, {field}) == {offset}, "
-            f'"{name}.{field} has another offset than the {offset} of {_PYTHON}");'
-        )
-    size = ctypes.sizeof(struct)
-    yield (
-        f"static_assert(sizeof({cpp}) == {size}, "
-        f'"{name} has another size than the {size} bytes of {_PYTHON}");'
-    )
-
-
-def _checks(declaration: Declaration) -> Iterator[str]:
-    if isinstance(declaration, DeviceConstant):
-        return iter([_constant_check(declaration)])
-    if issubclass(declaration, DeviceEnum):
-        return _enum_checks(declaration)
-    return _struct_checks(declaration)
-
-
-def declaration_checks(declarations: Sequence[Declaration]) -> str:
-    """C++ text that compiles only if csrc agrees with Python.
-
-    Args:
-        declarations: What to check. The text follows the headers that declare them.
-    """
-    checks = chain.from_iterable(map(_checks, declarations))
-    return "\n".join([_CHECK_DEFINITIONS, *checks, ""])

@@ -45,6 +45,9 @@ def test_old_torch_missing_gpu_and_small_memory_are_reported(
     [
         ((9, 0), None, "no NVRTC", "ok", "cuda:0: kernels are compiled with nvcc"),
         ((9, 0), "no nvcc", None, "ok", "cuda:0: kernels are compiled with NVRTC"),
+        ((9, 0), None, None, "ok", "cuda:0: one launch takes up to 64 streams"),
+        ((8, 9), None, None, "ok", "cuda:0: one launch takes up to 32 streams"),
+        ((8, 0), None, None, "ok", "cuda:0: one launch takes up to 16 streams"),
         ((9, 0), "no nvcc", "no NVRTC", "note", "cannot be compiled: no nvcc, and no NVRTC"),
         ((7, 5), None, None, "note", "need compute capability 8.0, and cuda:0 has 7.5"),
     ],

@@ -6,6 +6,7 @@ from ctypes import c_float, c_int, c_void_p
 
 from torch import Tensor
 
+from megakernel_tts.kernels.declarations import DeviceStruct, declaration_checks
 from megakernel_tts.kernels.decode import (
     ORDINARY,
     DecodeKernels,
@@ -14,7 +15,7 @@ from megakernel_tts.kernels.decode import (
     decode_program,
 )
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import DECODE_DECLARATIONS, DeviceStruct, declaration_checks
+from megakernel_tts.kernels.structs import DECODE_DECLARATIONS
 from megakernel_tts.model.config import ModelConfig
 from tests.emulator.build import load_library
 
@@ -33,18 +34,23 @@ class EmulatedModule:
     """
 
     def __init__(
-        self, config: ModelConfig, variant: DecodeVariant = ORDINARY, *options: str
+        self,
+        config: ModelConfig,
+        variant: DecodeVariant = ORDINARY,
+        *options: str,
+        num_streams: int = 0,
     ) -> None:
         """Compiles the kernels.
 
         Args:
             config: The model's numbers.
             variant: The build.
+            num_streams: Streams of the wide kernel; 0 for the kernels of few streams.
             options: For the compiler, in addition to those of every emulator.
         """
         self.late = self.schedule_seed = 0
         self.launched: list[str] = []
-        program = decode_program(config, variant)
+        program = decode_program(config, variant, num_streams)
         macros = [f"-D{name}={value}" for name, value in program.definitions]
         self._library = load_library(
             "emulate.cc", *macros, *options, checks=declaration_checks(DECODE_DECLARATIONS)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
+from megakernel_tts.kernels.declarations import declaration_checks
 from megakernel_tts.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.structs import declaration_checks
 from tests.emulator.build import load_library
 
 

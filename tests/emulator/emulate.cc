@@ -17,7 +17,7 @@ static void emulate(const Params& p, int num_blocks, int late, Body body) {
 #define MEGAKERNEL_EMULATE_KERNEL(name, run, MaxColumns)                           \
   extern "C" void name(const Params* p, int num_blocks, int late) {                \
     emulate<MaxColumns>(*p, num_blocks, late,                                      \
-                        [](const Params& p, auto& s) { run<KernelModel>(p, s); }); \
+                        [](const Params& p, auto& s) { run<KernelModel, MaxColumns>(p, s); }); \
   }
 MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_EMULATE_KERNEL)
 

@@ -24,7 +24,7 @@ import torch
 from megakernel_tts.kernels import build
 from megakernel_tts.kernels.module import LaunchConfig
 from megakernel_tts.kernels.operator_module import OperatorModule
-from megakernel_tts.kernels.structs import DeviceStruct
+from megakernel_tts.kernels.declarations import DeviceStruct
 
 class Facts(DeviceStruct):
     _fields_ = [("value", ctypes.c_uint8 * {size})]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megakernel_tts.kernels import build
+from megakernel_tts.kernels.wide import compiled_widths
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +18,7 @@ _SOURCES = Path(__file__).parents[1] / "sanitizer"
 _FOUND = re.compile(r"SUMMARY: (\d+) (?:error|hazard)")
 _NUM_BARRIERS = 512  # mbarriers that racecheck tracks; with fewer than exist, it stops
 
-Check = Callable[[str, str, str], tuple[int, str]]
+Check = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,11 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
         pytest.skip("no compute-sanitizer")
     folder = tmp_path_factory.mktemp("sanitizer")
 
-    def run(tool: str, name: str, job: str) -> tuple[int, str]:
-        program = folder / name
+    def run(tool: str, name: str, job: str, *macros: str) -> tuple[int, str]:
+        program = folder / "".join((name, *macros))
         if not program.exists():
             command = build.nvcc(build.architecture_of(torch.device("cuda")))
-            subprocess.run([*command, "-o", program, _SOURCES / f"{name}.cu"], check=True)
+            subprocess.run([*command, *macros, "-o", program, _SOURCES / f"{name}.cu"], check=True)
         command = ["compute-sanitizer", "--tool", tool, "--num-cuda-barriers", str(_NUM_BARRIERS)]
         result = subprocess.run([*command, program, job], capture_output=True, text=True)
         output = result.stdout + result.stderr
@@ -46,6 +47,13 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Check:
 @pytest.mark.parametrize("launch", ["one", "several", "prompts"])
 def test_kernels_have_no_findings(check: Check, tool: str, launch: str) -> None:
     found, output = check(tool, "launches", launch)
+    assert found == 0, output
+
+
+@pytest.mark.parametrize("tool", ["racecheck", "memcheck", "synccheck"])
+def test_the_widest_kernel_has_no_findings(check: Check, tool: str) -> None:
+    width = compiled_widths(build.architecture_of(torch.device("cuda")))[-1]
+    found, output = check(tool, "launches", "several", f"-DMEGAKERNEL_WIDE_STREAMS={width}")
     assert found == 0, output
 
 

@@ -11,7 +11,10 @@ SECTIONS = ("static asserts", "shared memory", "warp roles", "body")
 # Files of the folders of kernels that hold neither a kernel nor a phase.
 SUPPORT_FILES = {
     *(f"decode/{name}.cuh" for name in ("activations", "bf16_split", "block_context", "kernels")),
-    *(f"decode/{name}.cuh" for name in ("phase_context", "rope", "shared_memory")),
+    *(
+        f"decode/{name}.cuh"
+        for name in ("phase_context", "rope", "shared_memory", "stream_context")
+    ),
     *(f"codec/{name}.cuh" for name in ("activations", "epilogue", "kernels", "params")),
     *(f"align/{name}.cuh" for name in ("edge", "kernels", "lattice", "params", "scores")),
 }

@@ -14,19 +14,21 @@ from megakernel_tts.kernels import align_structs, codec_structs, structs
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
-from megakernel_tts.kernels.program import CSRC
-from megakernel_tts.kernels.structs import (
-    DECODE_DECLARATIONS,
-    MIN_FRAMES,
+from megakernel_tts.kernels.declarations import (
     Declaration,
     DeviceConstant,
     DeviceEnum,
     DeviceStruct,
+    declaration_checks,
+    pointer,
+)
+from megakernel_tts.kernels.program import CSRC
+from megakernel_tts.kernels.structs import (
+    DECODE_DECLARATIONS,
+    MIN_FRAMES,
     Params,
     SamplingParams,
     StreamParams,
-    declaration_checks,
-    pointer,
 )
 from tests.emulator.build import FOLDER
 
@@ -156,4 +158,5 @@ def test_every_struct_has_one_declaration() -> None:
         text = file.read_text(encoding="utf-8")
         packs = "struct.Struct(" in text and not file.is_relative_to(server)
         declares = "ctypes.Structure)" in text or packs
-        assert not declares or file.name.endswith("structs.py"), file
+        declaring = file.name.endswith("structs.py") or file.name == "declarations.py"
+        assert not declares or declaring, file

@@ -1,5 +1,6 @@
 // Launches each kernel of a small model under compute-sanitizer: one stream, several streams, and
-// prefill batches of every size. Prints nothing unless a launch fails.
+// prefill batches of every size. With MEGAKERNEL_WIDE_STREAMS it has the wide kernel only, for the
+// launch `several`. Prints nothing unless a launch fails.
 #define MEGAKERNEL_MODEL ModelTinyWide  // its talker is wider, so there is an input projection
 #include "../../bench/random_params.cuh"
 
@@ -13,8 +14,7 @@ constexpr int kResident = kPrompt + 1;  // the first layer's keys and values sta
 constexpr uint64_t kTimeoutNs = 60'000'000'000;  // the tools are slow
 
 static void launch_generate(Params& p, int num_streams) {
-  p.num_streams = num_streams;
-  for (int c = 0; c < num_streams; ++c) p.streams[c] = stream_at(c, kPrompt, kPositions);
+  set_streams(p, num_streams, kPrompt, kPositions);
   launch_kernel(generate_kernel(num_streams), p, kBlocks);
   finish_launches(p);
   for (int c = 0; c < num_streams; ++c) {
@@ -25,6 +25,7 @@ static void launch_generate(Params& p, int num_streams) {
   }
 }
 
+#ifndef MEGAKERNEL_WIDE_STREAMS
 // Batches of every size; the second and the fourth continue the slot of the one before.
 static void launch_prefill_batches(Params& p) {
   const int counts[] = {kMaxPrefillColumns, kMaxStreams, 2, 1};
@@ -38,17 +39,20 @@ static void launch_prefill_batches(Params& p) {
   p.prefill_batches = device_copy(batches);
   launch_prefill(p, batches, kBlocks, [&] { finish_launches(p); });
 }
+#endif
 
 int main(int num_arguments, char** arguments) {
   Params p = random_params<M>(
       {kLayers, kLayers, kMaxStreams, kPositions, kFrames, kBlocks, kResident, kTimeoutNs});
   const char* launch = num_arguments == 2 ? arguments[1] : "";
-  if (strcmp(launch, "one") == 0) {
-    launch_generate(p, 1);
-  } else if (strcmp(launch, "several") == 0) {
+  if (strcmp(launch, "several") == 0) {
     launch_generate(p, kMaxStreams);
+#ifndef MEGAKERNEL_WIDE_STREAMS
+  } else if (strcmp(launch, "one") == 0) {
+    launch_generate(p, 1);
   } else if (strcmp(launch, "prompts") == 0) {
     launch_prefill_batches(p);
+#endif
   } else {
     fprintf(stderr, "Name a launch: one, several or prompts.\n");
     return 1;

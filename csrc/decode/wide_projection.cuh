@@ -1,0 +1,242 @@
+// A projection y = W a of a wide kernel, with up to 64 columns. Every sum has the order of
+// projection.cuh, so a column's results are the same bits.
+//
+//   y[r, c] = sum_w sum_{k in tiles of warp w} W[r, k] a[k, c]
+//
+// Activations are exchanged as bf16 pairs in operand order. A warp polls its tiles of all columns
+// directly into registers and multiplies them by all row groups: neither weights nor activations
+// are read twice. The 16 rows of the matrix instruction are two row groups.
+#pragma once
+
+#include "phase_context.cuh"
+
+namespace megakernel {
+
+// --- static asserts ---
+
+static_assert(kWideStreams % 8 == 0, "a tile of the matrix instruction has eight columns");
+static_assert(kRowGroupSize == 8, "the matrix instruction has two row groups in 16 rows");
+static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of the tile");
+
+constexpr int kQueryColumns = 2;  // columns of the fragments that hold queries of short contexts
+
+// --- shared memory ---
+
+// Partial sums of the warps, [row groups, warps, tiles of columns, rows, columns of the tile].
+template <int MaxColumns>
+struct alignas(16) WideSums {
+  static constexpr int num_tiles = MaxColumns / 8;
+  static constexpr int kTileSize = kRowGroupSize * 8;
+  static constexpr int kWarpSize = num_tiles * kTileSize;
+  float sums[kMaxRowGroups][kNumWarps][num_tiles][kRowGroupSize][8];
+  float scales[MaxColumns];  // of the input: 1 / rms of each column
+  float squares[kNumWarps];  // sums of squares of a column
+  int timed_out;
+};
+
+// What a compute thread passes from phase to phase.
+template <int MaxColumns>
+struct ResidualRows;
+template <class R, int MaxColumns>
+struct WidePhaseContext {
+  static constexpr int max_columns = MaxColumns;
+  static constexpr int query_columns = kQueryColumns;
+  static constexpr int num_tiles = MaxColumns / 8;
+  const Params& p;
+  WideSums<MaxColumns>& sums;
+  ActivationFragments<kQueryColumns> (&fragments)[kNumSplits];
+  AttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
+  ShortAttentionSharedMemory* short_attention;   // [warps]
+  ResidualRows<MaxColumns>& residual;
+  PinnedAddress<R> ring;
+  PhaseTimer timer;
+  const RowGroupRange* row_groups = nullptr;        // this thread block's, by phase
+  typename R::Cursor cursor = {};                   // the next stage of the ring
+  EpochTags epoch_tags = {};                        // of the layer's exchange buffers
+  int num_pass_columns = 0, log2_pass_columns = 0;  // the latter rounded up
+
+  // Set to 1 by a wait that times out. It is set before the first barrier of a projection or after
+  // the second, and read between them, so that all threads read the same.
+  DEVICE int& timed_out() { return sums.timed_out; }
+  // Called by all compute threads, which then synchronise.
+  DEVICE void reset_timeouts() {
+    if (thread_idx() == 0) sums.timed_out = 0;
+  }
+};
+
+// --- warp roles ---
+
+// Compute warp w has tiles w, w + 8, .. of K. It polls its activations of a ring stage's steps,
+// multiplies them by the row groups of the stage, and adds to its partial sums. After a block
+// barrier, all warps add up the warps' partial sums, in the order of the warps.
+
+// The exchanged input of a projection.
+struct WideInput {
+  const uint32_t* values;  // operand layout, [columns, k]
+  uint32_t tag;
+  Phase source;  // the phase that writes it
+};
+
+template <class R>
+struct WideProgress {
+  typename R::Cursor cursor;
+  PhaseTimer timer;
+};
+
+// Waits until the stage at `cursor` is full; returns the lane's weights [steps] of it.
+template <class R>
+DEVICE void load_stage(const R& ring, typename R::Cursor cursor, SpinTimeout timeout,
+                       uint4 (&weights)[R::stage_steps]) {
+  while (!warp_all(mbarrier_try_wait(ring.full[cursor.stage], cursor.parity))) {
+    if (!warp_all(timeout.keep_waiting())) break;
+  }
+#pragma unroll
+  for (int s = 0; s < R::stage_steps; ++s) weights[s] = ring.stages[cursor.stage][s][thread_idx()];
+}
+
+// Polls the input [columns, k] and multiplies it by `num_row_groups` row groups, from the ring's
+// cursor on. Writes the partial sums. Returns the next cursor.
+template <int MaxColumns, class R>
+DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, WideInput input,
+                                                  int k, int num_columns, int num_row_groups,
+                                                  PinnedAddress<R> ring, typename R::Cursor cursor,
+                                                  WideSums<MaxColumns>& sums, PhaseTimer timer) {
+  constexpr int kSteps = R::stage_steps, kNumTiles = MaxColumns / 8,
+                kNumVectors = kSteps * kNumTiles;
+  constexpr int kTileValues = 32 * 4,
+                kStepValues = kNumWarps * kNumTiles * kTileValues;  // in the input
+  num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
+  const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
+  const uint32_t* from = input.values + (warp * kNumTiles * 32 + lane_idx()) * 4;
+  float2* const first_sum =
+      reinterpret_cast<float2*>(&sums.sums[0][warp][0][lane_idx() / 4][2 * (lane_idx() % 4)]);
+#pragma unroll 1
+  for (int step = 0; step < num_steps; step += kSteps, from += kSteps * kStepValues) {
+    uint4 a[kNumVectors] = {};
+    uint32_t missing = 0;
+#pragma unroll
+    for (int i = 0; i < kNumVectors; ++i) {
+      const bool in_pass = i % kNumTiles * 8 + lane_idx() / 4 < num_columns;
+      const bool in_width = (step + i / kNumTiles) * kStepK + warp * kTileK < k;
+      missing |= static_cast<uint32_t>(in_pass && in_width) << i;
+    }
+    wait_for_vectors<PairValues>(
+        a, missing,
+        [&](int i) { return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues; },
+        [&](int) { return input.tag; }, SpinTimeout(p, input.source, sums.timed_out));
+#pragma unroll
+    for (int i = 0; i < kNumVectors; ++i) a[i] = untag_pairs(a[i]);
+    timer.lap(phase, kWait);
+#pragma unroll 1
+    for (int row_group = 0; row_group < num_row_groups; row_group += 2) {
+      const bool has_second = row_group + 1 < num_row_groups;
+      const SpinTimeout timeout(p, phase, sums.timed_out);
+      const typename R::Cursor first = cursor;
+      uint4 w[2][kSteps];
+      load_stage(*ring, first, timeout, w[0]);
+      cursor.advance();
+      if (has_second) {
+        load_stage(*ring, cursor, timeout, w[1]);
+      } else {
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) w[1][s] = w[0][s];
+      }
+      float2* sum = first_sum + row_group * (kNumWarps * WideSums<MaxColumns>::kWarpSize / 2);
+      constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+#pragma unroll
+      for (int t = 0; t < kNumTiles; ++t) {
+        if (8 * t >= num_columns) break;
+        float low[2][4] = {}, high[2][4] = {};
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const uint4 b = a[s * kNumTiles + t];
+          mma_m16n8k16(low[s % 2], {w[0][s].x, w[1][s].x, w[0][s].z, w[1][s].z}, {b.x, b.y});
+          mma_m16n8k16(high[s % 2], {w[0][s].y, w[1][s].y, w[0][s].w, w[1][s].w}, {b.z, b.w});
+        }
+        float2* at = sum + t * (WideSums<MaxColumns>::kTileSize / 2);
+#pragma unroll
+        for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
+          if (i == 1 && !has_second) break;
+          float2 total = step > 0 ? *at : float2{0, 0};
+          total.x += low[0][2 * i] + low[1][2 * i] + (high[0][2 * i] + high[1][2 * i]);
+          total.y +=
+              low[0][2 * i + 1] + low[1][2 * i + 1] + (high[0][2 * i + 1] + high[1][2 * i + 1]);
+          *at = total;
+        }
+      }
+      // After the products, which depend on all loads of the stages.
+      mbarrier_arrive(ring->empty[first.stage]);
+      if (has_second) {
+        mbarrier_arrive(ring->empty[cursor.stage]);
+        cursor.advance();
+      }
+    }
+    timer.lap(phase, kMultiply);
+  }
+  return {cursor, timer};
+}
+
+// --- body ---
+
+// One element of the result y.
+struct WideResult {
+  int k, row_group, row, column;  // `k` is the row of the matrix, `row` that of the row group
+};
+
+// The i-th result of `count` row groups from `first` on, each of 2^log2_columns columns.
+DEVICE WideResult wide_result_of(int i, int first, int count, int log2_columns) {
+  const int row = i % kRowGroupSize, column = i / kRowGroupSize & ((1 << log2_columns) - 1);
+  const int row_group = first + min(i / kRowGroupSize >> log2_columns, count - 1);
+  return {row_group * kRowGroupSize + row, row_group, row, column};
+}
+
+// Computes this thread block's rows of y [rows, columns].
+//   wait() waits for what `store` needs, once; all threads call it, before a block barrier;
+//   preload(result) returns an operand of `store`;
+//   store(result, sum, operand, valid) receives y[r, c]; all lanes call it, some without a valid
+//   sum.
+// Returns false after a timeout.
+template <class Shape, class Context, class Wait, class Preload, class Store>
+DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wait, Preload preload,
+                         Store store) {
+  using Sums = WideSums<Context::max_columns>;
+  const RowGroupRange row_groups = context.row_groups[phase];
+  const int num_row_groups = warp_uniform(row_groups.count);
+  if (num_row_groups == 0) wait();
+#pragma unroll 1
+  for (int done = 0; done < num_row_groups; done += kMaxRowGroups) {
+    const int count = min(kMaxRowGroups, num_row_groups - done), first = row_groups.first + done;
+    const auto progress =
+        load_and_multiply<Context::max_columns>(context.p, phase, input, Shape::k,
+                                                context.num_pass_columns, count, context.ring,
+                                                context.cursor, context.sums, context.timer);
+    context.cursor = progress.cursor, context.timer = progress.timer;
+    const int num_columns = context.num_pass_columns, log2_columns = context.log2_pass_columns;
+    const int num_results = count * kRowGroupSize << log2_columns;
+    int i = thread_idx();
+    WideResult r = wide_result_of(i, first, count, log2_columns);
+    auto operand = preload(r);
+    if (done == 0) wait();
+    sync_compute_threads();
+    const bool ok = context.sums.timed_out == 0;
+#pragma unroll 1
+    for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {
+      const float* partial = &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] +
+                             r.column % 8;
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kNumWarps; ++w) sum += partial[w * Sums::kWarpSize];
+      store(r, sum, operand, ok && i < num_results && r.column < num_columns);
+      i += kNumThreads;
+      if (whole + kNumThreads >= num_results) break;
+      r = wide_result_of(i, first, count, log2_columns);
+      operand = preload(r);
+    }
+    sync_compute_threads();  // the next products overwrite the partial sums
+    if (!warp_all(ok)) return false;
+    context.timer.lap(phase, kRest);
+  }
+  return true;
+}
+
+}  // namespace megakernel

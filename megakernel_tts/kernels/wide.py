@@ -1,0 +1,111 @@
+"""Wide decode kernels: each generates frames of up to so many streams in one launch."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from megakernel_tts.kernels.module import KernelModule, LaunchConfig
+from megakernel_tts.kernels.structs import (
+    EXCHANGE_BUFFERS,
+    WIDE_BUFFERS,
+    DecodeInfo,
+    Params,
+    WorkspaceOffsets,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIDTHS = (16, 32, 64)  # streams of the wide kernels
+# Architecture -> streams of the widest kernel for which registers and shared memory suffice.
+_MAX_WIDTHS = {"80": 16, "86": 32, "89": 32, "90a": 64, "100a": 64, "120a": 32}
+_VALUE_BYTES = 4  # of a value of the workspace
+_SINGLE_BUFFERS = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
+
+
+def compiled_widths(architecture: str) -> tuple[int, ...]:
+    """The wide kernels that exist for an architecture.
+
+    Args:
+        architecture: As nvcc names it, such as `90a`.
+    """
+    widest = _MAX_WIDTHS.get(architecture, WIDTHS[0])
+    return tuple(width for width in WIDTHS if width <= widest)
+
+
+def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> tuple[int, ...]:
+    """The wide kernels that launches of up to so many streams use.
+
+    Args:
+        architecture: As nvcc names it.
+        num_streams: Streams of a launch at most.
+        narrow_streams: Streams of the kernels for few streams.
+    """
+    limits = (narrow_streams, *compiled_widths(architecture))
+    return tuple(width for less, width in pairwise(limits) if less < num_streams)
+
+
+def write_addresses(params: Params, begin: int, offsets: WorkspaceOffsets) -> None:
+    """Writes the addresses of a workspace's buffers.
+
+    Args:
+        params: Where they go.
+        begin: Address of the workspace.
+        offsets: Where its buffers begin.
+    """
+
+    def address(offset: int) -> int:
+        return begin + _VALUE_BYTES * offset
+
+    for name in _SINGLE_BUFFERS:
+        setattr(params, name, address(getattr(offsets, name)))
+    for network in ("talker", "predictor"):
+        exchange = getattr(params, network).exchange
+        for name in EXCHANGE_BUFFERS:
+            setattr(exchange, name, address(getattr(getattr(offsets, network), name)))
+        wide, wide_offsets = getattr(params, f"wide_{network}"), getattr(offsets, f"wide_{network}")
+        for name in WIDE_BUFFERS:
+            setattr(wide, name, address(getattr(wide_offsets, name)))
+
+
+class WideKernel:
+    """Launches the wide kernel of one model for up to so many streams.
+
+    Attributes:
+        info: Facts about the build; `max_streams` is the number of streams.
+    """
+
+    def __init__(self, module: KernelModule, num_blocks: int) -> None:
+        """Reads the build's facts.
+
+        Args:
+            module: The compiled kernel.
+            num_blocks: Thread blocks of a launch.
+        """
+        self._module = module
+        self.info = module.read("decode_info", DecodeInfo)
+        self._config = LaunchConfig(
+            num_blocks, self.info.num_threads, self.info.shared_bytes_streams, cooperative=True
+        )
+
+    def generate(
+        self, params: Params, streams: int, workspace: "Tensor", writes: Sequence["Tensor"]
+    ) -> None:
+        """Launches the generation of frames; does not wait.
+
+        Args:
+            params: The argument; `num_streams` and `max_frames` say what to generate.
+            streams: Address of the `StreamParams` [streams] on the GPU.
+            workspace: int32, at least `info.workspace.num_values`, on the GPU.
+            writes: Other tensors that the kernel writes.
+        """
+        own = Params.from_buffer_copy(params)
+        write_addresses(own, workspace.data_ptr(), self.info.workspace)
+        own.wide_streams = streams
+        self._module.launch(
+            "generate_wide",
+            own,
+            self._config,
+            writes=writes,
+            set_bits=workspace[: self.info.workspace.num_values],
+        )

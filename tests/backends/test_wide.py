@@ -1,0 +1,247 @@
+"""One launch for more than eight streams: every stream has the bits of launches of few streams."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_tts import Sampling
+from megakernel_tts.backends import megakernel
+from megakernel_tts.backends.megakernel import Megakernel
+from megakernel_tts.backends.protocol import PrefillRequest
+from megakernel_tts.errors import DeviceError
+from megakernel_tts.kernels.wide import compiled_widths, needed_widths
+from megakernel_tts.loader import LoadedModel, load_checkpoint
+from megakernel_tts.model import random_checkpoint
+from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
+from megakernel_tts.model.random_released import write_released_checkpoint
+from tests.comparison import SIZES, Comparison
+from tests.emulator import EmulatedModule, emulated_kernels
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
+
+_NUM_BLOCKS = 6  # the least that hold the rows of the residual
+_MAX_POSITIONS = 544
+_SPAN_EDGES = (127, 128, 129, 255, 256, 257, 511, 512, 513)  # a span has 128 positions
+Codes = list[list[int]]
+MakeRig = Callable[[Size, int], "_Rig"]
+
+
+class _Rig:
+    """A kernel for few streams and one for up to `width`, on emulated instructions."""
+
+    def __init__(self, loaded: LoadedModel, width: int) -> None:
+        self.narrow_module = EmulatedModule(loaded.config)
+        narrow = Comparison(loaded, self.narrow_module, _NUM_BLOCKS)
+        kernels = emulated_kernels(self.narrow_module, _NUM_BLOCKS)
+        self.module = EmulatedModule(loaded.config, num_streams=width)
+        kernels.add_wide(self.module, loaded.config)
+        self.text = narrow.text
+        self.prompt = narrow.prompt
+        self.narrow, self.wide = (
+            Megakernel(
+                narrow.half.model,
+                narrow.config,
+                narrow.pad,
+                num_slots=width,
+                max_positions=_MAX_POSITIONS,
+                kernels=one,
+            )
+            for one in (narrow._kernels, kernels)
+        )
+
+    def begin(self, kernel: Megakernel, slots: Sequence[int]) -> None:
+        """Starts streams with prompts of two and three positions."""
+        kernel.prefill(
+            [
+                PrefillRequest(slot, self.prompt[: 2 + slot % 2], Sampling(seed=slot))
+                for slot in slots
+            ]
+        )
+        for slot in slots:
+            kernel.feed(slot, self.text, True)
+
+    def continue_at(self, kernel: Megakernel, slots: Sequence[int]) -> None:
+        """Starts streams, and moves them to positions at the edges of attention spans."""
+        self.begin(kernel, slots)
+        _step(kernel, slots)
+        generator = torch.Generator().manual_seed(0)
+        for cache in (kernel._buffers.keys, kernel._buffers.values):
+            cache.copy_(torch.randn(cache.shape, generator=generator))
+        for slot in slots:
+            kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
+
+
+def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
+    frames = kernel.step(slots, num_frames)
+    return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
+
+
+def _caches(kernel: Megakernel) -> list[Tensor]:
+    """Bits of the talker's keys and values, and the prompts' hidden states."""
+    buffers = kernel._buffers
+    return [buffers.keys.view(torch.int16), buffers.values.view(torch.int16), buffers.prompt_hidden]
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
+    """Makes rigs of models with a single layer: the emulator is slow."""
+    small = random_checkpoint._stack
+    monkeypatch.setattr(random_checkpoint, "_stack", lambda hidden, _: small(hidden, 1))
+    engines = []
+
+    def make(size: Size, width: int) -> _Rig:
+        write_checkpoint(tmp_path / size, "custom_voice", size)
+        loaded = load_checkpoint(tmp_path / size, torch.device("cpu"), torch.float32, 4)
+        engines.append(loaded.engine)
+        return _Rig(loaded, width)
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_streams_that_join_and_leave_have_their_own_codes(make_rig: MakeRig, size: Size) -> None:
+    """A launch mixes first frames, later frames, and slots in another order."""
+    rig = make_rig(size, 16)
+    rig.begin(rig.wide, range(10))
+    wide = [_step(rig.wide, range(9))]
+    wide += [_step(rig.wide, [9, 7, 0, 5, 1, 2, 3, 4, 8])]
+    assert rig.module.launched == ["generate_wide"] * 2
+    rig.begin(rig.narrow, range(10))
+    narrow = [_step(rig.narrow, range(9)), _step(rig.narrow, [0, 1, 2, 3, 4, 5, 7, 8, 9])]
+    assert wide == narrow
+    for ours, theirs in zip(_caches(rig.wide), _caches(rig.narrow), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeRig) -> None:
+    rig = make_rig("0b6", 64)
+    few = [0, 8, 31, 32]
+    rig.begin(rig.narrow, few)
+    expected = _step(rig.narrow, few)
+    rig.begin(rig.wide, range(33))
+    codes = _step(rig.wide, range(33))
+    assert rig.module.launched == ["generate_wide"]
+    assert {slot: codes[slot] for slot in few} == expected
+    for ours, theirs in zip(_caches(rig.wide)[:2], _caches(rig.narrow)[:2], strict=True):
+        assert torch.equal(ours[:, few], theirs[:, few])
+
+
+@pytest.mark.parametrize(("count", "width"), [(9, 16)])
+def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
+    make_rig: MakeRig, count: int, width: int
+) -> None:
+    rig, slots = make_rig("0b6", width), range(count)
+    codes = []
+    for kernel in (rig.wide, rig.narrow):
+        rig.continue_at(kernel, slots)
+        codes.append(_step(kernel, slots))
+    assert codes[0] == codes[1]
+    for ours, theirs in zip(_caches(rig.wide), _caches(rig.narrow), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: MakeRig) -> None:
+    """Shared memory of the kernel for eight columns of prompts has no room for 64 streams."""
+    rig = make_rig("0b6", 16)
+    kernel, states = rig.narrow, []
+    for num_streams in (1, 64):
+        kernel._buffers.params.num_streams = num_streams  # of the launch before
+        kernel.prefill([PrefillRequest(0, rig.prompt[:8], Sampling(seed=0))])
+        states.append([cache.clone() for cache in _caches(kernel)])
+    assert rig.narrow_module.launched == ["prefill_medium"] * 2
+    assert all(map(torch.equal, *states))
+
+
+def test_schedules_change_neither_codes_nor_epochs(make_rig: MakeRig) -> None:
+    rig = make_rig("1b7", 16)
+    codes = []
+    for rig.module.schedule_seed, rig.module.late in ((0, 0), (1, 0), (0, 2000)):
+        rig.begin(rig.wide, range(9))
+        codes.append(_step(rig.wide, range(9)))
+        for slot in range(9):
+            rig.wide.release(slot)
+    assert codes[1:] == codes[:1] * 2
+    assert rig.module.epoch_violations() == 0
+
+
+def test_a_wait_that_times_out_ends_the_launch(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig("0b6", 16)
+    rig.begin(rig.wide, range(9))
+    with monkeypatch.context() as patched:
+        patched.setattr(megakernel, "_TIMEOUT_NS", 0)
+        with pytest.raises(DeviceError, match=r"thread block \d+ waited"):
+            rig.wide.step(range(9), 1)
+    rig.begin(rig.wide, range(9))
+    assert all(len(codes) == 1 for codes in _step(rig.wide, range(9)).values())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_streams", "widths"),
+    [
+        ("90a", 8, ()),
+        ("90a", 9, (16,)),
+        ("90a", 16, (16,)),
+        ("90a", 33, (16, 32, 64)),
+        ("90a", 200, (16, 32, 64)),
+        ("86", 200, (16, 32)),
+        ("80", 200, (16,)),
+        ("75", 200, (16,)),
+    ],
+)
+def test_the_kernels_that_the_slots_need_are_loaded(
+    architecture: str, num_streams: int, widths: tuple[int, ...]
+) -> None:
+    assert needed_widths(architecture, num_streams, 8) == widths
+    assert {*widths} <= {*compiled_widths(architecture)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "hidden"), [("0.6B", 1024), ("1.7B", 2048)])
+def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
+    tmp_path: Path, size: str, hidden: int
+) -> None:
+    cuda, num_slots, num_frames = torch.device("cuda"), 64, 8
+    write_released_checkpoint(tmp_path, size, cuda)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randn(5 + i % 7, hidden, generator=generator).bfloat16() for i in range(64)]
+    with closing(load_checkpoint(tmp_path, cuda, torch.bfloat16, num_slots).engine) as engine:
+        kernel = engine.backend
+        assert isinstance(kernel, Megakernel)
+
+        def begin(slots: Sequence[int]) -> None:
+            kernel.prefill(
+                [PrefillRequest(slot, prompts[slot], Sampling(seed=slot)) for slot in slots]
+            )
+            for slot in slots:
+                kernel.feed(slot, prompts[slot], True)
+
+        def generate(slots: Sequence[int]) -> dict[int, Codes]:
+            begin(slots)
+            codes = _step(kernel, slots, num_frames)
+            for slot in slots:
+                kernel.release(slot)
+            return codes
+
+        solo = {slot: codes for slot in range(64) for codes in generate([slot]).values()}
+        for count in (2, 8, 9, 16, 33, 64):
+            slots = range(64 - count, 64)
+            for _ in range(3):
+                assert generate(slots) == {slot: solo[slot] for slot in slots}
+        assert generate([0]) == {0: solo[0]}  # a prefill of few columns behind a launch of 64
+        begin(range(64))
+        made: dict[int, Codes] = {slot: [] for slot in range(64)}
+        for step in range(12):  # groups of eight streams join and leave one after another
+            active = [s for s in range(64) if s // 8 <= step < s // 8 + 4]
+            for slot, codes in _step(kernel, active, 2).items():
+                made[slot] += codes
+        for slot, codes in made.items():
+            assert codes == solo[slot][: len(codes)]
