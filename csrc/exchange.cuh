@@ -30,13 +30,13 @@
 //  6. By 4 and 5 a reader of U(n) finds a value of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
 //  7. Wide kernels. All columns have the same tag. mlp_normed and attention_normed are written with
-//     the rows of the residual, and take the residual's place as input of qkv, gate_up and head. One
-//     thread block per column reads the residual and writes the column's scale, before it computes
-//     rows of the next phase; all thread blocks have read the scales of all columns before they store
-//     results of that phase, with or without rows of it. So 2 to 4 hold for residual and scales. The
-//     last use of mlp_normed in the predictor's pass 0 has no reader; a reader of the next use finds it
-//     or the use before, which has the third tag. predictor_input is read by all thread blocks with
-//     rows of the input projection, which store these rows afterwards.
+//     the rows of the residual, and take the residual's place as input of qkv, gate_up and head.
+//     One thread block per column reads the residual and writes the column's scale, before it
+//     computes rows of the next phase; all thread blocks have read the scales of all columns before
+//     they store results of that phase, with or without rows of it. So 2 to 4 hold for residual and
+//     scales. The last use of mlp_normed in the predictor's pass 0 has no reader; a reader of the
+//     next use finds it or the use before, which has the third tag. predictor_input is read by all
+//     thread blocks with rows of the input projection, which store these rows afterwards.
 //  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
 //  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block
@@ -66,9 +66,7 @@ static_assert(kNumTags < kTagMask + 1, "one tag must be left for values that wer
 class EpochTags {
  public:
   // The tag of a column.
-  DEVICE uint32_t of(int column) const {
-    return kIsWide ? tags_ : tags_ >> 2 * column & kTagMask;
-  }
+  DEVICE uint32_t of(int column) const { return kIsWide ? tags_ : tags_ >> 2 * column & kTagMask; }
 
   // The tags of the columns from `column` on.
   DEVICE EpochTags from(int column) const {
@@ -163,8 +161,8 @@ struct ExchangeLayout {
 };
 
 // Positions of bf16 values [columns, Width] in pairs, in the operand order of the matrix
-// instruction: [steps, warps, tiles of 8 columns, 8 columns, 16 pairs]. A warp reads 512 consecutive
-// bytes at a time.
+// instruction: [steps, warps, tiles of 8 columns, 8 columns, 16 pairs]. A warp reads 512
+// consecutive bytes at a time.
 template <int MaxColumns>
 struct OperandLayout {
   static constexpr int num_tiles = MaxColumns / 8;

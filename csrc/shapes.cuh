@@ -40,9 +40,7 @@ constexpr bool kIsWide = kWideStreams > 0;
 static_assert(!kIsWide || kNumSplits == 1, "the precise build has no wide kernel");
 // Streams of one launch. Each occupies one column of the matrix instruction per split.
 constexpr int kMaxStreams = kIsWide ? kWideStreams : (kSmallSharedMemory ? 4 : 8) / kNumSplits;
-constexpr int kMaxPrefillColumns = kIsWide              ? 0
-                                   : kSmallSharedMemory ? kMaxStreams
-                                                        : 2 * kMaxStreams;
+constexpr int kMaxPrefillColumns = kIsWide ? 0 : kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
 constexpr int kBatchColumns = 16;    // columns of a PrefillBatch, used or not
 constexpr int kArgumentStreams = 8;  // streams that the arguments of a launch hold
 // Columns for which an exchange buffer of streams has room.

@@ -80,8 +80,8 @@ constexpr WorkspaceOffsets workspace_offsets() {
   offsets.predictor = exchange_offsets<typename M::Predictor>(M::num_codes, allocator);
   offsets.wide_talker = wide_offsets<typename M::Talker>(allocator);
   offsets.wide_predictor = wide_offsets<typename M::Predictor>(allocator);
-  offsets.predictor_input = allocator.reserve(kIsWide ? num_pairs(M::Talker::hidden_size)
-                                                      : M::Predictor::hidden_size);
+  offsets.predictor_input =
+      allocator.reserve(kIsWide ? num_pairs(M::Talker::hidden_size) : M::Predictor::hidden_size);
   offsets.sampled_codes = allocator.reserve(1);
   offsets.abort_flag = allocator.reserve(1);
   offsets.num_values = allocator.next;

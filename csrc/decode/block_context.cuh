@@ -15,10 +15,7 @@ class BlockContext {
 
   // Initialises the shared memory of the compute warps. Called by all of them.
   DEVICE BlockContext(const Params& p, SharedMemory<M, MaxColumns>& shared)
-      : p_(p),
-        s_(shared.fixed),
-        context_(shared.make_context(p)),
-        ring_(shared.ring) {
+      : p_(p), s_(shared.fixed), context_(shared.make_context(p)), ring_(shared.ring) {
     if (thread_idx() < MaxColumns) s_.num_published[thread_idx()] = 0;
     context_.reset_timeouts();
     if (thread_idx() == 0) {

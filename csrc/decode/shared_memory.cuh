@@ -115,7 +115,7 @@ struct WideSharedMemory {
 };
 
 template <class M, int MaxColumns>
-using SharedMemory = std::conditional_t<kIsWide, WideSharedMemory<M, MaxColumns>,
-                                        NarrowSharedMemory<M, MaxColumns>>;
+using SharedMemory =
+    std::conditional_t<kIsWide, WideSharedMemory<M, MaxColumns>, NarrowSharedMemory<M, MaxColumns>>;
 
 }  // namespace megakernel

@@ -215,8 +215,8 @@ class StreamContext : protected BlockContext<M, MaxColumns> {
     store_host_flag(p_.num_published + c, ++s_.num_published[c]);
     ++s_.streams[c].num_frames;
   }
-  using Base::set_columns;
   using Base::context_, Base::p_, Base::s_;
+  using Base::set_columns;
 
   EpochTags talker_head_tags_, predictor_head_tags_;
 

@@ -16,7 +16,8 @@ static_assert(kWideStreams <= 64, "a mask has one bit per stream");
 
 // --- warp roles ---
 
-// Compute warps: all phases. Copy warp: all weights of a frame in the order of use, as in frame.cuh.
+// Compute warps: all phases. Copy warp: all weights of a frame in the order of use, as in
+// frame.cuh.
 
 // The compute warps' work. Stream c has column c of every pass. Functions that run phases return
 // false after a timeout.
@@ -65,8 +66,8 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
                           WideTags& tags, Finish finish) {
     WideTags copied = tags;
     context_.epoch_tags = layer_tags;
-    const bool ok = run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied,
-                                                         pass_columns(), finish);
+    const bool ok =
+        run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied, pass_columns(), finish);
     layer_tags = context_.epoch_tags, tags = copied;
     return ok;
   }
@@ -131,10 +132,9 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
   template <class S>
   DEVICE void exchange_final_scales(const Network& n, const WideBuffers& buffers,
                                     const WideTags& tags) {
-    exchange_residual_scales<S::hidden_size, MaxColumns>(context_, n.exchange.mlp_residual,
-                                                         tags.residual.of(0), kDown,
-                                                         buffers.mlp_scales, tags.input.of(0),
-                                                         n.eps);
+    exchange_residual_scales<S::hidden_size, MaxColumns>(
+        context_, n.exchange.mlp_residual, tags.residual.of(0), kDown, buffers.mlp_scales,
+        tags.input.of(0), n.eps);
   }
 
   // Waits for the scales of the final norm, which depend on all results of the pass. So this orders

@@ -158,9 +158,9 @@ struct ResidualOperand {
   float x, norm;
 };
 
-// x += W a, for the rows that this thread block owns. Reads a in operand layout [columns, Shape::k].
-// Writes finish(column, k, x) to `residual`, float layout [columns, Shape::rows], and its product
-// with `norm` to `normed`, in operand layout.
+// x += W a, for the rows that this thread block owns. Reads a in operand layout [columns,
+// Shape::k]. Writes finish(column, k, x) to `residual`, float layout [columns, Shape::rows], and
+// its product with `norm` to `normed`, in operand layout.
 template <class Shape, class Context, class Finish>
 DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input, const bf16* norm,
                                  uint32_t* residual, uint32_t residual_tag, uint32_t* normed,

@@ -206,10 +206,9 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
 #pragma unroll 1
   for (int done = 0; done < num_row_groups; done += kMaxRowGroups) {
     const int count = min(kMaxRowGroups, num_row_groups - done), first = row_groups.first + done;
-    const auto progress =
-        load_and_multiply<Context::max_columns>(context.p, phase, input, Shape::k,
-                                                context.num_pass_columns, count, context.ring,
-                                                context.cursor, context.sums, context.timer);
+    const auto progress = load_and_multiply<Context::max_columns>(
+        context.p, phase, input, Shape::k, context.num_pass_columns, count, context.ring,
+        context.cursor, context.sums, context.timer);
     context.cursor = progress.cursor, context.timer = progress.timer;
     const int num_columns = context.num_pass_columns, log2_columns = context.log2_pass_columns;
     const int num_results = count * kRowGroupSize << log2_columns;
@@ -221,8 +220,8 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
     const bool ok = context.sums.timed_out == 0;
 #pragma unroll 1
     for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {
-      const float* partial = &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] +
-                             r.column % 8;
+      const float* partial =
+          &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] + r.column % 8;
       float sum = 0;
 #pragma unroll
       for (int w = 0; w < kNumWarps; ++w) sum += partial[w * Sums::kWarpSize];

@@ -14,9 +14,9 @@ static void emulate(const Params& p, int num_blocks, int late, Body body) {
 }
 
 // Runs a kernel with some thread blocks; block 0 begins after `late` turns of the others.
-#define MEGAKERNEL_EMULATE_KERNEL(name, run, MaxColumns)                           \
-  extern "C" void name(const Params* p, int num_blocks, int late) {                \
-    emulate<MaxColumns>(*p, num_blocks, late,                                      \
+#define MEGAKERNEL_EMULATE_KERNEL(name, run, MaxColumns)                                       \
+  extern "C" void name(const Params* p, int num_blocks, int late) {                            \
+    emulate<MaxColumns>(*p, num_blocks, late,                                                  \
                         [](const Params& p, auto& s) { run<KernelModel, MaxColumns>(p, s); }); \
   }
 MEGAKERNEL_DECODE_KERNELS(MEGAKERNEL_EMULATE_KERNEL)
