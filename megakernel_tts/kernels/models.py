@@ -1,10 +1,12 @@
 """Shapes of known models, to build and check their kernels without a checkpoint."""
 
+from dataclasses import replace
+
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
-from megakernel_tts.kernels.program import Program
-from megakernel_tts.kernels.wide import WIDTHS
+from megakernel_tts.kernels.program import ARCHITECTURES, Program
+from megakernel_tts.kernels.wide import compiled_widths
 
 _RELEASED_PREDICTOR = StackShape(1024, 16, 8, 3072)
 _RELEASED = (  # the 0.6B and the 1.7B
@@ -20,11 +22,19 @@ def released_programs() -> list[Program]:
 
 
 def all_programs() -> list[Program]:
-    """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment."""
-    wide = [
-        program_of_shapes(*shapes, num_streams=width)
-        for shapes in (*_RELEASED, _DEMO)
-        for width in WIDTHS
-    ]
+    """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment.
+
+    Of the wide kernels, each architecture has the widest one, which needs the most registers and
+    shared memory.
+    """
     narrow = [*released_programs(), program_of_shapes(*_DEMO)]
+    widest: dict[int, tuple[str, ...]] = {}  # width -> architectures
+    for architecture in ARCHITECTURES:
+        width = compiled_widths(architecture)[-1]
+        widest[width] = (*widest.get(width, ()), architecture)
+    wide = [
+        replace(program_of_shapes(*shapes, num_streams=width), architectures=architectures)
+        for shapes in (*_RELEASED, _DEMO)
+        for width, architectures in widest.items()
+    ]
     return [*narrow, *wide, codec_program(), align_program()]
