@@ -128,7 +128,9 @@ def test_saved_voice_gives_the_same_speech_as_the_cloned_one(
     clone = ["--clone", str(reference), "--ref-text", "hello", "--save-voice", voice]
     assert main(["say", "Hi", "-o", str(cloned), "--model", model, *clone]) == 0
     assert main(["say", "Hi", "-o", str(loaded), "--model", model, "--voice", voice]) == 0
-    assert cloned.read_bytes() == loaded.read_bytes()
+    samples = [soundfile.read(file, dtype="int16")[0].astype(int) for file in (cloned, loaded)]
+    assert len(samples[0]) == len(samples[1])
+    assert np.abs(samples[0] - samples[1]).max() <= 1  # chunk sizes, which depend on times, round
 
 
 @pytest.mark.parametrize(

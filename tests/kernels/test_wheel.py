@@ -1,4 +1,4 @@
-"""The wheel: three packages, with CUDA sources and files of the web page as package data."""
+"""The wheel: four packages, with CUDA sources and files of the web page as package data."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("megakernel_stt", "megakernel_tts", "pipecat_service")
+PACKAGES = ("megakernel_common", "megakernel_stt", "megakernel_tts", "pipecat_service")
 SUFFIXES = {".cpp", ".cu", ".cuh"}
 
 
@@ -35,7 +35,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_installs_three_typed_packages(names: set[str]) -> None:
+def test_the_wheel_installs_four_typed_packages(names: set[str]) -> None:
     top = {name.split("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
