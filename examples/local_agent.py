@@ -9,8 +9,8 @@
 Without OPENAI_BASE_URL, a script repeats what you say; OPENAI_MODEL selects one of the models of a
 server, its first by default. MEGAKERNEL_TTS_MODEL selects the voice model. MEGAKERNEL_STT_MODEL
 selects the recogniser: a folder, a .nemo file, a hub id, or `whisper`. By default it is a released
-streaming model if it can be downloaded, else a small Whisper of the extra, which hears only English
-and has no interim results.
+streaming model if it can be downloaded, else a small Whisper of the extra, which recognises only
+English and has no interim results.
 """
 
 import gc

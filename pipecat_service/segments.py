@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from megakernel_stt import Token, Transcript
 
-_BEFORE_S = 1.0  # of audio before the VAD hears speech: it hears a soft beginning late
-_AFTER_S = 1.0  # of audio after the VAD hears the end: a model decodes a token after its sound
+_BEFORE_S = 1.0  # of audio before the VAD detects speech: it detects a soft beginning late
+_AFTER_S = 1.0  # of audio after the VAD detects the end: a model decodes a token after its sound
 _REPEATED_S = 0.3  # of audio after a final result, in which the stream may decode its end again
 _ROUNDING_S = 0.001  # a frame may begin where the audio of a final result ends, and is part of it
 
@@ -19,8 +19,8 @@ class SpeechSegments:
     the fork's audio again: its tokens up to that end are dropped, and those shortly after it if
     they repeat the fork's.
 
-    With a voice activity detector, tokens count while it hears speech, and for a second before and
-    after. All times are seconds of audio of the session.
+    With a voice activity detector, tokens count while it reports speech, and for a second before
+    and after. All times are seconds of audio of the session.
     """
 
     def __init__(self, offset_s: float, *, gated: bool) -> None:
@@ -40,7 +40,7 @@ class SpeechSegments:
             self.gate()
 
     def gate(self) -> None:
-        """Has tokens count only while a detector hears speech, which it does not hear yet."""
+        """Makes tokens count only while a detector reports speech, which it does not report yet."""
         self._start_s = math.inf
 
     def begin_speech(self, at_s: float) -> None:

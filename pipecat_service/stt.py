@@ -57,7 +57,7 @@ class MegakernelSTTService(STTService):
     has the whole of the audio so far, `finalized` is set, and the turn ends without waiting. Each
     result has new words only, with their times and confidence in `frame.result`, a `Transcript`.
 
-    Words count while the detector hears speech; noise and speech of a muted user have no result.
+    Words count while the detector reports speech; noise and speech of a muted user have no result.
 
     Services may share one engine, each with a slot of its own while its pipeline runs.
     """

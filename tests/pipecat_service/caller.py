@@ -57,7 +57,7 @@ class LevelVAD(VADAnalyzer):
 
 
 class ScriptedTurns(BaseTurnAnalyzer):
-    """Decides at each end of speech whether the turn is complete, as it was told; else it is."""
+    """Decides at each end of speech whether the turn is complete: by a list, then always."""
 
     def __init__(self, complete: Sequence[bool]) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def test_what_has_settled_is_not_compared_again() -> None:
     assert new(segments, transcript(3.0, *((t.id, t.start / 0.08) for t in latest.tokens))) == []
 
 
-def test_only_speech_that_a_detector_hears_is_new() -> None:
+def test_only_speech_that_a_detector_reports_is_new() -> None:
     segments = SpeechSegments(0.0, gated=True)
     noise = ((1, 10), (2, 40))
     assert new(segments, transcript(4.0, *noise)) == []

@@ -31,7 +31,7 @@ async def wait_for_key_form(page: BrowserPage) -> None:
 
 
 async def finish(page: BrowserPage) -> None:
-    """Ends the turn and hears it to its end."""
+    """Ends the turn and receives it to its end."""
     await page.press("Enter", CONTROL)
     await page.wait_until(f"{STATE}.startsWith('Finished')")
 

@@ -140,8 +140,6 @@ class Sink(FrameProcessor):
         elif isinstance(frame, TTSTextFrame):
             self.words.append(frame.text)
             self.word_times_ns.append(frame.pts or 0)
-        elif isinstance(frame, ErrorFrame):
-            self.errors.append(frame.error)
         elif isinstance(frame, TTSStoppedFrame):
             self.stopped.set()
         await self.push_frame(frame, direction)
@@ -176,6 +174,11 @@ async def speak(
     sink = Sink()
     params = PipelineParams(audio_out_sample_rate=24_000)
     worker = PipelineWorker(Pipeline([service, sink]), params=params)
+
+    @worker.event_handler("on_pipeline_error")
+    async def on_error(_: PipelineWorker, frame: ErrorFrame) -> None:
+        sink.errors.append(frame.error)
+
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())

@@ -1,0 +1,18 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def short_model(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
+    """Copies of small checkpoints whose speech is four frames long."""
+
+    def make(*kind_and_size: str) -> str:
+        model = shutil.copytree(checkpoint(*kind_and_size), tmp_path / "model")
+        (model / "generation_config.json").write_text(json.dumps({"max_new_tokens": 4}))
+        return str(model)
+
+    return make
