@@ -45,7 +45,7 @@ class SpeechCapture:
         self._reference = Reference(
             backend.model,
             loaded.config,
-            prompt_builder.pad[0],
+            prompt_builder.pad[0].to(prompt_builder.device),
             num_slots=1,
             max_positions=MAX_POSITIONS,
         )

@@ -26,6 +26,16 @@ template <class A, class B>
 inline constexpr bool is_same_v = false;
 template <class A>
 inline constexpr bool is_same_v<A, A> = true;
+template <bool Condition, class A, class B>
+struct conditional {
+  using type = A;
+};
+template <class A, class B>
+struct conditional<false, A, B> {
+  using type = B;
+};
+template <bool Condition, class A, class B>
+using conditional_t = typename conditional<Condition, A, B>::type;
 template <class T>
 struct remove_reference {
   using type = T;

@@ -34,6 +34,19 @@ def uncalibrated(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.gpu
+def test_calibration_on_a_gpu_finds_the_heads_of_a_cpu(uncalibrated: Path, tmp_path: Path) -> None:
+    """The speech is given, so that both measure the same."""
+    truth = tmp_path / "truth.json"
+    truth.write_text(json.dumps({"format": FORMAT, "speeches": timed_speeches()}))
+    found: list[object] = []
+    for device in ("cpu", "cuda"):
+        command = ["calibrate", str(uncalibrated), "--truth", str(truth), "--device", device]
+        assert main(command) == 0
+        found.append(json.loads((uncalibrated / "alignment.json").read_text())["heads"])
+    assert found[0] == found[1]
+
+
 def test_calibration_with_own_speech_finds_the_trained_heads(
     uncalibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

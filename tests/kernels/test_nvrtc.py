@@ -15,13 +15,19 @@ from megakernel_tts.kernels.structs import StreamParams
 needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))
 _STACK = StackShape(128, 4, 2, 384)  # of the smallest checkpoint of the tests
 PROGRAM = program_of_shapes(_STACK, _STACK, 256)
+_WIDE_PROGRAM = program_of_shapes(_STACK, _STACK, 256, num_streams=16)
 
 
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("program", "symbols"),
-    [(PROGRAM, ["decode_info"]), (codec_program(), []), (align_program(), ["align_info"])],
-    ids=["decode", "codec", "align"],
+    [
+        (PROGRAM, ["decode_info"]),
+        (_WIDE_PROGRAM, []),
+        (codec_program(), []),
+        (align_program(), ["align_info"]),
+    ],
+    ids=["decode", "decode_wide", "codec", "align"],
 )
 def test_every_kernel_of_a_program_is_compiled(program: Program, symbols: list[str]) -> None:
     cubin = nvrtc.compile_program(program, "90a")
