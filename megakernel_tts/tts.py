@@ -230,10 +230,10 @@ class TTS:
         speed: float = 1.0,
         pronunciations: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AudioChunk]:
-        """As `stream`, for asyncio; the event loop only receives the chunks."""
-        style = voice, language, instruct, layout, sampling
-        request = Request(*style, chunks, speed, pronunciations)
-        session = await asyncio.to_thread(self._open_with_text, text, request)
+        """As `stream`, for asyncio; see `aopen`."""
+        # Short texts stay on this thread: a burst of threads delays the event loop by far more.
+        style = voice, language, instruct, layout, sampling, chunks
+        session = await self.aopen(*style, speed=speed, pronunciations=pronunciations, text=text)
         with session:
             async for event in session:
                 if isinstance(event, AudioChunk):
