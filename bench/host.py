@@ -113,7 +113,7 @@ class FixedTimeBackend:
     def clear_prefix_cache(self) -> None:
         """See `Backend.clear_prefix_cache`; there is none."""
 
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """See `Backend.feed`; text has no effect."""
 
     def step(

@@ -149,7 +149,7 @@ class SimulatedPromptBuilder(PromptBuilder):
         return torch.tensor(ids, dtype=torch.float64)[:, None]
 
     def build(
-        self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
+        self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
     ) -> Prompt | None:
         """Returns a prompt of the first tokens."""
         text, lead = self.embed_text(ids[: self._num_prompt_tokens]), torch.zeros(0, 1)
@@ -167,7 +167,7 @@ class _SimulatedStream:
 
     Attributes:
         text: Text fed.
-        closed: Whether the text is complete.
+        text_complete: Whether no more text follows.
         word_idx: Index of the word being spoken.
         num_steps_left: Steps left of it.
         word_end_s: Its exact end in seconds of speech, so that rounding does not accumulate.
@@ -178,7 +178,7 @@ class _SimulatedStream:
     """
 
     text: str
-    closed: bool = False
+    text_complete: bool = False
     word_idx: int = -1
     num_steps_left: int = 0
     word_end_s: float = 0.0
@@ -187,12 +187,12 @@ class _SimulatedStream:
     first_number: int = 0
     words: list[str] = field(default_factory=list[str])
 
-    def feed(self, text: str, last: bool) -> None:
+    def feed(self, text: str, text_complete: bool) -> None:
         self.text += text
-        self.closed = last
+        self.text_complete = text_complete
         words = [word.text for word in split_words(self.text) if word.spoken]
         # The last word may be incomplete unless something follows it.
-        self.words = words if last or not self.text[-1:].isalnum() else words[:-1]
+        self.words = words if text_complete or not self.text[-1:].isalnum() else words[:-1]
 
     @property
     def next_word(self) -> str | None:
@@ -201,7 +201,7 @@ class _SimulatedStream:
 
     @property
     def done(self) -> bool:
-        spoken = self.closed and not self.num_steps_left and self.next_word is None
+        spoken = self.text_complete and not self.num_steps_left and self.next_word is None
         return spoken and self.num_trailing_steps <= 0
 
     def step(self) -> int:
@@ -214,7 +214,7 @@ class _SimulatedStream:
             before, self.word_end_s = self.word_end_s, self.word_end_s + spoken_seconds(word)
             self.num_steps_left = _nearest_step(self.word_end_s) - _nearest_step(before)
         if not self.num_steps_left:
-            self.num_trailing_steps -= self.closed
+            self.num_trailing_steps -= self.text_complete
             return 0
         self.num_steps_left -= 1
         return self.first_number + self.word_idx + 1
@@ -265,17 +265,17 @@ class SimulatedBackend:
                 num_trailing_steps=self.num_trailing_steps,
                 first_number=request.first_frame * self.distinct_segments,
             )
-            self.feed(request.slot, request.prompt, last=False)
+            self.feed(request.slot, request.prompt, text_complete=False)
         lengths = [len(request.prompt) for request in requests]
         return PrefillResult(lengths, sum(lengths))
 
     def clear_prefix_cache(self) -> None:
         """See `Backend.clear_prefix_cache`; there is no cache."""
 
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """See `Backend.feed`; the end of the text is a 0."""
         pieces = self._tokenizer.token_bytes([int(i) for i in text[:, 0] if i])
-        self._streams[slot].feed(b"".join(pieces).decode(), last)
+        self._streams[slot].feed(b"".join(pieces).decode(), text_complete)
 
     def step(
         self,

@@ -310,7 +310,7 @@ class Session:
         check_text(text)
         for start in range(0, len(text), MAX_PUSH_CHARACTERS):
             with self._text.lock:
-                if self._text.ended:
+                if self._text.text_ended:
                     raise TextError("The session's text was ended; open a new session for more.")
                 if self._text.closed:
                     return
@@ -335,7 +335,7 @@ class Session:
         """
         self._process.check()
         with self._text.lock:
-            if not (self._text.ended or self._text.closed):
+            if not (self._text.text_ended or self._text.closed):
                 self._text.flush()
         self._on_text()
 
@@ -343,7 +343,7 @@ class Session:
         """Ends the text; speech continues until all of it was spoken."""
         self._process.check()
         with self._text.lock:
-            if not (self._text.ended or self._text.closed):
+            if not (self._text.text_ended or self._text.closed):
                 self._text.end()
         self._on_text()
 

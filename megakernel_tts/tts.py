@@ -230,10 +230,10 @@ class TTS:
         speed: float = 1.0,
         pronunciations: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AudioChunk]:
-        """As `stream`, for asyncio; the event loop only receives the chunks."""
-        style = voice, language, instruct, layout, sampling
-        request = Request(*style, chunks, speed, pronunciations)
-        session = await asyncio.to_thread(self._open_with_text, text, request)
+        """As `stream`, for asyncio; see `aopen`."""
+        # Short texts stay on this thread: a burst of threads delays the event loop by far more.
+        style = voice, language, instruct, layout, sampling, chunks
+        session = await self.aopen(*style, speed=speed, pronunciations=pronunciations, text=text)
         with session:
             async for event in session:
                 if isinstance(event, AudioChunk):
@@ -408,7 +408,7 @@ class TTS:
         self.close()
 
     def _open_with_text(self, text: str, request: Request) -> Session:
-        """Opens a session for a complete text."""
+        """Opens a session for a whole text."""
         engine = self._loaded.engine
         engine.check_process()
         check_text(text)
@@ -417,8 +417,8 @@ class TTS:
         with engine.pending_open():
             # The session opens with its text, so that the engine is woken once.
             text_queue = request.text_queue(self._loaded.tokenizer, None)
-            text_queue.push(first, last=not rest)
-            if text_queue.done or not text.strip():
+            text_queue.push(first, text_ended=not rest)
+            if text_queue.exhausted or not text.strip():
                 raise TextError(
                     "There is nothing to say: the text is empty, or has only whitespace or tags."
                 )

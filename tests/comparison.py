@@ -69,7 +69,7 @@ class Comparison:
             self.text = torch.cat([prompt_builder.embed_text([5, 9, 200]), prompt_builder.eos]).to(
                 pad.dtype
             )
-            prompt = prompt_builder.build(prefix, [7], "streaming", ended=True)
+            prompt = prompt_builder.build(prefix, [7], "streaming", text_ended=True)
             assert prompt is not None
             self.prompt = prompt.prefill.to(pad.dtype)
 

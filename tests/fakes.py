@@ -120,17 +120,17 @@ class ScriptedBackend:
         self.prompt_lengths.append(len(request.prompt))
         self.prompts.append((seed, request.first_frame))
         self._streams[request.slot] = {
-            "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "ended": 0,
+            "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "text_complete": 0,
         }  # fmt: skip
 
     def clear_prefix_cache(self) -> None:
         pass
 
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         stream = self._streams[slot]
-        assert not stream["ended"] or len(text) == 0, "text after its end"
+        assert not stream["text_complete"] or len(text) == 0, "text after its end"
         stream["fed"] += len(text)
-        stream["ended"] = int(last)
+        stream["text_complete"] = int(text_complete)
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -179,13 +179,13 @@ class ScriptedBackend:
 
     def _fed(self, slot: int) -> bool:
         stream = self._streams[slot]
-        return stream["frames"] <= stream["fed"] or bool(stream["ended"])
+        return stream["frames"] <= stream["fed"] or bool(stream["text_complete"])
 
     def _frame(self, stream: dict[str, int]) -> Tensor | None:
         frame = stream["frames"]
-        assert frame <= stream["fed"] or stream["ended"], "stepped before its text arrived"
+        assert frame <= stream["fed"] or stream["text_complete"], "stepped before its text arrived"
         endless = self.endless or stream["seed"] in self.runaway
-        if stream["ended"] and self._ends(stream) and not endless:
+        if stream["text_complete"] and self._ends(stream) and not endless:
             return None
         stream["frames"] += 1
         return codes_of(stream["seed"], stream["first"] + frame)

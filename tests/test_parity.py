@@ -67,7 +67,7 @@ def build(loaded: LoadedModel, size: Model, case: Case) -> tuple[Prompt, torch.T
     prompt_builder = loaded.engine.prompt_builder
     prefix = prompt_builder.prefix(voice_of(size, case), case.language, case.instruct)
     ids = loaded.tokenizer.encode(case.text)
-    prompt = prompt_builder.build(prefix, ids, case.layout, ended=True)
+    prompt = prompt_builder.build(prefix, ids, case.layout, text_ended=True)
     assert prompt is not None
     if prompt.text_complete:
         return prompt, prompt_builder.pad

@@ -91,6 +91,27 @@ def test_streaming_does_not_change_codes(tts: TTS) -> None:
     )
 
 
+@pytest.mark.parametrize("is_long", [False, True], ids=["short", "long"])
+def test_only_long_texts_are_opened_on_another_thread(
+    tts: TTS, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst of threads delays the event loop by more than tokenising short texts on it."""
+    threads: list[int] = []
+    open_session = tts.open
+
+    def observed(*arguments: Any, **keywords: Any) -> Session:
+        threads.append(threading.get_ident())
+        return open_session(*arguments, **keywords)
+
+    async def first(text: str) -> None:
+        async for _ in tts.astream(text, sampling=SHORT):
+            break
+
+    monkeypatch.setattr(tts, "open", observed)
+    asyncio.run(first("Hello. " * (200 if is_long else 1)))
+    assert [thread != threading.get_ident() for thread in threads] == [is_long]
+
+
 @pytest.mark.parametrize("layout", ["auto", "full", "streaming"])
 def test_a_session_for_a_whole_text_has_the_codes_of_say(tts: TTS, layout: Any) -> None:
     session = tts.open(layout=layout, sampling=SHORT, text=TEXT)

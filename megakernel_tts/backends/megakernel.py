@@ -57,7 +57,7 @@ class _Slot(SlotProgress):
         stream = self.stream
         stream.slot, stream.prompt_length = slot, self.num_prompt
         stream.num_frames, stream.max_frames = self.num_frames, max_positions - self.num_prompt
-        stream.num_text_vectors, stream.text_complete = self.num_fed, self.text_ended
+        stream.num_text_vectors, stream.text_complete = self.num_fed, self.text_complete
         stream.starts_from_prompt = self.num_frames == 0
         stream.codes[:] = self.codes
         return stream
@@ -253,14 +253,14 @@ class Megakernel:
         self._prefixes.clear()
 
     @torch.inference_mode()
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
         state, buffers = self._state[slot], self._buffers
         text = text[: self.max_positions - state.num_fed]
         if len(text):
             buffers.text[slot, state.num_fed : state.num_fed + len(text)] = buffers.upload(text)
         state.num_fed += len(text)
-        state.text_ended = last
+        state.text_complete = text_complete
 
     def release(self, slot: int) -> None:
         """Drops the stream's state; see `Backend.release`."""

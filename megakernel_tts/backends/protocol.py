@@ -104,18 +104,18 @@ class SlotProgress:
         num_prompt: Positions of its prompt.
         num_frames: Frames made.
         num_fed: Text vectors fed after the prompt.
-        text_ended: Whether the text ended; padding takes the place of further vectors.
+        text_complete: Whether no more text follows; padding takes the place of further vectors.
     """
 
     num_prompt: int
     num_frames: int = 0
     num_fed: int = 0
-    text_ended: bool = False
+    text_complete: bool = False
 
     @property
     def has_text(self) -> bool:
         """Whether the next frame's text vector is there; frame t + 1 needs text vector t."""
-        return self.num_frames <= self.num_fed or self.text_ended
+        return self.num_frames <= self.num_fed or self.text_complete
 
     def mask_scores(self, scores: Tensor, num_positions: int) -> Tensor:
         """Sets the scores of the next frames to NaN where there is no key.
@@ -158,7 +158,7 @@ class Backend(Protocol):
     A stream is started by `prefill`. Then `feed` adds text vectors and `step` makes frames,
     until `release`. Between steps it can be swapped out of its slot and into another. Frame t + 1
     needs text vector t and frame 0 needs none. The caller steps a slot only if that vector was fed
-    or the text was ended; after its end, padding takes the place of text.
+    or its text is complete; after the text, padding takes the place of text.
 
     A method that raises leaves every slot as it was. All methods but `interrupt` are called by one
     thread.
@@ -200,13 +200,13 @@ class Backend(Protocol):
         """Drops cached prefixes; no other call may be under way."""
         ...
 
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """Queues text for a stream.
 
         Args:
             slot: The stream's slot.
             text: Text vectors [n, hidden], on the host.
-            last: Whether the text ends with them.
+            text_complete: Whether no text follows them.
         """
         ...
 

@@ -172,13 +172,13 @@ class Reference:
         """See `Backend.clear_prefix_cache`."""
         self._prefixes.clear()
 
-    def feed(self, slot: int, text: Tensor, last: bool) -> None:
+    def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """See `Backend.feed`."""
         state = self._state[slot]
         text = text[: self.max_positions - state.num_fed]  # later vectors cannot be used
         self._text[slot, state.num_fed : state.num_fed + len(text)] = text
         state.num_fed += len(text)
-        state.text_ended = last
+        state.text_complete = text_complete
 
     def release(self, slot: int) -> None:
         """See `Backend.release`."""

@@ -93,7 +93,7 @@ class SpeechCapture:
     def _scores(self, prefix: Prefix, ids: list[int], codes: Tensor, layout: Layout) -> Tensor:
         """The scores [frames, layers, heads, tokens] of the text's positions."""
         prompt_builder = self._prompt_builder
-        prompt = prompt_builder.build(prefix, ids, layout, ended=True)
+        prompt = prompt_builder.build(prefix, ids, layout, text_ended=True)
         assert prompt is not None
         text = [prompt.leading_text]
         if not prompt.text_complete:

@@ -125,7 +125,7 @@ class Delivery:
                 code,
                 peak,
                 segment.text.expected_frames,
-                used_up=segment.text_used_up(frame),
+                text_used_up=segment.text_used_up(frame),
                 idle=self._word_timer.frames_since_end(frame),
             ):
                 return i + 1

@@ -27,9 +27,9 @@ class TextFeeder:
         Raises:
             SynthesisError: The prompt does not fit a slot.
         """
-        request, text = stream.request, stream.text_so_far()
+        request, snapshot = stream.request, stream.text_so_far()
         prompt = self._prompt_builder.build(
-            request.prefix, text.token_ids, request.layout, ended=text.ended
+            request.prefix, snapshot.token_ids, request.layout, text_ended=snapshot.text_ended
         )
         max_positions = self._backend.max_positions
         if prompt is not None and len(prompt.prefill) >= max_positions:
@@ -67,17 +67,17 @@ class TextFeeder:
 
     def begin_segment(self, stream: Stream, now_s: float) -> None:
         """Begins the segment whose prompt was run: vocoder state, rest of the transcript, text."""
-        slot, prompt, text = stream.active_slot, stream.active_prompt, stream.text_so_far()
-        assert text.segment is not None, "the text of a prompt stays in the queue"
+        slot, prompt, snapshot = stream.active_slot, stream.active_prompt, stream.text_so_far()
+        assert snapshot.segment is not None, "the text of a prompt stays in the queue"
         self._vocoder.load_slot(slot, stream.request.vocoder_state)
         self._backend.feed(slot, prompt.leading_text, prompt.text_complete)
         num_free_positions = self._backend.max_positions - len(prompt.prefill)
         segment = Segment(
-            text.segment,
+            snapshot.segment,
             max_frames=min(stream.request.sampling.max_frames, num_free_positions),
             num_tokens=prompt.num_tokens,
             num_fed=len(prompt.leading_text),
-            text_closed=prompt.text_complete,
+            text_complete=prompt.text_complete,
             last_step_s=now_s,
         )
         stream.begin_segment(segment, prompt.text_start)
@@ -86,11 +86,11 @@ class TextFeeder:
     def feed(self, stream: Stream) -> None:
         """Feeds the text that has arrived since; the end of the text is fed exactly once."""
         segment = stream.active_segment
-        if segment.text_closed or not stream.has_new_text(text := stream.text_so_far()):
+        if segment.text_complete or not stream.has_new_text(snapshot := stream.text_so_far()):
             return
-        new_ids = text.token_ids[segment.num_tokens :]
+        new_ids = snapshot.token_ids[segment.num_tokens :]
         vectors = self._prompt_builder.embed_text(new_ids)
-        if text.ended:
+        if snapshot.text_ended:
             vectors = torch.cat([vectors, self._prompt_builder.eos])
-        self._backend.feed(stream.active_slot, vectors, text.ended)
-        stream.add_text(len(new_ids), len(vectors), closed=text.ended)
+        self._backend.feed(stream.active_slot, vectors, snapshot.text_ended)
+        stream.add_text(len(new_ids), len(vectors), text_complete=snapshot.text_ended)

@@ -34,7 +34,7 @@ class Guard:
         peak: int,
         expected_frames: float,
         *,
-        used_up: bool,
+        text_used_up: bool,
         idle: int = 0,
     ) -> bool:
         """Adds the next frame.
@@ -43,7 +43,7 @@ class Guard:
             code: Code 0 of the frame.
             peak: Largest magnitude of the frame's 16-bit samples.
             expected_frames: Ordinary length of the text so far.
-            used_up: Whether the talker had been fed the whole text before the frame.
+            text_used_up: Whether the talker had been fed the whole text before the frame.
             idle: Frames since the attention reached the end of the text; 0 if that is unknown.
 
         Returns:
@@ -52,7 +52,7 @@ class Guard:
         self._num_frames += 1
         quiet = peak < _QUIET_PEAK
         self._num_counted += 0.5 if quiet else 1.0
-        if not used_up:
+        if not text_used_up:
             return False
         self._num_repeats = [
             num_repeats + 1 if earlier == code else 0

@@ -40,7 +40,7 @@ class Segment:
         max_frames: Frame limit: the request's, or the positions of the slot behind the prompt.
         num_tokens: Tokens of the text that the backend has, in the prompt or fed.
         num_fed: Text vectors fed after the prompt.
-        text_closed: Whether the end of the text was fed as well.
+        text_complete: Whether the backend has the whole text and its end; padding follows.
         num_frames: Frames made so far, without those that the guard cut off.
         pending: Codes [frames, groups] of the pending frames.
         num_decoding: Number of frames in the decode pipeline's batch.
@@ -53,7 +53,7 @@ class Segment:
     max_frames: int
     num_tokens: int
     num_fed: int
-    text_closed: bool
+    text_complete: bool
     last_step_s: float
     num_frames: int = 0
     pending: NDArray[np.int64] = field(default_factory=_no_codes)
@@ -65,29 +65,29 @@ class Segment:
     @property
     def ready(self) -> bool:
         """Whether the next frame's text vector is there. Frame t + 1 needs text vector t."""
-        return self.outcome is None and (self.num_frames <= self.num_fed or self.text_closed)
+        return self.outcome is None and (self.num_frames <= self.num_fed or self.text_complete)
 
     @property
     def num_possible(self) -> int:
         """Frames that can be made with the text fed so far."""
-        limit = self.max_frames if self.text_closed else min(self.max_frames, self.num_fed + 1)
+        limit = self.max_frames if self.text_complete else min(self.max_frames, self.num_fed + 1)
         return limit - self.num_frames
 
     def text_used_up(self, frame: int) -> bool:
         """Returns whether the talker had been fed the whole text before a frame."""
-        return self.text_closed and frame >= self.num_fed
+        return self.text_complete and frame >= self.num_fed
 
-    def add_text(self, num_tokens: int, num_vectors: int, *, closed: bool) -> None:
+    def add_text(self, num_tokens: int, num_vectors: int, *, text_complete: bool) -> None:
         """Records text that was fed to the backend.
 
         Args:
             num_tokens: New tokens.
             num_vectors: New text vectors: one for each token, and one for the end of the text.
-            closed: Whether the text ends with them.
+            text_complete: Whether no text follows them.
         """
         self.num_tokens += num_tokens
         self.num_fed += num_vectors
-        self.text_closed = closed
+        self.text_complete = text_complete
 
     def add_frames(self, frames: Frames, now_s: float) -> None:
         """Adds frames from a step; the segment may end with them."""

@@ -51,12 +51,12 @@ class TextSnapshot(NamedTuple):
     Attributes:
         segment: The segment at the front of the text queue; None if no token is there.
         token_ids: Its tokens so far.
-        ended: Whether they are all.
+        text_ended: Whether they are all.
     """
 
     segment: TextSegment | None
     token_ids: list[int]
-    ended: bool
+    text_ended: bool
 
 
 class Stream:
@@ -134,11 +134,11 @@ class Stream:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the whole text was spoken."""
+        """Whether the text has ended, and all of it was spoken."""
         if self.segment is not None:
             return False
         with self.text_queue.lock:
-            return self.text_queue.done
+            return self.text_queue.exhausted
 
     @property
     def movable(self) -> bool:
@@ -160,10 +160,12 @@ class Stream:
         """Whether the stream has no slot and could use one."""
         if self.slot is not None or self.abandoned:
             return False
-        text = self.text_so_far()
+        snapshot = self.text_so_far()
         if self.segment is None:
-            return text.segment is not None and (text.ended or self.request.layout == "streaming")
-        return self.reader_keeps_up and (self.segment.ready or self.has_new_text(text))
+            return snapshot.segment is not None and (
+                snapshot.text_ended or self.request.layout == "streaming"
+            )
+        return self.reader_keeps_up and (self.segment.ready or self.has_new_text(snapshot))
 
     @property
     def speaking(self) -> bool:
@@ -230,20 +232,20 @@ class Stream:
             segment = self.text_queue.front()
             if segment is None:
                 return TextSnapshot(None, [], False)
-            return TextSnapshot(segment, list(segment.token_ids), segment.ended)
+            return TextSnapshot(segment, list(segment.token_ids), segment.text_ended)
 
-    def has_new_text(self, text: TextSnapshot | None = None) -> bool:
+    def has_new_text(self, snapshot: TextSnapshot | None = None) -> bool:
         """Returns whether the segment's text has grown or ended since it was fed."""
-        segment, text = self.active_segment, text or self.text_so_far()
-        if segment.text_closed:
+        segment, snapshot = self.active_segment, snapshot or self.text_so_far()
+        if segment.text_complete:
             return False
-        return text.ended or len(text.token_ids) > segment.num_tokens
+        return snapshot.text_ended or len(snapshot.token_ids) > segment.num_tokens
 
-    def add_text(self, num_tokens: int, num_vectors: int, *, closed: bool) -> None:
+    def add_text(self, num_tokens: int, num_vectors: int, *, text_complete: bool) -> None:
         """Records text that was fed to the backend; see `Segment.add_text`."""
         segment = self.active_segment
         self._resumed |= segment.outcome is None and not segment.ready
-        segment.add_text(num_tokens, num_vectors, closed=closed)
+        segment.add_text(num_tokens, num_vectors, text_complete=text_complete)
 
     def read_text(self) -> None:
         """Passes the segment's text, as far as it is known, to word alignment."""

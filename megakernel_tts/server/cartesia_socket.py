@@ -63,7 +63,7 @@ class CartesiaSocket:
             )
             context = _Context(self._socket, context_id, message)
             speech = self._socket.open(context_id, request, context)
-        elif speech.ended and at_end:
+        elif speech.text_ended and at_end:
             return  # the end of the text is repeated
         await _add(speech, message, text, more=more)
 

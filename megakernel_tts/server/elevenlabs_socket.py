@@ -79,7 +79,7 @@ class _ElevenLabsSocket:
             text = get_field(message, "text", str, "")
             flush = get_field(message, "flush", bool, False)
             speech = self._socket.speeches.get("")
-            if speech is None or speech.ended:
+            if speech is None or speech.text_ended:
                 return
             if message.get("text") == "" and not flush:
                 await speech.end()
@@ -114,7 +114,7 @@ class _ElevenLabsSocket:
             if not text:
                 return  # keeps the connection alive
             speech = self._open(context_id)
-        if not text and (not flush or speech.ended):
+        if not text and (not flush or speech.text_ended):
             speech.keep_alive()
         else:
             await self._add(speech, message, text, flush=flush)
@@ -141,7 +141,7 @@ class _ElevenLabsSocket:
         Clients flush at the end of a turn but not for an interruption. Pipecat closes a context
         again when it is interrupted after its end.
         """
-        if speech.listener.flushed and not speech.ended:
+        if speech.listener.flushed and not speech.text_ended:
             await speech.end()
         else:
             speech.cancel()
@@ -150,7 +150,7 @@ class _ElevenLabsSocket:
     async def _close_all(self) -> None:
         self._closes = True
         for context_id, speech in [*self._socket.speeches.items()]:
-            if not speech.ended:
+            if not speech.text_ended:
                 await self._close(context_id, speech)
         self.on_end()
 

@@ -65,7 +65,7 @@ class LiveSpeech(Generic[L]):
     Attributes:
         listener: Receives audio and events.
         request: The stream to open; a change after the first word has no effect.
-        ended: Whether the text is complete.
+        text_ended: Whether no more text will be added.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LiveSpeech(Generic[L]):
                 no limit.
         """
         self.listener = listener
-        self.ended = False
+        self.text_ended = False
         self._streams = streams
         self.request = request
         self._caller = caller
@@ -118,7 +118,7 @@ class LiveSpeech(Generic[L]):
     def keep_alive(self) -> None:
         """Restarts the time after which the text ends by itself."""
         self._stop_idle_time()
-        if self._max_idle_s is not None and not (self.ended or self._closed):
+        if self._max_idle_s is not None and not (self.text_ended or self._closed):
             self._idle = asyncio.get_running_loop().call_later(self._max_idle_s, self._end_idle)
 
     def _stop_idle_time(self) -> None:
@@ -138,7 +138,7 @@ class LiveSpeech(Generic[L]):
         Raises:
             RequestError: The text has ended, is too long or no Unicode text; the server is full.
         """
-        if self.ended or self._closed:
+        if self.text_ended or self._closed:
             raise RequestError("The context has closed: its text has ended.", 400, "context_closed")
         if len(self._text) + len(text) > MAX_TEXT_CHARACTERS:
             raise RequestError(
@@ -195,9 +195,9 @@ class LiveSpeech(Generic[L]):
 
     async def end(self) -> None:
         """Ends the text; returns before it was spoken. A second call does nothing."""
-        if self.ended:
+        if self.text_ended:
             return
-        self.ended = True
+        self.text_ended = True
         self._stop_idle_time()
         if self._stream is not None:
             self._stream.end()

@@ -77,7 +77,7 @@ class Markup:
     def push(self, text: str) -> Iterator[TextPart]:
         """Adds text; yields what can be spoken now."""
         text, self._tag = self._tag + text, ""
-        yield from self._read(text, ended=False)
+        yield from self._read(text, text_ended=False)
 
     def flush(self) -> Iterator[TextPart]:
         """Ends the word that is held back. The beginning of a tag stays: it is not spoken."""
@@ -86,10 +86,10 @@ class Markup:
     def end(self) -> Iterator[TextPart]:
         """Ends the text. The beginning of a tag is text after all."""
         text, self._tag = self._tag, ""
-        yield from self._read(text, ended=True)
+        yield from self._read(text, text_ended=True)
         yield from self._end_word()
 
-    def _read(self, text: str, *, ended: bool) -> Iterator[TextPart]:
+    def _read(self, text: str, *, text_ended: bool) -> Iterator[TextPart]:
         """Separates tags from text."""
         start = idx = 0
         while (idx := text.find("<", idx)) >= 0:
@@ -98,7 +98,7 @@ class Markup:
                 yield from self._write(text[start:idx])
                 yield from self._apply(tag)
                 start = idx = idx + len(tag.text)
-            elif tag == "incomplete" and not ended:
+            elif tag == "incomplete" and not text_ended:
                 yield from self._write(text[start:idx])
                 self._tag = text[idx:]
                 return
@@ -140,7 +140,7 @@ class Markup:
         if self._spelling:
             yield from self._spell(text)
         elif self._pronunciations is not None:
-            yield from self._respell(text, self._pronunciations, ended=False)
+            yield from self._respell(text, self._pronunciations, text_ended=False)
         else:
             yield Spoken(text)
 
@@ -148,15 +148,15 @@ class Markup:
         if self._spelling:
             yield from self._spell_word()
         elif self._pronunciations is not None:
-            yield from self._respell("", self._pronunciations, ended=True)
+            yield from self._respell("", self._pronunciations, text_ended=True)
 
-    def _respell(self, text: str, table: Pronunciations, *, ended: bool) -> Iterator[TextPart]:
+    def _respell(self, text: str, table: Pronunciations, *, text_ended: bool) -> Iterator[TextPart]:
         """Adds text; replaces the words of the table in it."""
         text = self._word + text
         start = idx = 0
         while (idx := table.next_start(text, idx)) < len(text):
             before = text[idx - 1] if idx else self._before_word
-            word = table.find(text, idx, before, ended=ended)
+            word = table.find(text, idx, before, text_ended=text_ended)
             if word == "incomplete":
                 break
             if word is None:

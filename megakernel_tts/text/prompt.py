@@ -305,23 +305,23 @@ class PromptBuilder:
 
     @torch.inference_mode()
     def build(
-        self, prefix: Prefix, ids: list[int], layout: Layout, *, ended: bool
+        self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
     ) -> Prompt | None:
         """Builds the prompt of a text.
 
         Args:
             prefix: From `prefix`.
             ids: The text's tokens so far, at least one.
-            layout: `full` requires the complete text.
-            ended: Whether the text is complete.
+            layout: `full` requires the whole text.
+            text_ended: Whether the segment has all of its text.
 
         Returns:
             The prompt, or None if it needs more text.
         """
         if layout == "full":
-            return self._full(prefix, ids) if ended else None
+            return self._full(prefix, ids) if text_ended else None
         if prefix.reference_codes is not None and prefix.reference_text is not None:
-            return self._streaming_reference(prefix, ids, ended)
+            return self._streaming_reference(prefix, ids, text_ended)
         prefill = torch.cat([prefix.vectors, self.embed_text(ids[:1]) + self._codec_bos])
         num_common = len(prefix.vectors)
         return Prompt(
@@ -349,15 +349,17 @@ class PromptBuilder:
             text_complete=True,
         )
 
-    def _streaming_reference(self, prefix: Prefix, ids: list[int], ended: bool) -> Prompt | None:
+    def _streaming_reference(
+        self, prefix: Prefix, ids: list[int], text_ended: bool
+    ) -> Prompt | None:
         """Adds transcript and text to the reference's codes; the remaining text is fed later."""
         codes, transcript = prefix.reference_codes, prefix.reference_text
         assert codes is not None and transcript is not None
         num_free = len(codes) - len(transcript)  # code positions without a transcript token
-        if not ended and len(ids) < num_free:
+        if not text_ended and len(ids) < num_free:
             return None
         num_tokens = max(0, min(len(ids), num_free))
-        text_complete = ended and num_free > len(ids)
+        text_complete = text_ended and num_free > len(ids)
         end = [self.eos] if text_complete else []
         text = torch.cat([transcript, self.embed_text(ids[:num_tokens]), *end])
         text_vectors = text[: len(codes)]

@@ -112,7 +112,7 @@ class Pronunciations(Mapping[str, str]):
         return len(text) if match is None else match.start()
 
     def find(
-        self, text: str, start: int, before: str, *, ended: bool
+        self, text: str, start: int, before: str, *, text_ended: bool
     ) -> Occurrence | Literal["incomplete"] | None:
         """Finds the longest word that begins at an index.
 
@@ -120,7 +120,7 @@ class Pronunciations(Mapping[str, str]):
             text: A part of a text.
             start: The index.
             before: The character before it, or "" at the start of the text.
-            ended: Whether the text ends with `text`.
+            text_ended: Whether the text ends with `text`.
 
         Returns:
             The word; None if there is none. `incomplete` if that depends on text behind `text`.
@@ -133,13 +133,13 @@ class Pronunciations(Mapping[str, str]):
             written = text[start:stop]
             respelling = self._table.get(written) or self._table.get(written.lower())
             if respelling is not None:
-                if stop == len(text) and not ended:
+                if stop == len(text) and not text_ended:
                     return "incomplete"
                 if not within_word(written[-1], text[stop : stop + 1]):
                     found = Occurrence(stop, respelling)
             if not (self._begins(written) or self._begins(written.lower())):
                 return found
-        return found if ended else "incomplete"
+        return found if text_ended else "incomplete"
 
     def _begins(self, text: str) -> bool:
         """Whether a longer word begins with a text."""

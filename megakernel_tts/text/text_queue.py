@@ -11,14 +11,14 @@ from megakernel_tts.text.tokenizer import IncrementalTokenizer, TextTokenizer
 
 
 class TextSegment:
-    """A part of the text that becomes one prompt; it grows until it is ended.
+    """A part of the text that becomes one prompt; it grows until its text has ended.
 
     Attributes:
         token_ids: Tokens so far.
         replacements: Of words, in order; those of the tokens so far are all there.
         num_whole: How many of the tokens end at a word boundary that later text cannot move.
         expected_frames: Frames that the text takes at an ordinary pace.
-        ended: Whether the segment is complete.
+        text_ended: Whether no more text will be added to it.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TextSegment:
         self.replacements: list[Replacement] = []
         self.num_whole = 0
         self.expected_frames = 0.0
-        self.ended = False
+        self.text_ended = False
 
 
 class TextQueue:
@@ -34,7 +34,7 @@ class TextQueue:
 
     Attributes:
         lock: Must be held for every call.
-        ended: Whether the text is complete.
+        text_ended: Whether no more text will be added.
         closed: Whether the stream has finished, so that text is ignored.
     """
 
@@ -49,7 +49,7 @@ class TextQueue:
             markup: Reads the markup; without respellings if None.
         """
         self.lock = threading.Lock()
-        self.ended = False
+        self.text_ended = False
         self.closed = False
         self._tokenizer = tokenizer
         self._splitter = splitter
@@ -58,27 +58,27 @@ class TextQueue:
         self._open: tuple[TextSegment, IncrementalTokenizer] | None = None
         self._last_character = ""
 
-    def push(self, text: str, *, last: bool = False) -> None:
+    def push(self, text: str, *, text_ended: bool = False) -> None:
         """Adds text.
 
         Args:
             text: Any part of the text.
-            last: Whether the text ends here, so that no character has to be held back.
+            text_ended: Whether the text ends here, so that no character has to be held back.
         """
         parts = [*self._markup.push(text)]
-        if last:
+        if text_ended:
             parts += self._markup.end()
         for count, part in enumerate(parts, start=1):
-            self._add(part, last=last and count == len(parts))
-        if last:
-            self._finish()
+            self._add(part, text_ended=text_ended and count == len(parts))
+        if text_ended:
+            self._end_text()
 
-    def _add(self, part: TextPart, *, last: bool = False) -> None:
+    def _add(self, part: TextPart, *, text_ended: bool = False) -> None:
         """Adds a part of the text.
 
         Args:
             part: The part.
-            last: Whether the text ends with it.
+            text_ended: Whether the text ends with it.
         """
         if isinstance(part, Break):
             self._splitter.end_segment()
@@ -94,7 +94,7 @@ class TextQueue:
             segment.expected_frames += ordinary_frames(portion, self._last_character)
             self._last_character = portion[-1:] or self._last_character
             start = tokenizer.num_characters
-            ends |= last and count == len(portions)
+            ends |= text_ended and count == len(portions)
             new_ids = tokenizer.end(portion) if ends else tokenizer.push(portion)
             # Before its tokens, which the engine thread may read at once.
             if written is not None and portion:
@@ -103,7 +103,7 @@ class TextQueue:
                 written = ""
             segment.token_ids += new_ids
             if ends:
-                self._close_segment()
+                self._mark_segment_ended()
             elif tokenizer.between_words:
                 segment.num_whole = len(segment.token_ids)
 
@@ -115,14 +115,14 @@ class TextQueue:
         self._end_segment()
 
     def end(self) -> None:
-        """Marks the text as complete."""
+        """Ends the text."""
         for part in self._markup.end():
             self._add(part)
-        self._finish()
+        self._end_text()
 
-    def _finish(self) -> None:
+    def _end_text(self) -> None:
         self._end_segment()
-        self.ended = True
+        self.text_ended = True
 
     def close(self) -> None:
         """Drops the text, which will not be spoken any more."""
@@ -135,13 +135,13 @@ class TextQueue:
         if self._open is not None:
             segment, tokenizer = self._open
             segment.token_ids += tokenizer.end()
-            self._close_segment()
+            self._mark_segment_ended()
 
-    def _close_segment(self) -> None:
+    def _mark_segment_ended(self) -> None:
         assert self._open is not None
         segment, self._open = self._open[0], None
         segment.num_whole = len(segment.token_ids)
-        segment.ended = True
+        segment.text_ended = True
         if not segment.token_ids:  # nothing but whitespace
             self._segments.pop()
 
@@ -172,6 +172,6 @@ class TextQueue:
         return max(0, len(self._segments) - 1)
 
     @property
-    def done(self) -> bool:
-        """Whether the text is complete and every segment and break was removed."""
-        return self.ended and not self._segments
+    def exhausted(self) -> bool:
+        """Whether the text has ended, and every segment and break was removed."""
+        return self.text_ended and not self._segments

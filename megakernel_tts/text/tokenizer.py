@@ -1,4 +1,4 @@
-"""Qwen's byte-level BPE tokenizer, for complete text and for text that arrives in portions.
+"""Qwen's byte-level BPE tokenizer, for whole text and for text that arrives in portions.
 
 It has no special tokens, so any user text, including `<|im_end|>`, is tokenised as spoken text.
 The special ids of a prompt are taken from the config (see `prompt.py`).
@@ -133,7 +133,7 @@ def _never_combines(char: str) -> bool:
 
 
 class IncrementalTokenizer:
-    """Tokenises text that arrives in portions; the ids are those of the complete text.
+    """Tokenises text that arrives in portions; the ids are those of the whole text.
 
     Outer whitespace is stripped.
     """

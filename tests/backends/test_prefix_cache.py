@@ -73,7 +73,7 @@ def _prompts(loaded: LoadedModel) -> list[Prompt]:
         prefix = prompt_builder.prefix(voice, language, None)
         for ids in ([7], [5, 9, 200], list(range(20, 31))):
             for layout in ("streaming", "full"):
-                made.append(prompt_builder.build(prefix, ids, layout, ended=True))
+                made.append(prompt_builder.build(prefix, ids, layout, text_ended=True))
     return [prompt for prompt in made if prompt is not None]
 
 
@@ -96,7 +96,7 @@ def test_common_positions_do_not_depend_on_the_text(load: Callable[..., LoadedMo
             prefix = prompt_builder.prefix(voice, "english", None)
             for layout in ("streaming", "full"):
                 one, other = (
-                    prompt_builder.build(prefix, ids, layout, ended=True)
+                    prompt_builder.build(prefix, ids, layout, text_ended=True)
                     for ids in ([7, 8, 9], [200, 201, 202, 203])
                 )
                 assert one is not None and other is not None

@@ -40,7 +40,7 @@ def start(
     prompt_builder = loaded.engine.prompt_builder
     prefix = prompt_builder.prefix("ryan", "english", None)
     ids = loaded.tokenizer.encode(text)
-    prompt = prompt_builder.build(prefix, ids, "streaming", ended=True)
+    prompt = prompt_builder.build(prefix, ids, "streaming", text_ended=True)
     assert prompt is not None
     reference.prefill([PrefillRequest(slot, prompt.prefill, sampling)])
     with torch.inference_mode():
@@ -147,7 +147,7 @@ def test_feeding_text_late_does_not_change_codes(load: Callable[..., LoadedModel
     expected = frames(reference, 0, 12)
     ids = loaded.tokenizer.encode(TEXTS[0])
     prompt = prompt_builder.build(
-        prompt_builder.prefix("ryan", "english", None), ids[:1], "streaming", ended=False
+        prompt_builder.prefix("ryan", "english", None), ids[:1], "streaming", text_ended=False
     )
     assert prompt is not None
     reference.prefill([PrefillRequest(1, prompt.prefill, Sampling(seed=1))])

@@ -48,7 +48,7 @@ def run(text: str, codes: list[int], loud: list[bool], *, used_up_at: int = 0) -
     for i, (code, sounds) in enumerate(zip(codes, loud, strict=True)):
         level = 3000 if sounds else 20
         pcm = rng.randint(-level, level, FRAME).astype(np.int16)
-        if guard.runaway(code, peak(pcm), expected, used_up=i >= used_up_at):
+        if guard.runaway(code, peak(pcm), expected, text_used_up=i >= used_up_at):
             return i
     return None
 
@@ -146,7 +146,7 @@ def test_speech_of_the_demo_voice_is_not_cut() -> None:
             guard, expected = Guard(), ordinary_frames(text)
             for code, pcm in zip(off.codes[:, 0], np.split(off.pcm, len(off.codes)), strict=True):
                 for _ in range(3):
-                    assert not guard.runaway(int(code), peak(pcm), expected, used_up=True)
+                    assert not guard.runaway(int(code), peak(pcm), expected, text_used_up=True)
 
 
 @pytest.mark.parametrize(("idle", "cut"), [(True, True), (False, False)])
@@ -159,7 +159,7 @@ def test_overdue_speech_behind_its_last_word_is_cut(idle: bool, cut: bool) -> No
     frames = [
         i
         for i, code in enumerate(noise(most))
-        if guard.runaway(code, peak(pcm), expected, used_up=True, idle=i if idle else 0)
+        if guard.runaway(code, peak(pcm), expected, text_used_up=True, idle=i if idle else 0)
     ]
     assert bool(frames) == cut
     assert not cut or frames[0] >= max(50, int(2 * expected))
@@ -169,4 +169,6 @@ def test_speech_behind_its_last_word_is_not_cut_before_it_is_overdue() -> None:
     guard, pcm = Guard(), np.full(FRAME, 3000, np.int16)
     expected = 100.0
     codes = noise(int(2 * expected))
-    assert not any(guard.runaway(c, peak(pcm), expected, used_up=True, idle=999) for c in codes)
+    assert not any(
+        guard.runaway(c, peak(pcm), expected, text_used_up=True, idle=999) for c in codes
+    )

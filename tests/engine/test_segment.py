@@ -5,16 +5,16 @@ from megakernel_tts.text.text_queue import TextSegment
 def test_text_is_used_up_only_once_its_end_was_fed() -> None:
     """A frame made while the writer pauses is not a frame after the text."""
     segment = Segment(
-        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_closed=False, last_step_s=0.0
+        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_complete=False, last_step_s=0.0
     )
     assert [segment.text_used_up(frame) for frame in range(5)] == [False] * 5
-    segment.add_text(0, 0, closed=True)
+    segment.add_text(0, 0, text_complete=True)
     assert [segment.text_used_up(frame) for frame in range(5)] == [False, False, True, True, True]
 
 
 def test_a_cut_drops_the_frames_behind_it() -> None:
     segment = Segment(
-        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_closed=True, last_step_s=0.0
+        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_complete=True, last_step_s=0.0
     )
     segment.num_frames = 9
     segment.cut(4)

@@ -3,10 +3,10 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import websockets
@@ -24,6 +24,8 @@ from megakernel_tts.server.wyoming import WyomingService
 from tests.fakes import TIMEOUT_S
 
 TEXT = "Hello there, my friend."
+
+T = TypeVar("T")
 
 
 def locked_by(key: str) -> ServerSettings:
@@ -134,6 +136,16 @@ async def connected(server: RunningServer, **keywords: Any) -> AsyncIterator[Cli
     """A connection to Cartesia's WebSocket."""
     async with websockets.connect(server.socket_url, **keywords) as websocket:
         yield Client(websocket)
+
+
+def converse(server: RunningServer, act: Callable[[Client], Awaitable[T]]) -> T:
+    """Runs a conversation over one connection."""
+
+    async def run() -> T:
+        async with connected(server) as client:
+            return await act(client)
+
+    return asyncio.run(run())
 
 
 def audio_of(events: list[dict[str, Any]]) -> bytes:

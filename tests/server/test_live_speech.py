@@ -111,9 +111,9 @@ def test_text_ends_after_the_idle_time_and_every_call_restarts_it(engine: TTS) -
         await skip(19)
         speech.keep_alive()
         await skip(19)
-        assert not speech.ended
+        assert not speech.text_ended
         await skip(2)
-        assert speech.ended
+        assert speech.text_ended
         await asyncio.wait_for(speech.listener.ended.wait(), TIMEOUT_S)
 
     assert converse(engine, act, max_idle_s=20).words == ["One"]
@@ -123,7 +123,7 @@ def test_text_does_not_end_by_itself_without_an_idle_time(engine: TTS) -> None:
     async def act(speech: LiveSpeech[Recorder]) -> None:
         await speech.add("One ")
         await skip(1e6)
-        assert not speech.ended
+        assert not speech.text_ended
         speech.cancel()
 
     assert not converse(engine, act).ended.is_set()

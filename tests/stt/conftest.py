@@ -1,9 +1,10 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from megakernel_stt import STT
 from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.random_checkpoint import Kind, write_checkpoint
 
@@ -36,3 +37,17 @@ def load(recogniser: MakeCheckpoint) -> LoadModel:
         return load_model(folder, CPU, torch.float32)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def stt(recogniser: MakeCheckpoint) -> Iterator[STT]:
+    """A tiny streaming recogniser with four slots."""
+    with STT.load(recogniser(), "cpu", slots=4) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def offline(recogniser: MakeCheckpoint) -> Iterator[STT]:
+    """A tiny offline recogniser with two slots."""
+    with STT.load(recogniser("tdt"), "cpu", slots=2) as loaded:
+        yield loaded

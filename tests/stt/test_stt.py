@@ -1,9 +1,6 @@
-"""Sessions of an engine: results do not depend on packets, phases, other streams or requests."""
+"""Results of sessions do not depend on packets, phases, other streams or requests."""
 
 import asyncio
-import gc
-import os
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -11,67 +8,22 @@ import numpy as np
 import pytest
 import soxr
 import torch
-from numpy.typing import NDArray
 
 from megakernel_stt import (
     STT,
     AudioError,
-    EngineBusyError,
-    EngineClosedError,
     Final,
     LanguageError,
     LookaheadError,
     NoBuiltInModelError,
     Partial,
-    RecognitionError,
-    Session,
     Transcript,
 )
-from megakernel_stt.engine.recogniser import StreamingRecogniser
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.session import EventQueue, Inbox, Packet
 from tests.stt.conftest import MakeCheckpoint
-
-RATE = 16_000
-
-
-def noise(seconds: float, seed: int = 0, rate: int = RATE) -> NDArray[np.int16]:
-    generator = np.random.default_rng(seed)
-    level = np.repeat(generator.uniform(100, 8000, int(seconds * 20) + 1), rate // 20)
-    count = int(seconds * rate)
-    return (generator.standard_normal(count) * level[:count]).clip(-32768, 32767).astype(np.int16)
-
-
-@pytest.fixture(scope="module")
-def stt(recogniser: MakeCheckpoint) -> Iterator[STT]:
-    with STT.load(recogniser(), "cpu", slots=4) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def offline(recogniser: MakeCheckpoint) -> Iterator[STT]:
-    with STT.load(recogniser("tdt"), "cpu", slots=2) as loaded:
-        yield loaded
-
-
-def ids(transcript: Transcript) -> list[int]:
-    return [token.id for token in transcript.tokens]
-
-
-def push_in_packets(session: Session, pcm: NDArray[np.int16], seed: int, rate: int = RATE) -> None:
-    generator = np.random.default_rng(seed)
-    while len(pcm):
-        size = int(generator.integers(1, 4001))
-        session.push(pcm[:size].tobytes() if seed % 2 else pcm[:size], rate)
-        pcm = pcm[size:]
-
-
-def last_final(session: Session) -> Transcript:
-    session.end()
-    *_, last = session
-    assert isinstance(last, Final) and last.is_last
-    return last.transcript
+from tests.stt.sessions import RATE, ids, last_final, noise, push_in_packets
 
 
 @pytest.mark.parametrize("lookahead_ms", [80, 160, 320, 560, 1120])
@@ -267,84 +219,6 @@ def test_the_built_in_model_is_named_as_missing() -> None:
         STT.load()
 
 
-def test_more_sessions_than_slots_are_refused(recogniser: MakeCheckpoint) -> None:
-    with STT.load(recogniser(), "cpu", slots=1) as stt:
-        first = stt.open()
-        with pytest.raises(EngineBusyError, match="1 sessions are open"):
-            stt.open()
-        last_final(first)
-        assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2  # waits for the slot
-        dropped = stt.open()
-        del dropped
-        gc.collect()
-        assert stt.transcribe((noise(0.2), RATE)).seconds == 0.2
-
-
-def test_closing_the_engine_ends_sessions(recogniser: MakeCheckpoint) -> None:
-    stt = STT.load(recogniser(), "cpu")
-    session = stt.open()
-    stt.close()
-    stt.close()
-    assert not stt.running
-    with pytest.raises(EngineClosedError):
-        list(session)
-    with pytest.raises(EngineClosedError):
-        stt.open()
-
-
-def test_an_error_ends_one_stream_only(
-    recogniser: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with STT.load(recogniser(), "cpu") as stt:
-        pcm = noise(0.6, seed=9)
-        whole = stt.transcribe((pcm, RATE), lookahead_ms=160)
-        step = StreamingRecogniser.step
-
-        def fail_for_silence(self: StreamingRecogniser, recognitions: Sequence) -> None:
-            if any((r.mels[-1] < -16).all() for r in recognitions):
-                raise RuntimeError("no sound")
-            step(self, recognitions)
-
-        monkeypatch.setattr(StreamingRecogniser, "step", fail_for_silence)
-        good, bad = stt.open(), stt.open()
-        bad.push(np.zeros(16_000, np.int16), RATE)
-        good.push(pcm, RATE)
-        with pytest.raises(RecognitionError, match="no sound"):
-            last_final(bad)
-        assert ids(last_final(good)) == ids(whole)
-
-
-def test_too_long_audio_of_an_offline_model_is_an_error(offline: STT) -> None:
-    config = offline._model.config
-    short = replace(config, encoder=replace(config.encoder, max_frames=5))
-    offline_short = STT(replace(offline._model, config=short), slots=1, name="short")
-    with offline_short, pytest.raises(RecognitionError, match="longer than 0 s"):
-        offline_short.transcribe((noise(1.0), RATE))
-
-
-def test_a_recording_that_is_too_long_ends_its_stream_only(offline: STT) -> None:
-    """Both are computed in one step; audio beyond the limit is refused before its end."""
-    model = offline._model
-    short = replace(model.config, encoder=replace(model.config.encoder, max_frames=10))
-    pcm = noise(0.75, seed=4)  # as long as possible
-    with STT(replace(model, config=short), slots=2, name="short") as stt:
-        whole = offline.transcribe((pcm, RATE))
-        good, bad = stt.open(), stt.open()
-        bad.push(noise(0.9, seed=5), RATE)
-        with pytest.raises(RecognitionError, match="longer than 1 s"):
-            list(bad)
-        recogniser = stt._recognisers[None]
-        fits, exceeds = recogniser.start(0), recogniser.start(0)
-        fits.add(torch.randn(70, 128))
-        exceeds.add(torch.randn(90, 128))
-        both = [r.ending(r.mels[:0]) for r in (fits, exceeds)]
-        with pytest.raises(AudioError):
-            recogniser.step(both)
-        assert all(recogniser.is_ready(recognition) for recognition in both)
-        good.push(pcm, RATE)
-        assert ids(last_final(good)) == ids(whole)
-
-
 def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
     """An iteration that was left by `break` ends later, and does not disturb the next one."""
 
@@ -366,24 +240,6 @@ def test_a_session_may_be_iterated_over_again(stt: STT) -> None:
 
     finals = asyncio.run(asyncio.wait_for(converse(), 60))
     assert [final.seconds for final in finals] == pytest.approx([0.3, 0.6, 0.9, 0.9])
-
-
-def test_a_closed_event_loop_affects_its_session_only(recogniser: MakeCheckpoint) -> None:
-    with STT.load(recogniser(), "cpu", slots=2) as stt:
-        lost, other = stt.open(), stt.open()
-        loop = asyncio.new_event_loop()
-        events = aiter(lost)
-        waiting = loop.create_task(anext(events))  # type: ignore[arg-type]
-        loop.run_until_complete(asyncio.sleep(0))
-        waiting._log_destroy_pending = False  # type: ignore[attr-defined]
-        loop.close()
-        lost.push(noise(1.0), RATE)
-        lost.finalize()
-        other.push(noise(1.0), RATE)
-        assert last_final(other).tokens and stt.running
-        lost.cancel()
-        with stt.open() as first, stt.open() as second:  # both slots are free
-            assert first is not second
 
 
 def test_a_partial_result_has_the_seconds_that_are_decoded(stt: STT) -> None:
@@ -423,21 +279,6 @@ def test_warmup_measures_how_long_a_final_takes(recogniser: MakeCheckpoint) -> N
         assert offline.name == str(recogniser("tdt"))
     with STT.load(recogniser(), "cpu") as cold, pytest.raises(LookaheadError, match="240"):
         cold.final_latency_s(240)
-
-
-def test_a_forked_process_is_refused(stt: STT) -> None:
-    with stt.open() as session:
-        read, write = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                session.push(b"", RATE)
-            except Exception as error:
-                os.write(write, type(error).__name__.encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(read, 100) == b"ForkedProcessError"
-        os.close(read)
-        os.close(write)
 
 
 @pytest.mark.parametrize("kind", ["streaming", "tdt"])

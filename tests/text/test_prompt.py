@@ -84,14 +84,14 @@ def test_text_token_i_is_at_position_text_start_plus_i(
 
     def positions(ids: list[int]) -> torch.Tensor:
         """All input vectors with text: those of the prompt, then those fed frame by frame."""
-        prompt = prompt_builder.build(prefix, ids, layout, ended=True)
+        prompt = prompt_builder.build(prefix, ids, layout, text_ended=True)
         assert prompt is not None
         fed = [prompt.leading_text]
         if not prompt.text_complete:
             fed += [prompt_builder.embed_text(ids[prompt.num_tokens :]), prompt_builder.eos]
         return torch.cat([prompt.prefill, *fed])
 
-    prompt = prompt_builder.build(prefix, ids, layout, ended=True)
+    prompt = prompt_builder.build(prefix, ids, layout, text_ended=True)
     assert prompt is not None
     for i in range(len(ids)):
         other_ids = [*ids[:i], 100, *ids[i + 1 :]]

@@ -8,11 +8,11 @@ from megakernel_tts import MegakernelTTSError, PronunciationError, Pronunciation
 from megakernel_tts.text.pronunciations import Occurrence
 
 
-def found(table: dict[str, str], text: str, *, ended: bool = True) -> list[str]:
+def found(table: dict[str, str], text: str, *, text_ended: bool = True) -> list[str]:
     """The words of a table in a text."""
     words, idx, pronunciations = [], 0, Pronunciations(table)
     while (idx := pronunciations.next_start(text, idx)) < len(text):
-        word = pronunciations.find(text, idx, text[idx - 1 : idx], ended=ended)
+        word = pronunciations.find(text, idx, text[idx - 1 : idx], text_ended=text_ended)
         if word == "incomplete":
             return [*words, "incomplete"]
         if isinstance(word, Occurrence):
@@ -47,7 +47,7 @@ def test_words_are_found_whole_and_the_longest_first(
 def test_a_word_in_capitals_has_its_own_respelling() -> None:
     table = Pronunciations({"us": "uss", "US": "you ess"})
     for text, respelling in (("us", "uss"), ("Us", "uss"), ("US", "you ess")):
-        assert table.find(text, 0, "", ended=True) == Occurrence(2, respelling)
+        assert table.find(text, 0, "", text_ended=True) == Occurrence(2, respelling)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_word_in_capitals_has_its_own_respelling() -> None:
     [("GPU", ["incomplete"]), ("GPU ", ["GPU"]), ("GP", ["incomplete"]), ("GPx", []), ("xG", [])],
 )
 def test_the_end_of_a_text_may_decide(text: str, expected: list[str]) -> None:
-    assert found({"GPU": "x"}, text, ended=False) == expected
+    assert found({"GPU": "x"}, text, text_ended=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_table_is_a_mapping_in_normal_form() -> None:
 def test_entries_of_the_second_table_replace_others() -> None:
     union = Pronunciations({"a": "one", "b": "two"}) | Pronunciations({"b": "three", "c": "four"})
     assert dict(union) == {"a": "one", "b": "three", "c": "four"}
-    assert union.find("C", 0, "", ended=True) == Occurrence(1, "four")
+    assert union.find("C", 0, "", text_ended=True) == Occurrence(1, "four")
 
 
 def test_tables_are_read_from_json_and_toml(tmp_path: Path) -> None:

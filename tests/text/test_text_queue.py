@@ -22,7 +22,7 @@ def tokenizer(checkpoint: Callable[..., Path]) -> TextTokenizer:
 def pop_segments(queue: TextQueue) -> list[TextSegment]:
     segments = []
     while (segment := queue.front()) is not None:
-        assert segment.ended
+        assert segment.text_ended
         segments.append(segment)
         queue.pop()
     return segments
@@ -54,7 +54,7 @@ def test_segments_have_the_tokens_of_their_text(tokenizer: TextTokenizer) -> Non
         queue.push(char)
     queue.end()
     assert pop_token_ids(queue) == [tokenizer.encode(t) for t in ("One two.", "Three!", "Four")]
-    assert queue.done
+    assert queue.exhausted
 
 
 def test_front_segment_grows_until_the_text_ends(tokenizer: TextTokenizer) -> None:
@@ -64,13 +64,15 @@ def test_front_segment_grows_until_the_text_ends(tokenizer: TextTokenizer) -> No
     queue.push(" wor")
     segment = queue.front()
     assert (
-        segment is not None and segment.token_ids == tokenizer.encode("hello") and not segment.ended
+        segment is not None
+        and segment.token_ids == tokenizer.encode("hello")
+        and not segment.text_ended
     )
     queue.end()
-    assert segment.token_ids == tokenizer.encode("hello wor") and segment.ended
-    assert not queue.done
+    assert segment.token_ids == tokenizer.encode("hello wor") and segment.text_ended
+    assert not queue.exhausted
     queue.pop()
-    assert queue.done
+    assert queue.exhausted
 
 
 @given(st.text(alphabet="ab AB.\u0301 \n12é한", max_size=40), st.integers(0, 40))
@@ -82,11 +84,11 @@ def test_tokens_do_not_depend_on_how_the_text_arrives(
         TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8))) for _ in range(2)
     )
     complete.push(text[:cut])
-    complete.push(text[cut:], last=True)
+    complete.push(text[cut:], text_ended=True)
     for char in text:
         live.push(char)
     live.end()
-    assert complete.ended
+    assert complete.text_ended
     for one, other in zip(pop_segments(complete), pop_segments(live), strict=True):
         assert (one.token_ids, one.num_whole) == (other.token_ids, other.num_whole)
         assert one.expected_frames == pytest.approx(other.expected_frames)
@@ -99,11 +101,11 @@ def test_a_flush_ends_the_segment(tokenizer: TextTokenizer) -> None:
         queue.push(text)
         queue.flush()
         queue.flush()
-    assert not queue.done
+    assert not queue.exhausted
     queue.end()
     texts = ["hello to", "the", "world.", "This", "is a test"]
     assert pop_token_ids(queue) == [tokenizer.encode(text) for text in texts]
-    assert queue.done
+    assert queue.exhausted
 
 
 def test_the_length_of_a_segment_counts_from_the_flush(tokenizer: TextTokenizer) -> None:
@@ -120,9 +122,9 @@ def test_the_length_of_a_segment_counts_from_the_flush(tokenizer: TextTokenizer)
 def test_whitespace_gives_no_segment(tokenizer: TextTokenizer, text: str) -> None:
     queue = TextQueue(tokenizer, Splitter())
     queue.push(text)
-    assert not queue.done
+    assert not queue.exhausted
     queue.end()
-    assert queue.done
+    assert queue.exhausted
 
 
 def test_expected_frames_do_not_depend_on_how_the_text_arrives(tokenizer: TextTokenizer) -> None:
@@ -145,7 +147,7 @@ def test_memory_does_not_grow_with_popped_segments(tokenizer: TextTokenizer) -> 
     for _ in range(6):
         for _ in range(100):
             queue.push("Every one of these sentences is to be spoken, in its place. ")
-            while (segment := queue.front()) is not None and segment.ended:
+            while (segment := queue.front()) is not None and segment.text_ended:
                 queue.pop()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.reset_peak()
@@ -183,12 +185,12 @@ MARKED = st.lists(
 def contents(queue: TextQueue) -> list[object]:
     """What a complete text is divided into: breaks, and tokens and replacements of segments."""
     items: list[object] = []
-    while not queue.done:
+    while not queue.exhausted:
         if (pause := queue.take_break()) is not None:
             items.append(pause.seconds)
             continue
         segment = queue.front()
-        assert segment is not None and segment.ended
+        assert segment is not None and segment.text_ended
         items.append((segment.token_ids, segment.replacements, round(segment.expected_frames, 6)))
         queue.pop()
     return items
@@ -203,9 +205,9 @@ def test_marked_text_does_not_depend_on_how_it_arrives(
         TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8)), Markup(TABLE))
         for _ in range(3)
     ]
-    queues[0].push(text, last=True)
+    queues[0].push(text, text_ended=True)
     queues[1].push(text[:cut])
-    queues[1].push(text[cut:], last=True)
+    queues[1].push(text[cut:], text_ended=True)
     for char in text:
         queues[2].push(char)
     queues[2].end()
@@ -217,12 +219,12 @@ def test_marked_text_does_not_depend_on_how_it_arrives(
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_replacements_are_where_their_words_are_spoken(tokenizer: TextTokenizer, text: str) -> None:
     queue = TextQueue(tokenizer, Splitter(limits=SplitLimits(sentence=8)), Markup(TABLE))
-    queue.push(text, last=True)
+    queue.push(text, text_ended=True)
     spoken = {
         "GPU": ("gee pee you", "G P U"), "(GPU)": ("(G P U)",), "é": ("accent", "É"),
         "한": ("han",), "a1": ("A 1",), "a": ("A",), "e": ("E",),
     }  # fmt: skip
-    while not queue.done:
+    while not queue.exhausted:
         if queue.take_break() is None:
             segment = queue.front()
             assert segment is not None
@@ -239,21 +241,21 @@ def test_a_break_ends_a_segment_and_comes_between_segments(tokenizer: TextTokeni
     assert queue.front() is None and queue.take_break() == Break(1.0)
     assert queue.take_break() is None, "the segment comes first"
     segment = queue.front()
-    assert segment is not None and segment.ended
+    assert segment is not None and segment.text_ended
     assert segment.token_ids == tokenizer.encode("hello")
     queue.pop()
     assert [queue.take_break(), queue.take_break()] == [Break(2.0), Break(3.0)]
-    assert queue.take_break() is None and not queue.done
-    queue.push(" world.<break/>.", last=True)
+    assert queue.take_break() is None and not queue.exhausted
+    queue.push(" world.<break/>.", text_ended=True)
     assert pop_token_ids(queue) == [tokenizer.encode("to the world.")]
-    assert not queue.done and queue.take_break() == Break(0.5) and queue.done
+    assert not queue.exhausted and queue.take_break() == Break(0.5) and queue.exhausted
 
 
 def test_a_respelling_that_is_split_belongs_to_its_first_part(tokenizer: TextTokenizer) -> None:
     limits = SplitLimits(sentence=4, clause=4, space=4, anywhere=40)
     table = Pronunciations({"it": "one two three four five"})
     queue = TextQueue(tokenizer, Splitter(limits=limits), Markup(table))
-    queue.push("So it, is", last=True)
+    queue.push("So it, is", text_ended=True)
     written = [[r.written for r in segment.replacements] for segment in pop_segments(queue)]
     assert [*chain(*written)].count("it") == 1 and len(written) > 2
     assert all(set(words) <= {"it", ""} for words in written)
