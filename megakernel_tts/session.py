@@ -79,7 +79,8 @@ Event = AudioChunk | Finish
 class ChunkPolicy:
     """Sizes of a stream's chunks: `first` frames, at most doubled for each chunk, up to `largest`.
 
-    A chunk grows only as far as its frames can be made while the audio before it is played.
+    A chunk grows only as far as its frames can be made while the audio before it is played. If
+    `first` equals `largest`, sizes do not depend on the speed.
 
     Attributes:
         first: Frames of the first chunk; 1 has the lowest latency.

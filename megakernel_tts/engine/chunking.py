@@ -22,7 +22,8 @@ class Chunking:
     is then doubled, since larger chunks cost less per frame. If the audio was played while text was
     missing, sizes begin with the first one again.
 
-    A chunk is cut short if its audio would otherwise be late; see `shorten`.
+    A chunk is cut short if its audio would otherwise be late; see `shorten`. Sizes are equal,
+    whatever the speed, if the policy has one size.
 
     A chunk of n frames is due once n + lookahead frames are pending, so that the words that begin
     in it are known. The stream's first chunk does not wait for the lookahead: no word but the
@@ -97,12 +98,13 @@ class Chunking:
     def shorten(self, num_pending: int) -> None:
         """Makes the next chunk due with the frames that will be pending, if words allow it.
 
-        A chunk that is larger because the ones before it were late keeps its size.
+        A chunk that is larger because the ones before it were late keeps its size. So do all chunks
+        of a policy with one size.
 
         Args:
             num_pending: Frames that will be pending after the next step.
         """
-        if self._num_late < _MAX_LATE:
+        if self._num_late < _MAX_LATE and self._policy.first < self._policy.largest:
             self.size = min(self.size, max(1, num_pending - self._num_lookahead))
 
     def num_required(self, *, first: bool) -> int:

@@ -46,7 +46,7 @@ class CharacterTimes:
 
     def __init__(self) -> None:
         """Starts before the first chunk."""
-        self._seconds = 0.0  # of audio
+        self._end_s = 0.0  # of the audio so far
         self._pending: deque[tuple[str, float]] = deque()  # characters and their starts in s
         self._last = " "
 
@@ -54,14 +54,14 @@ class CharacterTimes:
         """The characters that start in the next chunk."""
         for word in chunk.words:
             self._add_word(word)
-        start_s, self._seconds = self._seconds, self._seconds + chunk.seconds
-        return self._take(start_s, until_s=self._seconds)
+        self._end_s = chunk.end_s
+        return self._take(chunk.start_s, until_s=chunk.end_s)
 
     def end(self) -> CharacterSpan:
         """The characters that are left at the end of the audio, and a space that ends the text."""
         if (self._pending[-1][0] if self._pending else self._last) != " ":
-            self._pending.append((" ", self._seconds))
-        return self._take(self._seconds, until_s=float("inf"))
+            self._pending.append((" ", self._end_s))
+        return self._take(self._end_s, until_s=float("inf"))
 
     def _add_word(self, word: Word) -> None:
         self._pending = deque((text, min(start, word.start)) for text, start in self._pending)
@@ -70,7 +70,7 @@ class CharacterTimes:
             self._pending.append((character, word.start + i * SECONDS_PER_CHARACTER))
 
     def _take(self, start_s: float, *, until_s: float) -> CharacterSpan:
-        start_ms, stop_ms = round(1000 * start_s), round(1000 * self._seconds)
+        start_ms, stop_ms = round(1000 * start_s), round(1000 * self._end_s)
         characters: list[str] = []
         starts_ms: list[int] = []
         while self._pending and self._pending[0][1] < until_s:

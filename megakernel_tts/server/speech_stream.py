@@ -73,7 +73,8 @@ class SpeechChunk:
     Attributes:
         audio: Encoded audio; empty only in the last chunk.
         words: Words that begin in the chunk, timed from the start of the stream.
-        seconds: Duration of the audio; a codec may hold back the end of it.
+        start_s: Start of the audio, in seconds from the start of the stream.
+        end_s: End of the audio; a codec may hold back the end of it.
         segment: Index of the segment of the text, as in `AudioChunk`.
         is_break: Whether it is silence that the text asks for.
         slot_wait_s: Seconds so far for which the stream waited because all slots were in use.
@@ -81,7 +82,8 @@ class SpeechChunk:
 
     audio: bytes
     words: tuple[Word, ...]
-    seconds: float
+    start_s: float
+    end_s: float
     segment: int = 0
     is_break: bool = False
     slot_wait_s: float = 0.0
@@ -219,17 +221,17 @@ class SpeechStream:
             await self.playback.wait_until_lead(_LIVE.max_lead_s)
         if audio and self.waiting:
             self._reporter.first_audio(self.report, self._session.slot_wait_s)
-        seconds = self._encoder.seconds - self.report.audio_s
-        self.report.audio_s = self._encoder.seconds
+        start_s, self.report.audio_s = self.report.audio_s, self._encoder.seconds
         chunk = SpeechChunk(
             audio,
             words,
-            seconds,
+            start_s,
+            self.report.audio_s,
             self._segment,
             source is not None and source.is_break,
             self._session.slot_wait_s,
         )
-        await self.playback.send(sink(chunk), seconds)
+        await self.playback.send(sink(chunk), chunk.end_s - start_s)
 
     def _check(self, finish: Finish) -> None:
         """Checks that the speech was neither cancelled nor failed."""

@@ -191,10 +191,10 @@ class _Utterance:
         if self._sent_s is None:
             self._sent_s = 0.0
             await self._connection.send(AudioStart(**self._format, timestamp=0))
-        timestamp_ms = round(1000 * self._sent_s)
-        self._sent_s += chunk.seconds
+        self._sent_s = chunk.end_s
+        start_ms = round(1000 * chunk.start_s)
         await self._connection.send(
-            AudioChunk(**self._format, audio=chunk.audio, timestamp=timestamp_ms)
+            AudioChunk(**self._format, audio=chunk.audio, timestamp=start_ms)
         )
 
     async def send_stop(self) -> None:

@@ -16,14 +16,16 @@ from tests.rig import Rig, drain
 NUM_FRAMES = 40  # of a turn
 
 
-def speak(loaded: LoadedModel, device: Device, num_turns: int = 1) -> list[list[tuple[float, int]]]:
-    """The arrival in seconds and the frames of every chunk of each turn."""
+def speak(
+    loaded: LoadedModel, device: Device, num_turns: int = 1, **chunks: int
+) -> list[list[tuple[float, int]]]:
+    """The arrival in seconds and the frames of every chunk of each turn; see `Rig.open`."""
     decoder = loaded.engine.decoder
     rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
     device.clock, rig.backend.endless = rig.clock, True
     turns: list[list[tuple[float, int]]] = []
     for seed in range(num_turns):
-        session = rig.open(None, seed=seed, max_frames=NUM_FRAMES)
+        session = rig.open(None, seed=seed, max_frames=NUM_FRAMES, **chunks)
         turns.append(record_chunks(session, device.clock))
         session.push_text("hello to the world.")
         session.end()
@@ -51,6 +53,14 @@ def test_chunks_double_if_the_device_is_idle(load: Callable[..., LoadedModel]) -
     """With the times of an H200: 1.2 ms for a frame, 0.4 ms for a call of the codec."""
     (chunks,) = speak(load(), Device(0.0012, 0.0003, 0.0001))
     assert [size for _, size in chunks][:6] == [1, 2, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize("real_time_factor", [0.1, 0.7, 0.9, 1.5])
+def test_the_speed_does_not_change_chunks_of_one_size(
+    load: Callable[..., LoadedModel], real_time_factor: float
+) -> None:
+    (chunks,) = speak(load(), Device(real_time_factor * FRAME_S, jitter=0.2), first=8, largest=8)
+    assert [size for _, size in chunks] == [8] * (NUM_FRAMES // 8)
 
 
 def test_chunks_grow_to_the_largest_where_there_is_time(load: Callable[..., LoadedModel]) -> None:

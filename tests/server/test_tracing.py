@@ -13,7 +13,7 @@ from megakernel_tts import TTS
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.tracing import Tracing
 from tests.fakes import TIMEOUT_S
-from tests.server.running import TEXT, RunningServer, connected, running_server, wait_until
+from tests.server.running import TEXT, RunningServer, connected, running_server, until, wait_until
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
@@ -108,7 +108,7 @@ def test_waiting_for_a_slot_is_a_span_and_a_refusal_an_error(
             await client.send("second", TEXT * 30)  # a longer text would take a thread
             await client.send("third", TEXT)
             assert (await client.until_done("third"))[-1]["status_code"] == 429
-            assert (await client.receive())["context_id"] == "first"  # the second one has waited
+            await until(lambda: any(stream.events.slot_wait_s for stream in scheduler.streams))
             await client.cancel("first")
             while (await client.receive())["context_id"] != "second":
                 pass
@@ -116,6 +116,7 @@ def test_waiting_for_a_slot_is_a_span_and_a_refusal_an_error(
     settings = ServerSettings(max_queue=1, queue_timeout_s=TIMEOUT_S)
     with simulated_tts(num_slots=1, frame_seconds=0.001) as tts:
         tts.warmup()
+        scheduler = tts._loaded.engine._loop.scheduler
         with running_server(tts, settings, tracing=tracing) as server:
             asyncio.run(act(server))
             wait_until(lambda: server.num_streams == 0)

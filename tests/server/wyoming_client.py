@@ -83,11 +83,11 @@ def serving(tts: TTS, settings: ServerSettings | None = None) -> Iterator[Wyomin
 def pcm_of(events: list[Event]) -> NDArray[np.int16]:
     """The samples of events, whose format and times are checked."""
     chunks = [AudioChunk.from_event(e) for e in events if AudioChunk.is_type(e.type)]
-    start_ms = 0.0
+    num_samples = 0
     for chunk in chunks:
         assert (chunk.rate, chunk.width, chunk.channels) == (24_000, 2, 1)
-        assert chunk.timestamp == round(start_ms)
-        start_ms += 1000 * chunk.seconds
+        assert chunk.timestamp == round(1000 * (num_samples / chunk.rate))
+        num_samples += chunk.samples
     return np.frombuffer(b"".join(chunk.audio for chunk in chunks), "<i2")
 
 
