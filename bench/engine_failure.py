@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bench.load import LoadClients, all_streams, wait_with_progress
 from bench.load_client import Outcome
 from bench.running_server import wait_until
-from bench.service import Service
+from bench.service import POLL_INTERVAL_S, Service
 
 _RECOVERY_TIMEOUT_S = 120.0
 
@@ -70,7 +70,7 @@ def measure_failure(
         others = [process for process in service.engines() if process != engines[-1]]
         return len(others) == service.num_ready() == len(engines)
 
-    wait_until(recovered, _RECOVERY_TIMEOUT_S)
+    wait_until(recovered, _RECOVERY_TIMEOUT_S, POLL_INTERVAL_S)
     recovery_s = time.monotonic() - killed_s
     wait_with_progress(start_s + duration_s, f"{rate:g} requests/s after the recovery")
     streams = all_streams(clients.records())

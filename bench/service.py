@@ -18,6 +18,7 @@ from bench.running_server import wait_until
 
 _START_TIMEOUT_S = 300.0  # compiling the kernels takes most of it
 _STOP_TIMEOUT_S = 20.0
+POLL_INTERVAL_S = 0.1  # long, as each read of the state is a request to the service
 _TAIL_CHARACTERS = 2000  # of a log in an error
 _ENGINES_READY = re.compile(r"^megakernel_tts:engines_ready\{.*\} (\d+)$", re.MULTILINE)
 
@@ -124,7 +125,7 @@ class StartedProcess:
             return self.process.poll() is not None or condition()
 
         try:
-            wait_until(ended_or_ready, _START_TIMEOUT_S)
+            wait_until(ended_or_ready, _START_TIMEOUT_S, POLL_INTERVAL_S)
         except TimeoutError as error:
             raise RuntimeError(f"No {aim}: {error}.{self._log_tail()}") from None
         if (status := self.process.poll()) is not None:
