@@ -111,7 +111,8 @@ def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[R
     """Runs a Ray cluster without replicas on this machine until the block ends.
 
     Args:
-        environment: Variables of all its processes, in addition to those of this one.
+        environment: Variables of all its processes. Others are those of this one, but a temporary
+            folder is the home.
         num_gpus: Number of GPUs that it may use.
 
     Raises:
@@ -120,9 +121,7 @@ def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[R
     token, port, dashboard_port = secrets.token_hex(32), _free_port(), _free_port()
     with TemporaryDirectory(prefix="ray-") as folder:  # short, for the paths of its sockets
         variables = {
-            "XDG_CACHE_HOME": str(Path.home() / ".cache"),  # compiled kernels
             **os.environ,
-            **environment,
             "HOME": folder,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
@@ -134,6 +133,7 @@ def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[R
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/haproxy.sock",
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            **environment,
         }
         start = ["start", "--head", "--block", "--temp-dir", folder, "--port", "0"]
         start += ["--num-cpus", "2", "--num-gpus", str(num_gpus)]
@@ -169,9 +169,11 @@ def serve_replicas(model: str, num_replicas: int, slots: int) -> Generator[RayCl
     deployment["ray_actor_options"] = {"num_gpus": 1} if num_gpus else {"num_cpus": 0.1}
     del deployment["autoscaling_config"]
     deployment["num_replicas"] = num_replicas
-    with ray_cluster(
-        {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, num_gpus=num_gpus
-    ) as cluster:
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "HOME": str(Path.home()),  # has the compiled kernels
+    }
+    with ray_cluster(environment, num_gpus=num_gpus) as cluster:
         cluster.deploy(configuration)
         cluster.head.wait_until(lambda: cluster.num_ready() == num_replicas, "replicas")
         yield cluster

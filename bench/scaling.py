@@ -23,6 +23,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from bench.engine_failure import EngineFailure, measure_failure
 from bench.load import LoadClients, LoadFigures, summarise, wait_with_progress
 from bench.rate_search import find_largest_rate
@@ -151,6 +153,7 @@ class Scaling:
         Raises:
             RuntimeError: A service or a client process has ended.
             TimeoutError: An engine that was killed does not become warm again.
+            psutil.NoSuchProcess: An engine process has ended by itself.
         """
         plan = self._plan
         for gpus in plan.gpus:
@@ -361,8 +364,9 @@ def main() -> None:
         options.max_underruns,
         options.kill,
     )
+    random_weights = f", random weights, {RANDOM_FRAMES} frames" if options.model in SIZES else ""
     settings = {
-        "model": options.model,
+        "model": f"{options.model}{random_weights}",
         "service": "Ray Serve" if options.ray else "megakernel-tts serve --gpus",
         "slots": options.slots,
         "client_processes": options.clients,
@@ -382,7 +386,10 @@ def main() -> None:
         LoadClients.start(options.clients) as clients,
     ):
         scaling = Scaling(plan, clients, save)
-        scaling.measure(_starter(options, model))
+        try:
+            scaling.measure(_starter(options, model))
+        except (RuntimeError, TimeoutError, psutil.NoSuchProcess) as error:
+            sys.exit(f"error: {error}")
     print(f"ratio of the largest rates: {scaling.ratio}")
 
 

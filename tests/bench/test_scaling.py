@@ -1,4 +1,5 @@
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ SIMULATED = ["--model", "simulated", "--frame-ms", str(FRAME_MS), "--clients", "
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
     monkeypatch.setattr(sys, "argv", ["bench.scaling", *options])
-    main()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_one_and_two_engines_are_measured_and_one_is_killed(
@@ -83,3 +88,32 @@ def test_more_gpus_than_there_are_is_an_error(
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "--model", "0.6B")
     assert "--gpus 2: this process may use 1" in capsys.readouterr().err
+
+
+def test_random_weights_are_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def write(command: list[str], *, check: bool) -> None:
+        commands.append(command)
+        Path(command[3]).mkdir()
+
+    monkeypatch.setattr(scaling.subprocess, "run", write)
+    for _ in range(2):
+        with scaling._model("0.6B", tmp_path) as model:
+            assert model == str(tmp_path / "random-0.6B")
+    ((*_, module, target, size_option, size),) = commands
+    assert module == "megakernel_tts.model.random_released" and target != model
+    assert (size_option, size) == ("--size", "0.6B")
+    assert [*tmp_path.iterdir()] == [tmp_path / "random-0.6B"]
+    with scaling._model("demo", None) as model:
+        assert model == "demo"
+
+
+def test_a_service_that_does_not_start_is_an_error_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    monkeypatch.setattr(scaling, "serve_command", lambda *arguments: failing)
+    monkeypatch.setattr(scaling, "count_gpus", lambda: 0)
+    with pytest.raises(SystemExit, match=r"error: .*ended with 1"):
+        run(monkeypatch, "--model", "other", "--clients", "1")
