@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 from tqdm import tqdm
 
-from bench.load_client import READY, Load, LoadRecord, Outcome, StreamRecord
+from bench.load_client import READY, LoadRecord, Outcome, RandomLoad, StreamRecord
 
 _START_DELAY_S = 0.2  # until every process has read its load
 _PROGRESS_S = 0.5  # between updates of the progress bar
@@ -186,7 +186,7 @@ class LoadClients:
         url, start_s = f"http://{authority}/v1/audio/speech", time.monotonic() + _START_DELAY_S
         for i, process in enumerate(self._processes):
             share = rate / len(self._processes)
-            load = Load(url, fields, share, start_s, duration_s, seed=i)
+            load = RandomLoad(url, fields, share, start_s, duration_s, seed=i)
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(load)) + "\n")
             process.stdin.flush()

@@ -1,7 +1,7 @@
 """One process of a load generator: sends requests for speech at random times and reads the audio.
 
-For each `Load` on a line of standard input it prints a line with a `LoadRecord`, both as JSON. It
-ends with its input. `bench.load` starts it.
+For each `RandomLoad` on a line of standard input it prints a line with a `LoadRecord`, both as
+JSON. It ends with its input. `bench.load` starts it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _REFUSALS = ("overloaded", "draining")  # codes of a server that has no capacity
 
 
 @dataclass(frozen=True)
-class Load:
+class RandomLoad:
     """Requests with independent, random times of arrival (a Poisson process).
 
     Attributes:
@@ -102,7 +102,7 @@ class LoadRecord:
         return cls((*streams,), content["cpu_s"])
 
 
-async def send_load(load: Load) -> LoadRecord:
+async def send_load(load: RandomLoad) -> LoadRecord:
     """Sends the requests and reads every reply to its end."""
     rng, records = random.Random(load.seed), list[StreamRecord]()
     cpu_s, seed = time.process_time(), load.seed << 32
@@ -123,7 +123,7 @@ async def send_load(load: Load) -> LoadRecord:
 
 
 async def _send_request(
-    http: aiohttp.ClientSession, load: Load, arrival_s: float, seed: int
+    http: aiohttp.ClientSession, load: RandomLoad, arrival_s: float, seed: int
 ) -> StreamRecord:
     """Sends one request and reads its reply."""
 
@@ -169,7 +169,7 @@ def main() -> None:
     gc.freeze()
     print(READY, flush=True)
     for line in sys.stdin:
-        record = asyncio.run(send_load(Load(**json.loads(line))))
+        record = asyncio.run(send_load(RandomLoad(**json.loads(line))))
         print(json.dumps(asdict(record)), flush=True)
 
 

@@ -107,6 +107,17 @@ def _ray_command(module: str, *arguments: str) -> list[str]:
 
 
 @contextmanager
+def _killed_at_end(folder: str) -> Generator[None]:
+    """Kills the processes that name a folder at the end of the block: Ray may leave HAProxy."""
+    try:
+        yield
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            if any(folder in part for part in process.info["cmdline"] or ()):
+                process.kill()
+
+
+@contextmanager
 def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[RayCluster]:
     """Runs a Ray cluster without replicas on this machine until the block ends.
 
@@ -140,7 +151,7 @@ def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[R
         start += ["--object-store-memory", str(_MEMORY_BYTES)]
         start += ["--dashboard-port", str(dashboard_port)]
         command = _ray_command("ray.scripts.scripts", *start)
-        with started(command, Path(folder, "log"), variables) as head:
+        with _killed_at_end(folder), started(command, Path(folder, "log"), variables) as head:
             cluster = RayCluster(
                 f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}", token, variables, head
             )

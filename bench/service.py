@@ -7,7 +7,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -144,7 +144,7 @@ def started(
     *,
     stdout: int | None = None,
 ) -> Generator[StartedProcess]:
-    """Runs a command until the block ends, and then ends it by SIGTERM, and what it leaves behind.
+    """Runs a command until the block ends, and then ends it by SIGTERM.
 
     Args:
         command: The command.
@@ -161,22 +161,11 @@ def started(
         try:
             yield StartedProcess(process, log)
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process by SIGTERM or, after a time, SIGKILL, and kills descendants that remain."""
-    descendants: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        descendants = psutil.Process(process.pid).children(recursive=True)
-    process.terminate()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    for descendant in descendants:
-        with suppress(psutil.NoSuchProcess):
-            descendant.kill()
+            process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @dataclass(frozen=True)

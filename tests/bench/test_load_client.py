@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bench.load_client import Load, LoadRecord, Outcome, StreamRecord, send_load
+from bench.load_client import LoadRecord, Outcome, RandomLoad, StreamRecord, send_load
 
 FRAME = bytes(3840)  # 80 ms
 LATE_S = 0.05
@@ -69,7 +69,7 @@ class Server:
             host, port = runner.addresses[0][:2]
             url = f"http://{host}:{port}/v1/audio/speech"
             start_s = time.monotonic()
-            record = await send_load(Load(url, {"a": 1}, rate, start_s, duration_s, seed))
+            record = await send_load(RandomLoad(url, {"a": 1}, rate, start_s, duration_s, seed))
         finally:
             await runner.cleanup()
         assert LoadRecord.parse(json.dumps(asdict(record))) == record
