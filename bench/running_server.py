@@ -28,8 +28,15 @@ def served(server: Server, certificate: Certificate | None = None) -> Iterator[s
             thread.join(_TIMEOUT_S)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = _TIMEOUT_S) -> None:
-    """Waits for a condition on another thread's state, which has no event.
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float = _TIMEOUT_S, interval_s: float = 0.001
+) -> None:
+    """Waits for a condition on another thread's or process's state, which has no event.
+
+    Args:
+        condition: Is read repeatedly.
+        timeout_s: Seconds to wait at most.
+        interval_s: Seconds between two reads.
 
     Raises:
         TimeoutError: It does not become true in time.
@@ -38,4 +45,4 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = _TIMEOUT_S) -> 
     while not condition():
         if time.monotonic() > end_s:
             raise TimeoutError(f"the condition does not become true in {timeout_s:.0f} s")
-        time.sleep(0.001)
+        time.sleep(interval_s)

@@ -5,10 +5,11 @@
 
 import sys
 
-from bench.simulation import simulated_tts
 from megakernel_tts.server.cluster.engine_process import serve
 
 SIMULATED_ENGINE = (sys.executable, "-m", "bench.simulated_engine")
 
 if __name__ == "__main__":
+    from bench.simulation import simulated_tts  # torch, which a front does not need
+
     serve(lambda request: simulated_tts(request.slots, float(request.model)))

@@ -9,7 +9,8 @@ import numpy as np
 
 from megakernel_tts import TTS, EngineBusyError
 from megakernel_tts.bench.event_loop import frozen_heap
-from megakernel_tts.bench.timing import BenchmarkRequest, PlaybackGaps
+from megakernel_tts.bench.playback import PlaybackGaps
+from megakernel_tts.bench.timing import BenchmarkRequest
 
 UTTERANCE_FRAMES = 50  # 4 s
 

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from megakernel_tts import TTS, ChunkPolicy, Sampling, SynthesisError, Voice
+from megakernel_tts.bench.playback import PlaybackGaps
 
 _MAX_SECONDS = 2.0  # of rounds; the round in progress is completed
 
@@ -46,26 +47,6 @@ class RequestTiming:
     frames: int
     audio_s: float
     gaps_s: tuple[float, ...] = ()
-
-
-class PlaybackGaps:
-    """Plays a stream from its first chunk on, and records what is missing.
-
-    Attributes:
-        gaps_s: Seconds without audio before each chunk that came late.
-    """
-
-    def __init__(self) -> None:
-        """Starts before the first chunk."""
-        self.gaps_s: list[float] = []
-        self._played_until_s: float | None = None
-
-    def add(self, now_s: float, audio_s: float) -> None:
-        """Adds a chunk of `audio_s` seconds that came at `now_s` seconds."""
-        played_until_s = now_s if self._played_until_s is None else self._played_until_s
-        if now_s > played_until_s:
-            self.gaps_s.append(now_s - played_until_s)
-        self._played_until_s = max(now_s, played_until_s) + audio_s
 
 
 @dataclass(frozen=True)

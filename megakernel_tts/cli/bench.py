@@ -1,10 +1,17 @@
 """`megakernel-tts bench`: measures latency and speed of a model on this machine."""
 
 import argparse
-import math
 from importlib.util import find_spec
 
-from megakernel_tts.cli.console import UsageError, file_path, raise_interrupts
+from megakernel_tts.cli.console import (
+    UsageError,
+    file_path,
+    positive_integer,
+    positive_integers,
+    positive_number,
+    positive_numbers,
+    raise_interrupts,
+)
 from megakernel_tts.cli.output import check_writable
 
 
@@ -26,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--runs",
-        type=_positive_integer,
+        type=positive_integer,
         default=100,
         help="number of requests for the time to the first chunk (default: 100); other figures "
         "use fewer",
@@ -37,14 +44,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(
             name,
-            type=_positive_integers,
+            type=positive_integers,
             default=(1, 2, 4, 8),
             metavar="N,N",
             help=f"{meaning}; every value is measured (default: 1,2,4,8)",
         )
     parser.add_argument(
         "--rate",
-        type=_positive_numbers,
+        type=positive_numbers,
         default=(),
         metavar="R,R",
         help="also measure requests of 4 s of speech that arrive at random, R per second; as many "
@@ -52,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--duration",
-        type=_positive_number,
+        type=positive_number,
         default=60.0,
         metavar="SECONDS",
         help="time in which the requests of --rate arrive (default: 60)",
@@ -122,27 +129,3 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         plot(report, options.plot)
     return 0
-
-
-def _positive_integer(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
-    return int(value)
-
-
-def _positive_integers(value: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_positive_integer(count) for count in value.split(",")))
-
-
-def _positive_number(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0")
-    return number
-
-
-def _positive_numbers(value: str) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(_positive_number(number) for number in value.split(",")))

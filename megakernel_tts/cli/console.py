@@ -2,6 +2,7 @@
 
 import argparse
 import codecs
+import math
 import os
 import signal
 import sys
@@ -26,6 +27,34 @@ def nonempty(value: str) -> str:
 def file_path(value: str) -> Path:
     """Type of an option that names a file."""
     return Path(nonempty(value))
+
+
+def positive_integer(value: str) -> int:
+    """Type of an option with a whole number of 1 or more."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of 1 or more")
+    return int(value)
+
+
+def positive_integers(value: str) -> tuple[int, ...]:
+    """Type of an option with such numbers, separated by commas; repeated ones are dropped."""
+    return tuple(dict.fromkeys(positive_integer(count) for count in value.split(",")))
+
+
+def positive_number(value: str) -> float:
+    """Type of an option with a number above 0."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number above 0")
+    return number
+
+
+def positive_numbers(value: str) -> tuple[float, ...]:
+    """Type of an option with such numbers, separated by commas; repeated ones are dropped."""
+    return tuple(dict.fromkeys(positive_number(number) for number in value.split(",")))
 
 
 def raise_interrupts() -> None:

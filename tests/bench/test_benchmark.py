@@ -15,10 +15,10 @@ from megakernel_tts import TTS, AudioChunk, EngineBusyError
 from megakernel_tts.bench import event_loop, stages, timing
 from megakernel_tts.bench.arrivals import measure_arrivals
 from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.stages import measure_stages, stage_timer
 from megakernel_tts.bench.timing import (
     BenchmarkRequest,
-    PlaybackGaps,
     time_first_chunk,
     time_request,
     time_streams,

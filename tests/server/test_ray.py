@@ -6,30 +6,26 @@ The slow tests start a Ray cluster with two replicas on this machine:
 
 import asyncio
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import websockets
-import yaml
 
 pytest.importorskip("ray.serve", reason="the extra ray is not installed")
 
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema  # pyright: ignore[reportMissingImports]
 
+from bench.ray_service import ROOT, RayCluster, ray_cluster, read_configuration
 from bench.running_server import wait_until
 from megakernel_tts.cli.main import _parser
 from megakernel_tts.server.ray import ReplicaOptions, StreamsPerSlot
@@ -37,10 +33,8 @@ from tests.comparison import assert_same_speech
 from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, Client, pcm_of
 
-ROOT = Path(__file__).parents[2]
-CONFIGURATION = ROOT / "deploy" / "ray.yaml"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-START_TIMEOUT_S = 240.0
+CHANGE_TIMEOUT_S = 240.0
 IMMEDIATELY_S = 2.0  # less than the queue's timeout, after which a request is refused as well
 
 
@@ -88,39 +82,9 @@ def test_the_deployed_configuration_is_valid() -> None:
     assert deployment.ray_actor_options.num_gpus == 1
 
 
-def read_configuration() -> dict[str, Any]:
-    return yaml.safe_load(CONFIGURATION.read_text(encoding="utf-8"))
-
-
 @dataclass
-class Cluster:
-    """A Ray cluster on this machine that serves the demo voice with up to two replicas.
-
-    Attributes:
-        authority: Host and port of Ray's proxy.
-        dashboard: Base URL of Ray's interface for `serve deploy`.
-        token: Its key.
-    """
-
-    authority: str
-    dashboard: str
-    token: str
-
-    def applications(self) -> dict[str, Any]:
-        """The state of the applications; empty until Ray answers."""
-        headers = {"Authorization": f"Bearer {self.token}"}
-        try:
-            url = f"{self.dashboard}/api/serve/applications/"
-            reply = httpx.get(url, headers=headers, timeout=60)
-        except httpx.TransportError:
-            return {}
-        return reply.json() if reply.status_code == 200 else {}
-
-    def replicas(self) -> list[int]:
-        """Process identifiers of the replicas that are ready."""
-        application = self.applications().get("applications", {}).get("megakernel-tts", {})
-        replicas = application.get("deployments", {}).get("SpeechReplica", {}).get("replicas", [])
-        return [each["pid"] for each in replicas if each["state"] == "RUNNING"]
+class Cluster(RayCluster):
+    """A Ray cluster on this machine that serves the demo voice with up to two replicas."""
 
     def speak(self, **fields: Any) -> httpx.Response:
         """A request for speech."""
@@ -134,72 +98,20 @@ class Cluster:
             yield Client(websocket)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def ray_program(module: str, *arguments: str) -> list[str]:
-    """A command of Ray, run by this Python."""
-    program = f"import sys; from {module} import cli; sys.exit(cli())"
-    return [sys.executable, "-c", program, *arguments]
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """The file of deploy/ with CPUs for GPUs, the demo voice, and one stream for each replica."""
-    token = secrets.token_hex(32)
-    port, dashboard_port = free_port(), free_port()
     configuration = read_configuration()
-    configuration["http_options"] = {"host": "127.0.0.1", "port": port}
     (application,) = configuration["applications"]
     application["args"] = {"no-auth": True, "slots": 1, "max-queue": 0}
     (deployment,) = application["deployments"]
     deployment["ray_actor_options"] = {"num_cpus": 0.1}
     deployment["autoscaling_config"] |= {"max_replicas": 2, "upscale_delay_s": 0}
-    file = tmp_path_factory.mktemp("ray") / "ray.yaml"
-    file.write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    with TemporaryDirectory(prefix="ray-") as folder:  # short, for the paths of its sockets
-        environment = (
-            os.environ
-            | ONE_THREAD
-            | {
-                "HOME": folder,
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": token,
-                "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-                "RAY_SERVE_ENABLE_HA_PROXY": "1",
-                "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
-                "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/haproxy-state",
-                "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/haproxy.sock",
-                "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-                "RAY_USAGE_STATS_ENABLED": "0",
-            }
-        )
-        start = ["start", "--head", "--block", "--temp-dir", folder, "--port", "0"]
-        start += ["--num-cpus", "2", "--num-gpus", "0", "--object-store-memory", "100000000"]
-        start += ["--dashboard-port", str(dashboard_port)]
-        cluster = Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}", token)
-        with (
-            (Path(folder) / "log").open("w") as log,
-            subprocess.Popen(
-                ray_program("ray.scripts.scripts", *start),
-                env=environment,
-                stdout=log,
-                stderr=log,
-            ) as head,
-        ):
-            try:
-                wait_until(lambda: bool(cluster.applications()), START_TIMEOUT_S)
-                deploy = ray_program(
-                    "ray.serve.scripts", "deploy", str(file), "--address", cluster.dashboard
-                )
-                subprocess.run(deploy, env=environment, check=True)
-                wait_until(lambda: len(cluster.replicas()) == 1, START_TIMEOUT_S)
-                yield cluster
-            finally:
-                head.terminate()  # it ends all processes of the cluster
+    with ray_cluster(ONE_THREAD, num_gpus=0) as started:
+        cluster = Cluster(**vars(started))
+        cluster.deploy(configuration)
+        cluster.head.wait_until(lambda: cluster.num_ready() == 1, "replica")
+        yield cluster
 
 
 async def hold(client: Client, name: str) -> None:
@@ -211,7 +123,7 @@ async def hold(client: Client, name: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait_until, condition, START_TIMEOUT_S)
+    await asyncio.to_thread(wait_until, condition, CHANGE_TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,119 @@
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import scaling
+from bench.scaling import main
+
+FRAMES, FRAME_MS = 25, 20.0  # 0.5 s for a request
+SIMULATED = ["--model", "simulated", "--frame-ms", str(FRAME_MS), "--clients", "1"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench.scaling", *options])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        main()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_one_and_two_engines_are_measured_and_one_is_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "find_largest_rate", lambda holds, known: 4.0 if holds(9) else 2.0)
+    monkeypatch.setattr(scaling, "_WARM_UP_S", 0.1)
+    monkeypatch.setattr(scaling, "_FIELDS", {**scaling._FIELDS, "max_new_tokens": FRAMES})
+    file = tmp_path / "scaling.json"
+    options = ["--rates", "24", "--duration", "1.2", "--search-duration", "0.3", "--kill"]
+    options += ["--slots", "64", "--p95-ms", "60000", "--max-underruns", "1", "--json", str(file)]
+    run(monkeypatch, *SIMULATED, *options)
+    report: dict[str, Any] = json.loads(file.read_text())
+    assert report["largest_rate_by_gpus"] == {"1": 4.0, "2": 4.0}
+    assert report["ratio_of_largest_rates"] == 1.0
+    loads = [(run["gpus"], run["figures"]["rate"], run["search"]) for run in report["runs"]]
+    assert loads == [
+        (gpus, rate, search) for gpus in (1, 2) for rate, search in ((24.0, False), (9, True))
+    ]
+    for each in report["runs"]:
+        figures, cores = each["figures"], each["cores"]
+        assert each["holds"]
+        assert figures["requests"] == figures["complete"] > 0
+        assert FRAME_MS <= figures["first_audio_ms_p50"] <= figures["first_audio_ms_p99"]
+        assert figures["audio_seconds_per_second"] == pytest.approx(
+            0.08 * FRAMES * figures["served_per_second"], abs=0.1
+        )
+        assert (cores["front"] > 0 or each["search"]) and len(cores["engines"]) == each["gpus"]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("requests/s for" in line for line in lines) == len(loads)
+
+    failure = report["engine_failure"]
+    assert 0 < failure["lost_streams"] < failure["open_streams"] <= failure["requests"]
+    assert failure["other_errors"] == failure["refused"] == 0
+    assert failure["recovery_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "0.6B"], "0.6B needs a GPU; --model simulated or demo runs without one"),
+        (["--model", "demo", "--ray"], "pip install '.[server,ray]'"),
+        ([*SIMULATED, "--kill", "--gpus", "1"], "add 2 to --gpus"),
+        ([*SIMULATED, "--json", "missing/x.json"], "missing is not a folder"),
+        ([*SIMULATED, "--max-underruns", "2"], "'2' is not a share from 0 to 1"),
+        ([*SIMULATED, "--rates", "0"], "'0' is not a number above 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(scaling, "count_gpus", lambda: 0)
+    monkeypatch.setattr(scaling, "find_spec", lambda name: None if name == "ray" else name)
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, *options)
+    assert message in capsys.readouterr().err
+
+
+def test_more_gpus_than_there_are_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "count_gpus", lambda: 1)
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "--model", "0.6B")
+    assert "--gpus 2: this process may use 1" in capsys.readouterr().err
+
+
+def test_random_weights_are_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def write(command: list[str], *, check: bool) -> None:
+        commands.append(command)
+        Path(command[3]).mkdir()
+
+    monkeypatch.setattr(scaling.subprocess, "run", write)
+    for _ in range(2):
+        with scaling._model("0.6B", tmp_path) as model:
+            assert model == str(tmp_path / "random-0.6B")
+    ((*_, module, target, size_option, size),) = commands
+    assert module == "megakernel_tts.model.random_released" and target != model
+    assert (size_option, size) == ("--size", "0.6B")
+    assert [*tmp_path.iterdir()] == [tmp_path / "random-0.6B"]
+    with scaling._model("demo", None) as model:
+        assert model == "demo"
+
+
+def test_a_service_that_does_not_start_is_an_error_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    monkeypatch.setattr(scaling, "serve_command", lambda *arguments: failing)
+    monkeypatch.setattr(scaling, "count_gpus", lambda: 0)
+    with pytest.raises(SystemExit, match=r"error: .*ended with 1"):
+        run(monkeypatch, "--model", "other", "--clients", "1")

@@ -1,0 +1,81 @@
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from bench.service import CpuMeter, serve_command, serve_engines
+from megakernel_tts.cli.main import _parser
+
+
+class ThisProcess:
+    """A service that is this process, as front and as engine."""
+
+    authority = ""
+
+    def front(self) -> list[psutil.Process]:
+        return [psutil.Process()]
+
+    def engines(self) -> list[psutil.Process]:
+        return [psutil.Process()]
+
+    def num_ready(self) -> int:
+        return 1
+
+
+def burn(cpu_s: float) -> None:
+    end_s = time.thread_time() + cpu_s
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_the_cores_of_processes_and_threads_are_measured() -> None:
+    start_s = time.monotonic()
+    meter = CpuMeter(ThisProcess())
+    thread = threading.Thread(target=burn, args=(0.2,))
+    thread.start()
+    burn(0.5)
+    ended = threading.Event()
+    waiting = threading.Thread(target=ended.wait)  # a thread without work, and one that lives
+    waiting.start()
+    busy = threading.Thread(target=lambda: (burn(0.2), ended.wait()))
+    busy.start()
+    thread.join()
+    while busy.native_id is None or thread_cpu_s(busy.native_id) < 0.19:
+        time.sleep(0.01)
+    cores = meter.read()
+    elapsed_s = time.monotonic() - start_s
+    ended.set()
+    assert 0.85 < cores.front * elapsed_s and cores.engines[0] == pytest.approx(
+        cores.front, abs=0.1
+    )
+    assert 0.15 < cores.engine_threads[0] * elapsed_s < 0.45  # not the 0.5 s of the main thread
+    assert cores.front_and_engine_threads == pytest.approx(
+        cores.front + cores.engine_threads[0], abs=0.01
+    )
+
+
+def thread_cpu_s(number: int) -> float:
+    (thread,) = (each for each in psutil.Process().threads() if each.id == number)
+    return thread.user_time + thread.system_time
+
+
+def test_a_command_that_fails_is_reported_with_its_log() -> None:
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    with (
+        pytest.raises(RuntimeError, match=r"ended with 1.*\n.*\nno such model"),
+        serve_engines(failing, 1),
+    ):
+        pass
+
+
+def test_the_command_is_that_of_the_package() -> None:
+    options = _parser().parse_args(serve_command("demo", range(2), 64)[3:])
+    configured = options.configuration.resolve(options, {})
+    assert {name: configured[name].value for name in ("model", "gpus", "slots", "port")} == {
+        "model": "demo",
+        "gpus": "0,1",
+        "slots": 64,
+        "port": 0,
+    }
