@@ -7,7 +7,8 @@ python build_ext.py --check    # compile for every architecture; needs nvcc but 
 import argparse
 import sys
 
-from megakernel_tts.kernels import build, models
+from megakernel_common.kernels import build
+from megakernel_tts.kernels import models
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
             return 0 if build.check(models.all_programs()) else 1
         import torch
 
-        from megakernel_tts.kernels.loader import load_module
+        from megakernel_common.kernels.loader import load_module
 
         for program in models.released_programs():
             load_module(program, torch.device("cuda"))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import write
-from megakernel_tts.kernels import build
-from megakernel_tts.kernels.program import ARCHITECTURES
+from megakernel_common.kernels import build
+from megakernel_common.kernels.program import ARCHITECTURES
 from megakernel_tts.kernels.wide import needed_widths
 
 _SOURCE = Path(__file__).with_suffix(".cu")

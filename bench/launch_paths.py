@@ -20,12 +20,12 @@ import torch
 from bench.frames import disable_end_of_speech, frame_ms
 from bench.report import write
 from bench.step import random_model
+from megakernel_common.kernels import build, nvrtc
+from megakernel_common.kernels.loader import LaunchPath
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
-from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.decode import load_decode_kernels
-from megakernel_tts.kernels.loader import LaunchPath
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
 

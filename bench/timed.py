@@ -24,6 +24,8 @@ from torch import Tensor
 
 from bench.report import write
 from megakernel_common.checkpoint import Checkpoint
+from megakernel_common.kernels.declarations import DeviceStruct
+from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts import TTS, ModelInfo
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.bench.timing import BenchmarkRequest, time_streams
@@ -32,9 +34,7 @@ from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.kernels.codec import CodecKernels
-from megakernel_tts.kernels.declarations import DeviceStruct
 from megakernel_tts.kernels.decode import DecodeKernels, GpuProperties
-from megakernel_tts.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.structs import NUM_CODE_GROUPS, DecodeInfo, Params, PublishedFrame
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import ModelConfig, read_codec_config, read_model_config

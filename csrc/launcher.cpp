@@ -1,4 +1,4 @@
-// Torch operators that load cubins and launch their kernels. megakernel_tts/kernels names the
+// Torch operators that load cubins and launch their kernels. megakernel_common/kernels names the
 // kernels and checks their arguments.
 //
 // Operators return the driver's status, and call no function that throws; Python raises the

@@ -9,8 +9,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from megakernel_common.files import check_output
 from megakernel_tts.errors import ReferenceAudioError
-from megakernel_tts.files import check_output
 
 _MAX_WAV_BYTES = (1 << 32) - 1 - 36  # of samples: the header's sizes have 32 bits
 _MIN_SECONDS, _MAX_SECONDS = 0.5, 60.0  # of a reference recording

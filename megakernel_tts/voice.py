@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from megakernel_common.files import replace_file
 from megakernel_tts.checks import MAX_POSITIONS, check_text
 from megakernel_tts.errors import TextError, VoiceError
-from megakernel_tts.files import replace_file
 
 _FORMAT = "megakernel-tts-voice-1"
 _MAX_FILE_BYTES = 4 << 20  # more than every voice that fits a slot

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from megakernel_common.checkpoint import map_leaves
+from megakernel_common.kernels.loader import LaunchPath
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.kernels.decode import load_decode_kernels
-from megakernel_tts.kernels.loader import LaunchPath
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_checkpoint import Size

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from megakernel_common.kernels.loader import cache_folder
 from megakernel_tts import TTS
-from megakernel_tts.kernels.loader import cache_folder
 from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.hub import find_checkpoint

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from megakernel_common.files import replace_file
 from megakernel_tts import Speech, Voice, VoiceError
 from megakernel_tts.align.alignment import Alignment
 from megakernel_tts.cli.console import UsageError
 from megakernel_tts.cli.output import check_writable
-from megakernel_tts.files import replace_file
 
 
 def _kept(file: Path) -> Path:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from megakernel_common.fields import Fields, read_json
+from megakernel_common.files import replace_file
 from megakernel_tts.align.estimate import EstimatedWordTimer
 from megakernel_tts.align.word_times import AlignedWordTimer, WordTimer
 from megakernel_tts.align.words import Transcript
-from megakernel_tts.files import replace_file
 from megakernel_tts.kernels.structs import MAX_CAPTURED_HEADS
 
 ALIGNMENT_FILE = "alignment.json"

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.kernels.loader import obstacle
 from megakernel_tts.kernels.align import AlignKernels, load_align_kernels
-from megakernel_tts.kernels.loader import obstacle
 
 Layout = Literal["BTS", "BST"]
 Out = Literal["durations", "path", "index"]

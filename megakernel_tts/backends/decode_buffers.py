@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.kernels.addresses import device_address, host_address
 from megakernel_tts.backends.weight_packing import Packer
-from megakernel_tts.kernels.addresses import device_address, host_address
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
     HEAD_DIM,

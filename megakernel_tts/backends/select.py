@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from megakernel_common.checkpoint import map_leaves
+from megakernel_common.kernels.loader import obstacle
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import Backend
 from megakernel_tts.backends.reference import Reference
-from megakernel_tts.kernels.loader import obstacle
 from megakernel_tts.model.config import ModelConfig
 
 if TYPE_CHECKING:

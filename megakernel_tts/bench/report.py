@@ -11,6 +11,7 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from megakernel_common.files import replace_file
 from megakernel_tts import Sampling
 from megakernel_tts.bench.arrivals import Arrivals
 from megakernel_tts.bench.event_loop import EventLoop
@@ -18,7 +19,6 @@ from megakernel_tts.bench.peers import Peer
 from megakernel_tts.bench.stages import Stages
 from megakernel_tts.bench.timing import FirstChunk, Streaming
 from megakernel_tts.bench.torch_graph import TorchGraph
-from megakernel_tts.files import replace_file
 
 _PACKAGE = Path(__file__).parent.parent
 

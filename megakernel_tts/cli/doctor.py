@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megakernel_tts.kernels.build import architecture_of
-from megakernel_tts.kernels.loader import cache_folder, support
+from megakernel_common.kernels.build import architecture_of
+from megakernel_common.kernels.loader import cache_folder, support
 from megakernel_tts.kernels.wide import compiled_widths
 from megakernel_tts.machine import system_memory
 
@@ -40,7 +40,7 @@ _COMPILERS = {"extension": "nvcc, and launched by a torch extension", "nvrtc": "
 _OPEN_INVALID_CUBIN = """
 import sys
 import torch
-from megakernel_tts.kernels.loader import open_cubin
+from megakernel_common.kernels.loader import open_cubin
 try:
     open_cubin(b"not a cubin\\0", (), torch.device(sys.argv[1]), sys.argv[2])
 except RuntimeError as error:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from megakernel_common.files import check_output
 from megakernel_tts.audio import WavWriter
 from megakernel_tts.cli.console import UsageError
-from megakernel_tts.files import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,5 +1,5 @@
-"""Compiles, loads and launches the CUDA kernels of csrc.
+"""The kernels of synthesis: structs that cross to them, their programs, launches.
 
-Reading order: structs (what crosses to the kernels), program (what is compiled), module (what is
-launched), loader (which of two paths does it), decode (the kernels of talker and code predictor).
+Reading order: structs (what crosses to the kernels), decode (the kernels of talker and code
+predictor). `megakernel_common.kernels` compiles and launches them.
 """

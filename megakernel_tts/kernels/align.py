@@ -6,6 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from megakernel_common.kernels.loader import LaunchPath, load_module
+from megakernel_common.kernels.module import KernelModule, LaunchConfig
+from megakernel_common.kernels.program import Program
 from megakernel_tts.kernels.align_structs import (
     ALIGN_DECLARATIONS,
     AlignInfo,
@@ -14,9 +17,6 @@ from megakernel_tts.kernels.align_structs import (
     PathParams,
     SearchParams,
 )
-from megakernel_tts.kernels.loader import LaunchPath, load_module
-from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import Program
 
 _SCORE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ELEMENT_SIZES = (1, 2, 4, 8)

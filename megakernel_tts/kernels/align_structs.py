@@ -2,7 +2,7 @@
 
 from ctypes import c_bool, c_int, c_int64, c_uint64
 
-from megakernel_tts.kernels.declarations import DeviceStruct, pointer
+from megakernel_common.kernels.declarations import DeviceStruct, pointer
 
 
 class Lengths(DeviceStruct):

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from megakernel_common.kernels.loader import LaunchPath, load_module
+from megakernel_common.kernels.module import KernelModule, LaunchConfig
+from megakernel_common.kernels.program import Program
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WARPS,
     BLOCK_THREADS,
@@ -16,9 +19,6 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     StateUpdateParams,
 )
-from megakernel_tts.kernels.loader import LaunchPath, load_module
-from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import Program
 
 if TYPE_CHECKING:
     import torch

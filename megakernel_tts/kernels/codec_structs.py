@@ -3,7 +3,7 @@
 from ctypes import c_float, c_int, c_int64
 from enum import nonmember
 
-from megakernel_tts.kernels.declarations import (
+from megakernel_common.kernels.declarations import (
     Declaration,
     DeviceConstant,
     DeviceEnum,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.kernels.build import architecture_of
-from megakernel_tts.kernels.loader import LaunchPath, load_module
-from megakernel_tts.kernels.module import KernelModule, LaunchConfig
-from megakernel_tts.kernels.program import ARCHITECTURES, Program
+from megakernel_common.kernels.build import architecture_of
+from megakernel_common.kernels.loader import LaunchPath, load_module
+from megakernel_common.kernels.module import KernelModule, LaunchConfig
+from megakernel_common.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.structs import (
     BATCH_COLUMNS,
     DECODE_DECLARATIONS,

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from megakernel_common.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
-from megakernel_tts.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.wide import compiled_widths
 
 _RELEASED_PREDICTOR = StackShape(1024, 16, 8, 3072)

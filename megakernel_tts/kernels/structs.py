@@ -10,7 +10,7 @@ csrc/params.cuh, csrc/workspace.cuh and csrc/decode/kernels.cuh explain the fiel
 import ctypes
 from ctypes import c_float, c_int, c_uint, c_uint64
 
-from megakernel_tts.kernels.declarations import (
+from megakernel_common.kernels.declarations import (
     Declaration,
     DeviceConstant,
     DeviceEnum,

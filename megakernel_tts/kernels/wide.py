@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from megakernel_tts.kernels.module import KernelModule, LaunchConfig
+from megakernel_common.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.structs import (
     EXCHANGE_BUFFERS,
     WIDE_BUFFERS,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.align import mas, maximum_path
 from megakernel_tts.align.search import Out
-from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.align import load_align_kernels
 from tests.align.lattices import Batch, plain_batch_durations, random_batch
 from tests.emulator.align import EmulatedAlign

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from megakernel_common.kernels.operator_module import OperatorModule
 from megakernel_tts import ChunkPolicy, Sampling
 from megakernel_tts.backends.decode_buffers import PHASES
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PendingCodes, PrefillRequest
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.errors import DeviceError
-from megakernel_tts.kernels.operator_module import OperatorModule
 from megakernel_tts.kernels.structs import Params
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.text.prompt import PromptBuilder

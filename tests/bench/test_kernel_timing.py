@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.kernel_timing import LaunchTiming, compile_program, parse_timing, run_jobs
-from megakernel_tts.kernels import build
+from megakernel_common.kernels import build
 
 
 def test_output_line_has_median_minimum_and_checksum() -> None:

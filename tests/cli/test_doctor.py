@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.backends.select import pick_dtype
 from megakernel_tts.cli import doctor
-from megakernel_tts.kernels import build, nvrtc
 
 
 def findings() -> dict[str, list[str]]:
@@ -65,8 +65,8 @@ def test_kernel_path_is_reported_and_decides_the_dtype(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr("megakernel_tts.kernels.build.obstacle", lambda: no_extension)
-    monkeypatch.setattr("megakernel_tts.kernels.nvrtc.obstacle", lambda: no_nvrtc)
+    monkeypatch.setattr("megakernel_common.kernels.build.obstacle", lambda: no_extension)
+    monkeypatch.setattr("megakernel_common.kernels.nvrtc.obstacle", lambda: no_nvrtc)
     caught = SimpleNamespace(returncode=0, stdout="caught: CUDA could not load the kernels: no.\n")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: caught)
     assert any(sentence in text for text in findings()[status])

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.checkpoint import Checkpoint, map_leaves
+from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint

@@ -6,7 +6,8 @@ from ctypes import c_float, c_int, c_void_p
 
 from torch import Tensor
 
-from megakernel_tts.kernels.declarations import DeviceStruct, declaration_checks
+from megakernel_common.kernels.declarations import DeviceStruct, declaration_checks
+from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.decode import (
     ORDINARY,
     DecodeKernels,
@@ -14,7 +15,6 @@ from megakernel_tts.kernels.decode import (
     GpuProperties,
     decode_program,
 )
-from megakernel_tts.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.structs import DECODE_DECLARATIONS
 from megakernel_tts.model.config import ModelConfig
 from tests.emulator.build import load_library

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from megakernel_common.kernels.declarations import declaration_checks
+from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.align import AlignGpu, AlignKernels, make_plan
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
-from megakernel_tts.kernels.declarations import declaration_checks
-from megakernel_tts.kernels.module import LaunchConfig, Struct
 from tests.emulator.build import load_library
 
 _GPU = AlignGpu(num_sms=2, shared_bytes_per_block=99 << 10, shared_bytes_per_sm=100 << 10,

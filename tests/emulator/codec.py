@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from megakernel_common.kernels.declarations import declaration_checks
+from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
-from megakernel_tts.kernels.declarations import declaration_checks
-from megakernel_tts.kernels.module import LaunchConfig, Struct
 from tests.emulator.build import load_library
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from megakernel_tts.kernels.module import KernelModule, LaunchConfig
+from megakernel_common.kernels.module import KernelModule, LaunchConfig
 from megakernel_tts.kernels.structs import PrefillBatch, SamplingParams
 
 STREAM, CONTEXT, FUNCTION = 0xBEEF, 0x77, 0x99
@@ -71,7 +71,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
     monkeypatch.setattr(bindings, "driver", recording, raising=False)
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    monkeypatch.delitem(sys.modules, "megakernel_tts.kernels.driver_module", raising=False)
+    monkeypatch.delitem(sys.modules, "megakernel_common.kernels.driver_module", raising=False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
     return recording
@@ -79,8 +79,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
 
 @pytest.fixture
 def module(driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> KernelModule:
-    source = importlib.import_module("megakernel_tts.kernels.driver_module")
-    monkeypatch.delitem(sys.modules, "megakernel_tts.kernels.driver_module")
+    source = importlib.import_module("megakernel_common.kernels.driver_module")
+    monkeypatch.delitem(sys.modules, "megakernel_common.kernels.driver_module")
     made = source.DriverModule(b"cubin", ("kernel",), torch.device("cuda", 2))
     assert ("cuDeviceGet", 2) in driver.calls
     driver.calls.clear()

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from megakernel_common.kernels import build, nvrtc
+from megakernel_common.kernels.loader import LaunchPath
 from megakernel_tts.backends.decode_buffers import PHASES
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.kernels import build, nvrtc
 from megakernel_tts.kernels.decode import DecodeVariant, load_decode_kernels
-from megakernel_tts.kernels.loader import LaunchPath
 from megakernel_tts.loader import LoadedModel
 from tests.comparison import SAMPLINGS, Comparison
 
@@ -99,7 +99,7 @@ def test_launches_follow_the_current_stream(load: Callable[..., LoadedModel]) ->
 SCRIPT = """
 import torch
 from megakernel_tts import TTS, Sampling
-from megakernel_tts.kernels.loader import support
+from megakernel_common.kernels.loader import support
 
 found = support(torch.device("cuda", 0))
 assert found.path == "nvrtc", found

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from megakernel_tts.kernels import build, loader, nvrtc
+from megakernel_common.kernels import build, loader, nvrtc
+from megakernel_common.kernels.program import Program
 from megakernel_tts.kernels.models import all_programs, released_programs
-from megakernel_tts.kernels.program import Program
 
 CUDA = torch.device("cuda", 0)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from megakernel_tts.kernels import nvrtc
+from megakernel_common.kernels import nvrtc
+from megakernel_common.kernels.program import CSRC, Program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
-from megakernel_tts.kernels.program import CSRC, Program
 from megakernel_tts.kernels.structs import StreamParams
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.obstacle() is not None, reason=str(nvrtc.obstacle()))

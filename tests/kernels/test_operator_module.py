@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megakernel_tts.kernels import build
+from megakernel_common.kernels import build
 
 SCRIPT = """
 import ctypes
@@ -21,10 +21,10 @@ import sys
 
 import torch
 
-from megakernel_tts.kernels import build
-from megakernel_tts.kernels.module import LaunchConfig
-from megakernel_tts.kernels.operator_module import OperatorModule
-from megakernel_tts.kernels.declarations import DeviceStruct
+from megakernel_common.kernels import build
+from megakernel_common.kernels.module import LaunchConfig
+from megakernel_common.kernels.operator_module import OperatorModule
+from megakernel_common.kernels.declarations import DeviceStruct
 
 class Facts(DeviceStruct):
     _fields_ = [("value", ctypes.c_uint8 * {size})]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megakernel_tts.kernels import build
+from megakernel_common.kernels import build
 from megakernel_tts.kernels.wide import compiled_widths
 
 pytestmark = pytest.mark.gpu

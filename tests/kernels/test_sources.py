@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megakernel_tts.kernels.program import CSRC
+from megakernel_common.kernels.program import CSRC
 
 SECTIONS = ("static asserts", "shared memory", "warp roles", "body")
 # Files of the folders of kernels that hold neither a kernel nor a phase.

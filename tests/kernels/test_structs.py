@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from megakernel_tts.kernels import align_structs, codec_structs, structs
-from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
-from megakernel_tts.kernels.codec import codec_program
-from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
-from megakernel_tts.kernels.declarations import (
+from megakernel_common.kernels.declarations import (
     Declaration,
     DeviceConstant,
     DeviceEnum,
@@ -22,7 +18,11 @@ from megakernel_tts.kernels.declarations import (
     declaration_checks,
     pointer,
 )
-from megakernel_tts.kernels.program import CSRC
+from megakernel_common.kernels.program import CSRC
+from megakernel_tts.kernels import align_structs, codec_structs, structs
+from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
+from megakernel_tts.kernels.codec import codec_program
+from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
 from megakernel_tts.kernels.structs import (
     DECODE_DECLARATIONS,
     MIN_FRAMES,
@@ -81,20 +81,20 @@ def test_a_difference_fails_the_build_with_the_name_of_the_field() -> None:
         (
             StreamParams,
             swapped,
-            "StreamParams.num_frames has another offset than the 4 of megakernel_tts/kernels",
+            "StreamParams.num_frames has another offset than the 4 of Python",
         ),
         (
             StreamParams,
             retyped,
-            "StreamParams.slot has another type than in megakernel_tts/kernels",
+            "StreamParams.slot has another type than in Python",
         ),
         (StreamParams, renamed, "has no member named .slots."),
         (
             StreamParams,
             fields[:-1],
-            "StreamParams has another size than the 120 bytes of megakernel_tts/kernels",
+            "StreamParams has another size than the 120 bytes of Python",
         ),
-        (Params, pointed, "Params.talker_head has another type than in megakernel_tts/kernels"),
+        (Params, pointed, "Params.talker_head has another type than in Python"),
     ):
         errors = compile_checks((changed(struct, changes),))
         assert sentence.replace(".slots.", "") in errors.replace("‘slots’", ""), errors
@@ -107,7 +107,7 @@ def test_another_value_of_an_enumerator_fails_the_build() -> None:
         NON_FINITE = 3
 
     errors = compile_checks((EndReason,))
-    assert "EndReason.NON_FINITE has another value than in megakernel_tts/kernels" in errors
+    assert "EndReason.NON_FINITE has another value than in Python" in errors
     assert "EOS" not in errors
 
 
@@ -119,14 +119,14 @@ def test_another_value_of_an_enumerator_of_the_codec_fails_the_build() -> None:
         SAMPLES = 4
 
     errors = compile_checks([Epilogue], "codec")
-    assert "Epilogue.SAMPLES has another value than in megakernel_tts/kernels" in errors
+    assert "Epilogue.SAMPLES has another value than in Python" in errors
     assert "SNAKE" not in errors
 
 
 @needs_compiler
 def test_another_value_of_a_constant_fails_the_build() -> None:
     errors = compile_checks([DeviceConstant("megakernel::kMinFrames", MIN_FRAMES + 1)])
-    assert "megakernel::kMinFrames has another value than the 3 of megakernel_tts/kernels" in errors
+    assert "megakernel::kMinFrames has another value than the 3 of Python" in errors
 
 
 def test_builds_check_every_struct_and_enumeration() -> None:

@@ -52,7 +52,7 @@ def test_the_wheel_has_every_module(names: set[str]) -> None:
 
 def test_the_wheel_has_every_cuda_source(names: set[str]) -> None:
     sources = {
-        f"megakernel_tts/csrc/{file.relative_to(ROOT / 'csrc').as_posix()}"
+        f"megakernel_common/csrc/{file.relative_to(ROOT / 'csrc').as_posix()}"
         for file in (ROOT / "csrc").rglob("*")
         if file.suffix in SUFFIXES
     }

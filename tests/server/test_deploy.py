@@ -100,7 +100,7 @@ def test_the_health_check_requests_a_path_of_the_server(server: RunningServer) -
 
 
 def test_kernels_are_cached_in_a_volume(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megakernel_tts.kernels.loader import cache_folder
+    from megakernel_common.kernels.loader import cache_folder
 
     monkeypatch.setenv("XDG_CACHE_HOME", image_environment()["XDG_CACHE_HOME"])
     volumes = json.loads(instruction("VOLUME"))

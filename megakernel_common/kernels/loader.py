@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from megakernel_tts.files import replace_file
-from megakernel_tts.kernels import build, nvrtc
-from megakernel_tts.kernels.program import Program
+from megakernel_common.files import replace_file
+from megakernel_common.kernels import build, nvrtc
+from megakernel_common.kernels.program import Program
 
 if TYPE_CHECKING:
     import torch
 
-    from megakernel_tts.kernels.module import KernelModule
+    from megakernel_common.kernels.module import KernelModule
 
 LaunchPath = Literal["extension", "nvrtc"]
 
@@ -122,11 +122,11 @@ def open_cubin(
         RuntimeError: The launcher cannot be built, or CUDA refused the cubin.
     """
     if path == "extension":
-        from megakernel_tts.kernels.operator_module import OperatorModule
+        from megakernel_common.kernels.operator_module import OperatorModule
 
         build.load_launcher()
         return OperatorModule(cubin, kernels, device)
-    from megakernel_tts.kernels.driver_module import DriverModule
+    from megakernel_common.kernels.driver_module import DriverModule
 
     return DriverModule(cubin, kernels, device)
 

@@ -19,8 +19,6 @@ _SCALARS: dict[type[Any], str] = {
 }
 
 
-_PYTHON = "megakernel_tts/kernels"  # as the messages of failed checks name it
-
 # NVRTC has no `offsetof`, and takes the address of a field at 0 as a constant.
 _CHECK_DEFINITIONS = """
 template <class, class> constexpr bool megakernel_is_same = false;
@@ -114,8 +112,7 @@ def _cpp_type(kind: type[Any]) -> str:
 def _constant_check(constant: DeviceConstant) -> str:
     name, value = constant.cpp_name, constant.value
     return (
-        f"static_assert({name} == {value}, "
-        f'"{name} has another value than the {value} of {_PYTHON}");'
+        f'static_assert({name} == {value}, "{name} has another value than the {value} of Python");'
     )
 
 
@@ -123,7 +120,7 @@ def _enum_checks(enumeration: type[DeviceEnum]) -> Iterator[str]:
     for member in enumeration:
         yield (
             f"static_assert({member.cpp_name} == {member.value}, "
-            f'"{enumeration.__name__}.{member.name} has another value than in {_PYTHON}");'
+            f'"{enumeration.__name__}.{member.name} has another value than in Python");'
         )
 
 
@@ -133,16 +130,16 @@ def _struct_checks(struct: type[DeviceStruct]) -> Iterator[str]:
         offset = getattr(struct, field).offset
         yield (
             f"static_assert(megakernel_is_same<decltype({cpp}::{field}), {_cpp_type(kind)}>, "
-            f'"{name}.{field} has another type than in {_PYTHON}");'
+            f'"{name}.{field} has another type than in Python");'
         )
         yield (
             f"static_assert(MEGAKERNEL_OFFSET({cpp}, {field}) == {offset}, "
-            f'"{name}.{field} has another offset than the {offset} of {_PYTHON}");'
+            f'"{name}.{field} has another offset than the {offset} of Python");'
         )
     size = ctypes.sizeof(struct)
     yield (
         f"static_assert(sizeof({cpp}) == {size}, "
-        f'"{name} has another size than the {size} bytes of {_PYTHON}");'
+        f'"{name} has another size than the {size} bytes of Python");'
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from megakernel_tts.kernels.declarations import DeviceStruct
+from megakernel_common.kernels.declarations import DeviceStruct
 
 if TYPE_CHECKING:
     from torch import Tensor

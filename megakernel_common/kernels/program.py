@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from megakernel_tts.kernels.declarations import Declaration, declaration_checks
+from megakernel_common.kernels.declarations import Declaration, declaration_checks
 
 
 def _find_sources() -> Path:

@@ -8,8 +8,8 @@ import torch
 from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from megakernel_tts.kernels.declarations import DeviceStruct
-from megakernel_tts.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
+from megakernel_common.kernels.declarations import DeviceStruct
+from megakernel_common.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
 
 
 class DriverModule:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megakernel_tts.kernels.program import (
+from megakernel_common.kernels.program import (
     ARCHITECTURES,
     COMMON_FLAGS,
     CSRC,

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from megakernel_tts.kernels.program import COMMON_FLAGS, CSRC, Program, architecture_flags
+from megakernel_common.kernels.program import COMMON_FLAGS, CSRC, Program, architecture_flags
 
 # NVRTC has no standard library. These are all the names of it that csrc uses.
 _STANDARD_NAMES = """#pragma once

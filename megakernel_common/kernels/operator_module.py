@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megakernel_tts.kernels.declarations import DeviceStruct
-from megakernel_tts.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
+from megakernel_common.kernels.declarations import DeviceStruct
+from megakernel_common.kernels.module import DEFAULT_SHARED_BYTES, LaunchConfig, Struct
 
 
 class OperatorModule:
