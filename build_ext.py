@@ -8,6 +8,7 @@ import argparse
 import sys
 
 from megakernel_common.kernels import build
+from megakernel_stt.kernels.transducer import RELEASED_HIDDEN, transducer_program
 from megakernel_tts.kernels import models
 
 
@@ -20,12 +21,13 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.check:
-            return 0 if build.check(models.all_programs()) else 1
+            programs = [*models.all_programs(), transducer_program(RELEASED_HIDDEN)]
+            return 0 if build.check(programs) else 1
         import torch
 
         from megakernel_common.kernels.loader import load_module
 
-        for program in models.released_programs():
+        for program in (*models.released_programs(), transducer_program(RELEASED_HIDDEN)):
             load_module(program, torch.device("cuda"))
     except RuntimeError as error:
         print(error, file=sys.stderr)

@@ -20,6 +20,9 @@ DEVICE uint32_t pack_bf16(float low, float high) {
   __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<uint32_t*>(&pair);
 }
+DEVICE float2 unpack_bf16(uint32_t pair) {
+  return {as_float(pair << 16), as_float(pair & 0xFFFF0000u)};
+}
 
 // --- half precision ---
 
@@ -64,6 +67,7 @@ DEVICE float max_propagate_nan(float a, float b) {
 
 // --- bits ---
 
+DEVICE int count_set_bits(uint32_t bits) { return __popc(bits); }
 // The index of the lowest set bit; -1 if there is none.
 DEVICE int count_trailing_zeros(uint64_t bits) { return __ffsll(bits) - 1; }
 // Shifts `bits` left by one and appends the bit a < b, which is the sign of a - b. Neither operand
@@ -100,3 +104,13 @@ DEVICE void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
 }  // namespace megakernel
 
 #endif
+
+namespace megakernel {
+
+// A monotonic map from float32 to integers.
+DEVICE uint32_t ordered(float value) {
+  const uint32_t bits = as_bits(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+}  // namespace megakernel

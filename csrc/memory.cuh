@@ -98,6 +98,19 @@ DEVICE void prefetch_l2_range(const void* at, int bytes, uint64_t policy) {
 }
 // Adds 1; returns the previous value.
 DEVICE unsigned atomic_increment(unsigned* counter) { return atomicAdd(counter, 1u); }
+// Adds 1 after the earlier writes of the thread, and of those that it has synchronised with.
+DEVICE void atomic_increment_release(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+// Later loads of the thread see what the writers of the value have released.
+DEVICE unsigned load_acquire(const unsigned* at) {
+  unsigned v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+  return v;
+}
+DEVICE void atomic_max(uint64_t* at, uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
 
 // --- shared memory ---
 

@@ -76,6 +76,7 @@ STT_RULES: dict[str, set[str]] = {
     "transcript": {"text.words"},
     "model": {"errors", "text.tokenizer"},
     "network": {"model.config", "model.weights"},
+    "kernels": {"model.config", "model.weights", "network"},
     "session": {"audio", "errors", "transcript"},
     "engine": {"audio", "errors", "model", "network", "session", "text.words", "transcript"},
     "stt": {"audio", "engine", "errors", "model", "network", "session", "transcript"},

@@ -43,12 +43,6 @@ struct SampleSharedMemory {
 // All compute warps of one thread block sample for a stream. A thread has four consecutive ids of
 // every 1024. The warps reduce through SampleSharedMemory, and every thread receives the result.
 
-// A monotonic map from float32 to integers.
-DEVICE uint32_t ordered(float value) {
-  const uint32_t bits = as_bits(value);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 struct Counts {
   int values[3];
 };

@@ -252,8 +252,12 @@ def confidence(logits: Tensor) -> Tensor:
     Returns:
         [...] float32.
     """
-    order, num_ids = _ENTROPY_ORDER, logits.shape[-1]
-    powers = logits.float().log_softmax(-1).mul(order).exp().sum(-1)
-    entropy = (powers - 1) / (1 - order)
-    least = math.exp(-(num_ids ** (1 - order) - 1) / (1 - order))
+    powers = logits.float().log_softmax(-1).mul(_ENTROPY_ORDER).exp().sum(-1)
+    entropy = (powers - 1) / (1 - _ENTROPY_ORDER)
+    least = least_certainty(logits.shape[-1])
     return ((torch.exp(-entropy) - least) / (1 - least)).clamp(0, 1)
+
+
+def least_certainty(num_ids: int) -> float:
+    """The exponential of the negative entropy of equal logits."""
+    return math.exp(-(num_ids ** (1 - _ENTROPY_ORDER) - 1) / (1 - _ENTROPY_ORDER))

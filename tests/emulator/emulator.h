@@ -220,6 +220,9 @@ inline uint4 load_read_only(const uint4* at) { return *at; }
 inline void prefetch_l2(const void*) {}
 inline void prefetch_l2_range(const void*, int, uint64_t) {}
 inline unsigned atomic_increment(unsigned* counter) { return (*counter)++; }
+inline void atomic_increment_release(unsigned* counter) { ++*counter; }
+inline unsigned load_acquire(const unsigned* at) { return *at; }
+inline void atomic_max(uint64_t* at, uint64_t value) { *at = max(*at, value); }
 
 inline void store_shared_if(bool wanted, uint4& at, uint4 v) {
   if (wanted) at = v;

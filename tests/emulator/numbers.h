@@ -77,6 +77,7 @@ inline float divide(float a, float b) { return a / b; }
 inline float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
 inline float max_propagate_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
 inline uint32_t shift_in_less_than(uint32_t bits, float a, float b) { return bits << 1 | (a < b); }
+inline int count_set_bits(uint32_t bits) { return __builtin_popcount(bits); }
 inline int count_trailing_zeros(uint64_t bits) { return __builtin_ctzll(bits); }
 inline uint32_t funnel_shift_left(uint32_t high, uint32_t low, int bits) {
   return ((static_cast<uint64_t>(high) << 32 | low) << (bits & 31)) >> 32;

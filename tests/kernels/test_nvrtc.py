@@ -7,6 +7,7 @@ import pytest
 
 from megakernel_common.kernels import nvrtc
 from megakernel_common.kernels.program import CSRC, Program
+from megakernel_stt.kernels.transducer import transducer_program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.decode import StackShape, program_of_shapes
@@ -26,8 +27,9 @@ _WIDE_PROGRAM = program_of_shapes(_STACK, _STACK, 256, num_streams=16)
         (_WIDE_PROGRAM, []),
         (codec_program(), []),
         (align_program(), ["align_info"]),
+        (transducer_program(16), ["transducer_info"]),
     ],
-    ids=["decode", "decode_wide", "codec", "align"],
+    ids=["decode", "decode_wide", "codec", "align", "transducer"],
 )
 def test_every_kernel_of_a_program_is_compiled(program: Program, symbols: list[str]) -> None:
     cubin = nvrtc.compile_program(program, "90a")

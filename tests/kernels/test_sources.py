@@ -16,6 +16,10 @@ SUPPORT_FILES = {
         for name in ("phase_context", "rope", "shared_memory", "stream_context")
     ),
     *(f"codec/{name}.cuh" for name in ("activations", "epilogue", "kernels", "params")),
+    *(
+        f"transducer/{name}.cuh"
+        for name in ("grid_barrier", "kernels", "params", "shared_memory", "tiles")
+    ),
     *(f"align/{name}.cuh" for name in ("edge", "kernels", "lattice", "params", "scores")),
 }
 _MARKER = re.compile(r"^// --- ([a-z ]+?)(?:: [^\n]+)? ---$", re.MULTILINE)

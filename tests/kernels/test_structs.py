@@ -19,6 +19,8 @@ from megakernel_common.kernels.declarations import (
     pointer,
 )
 from megakernel_common.kernels.program import CSRC
+from megakernel_stt.kernels import structs as transducer_structs
+from megakernel_stt.kernels.structs import TRANSDUCER_DECLARATIONS
 from megakernel_tts.kernels import align_structs, codec_structs, structs
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
 from megakernel_tts.kernels.codec import codec_program
@@ -59,6 +61,7 @@ def changed(struct: type[DeviceStruct], fields: Any) -> type[DeviceStruct]:
         ("decode", DECODE_DECLARATIONS),
         ("codec", CODEC_DECLARATIONS),
         ("align", ALIGN_DECLARATIONS),
+        ("transducer", TRANSDUCER_DECLARATIONS),
     ],
 )
 def test_the_declarations_agree_with_the_sources(
@@ -134,6 +137,7 @@ def test_builds_check_every_struct_and_enumeration() -> None:
         (structs, DECODE_DECLARATIONS),
         (codec_structs, CODEC_DECLARATIONS),
         (align_structs, ALIGN_DECLARATIONS),
+        (transducer_structs, TRANSDUCER_DECLARATIONS),
     ):
         declared = {
             kind
@@ -151,10 +155,11 @@ def test_an_unknown_field_cannot_be_set() -> None:
 
 
 def test_every_struct_has_one_declaration() -> None:
-    """Other modules of the package declare none. The server's messages never reach a device."""
-    package = Path(__file__).parents[2] / "megakernel_tts"
-    server = package / "server"
-    for file in package.rglob("*.py"):
+    """Other modules declare none. The server's messages never reach a device."""
+    root = Path(__file__).parents[2]
+    server = root / "megakernel_tts" / "server"
+    packages = (root / name for name in ("megakernel_common", "megakernel_stt", "megakernel_tts"))
+    for file in (file for package in packages for file in package.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         packs = "struct.Struct(" in text and not file.is_relative_to(server)
         declares = "ctypes.Structure)" in text or packs

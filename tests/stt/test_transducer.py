@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from megakernel_stt.model.config import TransducerConfig
 from megakernel_stt.model.random_checkpoint import Kind
-from megakernel_stt.network.transducer import Emission, Transducer, TransducerState, confidence
+from megakernel_stt.network.transducer import Transducer, TransducerState, confidence
+from tests.stt.batches import decode, random_frames, triples
 from tests.stt.conftest import LoadModel
 from tests.stt.oracle import decode_by_frames
 
@@ -20,24 +20,6 @@ BLANK_BIASES = (0.0, 2.0, 4.0, 100.0, -100.0)
 def decoder(load: LoadModel, kind: Kind, blank_bias: float) -> tuple[Transducer, TransducerConfig]:
     model = load(kind, blank_bias=blank_bias)
     return Transducer(model.weights.transducer, model.config.transducer), model.config.transducer
-
-
-def random_frames(length: int, seed: int = 0) -> Tensor:
-    return torch.randn(length, 32, generator=torch.Generator().manual_seed(97 * seed + length))
-
-
-def decode(
-    transducer: Transducer, frames: list[Tensor], states: list[TransducerState] | None = None
-) -> tuple[list[list[Emission]], list[TransducerState]]:
-    """Decodes a ragged batch."""
-    states = states or [transducer.start() for _ in frames]
-    batch = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True)
-    found, after = transducer.decode(batch, [len(f) for f in frames], TransducerState.join(states))
-    return found, after.split()
-
-
-def triples(emissions: list[Emission]) -> list[tuple[int, int, int]]:
-    return [(e.token, e.frame, e.duration) for e in emissions]
 
 
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])

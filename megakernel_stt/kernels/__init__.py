@@ -1,0 +1,4 @@
+"""The kernels of recognition: structs that cross to them, their program, launches.
+
+`megakernel_common.kernels` compiles and loads them.
+"""

@@ -1,0 +1,41 @@
+"""Ragged batches of frames for decoders."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
+
+
+def random_frames(length: int, seed: int = 0) -> Tensor:
+    """Frames [length, 32] of an encoder."""
+    return torch.randn(length, 32, generator=torch.Generator().manual_seed(97 * seed + length))
+
+
+def decode(
+    transducer: Transducer, frames: list[Tensor], states: list[TransducerState] | None = None
+) -> tuple[list[list[Emission]], list[TransducerState]]:
+    """Decodes a ragged batch of streams, which begin unless `states` are given."""
+    states = states or [transducer.start() for _ in frames]
+    batch = torch.nn.utils.rnn.pad_sequence(frames, batch_first=True)
+    found, after = transducer.decode(batch, [len(f) for f in frames], TransducerState.join(states))
+    return found, after.split()
+
+
+def triples(emissions: list[Emission]) -> list[tuple[int, int, int]]:
+    """Token, frame and duration of every token."""
+    return [(e.token, e.frame, e.duration) for e in emissions]
+
+
+def on_gpu(weights: Any) -> Any:
+    """A tree of dataclasses and tuples with its tensors on the GPU."""
+    if isinstance(weights, Tensor):
+        return weights.cuda()
+    if isinstance(weights, tuple):
+        return tuple(map(on_gpu, weights))
+    if not is_dataclass(weights):
+        return weights
+    parts = {field.name: on_gpu(getattr(weights, field.name)) for field in fields(weights)}
+    return type(weights)(**parts)  # type: ignore[call-arg]

@@ -1,0 +1,252 @@
+"""The kernels' decoder against the one in torch: on the emulator, and on a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_stt.kernels.transducer import (
+    KernelTransducer,
+    kernel_obstacle,
+    load_transducer,
+    pack_tiles,
+)
+from megakernel_stt.model.checkpoint import Model, load_model
+from megakernel_stt.model.config import TransducerConfig
+from megakernel_stt.model.random_checkpoint import Kind, Size, write_checkpoint
+from megakernel_stt.model.weights import TransducerWeights
+from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
+from tests.emulator.transducer import EmulatedTransducerModule, emulated_transducer
+from tests.stt.batches import decode, on_gpu, random_frames, triples
+from tests.stt.conftest import CPU, LoadModel, MakeCheckpoint
+
+Place = Literal["emulator", "cuda"]
+PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+BLANK_BIASES = (0.0, 2.0, 4.0, 100.0, -100.0)
+
+
+def kernels(
+    weights: TransducerWeights, config: TransducerConfig, place: Place = "emulator"
+) -> KernelTransducer:
+    """The kernels' decoder for weights of the CPU."""
+    if place == "emulator":
+        return emulated_transducer(weights, config)
+    return load_transducer(on_gpu(weights), config)
+
+
+def decode_at(
+    transducer: KernelTransducer, frames: list[Tensor], states: list[TransducerState] | None = None
+) -> tuple[list[list[Emission]], list[TransducerState]]:
+    """Decodes frames of the CPU where the decoder's weights are."""
+    like = transducer.start().output
+    return decode(transducer, [f.to(like) for f in frames], states)
+
+
+def assert_same(ours: Sequence[list[Emission]], expected: Sequence[list[Emission]]) -> None:
+    """Tokens are equal, and confidences nearly."""
+    assert [triples(f) for f in ours] == [triples(f) for f in expected]
+    for mine, theirs in zip(ours, expected, strict=True):
+        values = [[e.confidence for e in found] for found in (mine, theirs)]
+        assert np.allclose(*values, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["rnnt", "tdt"])
+@pytest.mark.parametrize("blank_bias", BLANK_BIASES)
+def test_ragged_batches_are_decoded_as_by_torch(
+    kind: Kind, blank_bias: float, place: Place, load: LoadModel
+) -> None:
+    model = load(kind, blank_bias=blank_bias)
+    args = model.weights.transducer, model.config.transducer
+    torchs, ours = Transducer(*args), kernels(*args, place)
+    generator = np.random.default_rng(1)
+    for batch in range(2):
+        lengths = [0, *generator.integers(0, 10, generator.integers(1, 5)).tolist()]
+        frames = [random_frames(n, batch) for n in lengths]
+        (expected, after), (found, states) = decode(torchs, frames), decode_at(ours, frames)
+        assert_same(found, expected)
+        for mine, theirs in zip(states, after, strict=True):
+            for name in ("hidden", "cell", "output"):
+                value = getattr(mine, name).cpu()
+                assert torch.allclose(value, getattr(theirs, name), rtol=1e-4, atol=1e-5)
+            assert mine.frame.cpu() == theirs.frame
+            assert mine.num_frames.cpu() == theirs.num_frames
+        assert blank_bias != 100.0 or not any(found)
+        saturated = kind == "rnnt" and blank_bias == -100.0
+        assert not saturated or [len(f) for f in found] == [10 * n for n in lengths]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("durations", [(0,), (0, 1), (3, 0, 2), (4, 1)])
+@pytest.mark.parametrize("max_symbols", [1, 3])
+def test_other_durations_are_decoded_as_by_torch(
+    durations: tuple[int, ...], max_symbols: int, place: Place, load: LoadModel
+) -> None:
+    model = load("tdt")
+    config = replace(model.config.transducer, durations=durations, max_symbols=max_symbols)
+    head = model.weights.transducer.head
+    count = config.vocab_size + len(durations)
+    assert head.bias is not None
+    head = replace(head, weight=head.weight[:count], bias=head.bias[:count])
+    weights = replace(model.weights.transducer, head=head)
+    frames = [random_frames(n) for n in (1, 7, 13)]
+    expected, _ = decode(Transducer(weights, config), frames)
+    found, _ = decode_at(kernels(weights, config, place), frames)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["rnnt", "tdt"])
+def test_chunks_are_decoded_as_the_whole(kind: Kind, place: Place, load: LoadModel) -> None:
+    """Durations may lead beyond the end of a chunk, and beyond whole chunks."""
+    model = load(kind, blank_bias=4.0)
+    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    for size in (1, 7):
+        frames = random_frames(15, size)
+        whole, [end] = decode_at(ours, [frames])
+        states, parts = [ours.start()], []
+        for chunk in frames.split(size):
+            found, states = decode_at(ours, [chunk], states)
+            parts += found[0]
+        assert whole[0]
+        assert_same([parts], whole)
+        assert torch.allclose(states[0].hidden, end.hidden, atol=1e-6)
+        assert torch.allclose(states[0].cell, end.cell, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batch_is_decoded_as_solo_streams(
+    dtype: str, place: Place, recogniser: MakeCheckpoint
+) -> None:
+    """Bit for bit: tokens, confidence and state."""
+    model = load_model(recogniser("rnnt", blank_bias=4.0), CPU, getattr(torch, dtype))
+    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    frames = [random_frames(4 + seed % 3, seed).to(getattr(torch, dtype)) for seed in range(10)]
+    together, states = decode_at(ours, frames)
+    assert any(together)
+    for i in (0, 4, 9):
+        solo, [state] = decode_at(ours, [frames[i]])
+        assert solo[0] == together[i]
+        for name in ("hidden", "cell", "output"):
+            assert torch.equal(getattr(state, name), getattr(states[i], name))
+
+
+def sized(kind: Kind, folder: MakeCheckpoint, size: Size, dtype: torch.dtype) -> Model:
+    """A recogniser of a size, with few tokens."""
+    path = folder(kind).parent / f"{kind}-{size.decoder_size}-{size.vocab_size}"
+    if not path.exists():
+        write_checkpoint(path, kind, size, blank_bias=9.0)
+    return load_model(path, CPU, dtype)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["rnnt", "tdt"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tiles_that_are_not_full_and_64_streams(
+    kind: Kind, dtype: str, place: Place, recogniser: MakeCheckpoint
+) -> None:
+    """Thread blocks with many tiles, warps without a step of K, more columns than eight."""
+    size = Size(decoder_size=48, vocab_size=331)
+    model = sized(kind, recogniser, size, getattr(torch, dtype))
+    args = model.weights.transducer, model.config.transducer
+    frames = [random_frames(n % 4 % 3, n).to(getattr(torch, dtype)) for n in range(64)]
+    expected, _ = decode(Transducer(*args), frames)
+    found, _ = decode_at(kernels(*args, place), frames)
+    assert_same(found, expected)
+    assert 20 < sum(map(len, found)) < 480
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 7])
+def test_the_number_of_thread_blocks_does_not_change_tokens(
+    num_blocks: int, load: LoadModel
+) -> None:
+    model = load("tdt", blank_bias=4.0)
+    args = model.weights.transducer, model.config.transducer
+    frames = [random_frames(n) for n in (3, 9)]
+    expected, _ = decode(Transducer(*args), frames)
+    found, _ = decode(emulated_transducer(*args, num_blocks), frames)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_schedule_does_not_change_tokens(seed: int, load: LoadModel) -> None:
+    """With thread blocks and warps that pause at random, and a block 0 that begins late."""
+    model = load("rnnt", blank_bias=2.0)
+    config = model.config.transducer
+    module = EmulatedTransducerModule(config.hidden_size)
+    ours = KernelTransducer(model.weights.transducer, config, module, 4)
+    frames = [random_frames(n) for n in (1, 4, 3)]
+    expected, _ = decode(ours, frames)
+    module.schedule_seed, module.late = seed, 300 * (seed % 2)
+    found, _ = decode(ours, frames)
+    assert found == expected and any(found)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_states_are_read_from_and_written_to_slots(place: Place, load: LoadModel) -> None:
+    """Streams at different phases; a fork of a stream; a state that is not stored."""
+    model = load("tdt", blank_bias=4.0)
+    ours = kernels(model.weights.transducer, model.config.transducer, place)
+    like = ours.start().output
+    early, late = random_frames(5, 1).to(like), random_frames(9, 2).to(like)
+    pool = TransducerState.join([ours.start() for _ in range(4)])
+    _, [state] = decode(ours, [late[:4]])
+    for name in ("hidden", "cell", "output", "num_frames", "frame"):
+        getattr(pool, name)[2] = getattr(state, name)[0]
+    before = TransducerState.join([pool])
+
+    def integers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=like.device)
+
+    batch = torch.stack([early, late[4:], late[4:]])
+    ours.launch(ours.project(batch), integers(5, 5, 0), integers(0, 2, 2), integers(0, 1, -1), pool)
+    for slot, frames in ((0, early), (1, late)):
+        _, [expected] = decode(ours, [frames])
+        assert torch.equal(pool.hidden[slot], expected.hidden[0])
+        assert torch.equal(pool.output[slot], expected.output[0])
+        assert pool.num_frames[slot] == len(frames) and pool.frame[slot] == expected.frame[0]
+    for slot in (2, 3):  # the fork's source, and a slot of no stream
+        for name in ("hidden", "cell", "output", "num_frames", "frame"):
+            assert torch.equal(getattr(pool, name)[slot], getattr(before, name)[slot])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_of_equal_logits_the_lowest_id_is_chosen(place: Place, load: LoadModel) -> None:
+    """Also if some are -0."""
+    model = load("rnnt", blank_bias=-100.0)
+    head = model.weights.transducer.head
+    weight, bias = torch.zeros_like(head.weight), torch.zeros(len(head.weight))
+    weight[:2] = -0.0
+    bias[:2] = -0.0
+    weights = replace(model.weights.transducer, head=replace(head, weight=weight, bias=bias))
+    found, _ = decode_at(kernels(weights, model.config.transducer, place), [random_frames(1)])
+    assert [e.token for e in found[0]] == [0] * model.config.transducer.max_symbols
+    assert all(e.confidence == pytest.approx(0, abs=1e-4) for e in found[0])
+
+
+def test_tiles_hold_the_operands_of_lanes() -> None:
+    """Lane 4 g + t has the rows g and g + 8, and the elements of K that its product takes."""
+    weight = torch.arange(32 * 48).view(32, 48).float()
+    g, t, tile, step = 5, 2, 1, 2
+    lane = pack_tiles(weight)[tile, step, 4 * g + t]
+    rows = weight[16 * tile : 16 * tile + 16, 16 * step : 16 * step + 16]
+    assert torch.equal(lane, rows[[g, g + 8], 4 * t : 4 * t + 4].flatten())
+    small = torch.arange(256).view(16, 16).to(torch.bfloat16)
+    pairs = [small[row, k : k + 2] for k in (2 * t, 2 * t + 8) for row in (g, g + 8)]
+    assert torch.equal(pack_tiles(small)[0, 0, 4 * g + t], torch.cat(pairs))
+
+
+def test_sizes_without_kernels_are_named(load: LoadModel) -> None:
+    config = load("rnnt").config.transducer
+    assert kernel_obstacle(config) is None
+    for changes, sentence in (
+        ({"hidden_size": 24}, "multiples of 16 up to 640; this model has 24"),
+        ({"hidden_size": 656}, "this model has 656"),
+        ({"num_layers": 17}, "take 16 layers; this model has 17"),
+    ):
+        assert sentence in (kernel_obstacle(replace(config, **changes)) or "")
