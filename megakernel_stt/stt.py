@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import time
+from functools import partial
 from itertools import chain, islice
 
 import torch
@@ -12,12 +13,19 @@ import torch
 from megakernel_common.checks import check_type
 from megakernel_common.devices import pick_device
 from megakernel_common.errors import EngineClosedError
+from megakernel_common.kernels.loader import obstacle
 from megakernel_common.process import check_torch, watch_forks
 from megakernel_stt.audio import Wav, read_blocks
 from megakernel_stt.engine.engine import Engine
 from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, StreamingRecogniser
+from megakernel_stt.engine.slot_recogniser import SlotRecognisers
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.errors import LanguageError, LookaheadError
+from megakernel_stt.kernels.transducer import (
+    KernelTransducer,
+    kernel_obstacle,
+    load_transducer,
+)
 from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.config import AUTO, FRAME_S, SAMPLE_RATE
 from megakernel_stt.model.hub import find_model
@@ -45,18 +53,10 @@ class STT:
         self._model = model
         self._name = name
         self._final_latencies_s: dict[int | None, float] = {}  # as the keys of `_recognisers`
-        encoder = model.config.encoder
-        transducer = Transducer(model.weights.transducer, model.config.transducer)
-        self._filters = mel_filters(encoder.num_mels)
+        self._filters = mel_filters(model.config.encoder.num_mels)
         # By lookahead in milliseconds; None for the one of an offline model.
-        self._recognisers: dict[int | None, Recogniser] = {}
         with torch.inference_mode():
-            if encoder.streaming is None:
-                self._recognisers[None] = OfflineRecogniser(model, transducer)
-            else:
-                for lookahead in encoder.streaming.lookaheads:
-                    key = (lookahead + 1) * _FRAME_MS
-                    self._recognisers[key] = StreamingRecogniser(model, transducer, lookahead)
+            self._recognisers = _make_recognisers(model, slots)
         self._engine = Engine(slots)
 
     @classmethod
@@ -72,7 +72,7 @@ class STT:
         Args:
             model: A folder that transformers saved, a `.nemo` file, or a hub id (`owner/name`,
                 `owner/name@revision`). The built-in model, `demo`, is not part of this version.
-            device: `auto`, `cpu`, `cuda` or `cuda:N`. Both run plain PyTorch in this version.
+            device: `auto`, `cpu`, `cuda` or `cuda:N`.
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
             slots: Number of sessions that can be open at once.
 
@@ -284,6 +284,29 @@ class STT:
                 f"language is {language!r}; choose auto or one of {', '.join(self.languages)}."
             )
         return prompt.ids[language]
+
+
+def _make_recognisers(model: Model, slots: int) -> dict[int | None, Recogniser]:
+    """The recognisers of a model, by lookahead in milliseconds; None for an offline one."""
+    streaming, transducer = model.config.encoder.streaming, _make_transducer(model)
+    if streaming is None:
+        return {None: OfflineRecogniser(model, transducer)}
+    make = partial(StreamingRecogniser, model, transducer)
+    if isinstance(transducer, KernelTransducer):
+        make = SlotRecognisers(model, transducer, slots).make
+    return {(lookahead + 1) * _FRAME_MS: make(lookahead) for lookahead in streaming.lookaheads}
+
+
+def _make_transducer(model: Model) -> Transducer:
+    """The decoder: kernels on a GPU, if they can be compiled, else torch."""
+    weights, config = model.weights.transducer, model.config.transducer
+    device = weights.embedding.device
+    if device.type == "cuda":
+        reason = kernel_obstacle(config) or obstacle(device)
+        if reason is None:
+            return load_transducer(weights, config)
+        _log.warning("Recognition runs without its kernels, which is slower: %s", reason)
+    return Transducer(weights, config)
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

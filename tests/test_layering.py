@@ -78,8 +78,9 @@ STT_RULES: dict[str, set[str]] = {
     "network": {"model.config", "model.weights"},
     "kernels": {"model.config", "model.weights", "network"},
     "session": {"audio", "errors", "transcript"},
-    "engine": {"audio", "errors", "model", "network", "session", "text.words", "transcript"},
-    "stt": {"audio", "engine", "errors", "model", "network", "session", "transcript"},
+    "engine": {"audio", "errors", "kernels", "model", "network", "session", "text.words"}
+    | {"transcript"},
+    "stt": {"audio", "engine", "errors", "kernels", "model", "network", "session", "transcript"},
     "comparison": {"audio", "errors", "model", "stt", "text"},
 }
 

@@ -68,7 +68,7 @@ struct TransducerParams {
   const void* frames;  // [batch, num_frames, kHidden], projected for the joint network
   const int* lengths;  // [batch], frames of a stream
   const int* sources;  // [batch], slot of a stream's state
-  const int* targets;  // [batch], slot for its new state; negative: it is not stored
+  const int* targets;  // [batch], slot for its new state
   States states;
   const void* embedding;  // [ids, kHidden]
   LstmLayer layers[kMaxLayers];

@@ -70,7 +70,6 @@ DEVICE void load_states(const TransducerParams& p) {
 template <class Number>
 DEVICE void store_states(const TransducerParams& p, const SearchState& search) {
   for_each_vector<Number>(p, p.num_layers, [&](int s, int layer, int vector) {
-    if (p.targets[s] < 0) return;
     const int64_t to = static_cast<int64_t>(p.targets[s]) * p.num_layers + layer;
     *vector_address<Number>(p.states.hidden, to, vector) =
         load_vector<Number>(p.workspace.hidden, hidden_row(p, search.buffer[s], s, layer), vector);
@@ -78,14 +77,12 @@ DEVICE void store_states(const TransducerParams& p, const SearchState& search) {
         load_vector<Number>(p.workspace.cell, hidden_row(p, 0, s, layer), vector);
   });
   for_each_vector<Number>(p, 1, [&](int s, int, int vector) {
-    if (p.targets[s] < 0) return;
     *vector_address<Number>(p.states.output, p.targets[s], vector) =
         load_vector<Number>(p.workspace.output, s, vector);
   });
   const int s = thread_idx();
   if (block_idx() > 0 || s >= p.batch) return;
   p.results[s * static_cast<int64_t>(1 + p.max_results)].token = search.num_results[s];
-  if (p.targets[s] < 0) return;
   const int64_t num_frames = p.states.num_frames[p.sources[s]];
   p.states.num_frames[p.targets[s]] = num_frames + search.length[s];
   p.states.frame[p.targets[s]] = num_frames + search.position[s];

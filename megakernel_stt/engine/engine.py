@@ -7,6 +7,7 @@ lookahead in one batch. Streams join and leave between iterations.
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -123,7 +124,7 @@ class Loop:
         Returns:
             Whether there was any.
         """
-        groups: dict[Recogniser, list[tuple[_Entry, Recognition]]] = {}
+        groups: dict[Recogniser, list[tuple[_Entry, Recognition[Any]]]] = {}
         for entry in self._current():
             if entry.stream.abandoned:
                 self._remove(entry)
@@ -142,7 +143,7 @@ class Loop:
                 self._step(recogniser, ready[i : i + _MAX_BATCH])
         return bool(groups)
 
-    def _step(self, recogniser: Recogniser, ready: list[tuple[_Entry, Recognition]]) -> None:
+    def _step(self, recogniser: Recogniser, ready: list[tuple[_Entry, Recognition[Any]]]) -> None:
         """Computes chunks together; if that fails, each solo, to find the stream at fault."""
         try:
             recogniser.step([chunk for _, chunk in ready])

@@ -5,8 +5,10 @@ computes the next chunk of several of them, which may be at different phases.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,34 +30,27 @@ from megakernel_stt.network.prompt import add_prompt
 from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
 from megakernel_stt.text.words import Token, TokenReader
 
+State = TypeVar("State")
 
-class Recognition:
-    """The progress of one stream. Tensors and tuples are replaced, never changed in place.
+
+class Recognition(Generic[State]):
+    """The progress of one stream. Its state is replaced, never changed in place.
 
     Attributes:
         prompt: Index of the language.
         num_mels: Mel frames so far, those that are encoded included.
         num_frames: Frames that are decoded.
         ended: Whether no features follow.
-        encoder: State of the encoder; None for an offline model.
-        transducer: State of the decoder.
+        state: State of encoder and decoder, of its recogniser's kind.
         tokens: What was recognised.
     """
 
-    def __init__(
-        self,
-        mels: Tensor,
-        encoder: EncoderState | None,
-        transducer: TransducerState,
-        reader: TokenReader,
-        prompt: int,
-    ) -> None:
+    def __init__(self, mels: Tensor, state: State, reader: TokenReader, prompt: int) -> None:
         """Begins a stream.
 
         Args:
             mels: Features before the first.
-            encoder: State of the encoder; None for an offline model.
-            transducer: State of the decoder.
+            state: State of encoder and decoder.
             reader: Converts decoded tokens.
             prompt: Index of the language.
         """
@@ -64,8 +59,7 @@ class Recognition:
         self.num_mels = 0
         self.num_frames = 0
         self.ended = False
-        self.encoder = encoder
-        self.transducer = transducer
+        self.state = state
         self.tokens: tuple[Token, ...] = ()
         self._reader = reader
 
@@ -82,7 +76,7 @@ class Recognition:
             self._mels = (*self._mels, mels)
             self.num_mels += len(mels)
 
-    def ending(self, mels: Tensor) -> "Recognition":
+    def ending(self, mels: Tensor) -> "Recognition[State]":
         """A fork that ends after some more features [frames, bins]."""
         fork = copy.copy(self)
         fork.add(mels)
@@ -90,25 +84,19 @@ class Recognition:
         return fork
 
     def advance(
-        self,
-        num_mels: int,
-        num_frames: int,
-        encoder: EncoderState | None,
-        transducer: TransducerState,
-        found: Sequence[Emission],
+        self, num_mels: int, num_frames: int, state: State, found: Sequence[Emission]
     ) -> None:
         """Moves behind a chunk.
 
         Args:
             num_mels: Features that it takes.
             num_frames: Its frames.
-            encoder: State after it.
-            transducer: State after it.
+            state: State after it.
             found: Its tokens.
         """
         self._mels = (self.mels[num_mels:],)
         self.num_frames += num_frames
-        self.encoder, self.transducer = encoder, transducer
+        self.state = state
         if found:
             self._reader, tokens = self._reader.read(found)
             self.tokens = (*self.tokens, *tokens)
@@ -121,30 +109,126 @@ class Recogniser(Protocol):
     def chunk_s(self) -> float | None:
         """Seconds of audio of a chunk; None if the recording is one chunk."""
 
-    def start(self, prompt: int) -> Recognition:
+    def start(self, prompt: int) -> Recognition[Any]:
         """A new stream, with the index of its language."""
         ...
 
-    def is_ready(self, recognition: Recognition) -> bool:
+    def is_ready(self, recognition: Recognition[Any]) -> bool:
         """Whether a stream has a chunk to compute."""
         ...
 
-    def check_length(self, recognition: Recognition) -> None:
+    def check_length(self, recognition: Recognition[Any]) -> None:
         """Checks that the model takes as much audio as a stream has.
 
         Raises:
             AudioError: It is longer than the model's positions.
         """
 
-    def step(self, recognitions: Sequence[Recognition]) -> None:
+    def step(self, recognitions: Sequence[Recognition[Any]]) -> None:
         """Computes the next chunk of each stream, all of which are ready.
 
         No stream is changed if it raises.
         """
 
 
-class StreamingRecogniser:
-    """A cache-aware model with one lookahead."""
+@dataclass(frozen=True)
+class Chunks:
+    """The next chunk of several streams, on the host.
+
+    Attributes:
+        mels: float32 [streams, mel frames, bins].
+        lengths: Mel frames in all of a stream that ends in the chunk, otherwise `ENDLESS`.
+        counts: Frames of every stream.
+        firsts: Index of every stream's first frame.
+        prompts: Index of every stream's language.
+    """
+
+    mels: Tensor
+    lengths: list[int]
+    counts: list[int]
+    firsts: list[int]
+    prompts: list[int]
+
+
+class ChunkRecogniser(ABC, Generic[State]):
+    """A cache-aware model with one lookahead, whatever its states are."""
+
+    def __init__(self, model: Model, encoder: StreamingEncoder) -> None:
+        """Prepares the tokens.
+
+        Args:
+            model: The model.
+            encoder: Its encoder.
+        """
+        self._encoder = encoder
+        self._model = model
+        self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
+
+    @abstractmethod
+    def start_state(self) -> State:
+        """The state of a stream before its first chunk."""
+
+    @abstractmethod
+    def compute(
+        self, chunks: Chunks, states: list[State]
+    ) -> tuple[list[State], list[list[Emission]]]:
+        """Computes chunks.
+
+        Args:
+            chunks: The next chunk of every stream.
+            states: State of every stream, which is not changed.
+
+        Returns:
+            The states after the chunks, and their tokens.
+        """
+
+    @property
+    def chunk_s(self) -> float:
+        """Seconds of audio of a chunk."""
+        return self._encoder.chunk_size * FRAME_S
+
+    def start(self, prompt: int) -> Recognition[State]:
+        """A new stream, with the index of its language."""
+        padding = torch.zeros(FIRST_PADDING, self._model.config.encoder.num_mels)
+        return Recognition(padding, self.start_state(), self._reader, prompt)
+
+    def is_ready(self, recognition: Recognition[State]) -> bool:
+        """Whether a stream has a whole chunk, or its last one."""
+        if recognition.ended:
+            return _num_left(recognition) > 0
+        return len(recognition.mels) >= self._encoder.num_mels
+
+    def check_length(self, recognition: Recognition[State]) -> None:
+        """Does nothing: a stream may have any length."""
+
+    def step(self, recognitions: Sequence[Recognition[State]]) -> None:
+        """Computes the next chunk of each stream, all of which are ready."""
+        size, chunk_size = self._encoder.num_mels, self._encoder.chunk_size
+        mels = [F.pad(r.mels[:size], (0, 0, 0, max(size - len(r.mels), 0))) for r in recognitions]
+        chunks = Chunks(
+            torch.stack(mels),
+            [r.num_mels if r.ended else ENDLESS for r in recognitions],
+            [min(_num_left(r), chunk_size) if r.ended else chunk_size for r in recognitions],
+            [r.num_frames for r in recognitions],
+            [r.prompt for r in recognitions],
+        )
+        states, found = self.compute(chunks, [r.state for r in recognitions])
+        for i, recognition in enumerate(recognitions):
+            recognition.advance(size, chunks.counts[i], states[i], found[i])
+
+    def encode(
+        self, mels: Tensor, lengths: Tensor, prompts: Tensor, state: EncoderState
+    ) -> tuple[Tensor, EncoderState]:
+        """Encodes a chunk, the language included; see `StreamingEncoder.encode`."""
+        frames, after = self._encoder.encode(mels, lengths, state)
+        config, weights = self._model.config.prompt, self._model.weights.prompt
+        if weights is not None and config is not None:
+            frames = add_prompt(weights, frames, prompts, config.num_prompts)
+        return frames, after
+
+
+class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]]):
+    """A recogniser in torch, whose states are tensors."""
 
     def __init__(self, model: Model, transducer: Transducer, lookahead: int) -> None:
         """Prepares the encoder.
@@ -154,52 +238,29 @@ class StreamingRecogniser:
             transducer: Its decoder.
             lookahead: Frames of a chunk after its first.
         """
-        self._encoder = StreamingEncoder(model.weights.encoder, model.config.encoder, lookahead)
+        weights, config = model.weights.encoder, model.config.encoder
+        super().__init__(model, StreamingEncoder(weights, config, lookahead))
         self._transducer = transducer
-        self._model = model
-        self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
 
-    @property
-    def chunk_s(self) -> float:
-        """Seconds of audio of a chunk."""
-        return self._encoder.chunk_size * FRAME_S
+    def start_state(self) -> tuple[EncoderState, TransducerState]:
+        """The state of a stream before its first chunk."""
+        return self._encoder.start(), self._transducer.start()
 
-    def start(self, prompt: int) -> Recognition:
-        """A new stream, with the index of its language."""
-        padding = torch.zeros(FIRST_PADDING, self._model.config.encoder.num_mels)
-        encoder, transducer = self._encoder.start(), self._transducer.start()
-        return Recognition(padding, encoder, transducer, self._reader, prompt)
-
-    def is_ready(self, recognition: Recognition) -> bool:
-        """Whether a stream has a whole chunk, or its last one."""
-        if recognition.ended:
-            return _num_left(recognition) > 0
-        return len(recognition.mels) >= self._encoder.num_mels
-
-    def check_length(self, recognition: Recognition) -> None:
-        """Does nothing: a stream may have any length."""
-
-    def step(self, recognitions: Sequence[Recognition]) -> None:
-        """Computes the next chunk of each stream, all of which are ready."""
-        config, weights = self._model.config, self._model.weights
-        size = self._encoder.num_mels
-        chunks = [F.pad(r.mels[:size], (0, 0, 0, max(size - len(r.mels), 0))) for r in recognitions]
-        like = weights.encoder.subsampling.linear.weight
-        mels = torch.stack(chunks).to(like)
-        lengths = [r.num_mels if r.ended else ENDLESS for r in recognitions]
-        state = EncoderState.join([r.encoder for r in recognitions if r.encoder is not None])
-        lengths = torch.tensor(lengths, device=like.device)
-        frames, encoded = self._encoder.encode(mels, lengths, state)
-        if weights.prompt is not None and config.prompt is not None:
-            prompts = torch.tensor([r.prompt for r in recognitions], device=like.device)
-            frames = add_prompt(weights.prompt, frames, prompts, config.prompt.num_prompts)
-        chunk_size = self._encoder.chunk_size
-        counts = [min(_num_left(r), chunk_size) if r.ended else chunk_size for r in recognitions]
-        before = TransducerState.join([r.transducer for r in recognitions])
-        found, decoded = self._transducer.decode(frames, counts, before)
-        encoders, transducers = encoded.split(), decoded.split()
-        for i, recognition in enumerate(recognitions):
-            recognition.advance(size, counts[i], encoders[i], transducers[i], found[i])
+    def compute(
+        self, chunks: Chunks, states: list[tuple[EncoderState, TransducerState]]
+    ) -> tuple[list[tuple[EncoderState, TransducerState]], list[list[Emission]]]:
+        """Computes chunks; see `ChunkRecogniser.compute`."""
+        like = self._model.weights.encoder.subsampling.linear.weight
+        encoders, transducers = zip(*states, strict=True)
+        frames, encoded = self.encode(
+            chunks.mels.to(like),
+            torch.tensor(chunks.lengths, device=like.device),
+            torch.tensor(chunks.prompts, device=like.device),
+            EncoderState.join([*encoders]),
+        )
+        before = TransducerState.join([*transducers])
+        found, decoded = self._transducer.decode(frames, chunks.counts, before)
+        return [*zip(encoded.split(), decoded.split(), strict=True)], found
 
 
 class OfflineRecogniser:
@@ -221,16 +282,16 @@ class OfflineRecogniser:
     def chunk_s(self) -> None:
         """The recording is one chunk."""
 
-    def start(self, prompt: int) -> Recognition:
+    def start(self, prompt: int) -> Recognition[TransducerState]:
         """A new stream; the model has no prompt."""
         nothing = torch.zeros(0, self._model.config.encoder.num_mels)
-        return Recognition(nothing, None, self._transducer.start(), self._reader, prompt)
+        return Recognition(nothing, self._transducer.start(), self._reader, prompt)
 
-    def is_ready(self, recognition: Recognition) -> bool:
+    def is_ready(self, recognition: Recognition[TransducerState]) -> bool:
         """Whether a stream has ended and has features."""
         return recognition.ended and len(recognition.mels) > 0
 
-    def check_length(self, recognition: Recognition) -> None:
+    def check_length(self, recognition: Recognition[TransducerState]) -> None:
         """Checks that the model takes as much audio as a recording has.
 
         Raises:
@@ -243,7 +304,7 @@ class OfflineRecogniser:
                 "that this offline model takes; divide it, or load a streaming model."
             )
 
-    def step(self, recognitions: Sequence[Recognition]) -> None:
+    def step(self, recognitions: Sequence[Recognition[TransducerState]]) -> None:
         """Recognises whole recordings, one after the other. No one is changed if it raises.
 
         Raises:
@@ -253,19 +314,19 @@ class OfflineRecogniser:
             self.check_length(recognition)
         results = [self._recognise(recognition) for recognition in recognitions]
         for recognition, (size, after, found) in zip(recognitions, results, strict=True):
-            recognition.advance(recognition.num_mels, size, None, after, found)
+            recognition.advance(recognition.num_mels, size, after, found)
 
     def _recognise(
-        self, recognition: Recognition
+        self, recognition: Recognition[TransducerState]
     ) -> tuple[int, TransducerState, Sequence[Emission]]:
         """The frames of a recording, the decoder's state after it, and its tokens."""
         like = self._model.weights.encoder.subsampling.linear.weight
         frames = self._encoder.encode(normalized(recognition.mels).to(like))
         counts = [frames.shape[1]]
-        found, after = self._transducer.decode(frames, counts, recognition.transducer)
+        found, after = self._transducer.decode(frames, counts, recognition.state)
         return counts[0], after, found[0]
 
 
-def _num_left(recognition: Recognition) -> int:
+def _num_left(recognition: Recognition[Any]) -> int:
     """Frames of a stream that ends that are not decoded yet."""
     return num_frames(recognition.num_mels) - recognition.num_frames

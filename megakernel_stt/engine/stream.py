@@ -1,6 +1,7 @@
 """One stream: packets to features to events. The engine thread owns it."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class Stream:
         self._resampler = Resampler(SAMPLE_RATE)
         self._sample_rate = SAMPLE_RATE
         self._recognition = recogniser.start(prompt)
-        self._fork: Recognition | None = None
+        self._fork: Recognition[Any] | None = None
         self._fork_seconds = 0.0
         self._request: Request = "finalize"  # that the fork answers
         self._num_reported = 0  # tokens
@@ -61,7 +62,7 @@ class Stream:
         """Whether the session's events have no reader."""
         return self._events.abandoned
 
-    def next_chunk(self) -> Recognition | None:
+    def next_chunk(self) -> Recognition[Any] | None:
         """Reads entries until there is a chunk to compute.
 
         Returns:
@@ -104,14 +105,14 @@ class Stream:
         self._recognition.add(self._mels.push(torch.from_numpy(samples)))
         self.recogniser.check_length(self._recognition)
 
-    def _ending(self) -> Recognition:
+    def _ending(self) -> Recognition[Any]:
         """A fork that ends after the audio so far."""
         mels = copy.copy(self._mels)  # its tensors are replaced, never changed in place
         last = mels.push(torch.from_numpy(self._resampler.rest()))
         self._fork_seconds = mels.num_samples / SAMPLE_RATE
         return self._recognition.ending(torch.cat([last, mels.rest()]))
 
-    def _answer(self, fork: Recognition) -> None:
+    def _answer(self, fork: Recognition[Any]) -> None:
         """Delivers the result of a fork."""
         self.finished = self._request == "end"
         self._fork = None

@@ -21,6 +21,7 @@ from megakernel_stt.kernels.structs import (
     TRANSDUCER_DECLARATIONS,
     UNITS_PER_TILE,
     LstmLayer,
+    Result,
     States,
     TransducerInfo,
     TransducerParams,
@@ -183,16 +184,15 @@ class KernelTransducer(Transducer):
             frames: [batch, frames, hidden], projected.
             lengths: [batch] int32, frames of every stream.
             sources: [batch] int32, slots of the streams' states.
-            targets: [batch] int32, slots for the new states; negative: a state is not stored.
+            targets: [batch] int32, slots for the new states.
             states: States by slot, changed in place.
 
         Returns:
-            int32 [batch, 1 + tokens, 4], for `read_results`.
+            int32 of `results_shape`, for `read_results`.
         """
         batch, num_frames = frames.shape[:2]
         assert 0 < batch <= MAX_BATCH, f"a launch takes at most {MAX_BATCH} streams"
-        max_results = self._config.max_symbols * num_frames
-        results = lengths.new_empty(batch, 1 + max_results, 4)
+        results = lengths.new_empty(self.results_shape(batch, num_frames))
         params = TransducerParams.from_buffer_copy(self._params)
         params.frames = self._address(frames, "frames")
         for name, tensor in (("lengths", lengths), ("sources", sources), ("targets", targets)):
@@ -203,7 +203,11 @@ class KernelTransducer(Transducer):
             device_address(states.frame, torch.int64, "frame", self._device),
         )
         params.results = results.data_ptr()
-        params.batch, params.num_frames, params.max_results = batch, num_frames, max_results
+        params.batch, params.num_frames, params.max_results = (
+            batch,
+            num_frames,
+            results.shape[1] - 1,
+        )
         barrier = lengths.new_empty(1)
         keys = torch.empty(
             NUM_KEY_BUFFERS * 2 * MAX_COLUMNS, dtype=torch.int64, device=self._device
@@ -226,6 +230,10 @@ class KernelTransducer(Transducer):
             set_bits=barrier,
         )
         return results
+
+    def results_shape(self, batch: int, num_frames: int) -> tuple[int, int, int]:
+        """Shape of the results of a launch: streams, a header and tokens, fields of `Result`."""
+        return batch, 1 + self._config.max_symbols * num_frames, len(Result._fields_)
 
     def _address(self, tensor: Tensor, name: str) -> int:
         return device_address(tensor, self._dtype, name, self._device)

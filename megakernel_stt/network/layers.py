@@ -1,7 +1,7 @@
 """The parts of a Conformer block, for chunks with a past and for whole recordings.
 
-Norms and softmax are computed in float32. With `linear` of the synthesiser, the bits of a stream
-do not depend on the other streams of its batch.
+Norms and softmax are computed in float32. On a CPU the bits of a stream do not depend on the other
+streams of its batch.
 """
 
 import math
@@ -34,7 +34,12 @@ def apply(layer: Linear, x: Tensor) -> Tensor:
     Returns:
         [batch, frames, out].
     """
-    return linear(x, layer.weight.flatten(1), layer.bias)
+    weight = layer.weight.flatten(1)
+    if not x.is_cuda:
+        return linear(x, weight, layer.bias)
+    # One product for all rows: on a GPU its summation order may depend on their number.
+    y = x @ weight.t()
+    return y if layer.bias is None else y + layer.bias
 
 
 def layer_norm(norm: Norm, x: Tensor) -> Tensor:

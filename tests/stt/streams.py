@@ -1,6 +1,7 @@
 """Streams without an engine, for comparisons."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ def packets(frames: Tensor, seed: int) -> list[Tensor]:
     return list(torch.tensor_split(frames, ends.tolist()))
 
 
-def recognise(recogniser: Recogniser, packets: Iterable[Tensor], prompt: int = 0) -> Recognition:
+def recognise(
+    recogniser: Recogniser, packets: Iterable[Tensor], prompt: int = 0
+) -> Recognition[Any]:
     """Runs one stream, solo, to its end.
 
     Args:
@@ -43,14 +46,14 @@ def recognise(recogniser: Recogniser, packets: Iterable[Tensor], prompt: int = 0
     return last
 
 
-def run(recogniser: Recogniser, stream: Recognition) -> None:
+def run(recogniser: Recogniser, stream: Recognition[Any]) -> None:
     """Computes the chunks that a stream has."""
     with torch.inference_mode():
         while recogniser.is_ready(stream):
             recogniser.step([stream])
 
 
-def ids(stream: Recognition) -> list[int]:
+def ids(stream: Recognition[Any]) -> list[int]:
     """The tokens of a stream."""
     return [token.id for token in stream.tokens]
 

@@ -1,0 +1,140 @@
+"""The computation of a chunk of several streams with constant addresses, as a CUDA graph on a GPU.
+
+Its inputs are copied from pinned memory and its tokens to pinned memory, both within the graph: the
+host writes the inputs, replays the graph and waits once.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from megakernel_common.layers import exact_convolutions
+from megakernel_stt.engine.recogniser import Chunks
+from megakernel_stt.engine.slots import SlotPool
+from megakernel_stt.kernels.transducer import KernelTransducer
+from megakernel_stt.network.encoder import EncoderState
+
+Encode = Callable[[Tensor, Tensor, Tensor, EncoderState], tuple[Tensor, EncoderState]]
+
+_NUM_WARMUPS = 2  # of the libraries, before a graph is recorded
+
+
+class GraphRecorder:
+    """Records graphs that share memory and a CUDA stream: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Makes the stream.
+
+        Args:
+            device: The GPU.
+        """
+        # A chunk is short: beside synthesis on the same GPU, it is computed first.
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """Records a computation.
+
+        Args:
+            compute: Launches it. The host must not wait in it.
+
+        Returns:
+            A function that replays it and waits for its end.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(_NUM_WARMUPS):
+                compute()
+            self._stream.synchronize()
+            # Other threads may use CUDA during the capture.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            compute()
+            graph.capture_end()
+
+        def replay() -> None:
+            with torch.cuda.stream(self._stream):
+                graph.replay()
+            self._stream.synchronize()
+
+        return replay
+
+
+class ChunkStep:
+    """A chunk of up to `batch` streams. Rows without a stream begin at the start and have no frame.
+
+    Attributes:
+        batch: Streams at most.
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        transducer: KernelTransducer,
+        pool: SlotPool,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        chunk_size: int,
+        recorder: GraphRecorder | None,
+    ) -> None:
+        """Records the computation.
+
+        Args:
+            encode: Encodes mels, lengths, prompts and states.
+            transducer: The decoder.
+            pool: States.
+            shape: Streams at most, mel frames of a chunk, bins.
+            dtype: Of the model.
+            chunk_size: Frames of a chunk.
+            recorder: None on a CPU, where the computation is run instead of replayed.
+        """
+        self.batch = shape[0]
+        self._encode, self._transducer, self._pool = encode, transducer, pool
+        pinned, results = recorder is not None, transducer.results_shape(self.batch, chunk_size)
+        self._mels = torch.zeros(shape, dtype=dtype, pin_memory=pinned)
+        self._numbers = torch.zeros(5, self.batch, dtype=torch.int64, pin_memory=pinned)
+        self._results = torch.zeros(results, dtype=torch.int32, pin_memory=pinned)
+        self._set_numbers([])
+        self._run = self._compute if recorder is None else recorder.record(self._compute)
+
+    def _set_numbers(self, columns: Sequence[Sequence[int]]) -> None:
+        """Sets the numbers of every stream; the other rows have no frame."""
+        missing = [0, 0, 0, self._pool.start.index, self._pool.unused]
+        rows = [*columns, *[missing] * (self.batch - len(columns))]
+        self._numbers.copy_(torch.tensor(rows).t())
+
+    def _compute(self) -> None:
+        device = self._pool.device
+        mels = self._mels.to(device, non_blocking=True)
+        numbers = self._numbers.to(device, non_blocking=True)
+        lengths, prompts, counts, sources, targets = numbers.unbind()
+        with exact_convolutions(device):
+            frames, after = self._encode(mels, lengths, prompts, self._pool.read(sources))
+        self._pool.write(targets, after)
+        results = self._transducer.launch(
+            self._transducer.project(frames),
+            counts.int(),
+            sources.int(),
+            targets.int(),
+            self._pool.transducer,
+        )
+        self._results.copy_(results, non_blocking=True)
+
+    def run(self, chunks: Chunks, sources: Sequence[int], targets: Sequence[int]) -> Tensor:
+        """Computes chunks and waits for them.
+
+        Args:
+            chunks: Of at most `batch` streams.
+            sources: Slots of the states before.
+            targets: Slots for the states after.
+
+        Returns:
+            See `KernelTransducer.launch`; on the host, valid until the next call.
+        """
+        count = len(sources)
+        self._mels[:count] = chunks.mels
+        columns = zip(chunks.lengths, chunks.prompts, chunks.counts, sources, targets, strict=True)
+        self._set_numbers([*columns])
+        self._run()
+        return self._results[:count]
