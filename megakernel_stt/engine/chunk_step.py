@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megakernel_common.layers import exact_convolutions
 from megakernel_stt.engine.recogniser import Chunks
 from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.transducer import KernelTransducer
@@ -109,8 +108,7 @@ class ChunkStep:
         mels = self._mels.to(device, non_blocking=True)
         numbers = self._numbers.to(device, non_blocking=True)
         lengths, prompts, counts, sources, targets = numbers.unbind()
-        with exact_convolutions(device):
-            frames, after = self._encode(mels, lengths, prompts, self._pool.read(sources))
+        frames, after = self._encode(mels, lengths, prompts, self._pool.read(sources))
         self._pool.write(targets, after)
         results = self._transducer.launch(
             self._transducer.project(frames),

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megakernel_common.layers import exact_convolutions
 from megakernel_stt.errors import AudioError
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, HOP_SIZE, MELS_PER_FRAME, SAMPLE_RATE
@@ -151,7 +152,11 @@ class Chunks:
 
 
 class ChunkRecogniser(ABC, Generic[State]):
-    """A cache-aware model with one lookahead, whatever its states are."""
+    """A cache-aware model with one lookahead, whatever its states are.
+
+    Attributes:
+        encoder: Its encoder.
+    """
 
     def __init__(self, model: Model, encoder: StreamingEncoder) -> None:
         """Prepares the tokens.
@@ -160,7 +165,7 @@ class ChunkRecogniser(ABC, Generic[State]):
             model: The model.
             encoder: Its encoder.
         """
-        self._encoder = encoder
+        self.encoder = encoder
         self._model = model
         self._reader = TokenReader(model.tokenizer, model.config.transducer.durations is not None)
 
@@ -185,7 +190,7 @@ class ChunkRecogniser(ABC, Generic[State]):
     @property
     def chunk_s(self) -> float:
         """Seconds of audio of a chunk."""
-        return self._encoder.chunk_size * FRAME_S
+        return self.encoder.chunk_size * FRAME_S
 
     def start(self, prompt: int) -> Recognition[State]:
         """A new stream, with the index of its language."""
@@ -196,14 +201,14 @@ class ChunkRecogniser(ABC, Generic[State]):
         """Whether a stream has a whole chunk, or its last one."""
         if recognition.ended:
             return _num_left(recognition) > 0
-        return len(recognition.mels) >= self._encoder.num_mels
+        return len(recognition.mels) >= self.encoder.num_mels
 
     def check_length(self, recognition: Recognition[State]) -> None:
         """Does nothing: a stream may have any length."""
 
     def step(self, recognitions: Sequence[Recognition[State]]) -> None:
         """Computes the next chunk of each stream, all of which are ready."""
-        size, chunk_size = self._encoder.num_mels, self._encoder.chunk_size
+        size, chunk_size = self.encoder.num_mels, self.encoder.chunk_size
         mels = [F.pad(r.mels[:size], (0, 0, 0, max(size - len(r.mels), 0))) for r in recognitions]
         chunks = Chunks(
             torch.stack(mels),
@@ -220,7 +225,8 @@ class ChunkRecogniser(ABC, Generic[State]):
         self, mels: Tensor, lengths: Tensor, prompts: Tensor, state: EncoderState
     ) -> tuple[Tensor, EncoderState]:
         """Encodes a chunk, the language included; see `StreamingEncoder.encode`."""
-        frames, after = self._encoder.encode(mels, lengths, state)
+        with exact_convolutions(mels.device):
+            frames, after = self.encoder.encode(mels, lengths, state)
         config, weights = self._model.config.prompt, self._model.weights.prompt
         if weights is not None and config is not None:
             frames = add_prompt(weights, frames, prompts, config.num_prompts)
@@ -244,7 +250,7 @@ class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]])
 
     def start_state(self) -> tuple[EncoderState, TransducerState]:
         """The state of a stream before its first chunk."""
-        return self._encoder.start(), self._transducer.start()
+        return self.encoder.start(), self._transducer.start()
 
     def compute(
         self, chunks: Chunks, states: list[tuple[EncoderState, TransducerState]]

@@ -7,6 +7,7 @@ the same bytes on every machine.
 import io
 import json
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +16,15 @@ import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as BpeTokenizer
 
-from megakernel_common.checkpoint import TensorSpec, leaves
-from megakernel_stt.model.config import read_model_config
+from megakernel_common.checkpoint import TensorSpec, leaves, map_leaves
+from megakernel_stt.model.checkpoint import Model
+from megakernel_stt.model.config import ModelConfig, read_model_config
 from megakernel_stt.model.nemo import nemo_name
 from megakernel_stt.model.weights import model_specs
+from megakernel_stt.text.tokenizer import Tokenizer
 
 Kind = Literal["streaming", "multilingual", "rnnt", "tdt"]
 
@@ -82,17 +86,47 @@ def write_checkpoint(
         blank_bias: Added to the logit of blank: the higher it is, the fewer tokens there are.
         seed: Of the weights.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     size = size or Size()
-    _write_json(folder / "config.json", _config(kind, size, bias=bias))
-    _write_json(folder / "processor_config.json", _processor(kind, size))
-    pieces = _pieces(size.vocab_size - 1)
-    _write_tokenizer(folder / "tokenizer.json", pieces)
-    config = read_model_config(folder)
+    config = _write_config(folder, kind, size, bias=bias)
     generator = np.random.RandomState(seed)  # its stream is guaranteed not to change
     tensors = {s.name: _random_tensor(s, generator) for s in leaves(model_specs(config))}
     tensors["joint.head.bias"][config.transducer.blank_id] += blank_bias
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def random_model(
+    kind: Kind, size: Size, device: torch.device, dtype: torch.dtype, *, seed: int = 0
+) -> Model:
+    """A recogniser with random weights that are made on its device; for large ones.
+
+    Args:
+        kind: As in `write_checkpoint`.
+        size: Sizes.
+        device: Of the tensors. Another one has other weights.
+        dtype: Of the tensors.
+        seed: Of the weights.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def tensor(spec: TensorSpec) -> torch.Tensor:
+        mean, deviation = _moments(spec)
+        values = torch.randn(spec.shape, device=device, generator=generator) * deviation + mean
+        return values.abs_().to(dtype) if _is_variance(spec) else values.to(dtype)
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = _write_config(Path(folder), kind, size, bias=False)
+        ids = config.transducer.vocab_size, config.transducer.blank_id
+        tokenizer = Tokenizer.from_folder(Path(folder), *ids)
+    return Model(config, map_leaves(model_specs(config), tensor), tokenizer)
+
+
+def _write_config(folder: Path, kind: Kind, size: Size, *, bias: bool) -> ModelConfig:
+    """Writes all files but the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", _config(kind, size, bias=bias))
+    _write_json(folder / "processor_config.json", _processor(kind, size))
+    _write_tokenizer(folder / "tokenizer.json", _pieces(size.vocab_size - 1))
+    return read_model_config(folder)
 
 
 def write_archive(file: Path, folder: Path) -> None:
@@ -121,7 +155,20 @@ def write_archive(file: Path, folder: Path) -> None:
 
 
 def _random_tensor(spec: TensorSpec, generator: np.random.RandomState) -> torch.Tensor:
-    """A float32 tensor whose scale is chosen so that every layer affects the output."""
+    """A float32 tensor of a spec."""
+    mean, deviation = _moments(spec)
+    values = generator.standard_normal(spec.shape) * deviation + mean
+    if _is_variance(spec):
+        values = np.abs(values)
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+def _is_variance(spec: TensorSpec) -> bool:
+    return spec.name.endswith(".running_var")
+
+
+def _moments(spec: TensorSpec) -> tuple[float, float]:
+    """Mean and deviation of a tensor, chosen so that every layer affects the output."""
     leaf, shape = spec.name.rsplit(".", 1)[-1], spec.shape
     mean, deviation = 0.0, 0.1
     if leaf == "running_var" or (leaf == "weight" and len(shape) == 1):
@@ -131,10 +178,7 @@ def _random_tensor(spec: TensorSpec, generator: np.random.RandomState) -> torch.
     elif len(shape) > 1 and not leaf.startswith("bias"):
         gain = 3.0 if "joint.head" in spec.name else 1.5
         deviation = gain / float(np.prod(shape[1:])) ** 0.5
-    values = generator.standard_normal(shape) * deviation + mean
-    if leaf == "running_var":
-        values = np.abs(values)
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    return mean, deviation
 
 
 def _pieces(count: int) -> list[str]:
@@ -149,7 +193,9 @@ def _pieces(count: int) -> list[str]:
 
 
 def _write_tokenizer(file: Path, pieces: list[str]) -> None:
-    tokenizer = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>"))
+    tokenizer = BpeTokenizer(
+        models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>")
+    )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )

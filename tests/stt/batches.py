@@ -1,8 +1,5 @@
 """Ragged batches of frames for decoders."""
 
-from dataclasses import fields, is_dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -27,15 +24,3 @@ def decode(
 def triples(emissions: list[Emission]) -> list[tuple[int, int, int]]:
     """Token, frame and duration of every token."""
     return [(e.token, e.frame, e.duration) for e in emissions]
-
-
-def on_gpu(weights: Any) -> Any:
-    """A tree of dataclasses and tuples with its tensors on the GPU."""
-    if isinstance(weights, Tensor):
-        return weights.cuda()
-    if isinstance(weights, tuple):
-        return tuple(map(on_gpu, weights))
-    if not is_dataclass(weights):
-        return weights
-    parts = {field.name: on_gpu(getattr(weights, field.name)) for field in fields(weights)}
-    return type(weights)(**parts)  # type: ignore[call-arg]

@@ -9,6 +9,7 @@ from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.random_checkpoint import Kind, write_checkpoint
 
 CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MakeCheckpoint = Callable[..., Path]
 LoadModel = Callable[..., Model]
 
@@ -39,15 +40,15 @@ def load(recogniser: MakeCheckpoint) -> LoadModel:
     return make
 
 
-@pytest.fixture(scope="module")
-def stt(recogniser: MakeCheckpoint) -> Iterator[STT]:
+@pytest.fixture(scope="module", params=DEVICES)
+def stt(request: pytest.FixtureRequest, recogniser: MakeCheckpoint) -> Iterator[STT]:
     """A tiny streaming recogniser with four slots."""
-    with STT.load(recogniser(), "cpu", slots=4) as loaded:
+    with STT.load(recogniser(), request.param, "float32", slots=4) as loaded:
         yield loaded
 
 
-@pytest.fixture(scope="module")
-def offline(recogniser: MakeCheckpoint) -> Iterator[STT]:
+@pytest.fixture(scope="module", params=DEVICES)
+def offline(request: pytest.FixtureRequest, recogniser: MakeCheckpoint) -> Iterator[STT]:
     """A tiny offline recogniser with two slots."""
-    with STT.load(recogniser("tdt"), "cpu", slots=2) as loaded:
+    with STT.load(recogniser("tdt"), request.param, "float32", slots=2) as loaded:
         yield loaded

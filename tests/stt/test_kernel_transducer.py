@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.recognition import calibrated
+from megakernel_common.checkpoint import map_leaves
 from megakernel_stt.kernels.transducer import (
     KernelTransducer,
     kernel_obstacle,
@@ -17,11 +19,18 @@ from megakernel_stt.kernels.transducer import (
 )
 from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.config import TransducerConfig
-from megakernel_stt.model.random_checkpoint import Kind, Size, write_checkpoint
+from megakernel_stt.model.random_checkpoint import (
+    RELEASED_SIZE,
+    Kind,
+    Size,
+    random_model,
+    write_checkpoint,
+)
 from megakernel_stt.model.weights import TransducerWeights
+from megakernel_stt.network.layers import apply
 from megakernel_stt.network.transducer import Emission, Transducer, TransducerState
 from tests.emulator.transducer import EmulatedTransducerModule, emulated_transducer
-from tests.stt.batches import decode, on_gpu, random_frames, triples
+from tests.stt.batches import decode, random_frames, triples
 from tests.stt.conftest import CPU, LoadModel, MakeCheckpoint
 
 Place = Literal["emulator", "cuda"]
@@ -35,7 +44,7 @@ def kernels(
     """The kernels' decoder for weights of the CPU."""
     if place == "emulator":
         return emulated_transducer(weights, config)
-    return load_transducer(on_gpu(weights), config)
+    return load_transducer(map_leaves(weights, Tensor.cuda), config)
 
 
 def decode_at(
@@ -250,3 +259,78 @@ def test_sizes_without_kernels_are_named(load: LoadModel) -> None:
         ({"num_layers": 17}, "take 16 layers; this model has 17"),
     ):
         assert sentence in (kernel_obstacle(replace(config, **changes)) or "")
+
+
+def logits_after(
+    weights: TransducerWeights, config: TransducerConfig, tokens: list[int], frame: Tensor
+) -> Tensor:
+    """Logits of a frame [1, in] after some tokens, as float32."""
+    decoder = Transducer(weights, config)
+    state = decoder.start()
+    output, hidden, cell = state.output, state.hidden, state.cell
+    for token in tokens:
+        output, hidden, cell = decoder._predict([token], hidden, cell)
+    projected = apply(weights.encoder_projector, frame[None])
+    return apply(weights.head, torch.relu(projected + output[:, None]))[0, 0].float()
+
+
+def assert_explained(
+    weights: TransducerWeights,
+    config: TransducerConfig,
+    frames: Tensor,
+    ours: list[Emission],
+    theirs: list[Emission],
+) -> None:
+    """The first difference of tokens lies between logits that are closer than their rounding."""
+    pairs = zip(triples(ours), triples(theirs), strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    after = [found[same] for found in (ours, theirs) if len(found) > same]
+    frame = min(emission.frame for emission in after)
+    chosen = {e.token if e.frame == frame else config.blank_id for e in after}
+    chosen |= {config.blank_id} if len(chosen) == 1 else set()
+    tokens = [emission.token for emission in ours[:same]]
+    rounded = logits_after(weights, config, tokens, frames[frame : frame + 1])
+    precise = map_leaves(weights, Tensor.float)
+    exact = logits_after(precise, config, tokens, frames[frame : frame + 1].float())
+    first, second = (exact[token] for token in chosen)
+    assert (first - second).abs() <= 2 * (rounded - exact).abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [1025, 8193, 13088])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_200_streams_of_released_size(vocab_size: int, dtype: str) -> None:
+    """In bfloat16, a product's summation order may change a choice between nearly equal logits."""
+    device, kind = torch.device("cuda"), getattr(torch, dtype)
+    size = replace(RELEASED_SIZE, hidden_size=32, num_layers=1, num_heads=4, vocab_size=vocab_size)
+    model = random_model("rnnt", size, device, kind)
+    weights, config = model.weights.transducer, model.config.transducer
+    num_tokens = num_different = 0
+    with torch.inference_mode():
+        sample = torch.stack([random_frames(24, n) for n in range(8)]).to(device, kind)
+        weights, _ = calibrated(weights, config, sample, load_transducer)
+        ours, torchs = load_transducer(weights, config), Transducer(weights, config)
+        for first in range(0, 200, 50):
+            frames = [random_frames(n % 25, n).to(device, kind) for n in range(first, first + 50)]
+            (found, _), (expected, _) = decode(ours, frames), decode(torchs, frames)
+            for mine, theirs, own in zip(found, expected, frames, strict=True):
+                num_tokens += len(mine)
+                if triples(mine) != triples(theirs):
+                    assert kind == torch.bfloat16
+                    num_different += 1
+                    assert_explained(weights, config, own, mine, theirs)
+    assert num_tokens > 100 and num_different < 100
+
+
+def test_an_unexplained_difference_is_found(recogniser: MakeCheckpoint) -> None:
+    model = load_model(recogniser("rnnt", blank_bias=4.0), CPU, torch.bfloat16)
+    weights, config = model.weights.transducer, model.config.transducer
+    frames = random_frames(9).to(torch.bfloat16)
+    [expected], _ = decode(Transducer(weights, config), [frames])
+    logits = logits_after(weights, config, [], frames[expected[0].frame : expected[0].frame + 1])
+    assert logits.argmax() == expected[0].token
+    wrong = replace(expected[0], token=int(logits[:-1].argmin()))
+    with pytest.raises(AssertionError):
+        assert_explained(weights, config, frames, [wrong], expected)
+    with pytest.raises(AssertionError):
+        assert_explained(weights, config, frames, [], expected)

@@ -1,0 +1,261 @@
+"""Speed of recognition on a GPU: chunks of a streaming model, and its decoder.
+
+python -m bench.recognition chunk --streams 1,64 --json bench/results/recognition-chunk.json
+python -m bench.recognition decode --json bench/results/recognition-decode.json
+
+The models have the released sizes and random weights, with a bias of blank that gives 0.35 tokens
+per frame. `chunk` measures from samples to tokens: features, encoder, decoder and the copy of the
+tokens. `decode` measures the decoder with its projection of frames, and beside it the decoder in
+torch, which runs every operation by itself.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.report import write
+from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers
+from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer, read_results
+from megakernel_stt.model.checkpoint import Model
+from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
+from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
+from megakernel_stt.model.weights import TransducerWeights
+from megakernel_stt.network.encoder import ENDLESS
+from megakernel_stt.network.features import MelStream, mel_filters
+from megakernel_stt.network.transducer import Transducer, TransducerState
+
+TOKENS_PER_FRAME = 0.35
+_NUM_BISECTIONS = 16  # of the bias of blank
+_MAX_BIAS = 60.0
+_CALIBRATION_STREAMS, _CALIBRATION_CHUNKS = 8, 40
+
+MakeTransducer = Callable[[TransducerWeights, TransducerConfig], Transducer]
+
+
+def percentiles(times_s: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds."""
+    return {f"p{q}_ms": round(1000 * float(np.percentile(times_s, q)), 4) for q in (50, 99)}
+
+
+def calibrated(
+    weights: TransducerWeights, config: TransducerConfig, frames: Tensor, make: MakeTransducer
+) -> tuple[TransducerWeights, float]:
+    """Sets the bias of blank.
+
+    Args:
+        weights: The decoder.
+        config: Its sizes.
+        frames: [streams, frames, hidden] of the encoder.
+        make: Makes a decoder.
+
+    Returns:
+        The weights, and the tokens per frame that they give.
+    """
+    low, high, found, rate = -_MAX_BIAS, _MAX_BIAS, weights, 0.0
+    lengths = [frames.shape[1]] * len(frames)
+    for _ in range(_NUM_BISECTIONS):
+        middle = (low + high) / 2
+        assert weights.head.bias is not None
+        bias = weights.head.bias.clone()
+        bias[config.blank_id] += middle
+        found = replace(weights, head=replace(weights.head, bias=bias))
+        decoder = make(found, config)
+        start = TransducerState.join([decoder.start()] * len(frames))
+        tokens, _ = decoder.decode(frames, lengths, start)
+        rate = sum(map(len, tokens)) / sum(lengths)
+        low, high = (middle, high) if rate > TOKENS_PER_FRAME else (low, middle)
+    return found, rate
+
+
+def encoder_frames(model: Model, recogniser: SlotRecogniser) -> Tensor:
+    """Frames [streams, frames, hidden] of noise."""
+    encoder = recogniser.encoder
+    state = type(encoder.start()).join([encoder.start()] * _CALIBRATION_STREAMS)
+    like = model.weights.encoder.subsampling.linear.weight
+    lengths = torch.full((_CALIBRATION_STREAMS,), ENDLESS, device=like.device)
+    streams = [noise_mels(model, seed) for seed in range(_CALIBRATION_STREAMS)]
+    frames = []
+    for i in range(_CALIBRATION_CHUNKS):
+        mels = torch.stack([s[i * encoder.num_mels :][: encoder.num_mels] for s in streams])
+        chunk, state = recogniser.encode(mels.to(like), lengths, lengths * 0, state)
+        frames.append(chunk)
+    return torch.cat(frames, 1)
+
+
+def noise(seconds: float, seed: int) -> np.ndarray:
+    """Samples of noise whose level changes every 50 ms, float32."""
+    generator = np.random.default_rng(seed)
+    level = np.repeat(generator.uniform(0.003, 0.3, int(seconds * 20) + 1), SAMPLE_RATE // 20)
+    count = int(seconds * SAMPLE_RATE)
+    return (generator.standard_normal(count) * level[:count]).astype(np.float32)
+
+
+def noise_mels(model: Model, seed: int) -> Tensor:
+    """Features [frames, bins] of noise for the calibration."""
+    stream = MelStream(mel_filters(model.config.encoder.num_mels))
+    seconds = FRAME_S * _CALIBRATION_CHUNKS + 1
+    return stream.push(torch.from_numpy(noise(seconds, seed)))
+
+
+def measure_chunks(
+    recogniser: SlotRecogniser, num_streams: int, num_chunks: int, bins: int
+) -> dict[str, object]:
+    """Times of the chunks of streams that advance together.
+
+    Args:
+        recogniser: With a lookahead of 0.
+        num_streams: Streams.
+        num_chunks: Chunks that are measured, after some that are not.
+        bins: Of the features.
+    """
+    num_warmups = 20
+    samples_per_chunk = round(FRAME_S * SAMPLE_RATE)
+    audio = [
+        torch.from_numpy(noise((num_chunks + num_warmups) * FRAME_S, seed))
+        for seed in range(num_streams)
+    ]
+    streams = [recogniser.start(0) for _ in audio]
+    features = [MelStream(mel_filters(bins)) for _ in audio]
+    all_s, step_s = list[float](), list[float]()
+    for i in range(num_chunks + num_warmups):
+        begin = time.perf_counter()
+        for stream, mels, samples in zip(streams, features, audio, strict=True):
+            part = samples[i * samples_per_chunk : (i + 1) * samples_per_chunk]
+            stream.add(mels.push(part))
+        ready = [stream for stream in streams if recogniser.is_ready(stream)]
+        computed = time.perf_counter()
+        if len(ready) == num_streams:
+            recogniser.step(ready)
+            if i >= num_warmups:
+                end = time.perf_counter()
+                all_s.append(end - begin)
+                step_s.append(end - computed)
+    num_frames = sum(stream.num_frames for stream in streams)
+    return {
+        "streams": num_streams,
+        "samples_to_tokens": percentiles(all_s),
+        "features_to_tokens": percentiles(step_s),
+        "tokens_per_frame": round(sum(len(s.tokens) for s in streams) / num_frames, 3),
+    }
+
+
+def chunk(options: argparse.Namespace) -> dict[str, object]:
+    """Measures chunks of 80 ms."""
+    device = torch.device("cuda")
+    model = random_model("streaming", RELEASED_SIZE, device, torch.bfloat16)
+    config = model.config.transducer
+    plain = SlotRecognisers(model, load_transducer(model.weights.transducer, config), 1).make(0)
+    frames = encoder_frames(model, plain)
+    weights, _ = calibrated(model.weights.transducer, config, frames, load_transducer)
+    del plain
+    model = replace(model, weights=replace(model.weights, transducer=weights))
+    recognisers = SlotRecognisers(model, load_transducer(weights, config), max(options.streams))
+    recogniser = recognisers.make(0)
+    bins = model.config.encoder.num_mels
+    rows = [measure_chunks(recogniser, n, options.chunks, bins) for n in options.streams]
+    return {"chunk_ms": round(1000 * FRAME_S), "lookahead": 0, "rows": rows}
+
+
+def time_launch(decoder: KernelTransducer, frames: Tensor, repeats: int) -> tuple[float, int]:
+    """Seconds of a launch with its projection, and tokens that it decodes."""
+    batch, num_frames = frames.shape[:2]
+    start = TransducerState.join([decoder.start()] * batch)
+    slots = torch.arange(batch, dtype=torch.int32, device=frames.device)
+    lengths = torch.full_like(slots, num_frames)
+    states = [TransducerState.join([start]) for _ in range(repeats + 3)]
+    results = [decoder.launch(decoder.project(frames), lengths, slots, slots, states[0])]
+    for state in states[1:3]:
+        results.append(decoder.launch(decoder.project(frames), lengths, slots, slots, state))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
+    for i, state in enumerate(states[3:]):
+        events[2 * i].record()
+        decoder.launch(decoder.project(frames), lengths, slots, slots, state)
+        events[2 * i + 1].record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) / 1000 for a, b in zip(events[::2], events[1::2], strict=True)]
+    tokens = read_results(results[0].cpu(), [0] * batch)
+    return float(np.median(times)), sum(map(len, tokens))
+
+
+def time_torch(decoder: Transducer, frames: Tensor) -> float:
+    """Seconds of the decoder in torch: the median of three runs."""
+    batch, num_frames = frames.shape[:2]
+    start = TransducerState.join([decoder.start()] * batch)
+    times = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        decoder.decode(frames, [num_frames] * batch, start)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times[1:]))
+
+
+def decode(options: argparse.Namespace) -> dict[str, object]:
+    """Measures the decoder alone."""
+    rows, device = [], torch.device("cuda")
+    for vocab_size in options.vocabularies:
+        size = replace(RELEASED_SIZE, hidden_size=64, num_layers=1, vocab_size=vocab_size)
+        model = random_model("streaming", size, device, getattr(torch, options.dtype))
+        config = model.config.transducer
+        generator = torch.Generator(device).manual_seed(1)
+        frames = torch.randn(
+            max(options.batches), options.frames, 64, device=device, generator=generator
+        ).to(model.weights.transducer.embedding.dtype)
+        weights, rate = calibrated(model.weights.transducer, config, frames, load_transducer)
+        ours, eager = load_transducer(weights, config), Transducer(weights, config)
+        for batch in options.batches:
+            part = frames[:batch]
+            seconds, num_tokens = time_launch(ours, part, options.repeats)
+            row = {
+                "vocabulary": vocab_size,
+                "batch": batch,
+                "frames": options.frames,
+                "tokens": num_tokens,
+                "launch_ms": round(1000 * seconds, 4),
+                "us_per_token": round(1e6 * seconds / max(num_tokens, 1), 3),
+                "torch_ms": round(1000 * time_torch(eager, part), 3),
+            }
+            rows.append(row | {"times_faster": round(row["torch_ms"] / row["launch_ms"], 1)})
+            print(rows[-1], file=sys.stderr)
+        print(f"vocabulary {vocab_size}: {rate:.3f} tokens per frame", file=sys.stderr)
+    return {"dtype": options.dtype, "tokens_per_frame": TOKENS_PER_FRAME, "rows": rows}
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers between commas."""
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("part", choices=["chunk", "decode"])
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--streams", type=numbers, default=[1, 64], help="of chunk; default 1,64")
+    parser.add_argument("--chunks", type=int, default=500, help="of chunk; default 500")
+    parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--vocabularies", type=numbers, default=[1025, 8193, 13088])
+    parser.add_argument("--frames", type=int, default=50, help="of decode; default 50")
+    parser.add_argument("--repeats", type=int, default=50, help="of decode; default 50")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    options = parser.parse_args()
+    with torch.inference_mode():
+        figures = {"chunk": chunk, "decode": decode}[options.part](options)
+    gpu = torch.cuda.get_device_name()
+    command = f"bench.recognition {options.part}"
+    write({"gpu": gpu, "command": command} | figures, options.json, packages=("torch",))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
