@@ -102,7 +102,8 @@ DEVICE void fill_joint(const TransducerParams& p, SharedMemory<Number>& shared, 
 template <class Number, int NumTiles>
 DEVICE void choose(const TransducerParams& p, SharedMemory<Number>& shared, int first_tile,
                    int num_tiles, int count, Choice (&choices)[4]) {
-  const int num_column_tiles = (count + 7) / 8, half = lane_idx() / 16, row = lane_idx() % 16;
+  const int num_column_tiles = (count + 7) / 8, row = lane_idx() % 16;
+  const int first_column = 2 * uniform_warp_idx() + lane_idx() / 16;
   multiply_tiles<Number, NumTiles>(p.head.data, first_tile, num_blocks(), num_tiles,
                                    shared.activations[0], num_column_tiles, shared.planes, 0);
   sync_all_threads();
@@ -112,7 +113,7 @@ DEVICE void choose(const TransducerParams& p, SharedMemory<Number>& shared, int 
     const int index = (first_tile + t * num_blocks()) * kTileRows + row;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int column = 16 * i + 2 * uniform_warp_idx() + half;
+      const int column = 16 * i + first_column;
       if (column >= count || index >= p.vocab_size + p.num_durations) continue;
       const Plane& plane = shared.planes[0][t * num_column_tiles + column / 8];
       const float logit = add_bias<Number>(plane_element(plane, row, column % 8), p.head, index);
@@ -143,6 +144,7 @@ DEVICE void join(const TransducerParams& p, SharedMemory<Number>& shared, uint64
     fill_joint(p, shared, first, count);
     sync_all_threads();
     Choice choices[4];
+    const int first_column = 2 * uniform_warp_idx() + lane_idx() / 16;
     if (count <= 8) {
       for (int tile = block_idx(); tile < num_tiles; tile += kJointTiles * stride) {
         const int num_left = (num_tiles - tile + stride - 1) / stride;
@@ -165,7 +167,7 @@ DEVICE void join(const TransducerParams& p, SharedMemory<Number>& shared, uint64
         if (duration > choice.duration) choice.duration = duration;
         choice.certainty.add_lane(mask);
       }
-      const int column = 16 * i + 2 * uniform_warp_idx() + lane_idx() / 16;
+      const int column = 16 * i + first_column;
       if (lane_idx() % 16 > 0 || column >= count) continue;
       atomic_max(keys + first + column, choice.id);
       atomic_max(keys + kMaxColumns + first + column, choice.duration);
