@@ -20,9 +20,10 @@ namespace megakernel::transducer {
 
 static_assert(kMaxColumns == 8 * kNumWarps, "a half-warp has every 16th column");
 static_assert(kMaxPlanes >= kMaxColumns / 8, "a tile of weights has a plane for eight columns");
-constexpr int kJointTiles =
-    4;  // tiles of weights that are loaded together, for up to eight columns
-static_assert(kJointTiles <= kMaxPlanes, "each needs a plane");
+// Tiles of weights that are loaded together, for up to eight columns.
+template <class Number>
+constexpr int kJointTiles = sizeof(Number) == 2 ? 4 : 2;
+static_assert(kJointTiles<bf16> <= kMaxPlanes, "each needs a plane");
 
 // --- shared memory ---
 
@@ -79,6 +80,13 @@ DEVICE uint64_t logit_key(float logit, int index) {
 
 // --- body: the network ---
 
+// Tiles of the thread block from `first_tile` on, at most `NumTiles`.
+template <int NumTiles>
+DEVICE int count_tiles(int first_tile, int num_rows) {
+  const int num_tiles = (num_rows + kTileRows - 1) / kTileRows, stride = num_blocks();
+  return min(max((num_tiles - first_tile + stride - 1) / stride, 0), NumTiles);
+}
+
 // The activations of the columns first .. first + count.
 template <class Number>
 DEVICE void fill_joint(const TransducerParams& p, SharedMemory<Number>& shared, int first,
@@ -98,25 +106,37 @@ DEVICE void fill_joint(const TransducerParams& p, SharedMemory<Number>& shared, 
   });
 }
 
-// Adds `NumTiles` tiles of logits of `count` columns to the choices of the lanes.
+// Adds up to `NumTiles` tiles of logits of `count` columns, whose weights are loaded, to the
+// choices of the lanes, and loads the next tiles.
 template <class Number, int NumTiles>
-DEVICE void choose(const TransducerParams& p, SharedMemory<Number>& shared, int first_tile,
-                   int num_tiles, int count, Choice (&choices)[4]) {
-  const int num_column_tiles = (count + 7) / 8, row = lane_idx() % 16;
+DEVICE void choose(const TransducerParams& p, SharedMemory<Number>& shared,
+                   TileWeights<Number, NumTiles>& weights, int first_tile, int num_rows, int count,
+                   Choice (&choices)[4]) {
+  const int num_column_tiles = (count + 7) / 8, row = lane_idx() % 16, stride = num_blocks();
   const int first_column = 2 * uniform_warp_idx() + lane_idx() / 16;
-  multiply_tiles<Number, NumTiles>(p.head.data, first_tile, num_blocks(), num_tiles,
-                                   shared.activations[0], num_column_tiles, shared.planes, 0);
+  const int num_tiles = count_tiles<NumTiles>(first_tile, num_rows);
+  float bias[NumTiles];
+#pragma unroll
+  for (int t = 0; t < NumTiles; ++t) {
+    const int index = (first_tile + t * stride) * kTileRows + row;
+    bias[t] = index < num_rows ? read_bias<Number>(p.head, index) : 0.0f;
+  }
+  weights.multiply(shared.activations[0], num_column_tiles, shared.planes, 0);
+  const int next = first_tile + NumTiles * stride;
+  const int num_next = count_tiles<NumTiles>(next, num_rows);
+  if (num_next > 0) weights.load(p.head.data, next, stride, num_next);
   sync_all_threads();
   add_up_planes(shared.planes, num_tiles * num_column_tiles);
   sync_all_threads();
-  for (int t = 0; t < num_tiles; ++t) {
-    const int index = (first_tile + t * num_blocks()) * kTileRows + row;
+#pragma unroll
+  for (int t = 0; t < NumTiles; ++t) {
+    const int index = (first_tile + t * stride) * kTileRows + row;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = 16 * i + first_column;
-      if (column >= count || index >= p.vocab_size + p.num_durations) continue;
+      if (column >= count || index >= num_rows) continue;
       const Plane& plane = shared.planes[0][t * num_column_tiles + column / 8];
-      const float logit = add_bias<Number>(plane_element(plane, row, column % 8), p.head, index);
+      const float logit = add_bias<Number>(plane_element(plane, row, column % 8), bias[t]);
       Choice& choice = choices[i];
       if (index < p.vocab_size) {
         const uint64_t key = logit_key(logit, index);
@@ -131,29 +151,36 @@ DEVICE void choose(const TransducerParams& p, SharedMemory<Number>& shared, int 
   sync_all_threads();
 }
 
+// The choices of the lanes among all rows of the thread block, for the columns first .. first +
+// count.
+template <class Number, int NumTiles>
+DEVICE void choose_all(const TransducerParams& p, SharedMemory<Number>& shared, int first,
+                       int count, int num_rows, Choice (&choices)[4]) {
+  TileWeights<Number, NumTiles> weights;
+  const int stride = num_blocks();
+  weights.load(p.head.data, block_idx(), stride, count_tiles<NumTiles>(block_idx(), num_rows));
+  fill_joint(p, shared, first, count);
+  sync_all_threads();
+  for (int tile = block_idx(); tile * kTileRows < num_rows; tile += NumTiles * stride) {
+    choose<Number, NumTiles>(p, shared, weights, tile, num_rows, count, choices);
+  }
+}
+
 // The joint network. Reads frames [batch, num_frames, kHidden] and workspace.output; adds to keys
 // [2, columns] and writes the thread block's values of partials [columns, blocks].
 template <class Number>
 DEVICE void join(const TransducerParams& p, SharedMemory<Number>& shared, uint64_t* keys) {
-  const int num_tiles = (p.vocab_size + p.num_durations + kTileRows - 1) / kTileRows;
-  if (block_idx() >= num_tiles) return;
-  const int num_columns = shared.search.num_running * shared.search.window;
-  const int stride = num_blocks();
+  const int num_rows = p.vocab_size + p.num_durations, stride = num_blocks();
+  if (block_idx() * kTileRows >= num_rows) return;
+  const int num_columns = shared.search.num_running << shared.search.log2_window;
   for (int first = 0; first < num_columns; first += kColumnCapacity<Number>) {
     const int count = min(num_columns - first, kColumnCapacity<Number>);
-    fill_joint(p, shared, first, count);
-    sync_all_threads();
     Choice choices[4];
     const int first_column = 2 * uniform_warp_idx() + lane_idx() / 16;
     if (count <= 8) {
-      for (int tile = block_idx(); tile < num_tiles; tile += kJointTiles * stride) {
-        const int num_left = (num_tiles - tile + stride - 1) / stride;
-        choose<Number, kJointTiles>(p, shared, tile, min(num_left, kJointTiles), count, choices);
-      }
+      choose_all<Number, kJointTiles<Number>>(p, shared, first, count, num_rows, choices);
     } else {
-      for (int tile = block_idx(); tile < num_tiles; tile += stride) {
-        choose<Number, 1>(p, shared, tile, 1, count, choices);
-      }
+      choose_all<Number, 1>(p, shared, first, count, num_rows, choices);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -10,7 +10,7 @@ namespace megakernel::transducer {
 
 constexpr int kMaxBatch = 64;      // streams of a launch
 constexpr int kMaxColumns = 64;    // pairs of stream and frame that the joint network takes at once
-constexpr int kMaxWindow = 8;      // frames of a stream among them
+constexpr int kMaxLog2Window = 3;  // of the frames of a stream among them
 constexpr int kTileRows = 16;      // rows of a tile of weights: the matrix instruction's unit
 constexpr int kStepK = 16;         // elements of K of a tile's step
 constexpr int kUnitsPerTile = 4;   // LSTM units of a tile: four gates each

@@ -37,13 +37,14 @@ struct SearchState {
   int labelled[kMaxBatch];
   int num_running;
   int num_labelled;
-  int window;  // frames of a stream
+  int log2_window;  // of the frames of a stream
 
   // The stream and the frame of a column. The last frame is repeated where there are no more.
-  DEVICE int stream_of(int column) const { return running[column / window]; }
+  DEVICE int stream_of(int column) const { return running[column >> log2_window]; }
   DEVICE int frame_of(int column) const {
     const int stream = stream_of(column);
-    return min(position[stream] + column % window, length[stream] - 1);
+    const int step = column & ((1 << log2_window) - 1);
+    return min(position[stream] + step, length[stream] - 1);
   }
 };
 
@@ -93,11 +94,12 @@ DEVICE void list_running(SearchState& search) {
       num_left = max(num_left, search.length[s] - search.position[s]);
     }
     num_left = static_cast<int>(warp_max(static_cast<unsigned>(num_left)));
-    int window = kMaxWindow;
-    while (window > 1 && (window * num_running > kMaxColumns || window / 2 >= num_left)) {
-      window /= 2;
+    int log2_window = kMaxLog2Window;
+    while (log2_window > 0 &&
+           (num_running << log2_window > kMaxColumns || 1 << log2_window >= 2 * num_left)) {
+      --log2_window;
     }
-    if (lane_idx() == 0) search.num_running = num_running, search.window = window;
+    if (lane_idx() == 0) search.num_running = num_running, search.log2_window = log2_window;
   }
   sync_all_threads();
 }
@@ -108,7 +110,8 @@ DEVICE int key_index(uint2 key) { return static_cast<int>(~key.x); }
 // Moves every stream behind its next token within the window, or to the window's end, and lists the
 // streams with a token. Reads keys [2, columns]; block 0 writes tokens to results [batch].
 DEVICE void find_tokens(const TransducerParams& p, const uint64_t* keys, SearchState& search) {
-  const int thread = thread_idx(), num_running = search.num_running, window = search.window;
+  const int thread = thread_idx(), num_running = search.num_running;
+  const int window = 1 << search.log2_window;
   if (thread < num_running * window) {
     const uint2* own = reinterpret_cast<const uint2*>(keys) + thread;
     search.ids[thread] = key_index(load_l2(own));

@@ -35,10 +35,15 @@ DEVICE void store_element(void* data, int64_t row, int unit, float value) {
   static_cast<Number*>(data)[row * kHidden + unit] = to_number<Number>(value);
 }
 
+// The bias of a row. It is read before the row's sum is there.
+template <class Number>
+DEVICE float read_bias(const Weights& weights, int row) {
+  return read_number<Number>(weights.bias, row);
+}
 // A linear layer's output from its sum, with torch's roundings.
 template <class Number>
-DEVICE float add_bias(float sum, const Weights& weights, int row) {
-  return round_to<Number>(round_to<Number>(sum) + read_number<Number>(weights.bias, row));
+DEVICE float add_bias(float sum, float bias) {
+  return round_to<Number>(round_to<Number>(sum) + bias);
 }
 
 }  // namespace megakernel::transducer

@@ -13,6 +13,7 @@ namespace megakernel::transducer {
 
 constexpr int kNumSteps = kHidden / kStepK;
 constexpr int kWarpSteps = (kNumSteps + kNumWarps - 1) / kNumWarps;
+constexpr bool kAllWarpsHaveSteps = kNumSteps % kNumWarps == 0;
 constexpr int kMaxPlanes = 8;  // products of a tile of weights with eight columns at a time
 constexpr int kPlaneVectors = 32;
 static_assert(kHidden % kStepK == 0, "the width must be a multiple of a step of K");
@@ -155,42 +156,57 @@ struct Product<float> {
 
 // --- planes ---
 
+// Whether a step exists; no comparison where every warp has as many.
+DEVICE bool is_step(int step) { return kAllWarpsHaveSteps || step < kNumSteps; }
+
 // A plane is the product of a tile of weights with eight columns: a vector per lane.
 using Plane = float4[kPlaneVectors];
 
-// Multiplies `NumTiles` tiles of weights, `stride` tiles apart, with tiles of eight columns. Writes
-// the warp's sums of tile i and column tile j to planes[warp, first_plane + i num_column_tiles +
-// j].
+// A warp's part of up to `NumTiles` tiles of weights, in registers. They are loaded before the
+// activations are there, so that the two delays overlap.
 template <class Number, int NumTiles>
-DEVICE void multiply_tiles(const void* weights, int first_tile, int stride, int num_tiles,
-                           const uint32_t* activations, int num_column_tiles,
-                           Plane (*planes)[kMaxPlanes], int first_plane) {
-  const int warp = uniform_warp_idx();
-  typename Product<Number>::StepWeights w[NumTiles][kWarpSteps];
-#pragma unroll
-  for (int i = 0; i < NumTiles; ++i) {
-    const int64_t tile = first_tile + (i < num_tiles ? i * stride : 0);
-#pragma unroll
-    for (int s = 0; s < kWarpSteps; ++s) {
-      const int step = min(warp + s * kNumWarps, kNumSteps - 1);
-      w[i][s] = Product<Number>::load(weights, tile * kNumSteps + step);
-    }
-  }
-  for (int j = 0; j < num_column_tiles; ++j) {
-    const uint32_t* columns = activations + 8 * j * kColumnWords<Number>;
+class TileWeights {
+ public:
+  // Loads `num_tiles` tiles, `stride` tiles apart.
+  DEVICE void load(const void* weights, int first_tile, int stride = 0, int num_tiles = 1) {
+    num_tiles_ = num_tiles;
 #pragma unroll
     for (int i = 0; i < NumTiles; ++i) {
-      if (i >= num_tiles) break;
-      Product<Number> product;
+      const int64_t tile = first_tile + (i < num_tiles ? i * stride : 0);
 #pragma unroll
       for (int s = 0; s < kWarpSteps; ++s) {
-        const int step = warp + s * kNumWarps;
-        if (step < kNumSteps) product.multiply(w[i][s], columns, step * kStepK);
+        const int step = warp_idx() + s * kNumWarps;
+        if (!is_step(step)) break;
+        steps_[i][s] = Product<Number>::load(weights, tile * kNumSteps + step);
       }
-      planes[warp][first_plane + i * num_column_tiles + j][lane_idx()] = product.total();
     }
   }
-}
+
+  // Multiplies with tiles of eight columns of activations. Writes the warp's sums of tile i and
+  // column tile j to planes[warp, first_plane + i num_column_tiles + j].
+  DEVICE void multiply(const uint32_t* activations, int num_column_tiles,
+                       Plane (*planes)[kMaxPlanes], int first_plane) const {
+    const int warp = uniform_warp_idx();
+    for (int j = 0; j < num_column_tiles; ++j) {
+      const uint32_t* columns = activations + 8 * j * kColumnWords<Number>;
+#pragma unroll
+      for (int i = 0; i < NumTiles; ++i) {
+        if (i >= num_tiles_) break;
+        Product<Number> product;
+#pragma unroll
+        for (int s = 0; s < kWarpSteps; ++s) {
+          const int step = warp + s * kNumWarps;
+          if (is_step(step)) product.multiply(steps_[i][s], columns, step * kStepK);
+        }
+        planes[warp][first_plane + i * num_column_tiles + j][lane_idx()] = product.total();
+      }
+    }
+  }
+
+ private:
+  typename Product<Number>::StepWeights steps_[NumTiles][kWarpSteps];
+  int num_tiles_;
+};
 
 // Adds up the planes of all warps into those of warp 0.
 DEVICE void add_up_planes(Plane (*planes)[kMaxPlanes], int num_planes) {
