@@ -209,7 +209,8 @@ class ChunkRecogniser(ABC, Generic[State]):
     def step(self, recognitions: Sequence[Recognition[State]]) -> None:
         """Computes the next chunk of each stream, all of which are ready."""
         size, chunk_size = self.encoder.num_mels, self.encoder.chunk_size
-        mels = [F.pad(r.mels[:size], (0, 0, 0, max(size - len(r.mels), 0))) for r in recognitions]
+        mels = [r.mels[:size] for r in recognitions]
+        mels = [m if len(m) == size else F.pad(m, (0, 0, 0, size - len(m))) for m in mels]
         chunks = Chunks(
             torch.stack(mels),
             [r.num_mels if r.ended else ENDLESS for r in recognitions],

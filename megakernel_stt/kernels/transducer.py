@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -263,10 +264,12 @@ def read_results(results: Tensor, firsts: Sequence[int]) -> list[list[Emission]]
         results: What `launch` returned, on the host.
         firsts: Index of every stream's first frame of the launch.
     """
-    confidences = results.view(torch.float32)[..., 3]
+    numbers = results.numpy()
+    confidences = numbers.view(np.float32)[..., 3]
     found: list[list[Emission]] = []
-    for rows, values, first in zip(results, confidences, firsts, strict=True):
-        end = 1 + int(rows[0, 0])
-        tokens = zip(rows[1:end, :3].tolist(), values[1:end].tolist(), strict=True)
+    for i, (count, first) in enumerate(zip(numbers[:, 0, 0].tolist(), firsts, strict=True)):
+        rows = numbers[i, 1 : 1 + count, :3].tolist()
+        values = confidences[i, 1 : 1 + count].tolist()
+        tokens = zip(rows, values, strict=True)
         found.append([Emission(t, first + f, d, value) for (t, f, d), value in tokens])
     return found
