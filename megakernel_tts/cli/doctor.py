@@ -23,7 +23,7 @@ _DOWNLOAD_GIB = 5.0  # a 1.7B model
 _MIN_TORCH = (2, 11)
 # GiB of weights, keys and values of eight slots, and codec: in bfloat16 and in float32.
 _MODEL_GIB = {"0.6B": (4.3, 8.1), "1.7B": (6.2, 11.8)}
-_RECOGNISER_GIB = {"recognition 0.6B": (1.3, 2.6)}  # the same of weights and states
+_RECOGNISER_GIB = {"recognition 0.6B": (1.6, 3.2)}  # the same of weights and states
 
 # Packages, what they are for, and how to install them.
 _OPTIONAL = (
@@ -159,7 +159,7 @@ def _recognition() -> Iterator[Finding]:
     """What recognition needs besides the packages of synthesis."""
     yield Finding(
         "ok",
-        "recognition runs in plain torch; it has no built-in model: name one, such as "
+        "recognition has no built-in model: name one, such as "
         "nvidia/nemotron-speech-streaming-en-0.6b",
     )
     try:
