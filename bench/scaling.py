@@ -29,6 +29,7 @@ from bench.engine_failure import EngineFailure, measure_failure
 from bench.load import LoadClients, LoadFigures, summarise, wait_with_progress
 from bench.rate_search import find_largest_rate
 from bench.service import Cores, CpuMeter, Service, gpu_memory_mib, serve_command, serve_engines
+from megakernel_common.files import check_output, replace_file
 from megakernel_tts.bench.benchmark import ARRIVALS_TEXT, RANDOM_FRAMES
 from megakernel_tts.bench.report import provenance
 from megakernel_tts.cli.console import (
@@ -38,7 +39,6 @@ from megakernel_tts.cli.console import (
     positive_number,
     positive_numbers,
 )
-from megakernel_tts.files import check_output, replace_file
 from megakernel_tts.model.random_released import SIZES
 from megakernel_tts.server.cluster.placement import count_gpus
 
