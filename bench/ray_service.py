@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 import yaml
 
+from bench.running_server import free_port
 from bench.service import StartedProcess, started
 from megakernel_tts.server.cluster.placement import count_gpus
 
@@ -95,11 +95,6 @@ class RayCluster:
         return len(self.replicas())
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def _ray_command(module: str, *arguments: str) -> list[str]:
     """A command of Ray, run by this Python."""
     program = f"import sys; from {module} import cli; sys.exit(cli())"
@@ -129,7 +124,7 @@ def ray_cluster(environment: Mapping[str, str], *, num_gpus: int) -> Generator[R
     Raises:
         RuntimeError: It does not start.
     """
-    token, port, dashboard_port = secrets.token_hex(32), _free_port(), _free_port()
+    token, port, dashboard_port = secrets.token_hex(32), free_port(), free_port()
     with TemporaryDirectory(prefix="ray-") as folder:  # short, for the paths of its sockets
         variables = {
             **os.environ,

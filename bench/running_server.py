@@ -28,6 +28,12 @@ def served(server: Server, certificate: Certificate | None = None) -> Iterator[s
             thread.join(_TIMEOUT_S)
 
 
+def free_port() -> int:
+    """A loopback port that no one uses."""
+    with bind("127.0.0.1", 0) as listener:
+        return listener.getsockname()[1]
+
+
 def wait_until(
     condition: Callable[[], bool], timeout_s: float = _TIMEOUT_S, interval_s: float = 0.001
 ) -> None:

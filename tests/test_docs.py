@@ -24,10 +24,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.running_server import free_port
 from megakernel_tts.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 RESULTS = "bench/results/"
+PORT = "8123"  # of servers in shell blocks
 MARKS = {"gpu", "network", "install", "minutes"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
@@ -107,7 +109,8 @@ def test_marked_python_blocks_compile(block: CodeBlock) -> None:
 
 @by_id(select("sh", marked=False))
 def test_shell_blocks_run(block: CodeBlock, tmp_path: Path) -> None:
-    run_in(tmp_path, "bash", "-c", PRELUDE + block.text)
+    text = block.text.replace(PORT, str(free_port()))  # another checkout's tests may use it
+    run_in(tmp_path, "bash", "-c", PRELUDE + text)
     for name in re.findall(r"(?:-o|--output|--json|>) +(\w\S*)", block.text):
         assert (tmp_path / name).stat().st_size > 0, f"{name} is empty"
 
