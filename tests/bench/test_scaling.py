@@ -102,7 +102,9 @@ def test_random_weights_are_written_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
         with scaling._model("0.6B", tmp_path) as model:
             assert model == str(tmp_path / "random-0.6B")
     ((*_, module, target, size_option, size),) = commands
-    assert module == "megakernel_tts.model.random_released" and target != model
+    assert module == "megakernel_tts.model.random_released" and target != str(
+        tmp_path / "random-0.6B"
+    )
     assert (size_option, size) == ("--size", "0.6B")
     assert [*tmp_path.iterdir()] == [tmp_path / "random-0.6B"]
     with scaling._model("demo", None) as model:
