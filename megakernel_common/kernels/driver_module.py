@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
+from cuda.bindings import driver  # pyright: ignore
 from torch import Tensor
 
 from megakernel_common.kernels.declarations import DeviceStruct

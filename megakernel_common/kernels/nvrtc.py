@@ -78,7 +78,7 @@ def obstacle() -> str | None:
 
 def _bindings() -> Any:
     try:
-        from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
+        from cuda.bindings import nvrtc  # pyright: ignore
     except ImportError:
         return None
     return nvrtc

@@ -1,6 +1,7 @@
 """Sizes of chunks by the speed of the engine, on a virtual clock: arrivals, gaps, growth."""
 
 from collections.abc import Callable
+from typing import Any
 from itertools import pairwise
 
 import numpy as np
@@ -17,9 +18,9 @@ NUM_FRAMES = 40  # of a turn
 
 
 def speak(
-    loaded: LoadedModel, device: Device, num_turns: int = 1, **chunks: int
+    loaded: LoadedModel, device: Device, num_turns: int = 1, **chunks: Any
 ) -> list[list[tuple[float, int]]]:
-    """The arrival in seconds and the frames of every chunk of each turn; see `Rig.open`."""
+    """The arrival in seconds and the frames of every chunk of each turn; `chunks`: of `Rig.open`."""
     decoder = loaded.engine.decoder
     rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
     device.clock, rig.backend.endless = rig.clock, True
