@@ -1,8 +1,8 @@
 """Sizes of chunks by the speed of the engine, on a virtual clock: arrivals, gaps, growth."""
 
 from collections.abc import Callable
-from typing import Any
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ NUM_FRAMES = 40  # of a turn
 def speak(
     loaded: LoadedModel, device: Device, num_turns: int = 1, **chunks: Any
 ) -> list[list[tuple[float, int]]]:
-    """The arrival in seconds and the frames of every chunk of each turn; `chunks`: of `Rig.open`."""
+    """The arrival in seconds and the frames of every chunk of each turn; `chunks` as `Rig.open`."""
     decoder = loaded.engine.decoder
     rig = Rig(loaded, TimedBackend(device), vocoder=TimedVocoder(decoder, device))
     device.clock, rig.backend.endless = rig.clock, True
