@@ -377,12 +377,12 @@ def test_a_multilingual_model_names_the_language(tmp_path: Path) -> None:
     tensors["joint.head.bias"][7] += 1.0  # <en-US>
     save_file(tensors, tmp_path / "model.safetensors")
     with warm(tmp_path) as engine:
-        found, told = Caller(engine), Caller(engine, settings=Settings(language=Language.DE))
-        run_calls([found], say)
-        run_calls([told], say)
-    (final,) = found.finals
+        detected, german = Caller(engine), Caller(engine, settings=Settings(language=Language.DE))
+        run_calls([detected], say)
+        run_calls([german], say)
+    (final,) = detected.finals
     assert result(final).language == "en-US" and final.language is Language.EN_US
-    assert told.finals[0].text != final.text
+    assert german.finals[0].text != final.text
 
 
 def test_a_model_is_loaded_by_name(hearing: Path) -> None:

@@ -21,7 +21,7 @@ from megakernel_tts import TTS, LivePolicy
 from tests.fakes import TIMEOUT_S
 from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until
 
-LONG_TEXT = "A text that nobody hears. " * 400
+LONG_TEXT = "A long text that is cancelled. " * 400
 OUTPUT: Any = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
 
 

@@ -13,7 +13,7 @@ from tests.server.hearing import level, pieces, record, shown_words
 from tests.server.running import RunningServer, until
 
 TEXT = "one two three four five six"
-LONG = " and a turn of very many words that this test does not hear to its end, " * 6
+LONG = " and a turn of very many words that is cut off before its end, " * 6
 
 
 # The page must not read it: Firefox can block for ever (static/player.js).
