@@ -28,8 +28,9 @@ def speak(
     for seed in range(num_turns):
         session = rig.open(None, seed=seed, max_frames=NUM_FRAMES, **chunks)
         turns.append(record_chunks(session, device.clock))
-        session.push_text("hello to the world.")
-        session.end()
+        with rig.paused():  # else the text may run dry before its end is known
+            session.push_text("hello to the world.")
+            session.end()
         drain(session)
     rig.close()
     return turns
