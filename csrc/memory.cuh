@@ -144,6 +144,19 @@ DEVICE void copy_async_8_bytes(uint2* shared, const void* global) {
 }
 // Waits for the thread's earlier copies by cp.async.
 DEVICE void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Copies 16 bytes from global to shared memory, not through the L1 cache, for the calling thread.
+DEVICE void copy_async_16_bytes(uint4* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+               "l"(global)
+               : "memory");
+}
+// Ends a group of the thread's copies by cp.async, which may be empty.
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most kPending of the thread's groups of copies are incomplete.
+template <int kPending>
+DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 // Copies the first `bytes` of kBytes from global to shared memory and fills the rest with zeros;
 // reads nothing if `bytes` is 0. Copies of sixteen bytes fetch their line of 128 bytes into L2.
 template <int kBytes>

@@ -16,6 +16,18 @@ namespace megakernel::codec {
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_DEFINE_PROJECTION)
 #undef MEGAKERNEL_DEFINE_PROJECTION
 
+#define MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION(row_groups, column_groups, row_warps, planes, \
+                                              blocks_per_sm, shared_bytes_)                 \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, blocks_per_sm)                \
+      codec_project_many_##row_groups##_##column_groups##_##row_warps##_##planes(           \
+          const __grid_constant__ ProjectionParams p) {                                     \
+    using T = ManyRowTile<row_groups, column_groups, row_warps, planes>;                    \
+    extern __shared__ __align__(16) unsigned char shared_bytes[];                           \
+    project_many_rows<T>(p, *reinterpret_cast<ManyRowSharedMemory<T>*>(shared_bytes));      \
+  }
+MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
+#undef MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION
+
 #define MEGAKERNEL_DEFINE_ATTENTION(head_dim)                                 \
   extern "C" __global__ void __launch_bounds__(32 * kAttentionWarps)          \
       codec_attention_##head_dim(const __grid_constant__ AttentionParams p) { \

@@ -5,14 +5,17 @@
 #include "attention.cuh"
 #include "depthwise.cuh"
 #include "embed.cuh"
+#include "many_rows.cuh"
 #include "projection.cuh"
 #include "state_update.cuh"
 
 // Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,
-// blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(head_dim) for each
-// attention kernel.
-#if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
-#error "define MEGAKERNEL_CODEC_TILES and MEGAKERNEL_CODEC_HEAD_DIMS as kernels/codec.py does"
+// blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(row_groups,
+// column_groups, row_warps, planes, blocks_per_sm, shared_bytes) for each tile of many rows,
+// X(head_dim) for each attention kernel.
+#if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_MANY_ROW_TILES) || \
+    !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
+#error "define the lists of kernels as kernels/codec.py does"
 #endif
 
 namespace megakernel::codec {
@@ -27,5 +30,14 @@ namespace megakernel::codec {
                 "the blocks per multiprocessor of a tile differ from kernels/codec.py");
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
 #undef MEGAKERNEL_CHECK_TILE
+
+#define MEGAKERNEL_CHECK_MANY_ROW_TILE(row_groups, column_groups, row_warps, planes,            \
+                                       blocks_per_sm, shared_bytes)                             \
+  static_assert(                                                                                \
+      sizeof(ManyRowSharedMemory<ManyRowTile<row_groups, column_groups, row_warps, planes>>) == \
+          shared_bytes,                                                                         \
+      "the shared memory of a tile of many rows differs from kernels/codec.py");
+MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
+#undef MEGAKERNEL_CHECK_MANY_ROW_TILE
 
 }  // namespace megakernel::codec

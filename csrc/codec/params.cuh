@@ -61,6 +61,7 @@ struct ProjectionParams {
   const uint4* weights;               // [columns / 8][steps][32 lanes], see weight_packing.py
   const ColumnParams* column_params;  // [num_columns]
   int num_columns;
+  int num_k_splits;   // ranges of K whose sums are added in order
   int norm_channels;  // channels of the input's RMS norm; 0: no norm
   float eps;
   const float* residual;  // [num_rows, num_columns], added before the epilogue; may be null

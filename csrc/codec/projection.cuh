@@ -62,14 +62,13 @@ struct KStep {
 
   // The position of step `step`.
   DEVICE KStep(const ProjectionParams& p, int step) {
-    const int steps_per_tap = p.input.num_channels / kStepChannels;
-    rows_back = (p.num_taps - 1 - step / steps_per_tap) * p.dilation;
-    channel = step % steps_per_tap * kStepChannels;
+    rows_back = (p.num_taps - 1 - step % p.num_taps) * p.dilation;
+    channel = step / p.num_taps * kStepChannels;
   }
   // Moves to the next step.
   DEVICE void advance(const ProjectionParams& p) {
-    channel += kStepChannels;
-    if (channel == p.input.num_channels) channel = 0, rows_back -= p.dilation;
+    rows_back -= p.dilation;
+    if (rows_back < 0) rows_back = (p.num_taps - 1) * p.dilation, channel += kStepChannels;
   }
 };
 

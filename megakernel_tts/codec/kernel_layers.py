@@ -16,7 +16,7 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
-from megakernel_tts.kernels.codec import CodecKernels
+from megakernel_tts.kernels.codec import CodecKernels, num_k_splits
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
@@ -318,6 +318,7 @@ class KernelLayers:
             non_finite=self._address(self.non_finite),
         )
         self._fill(params.input, x)
+        params.num_k_splits = num_k_splits(params)
         writes = [self._queries, self.kv_cache, self.pcm, self.non_finite]
         if output is not None:
             self._fill(params.output, output)

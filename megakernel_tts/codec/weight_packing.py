@@ -75,12 +75,12 @@ def pack(
     columns, taps, channels = weight.shape
     _, exponent = torch.frexp(weight.abs().amax((1, 2)))
     unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
-    tiles = (weight / unit[:, None, None]).half().reshape(columns // 8, 8, -1, 4, 8)
+    tiles = (weight / unit[:, None, None]).half().reshape(columns // 8, 8, taps, -1, 4, 8)
     zero = torch.zeros_like(unit)
     bias, scale = zero if bias is None else bias, zero + 1 if scale is None else scale
     alpha, beta = (zero, zero) if snake is None else (snake.alpha.flatten(), snake.beta.flatten())
     return Packed(
-        tiles.permute(0, 2, 1, 3, 4).flatten(2, 3).contiguous(),
+        tiles.permute(0, 3, 2, 1, 4, 5).flatten(3, 4).flatten(1, 2).contiguous(),
         torch.stack([unit * scale, bias * scale, alpha, beta], dim=1).contiguous(),
         taps,
         channels,

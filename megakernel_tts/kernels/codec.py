@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 
 HEAD_DIMS = (16, 32, 64)  # of the attention kernels
+# Of csrc/codec/many_rows.cuh.
+_MANY_ROW_STAGES = 4
+_ROW_POOL_SIZE = 3328  # units of 16 bytes
+_MAX_WINDOW_ROWS = 448
 _NUM_WARPS = BLOCK_THREADS // 32
 _OVERLAP_CAPABILITY = 9  # compute capability with programmatic dependent launch
 
@@ -93,6 +97,91 @@ TILES = tuple(
 )
 
 
+@dataclass(frozen=True)
+class ManyRowTile:
+    """A tile of the projection kernel of many rows; `ManyRowTile` in csrc/codec/many_rows.cuh.
+
+    Attributes:
+        row_groups: Groups of 8 rows of a warp.
+        column_groups: Groups of 8 columns of a warp.
+        row_warps: Warps with different rows; the others have different columns.
+        planes: Planes of the input.
+    """
+
+    row_groups: int
+    column_groups: int
+    row_warps: int
+    planes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a thread block."""
+        return 8 * self.row_groups * self.row_warps
+
+    @property
+    def columns(self) -> int:
+        """Columns of a thread block."""
+        return 8 * self.column_groups * (_NUM_WARPS // self.row_warps)
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Thread blocks of a multiprocessor, by their registers."""
+        return 2 if self.row_groups * self.column_groups * self.planes <= 16 else 1
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: stages of weights, windows of rows, addresses of rows."""
+        weights = _MANY_ROW_STAGES * self.columns * 2 * STEP_CHANNELS
+        return weights + 16 * _ROW_POOL_SIZE + 8 * _MAX_WINDOW_ROWS
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return (
+            f"codec_project_many_{self.row_groups}_{self.column_groups}_{self.row_warps}"
+            f"_{self.planes}"
+        )
+
+    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+        """Thread blocks of a launch."""
+        return -(-num_rows // self.rows) * (num_columns // self.columns)
+
+    def fits(self, params: ProjectionParams) -> bool:
+        """Whether a launch has whole tiles of columns, and its windows of rows fit."""
+        rows_per_frame, taps = params.input.rows_per_frame, params.num_taps
+        if self.rows % rows_per_frame == 0:
+            num_frames = self.rows // rows_per_frame
+        else:
+            num_frames = (self.rows + rows_per_frame - 2) // rows_per_frame + 1
+        window_rows = self.rows + num_frames * (taps - 1) * params.dilation
+        num_windows = (_MANY_ROW_STAGES - 2 + taps) // taps + 1
+        return (
+            self.planes == params.input.num_planes
+            and params.num_columns % self.columns == 0
+            and window_rows <= _MAX_WINDOW_ROWS
+            and 4 * num_windows * self.planes * window_rows <= _ROW_POOL_SIZE
+        )
+
+
+MANY_ROW_TILES = tuple(
+    ManyRowTile(*sizes)
+    for sizes in (
+        (8, 4, 2, 1),
+        (4, 6, 4, 1),
+        (8, 3, 2, 1),
+        (4, 4, 4, 1),
+        (4, 4, 2, 1),
+        (4, 3, 4, 1),
+        (4, 4, 2, 2),
+        (4, 3, 2, 2),
+        (4, 6, 4, 2),
+        (4, 2, 2, 2),
+        (2, 2, 2, 2),
+        (2, 1, 8, 2),
+    )
+)
+
+
 def num_k_splits(params: ProjectionParams) -> int:
     """Warps that split K: as many as have work for a single frame.
 
@@ -123,16 +212,40 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     )
 
 
-def choose_tile(params: ProjectionParams, num_sms: int) -> Tile:
+def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms: int) -> float:
+    """Estimated time of a launch of many rows.
+
+    Every wave of blocks has a prologue, an epilogue that grows with the tile, and the matrix
+    instructions of its steps.
+    """
+    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
+    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+    num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
+    work = 0.2e-3 + 1.7e-5 * tile.planes * num_steps
+    return num_waves * (2.5 + tile.blocks_per_sm * tile.rows * tile.columns * work)
+
+
+def fitting_tiles(params: ProjectionParams) -> list[Tile | ManyRowTile]:
+    """The tiles that a launch may have."""
+    tiles = _tiles(params.num_k_splits, params.input.num_planes)
+    few = [tile for tile in tiles if params.num_columns % tile.columns == 0]
+    return [*few, *(tile for tile in MANY_ROW_TILES if tile.fits(params))]
+
+
+def choose_tile(params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
     """The tile with the least estimated time.
 
     Args:
         params: The launch.
         num_sms: Multiprocessors of the GPU.
     """
-    tiles = _tiles(num_k_splits(params), params.input.num_planes)
-    fitting = [tile for tile in tiles if params.num_columns % tile.columns == 0]
-    return min(fitting, key=lambda tile: _estimate_us(tile, params, num_sms))
+
+    def estimate_us(tile: Tile | ManyRowTile) -> float:
+        if isinstance(tile, Tile):
+            return _estimate_us(tile, params, num_sms)
+        return _estimate_many_rows_us(tile, params, num_sms)
+
+    return min(fitting_tiles(params), key=estimate_us)
 
 
 def codec_program() -> Program:
@@ -142,8 +255,14 @@ def codec_program() -> Program:
         f"{tile.blocks_per_sm}, {tile.shared_bytes})"
         for tile in TILES
     )
+    many_row_tiles = " ".join(
+        f"X({tile.row_groups}, {tile.column_groups}, {tile.row_warps}, {tile.planes}, "
+        f"{tile.blocks_per_sm}, {tile.shared_bytes})"
+        for tile in MANY_ROW_TILES
+    )
     kernels = (
         *(tile.kernel for tile in TILES),
+        *(tile.kernel for tile in MANY_ROW_TILES),
         *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
         "codec_embed",
         "codec_depthwise",
@@ -152,6 +271,7 @@ def codec_program() -> Program:
     head_dims = " ".join(f"X({head_dim})" for head_dim in HEAD_DIMS)
     definitions = (
         ("MEGAKERNEL_CODEC_TILES(X)", tiles),
+        ("MEGAKERNEL_CODEC_MANY_ROW_TILES(X)", many_row_tiles),
         ("MEGAKERNEL_CODEC_HEAD_DIMS(X)", head_dims),
     )
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)

@@ -77,6 +77,7 @@ class ProjectionParams(DeviceStruct):
         ("weights", pointer("const uint4")),
         ("column_params", pointer("const megakernel::codec::ColumnParams")),
         ("num_columns", c_int),
+        ("num_k_splits", c_int),
         ("norm_channels", c_int),
         ("eps", c_float),
         ("residual", pointer("const float")),

@@ -20,6 +20,16 @@ static void run(int num_blocks, int num_threads, Body body) {
   }
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_EMULATE_PROJECTION)
 
+#define MEGAKERNEL_EMULATE_MANY_ROW_PROJECTION(row_groups, column_groups, row_warps, planes,  \
+                                               blocks_per_sm, shared_bytes)                   \
+  extern "C" void codec_project_many_##row_groups##_##column_groups##_##row_warps##_##planes( \
+      const ProjectionParams* p, int num_blocks) {                                            \
+    using T = ManyRowTile<row_groups, column_groups, row_warps, planes>;                      \
+    static ManyRowSharedMemory<T> shared;                                                     \
+    run(num_blocks, kBlockThreads, [&] { project_many_rows<T>(*p, shared); });                \
+  }
+MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_EMULATE_MANY_ROW_PROJECTION)
+
 #define MEGAKERNEL_EMULATE_ATTENTION(head_dim)                                           \
   extern "C" void codec_attention_##head_dim(const AttentionParams* p, int num_blocks) { \
     static AttentionSharedMemory<head_dim> shared;                                       \

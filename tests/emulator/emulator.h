@@ -233,6 +233,10 @@ inline void load_shared_if(bool wanted, const uint4& at, uint4& v) {
 inline uint4 load_shared_volatile(const uint4* shared) { return *shared; }
 inline void copy_async_8_bytes(uint2* shared, const void* global) { memcpy(shared, global, 8); }
 inline void copy_async_wait_all() {}
+inline void copy_async_16_bytes(uint4* shared, const void* global) { memcpy(shared, global, 16); }
+inline void copy_async_commit() {}
+template <int kPending>
+inline void copy_async_wait() {}
 template <int kBytes>
 inline void copy_async_zero_fill(void* shared, const void* global, int bytes) {
   memset(shared, 0, kBytes);

@@ -1,0 +1,306 @@
+// The projection of many rows: the equation of projection.cuh with both operands in shared memory.
+//
+// A block computes a tile of rows and columns, for all of K. The rows of a step of channels are
+// copied to shared memory once and serve all taps. The order of the sums is that of
+// projection.cuh: the partial sums of the same splits of K, added in the same order. So a row has
+// the same bits from both kernels.
+#pragma once
+
+#include "projection.cuh"
+
+namespace megakernel::codec {
+
+// --- static asserts ---
+
+// The sizes of a block. A warp computes 8 * RowGroups rows and 8 * ColumnGroups columns; RowWarps
+// warps have different rows, the others different columns.
+template <int RowGroups, int ColumnGroups, int RowWarps, int Planes>
+struct ManyRowTile {
+  static_assert(RowGroups % 2 == 0, "a matrix instruction takes 16 rows");
+  static_assert(kBlockThreads / 32 % RowWarps == 0, "the warps form a rectangle");
+  static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
+  static constexpr int kRowGroups = RowGroups, kColumnGroups = ColumnGroups, kPlanes = Planes;
+  static constexpr int kColumnWarps = kBlockThreads / 32 / RowWarps;
+  static constexpr int kRows = 8 * RowGroups * RowWarps;            // of a block
+  static constexpr int kColumns = 8 * ColumnGroups * kColumnWarps;  // of a block
+};
+
+// Steps of K whose weights are in shared memory; the last one is being copied.
+constexpr int kManyRowStages = 4;
+// Shared memory for rows, in units of eight channels of a plane, and the rows of a window.
+constexpr int kRowPoolSize = 3328;
+constexpr int kMaxWindowRows = 448;
+
+// --- shared memory ---
+
+// The weights of the stages, [stages, columns / 8, lanes]; a ring of windows, each [planes, window
+// rows, 4]; the address of each row of a window.
+//
+// The window of a step of channels holds, frame by frame, the rows before the frame's first row in
+// the block that the taps need, then the frame's rows in the block.
+template <class T>
+struct alignas(16) ManyRowSharedMemory {
+  uint4 weights[kManyRowStages][T::kColumns / 8][32];
+  uint4 rows[kRowPoolSize];
+  const f16* sources[kMaxWindowRows];
+};
+
+// --- warp roles ---
+
+// All warps copy and multiply. A thread has rows g and g + 8 of every 16 rows of its warp, and two
+// adjacent columns of every eight, as the matrix instruction leaves them, in the epilogue too.
+
+// The rows of a block in shared memory.
+struct RowWindow {
+  int halo;       // rows before a frame's first row
+  int num_rows;   // of a window
+  int num_slots;  // of the ring of windows
+};
+
+// The window of the rows from `first_row` on.
+template <class T>
+DEVICE RowWindow row_window(const ProjectionParams& p, int first_row) {
+  const int halo = (p.num_taps - 1) * p.dilation;
+  const int rows_per_frame = p.input.rows_per_frame;
+  const int num_frames =
+      (first_row + T::kRows - 1) / rows_per_frame - first_row / rows_per_frame + 1;
+  // Steps that are copied ahead reach into this many windows.
+  const int num_slots = (kManyRowStages - 2 + p.num_taps) / p.num_taps + 1;
+  return {halo, T::kRows + num_frames * halo, num_slots};
+}
+
+// The address of row `at` of the window.
+template <class T>
+DEVICE const f16* row_source(const ProjectionParams& p, const RowWindow& window, int first_row,
+                             int at) {
+  const int rows_per_frame = p.input.rows_per_frame;
+  const int rows_of_first_frame = min(T::kRows, rows_per_frame - first_row % rows_per_frame);
+  int first = first_row, offset = at;  // the frame's first row in the block; row of its part
+  if (at >= window.halo + rows_of_first_frame) {
+    const int further = at - window.halo - rows_of_first_frame;
+    const int frame = further / (window.halo + rows_per_frame);
+    first += rows_of_first_frame + frame * rows_per_frame;
+    offset = further % (window.halo + rows_per_frame);
+  }
+  const int row = min(max(first, first - window.halo + offset), p.num_rows - 1);
+  const int back = max(window.halo - offset, 0);
+  const RowAddress address = row_address(p.input, p.frames, row);
+  const f16* from = address.rows_since_start >= back ? address.current : address.history;
+  return from - back * T::kPlanes * p.input.num_channels;
+}
+
+// Copies of a block into shared memory; a thread copies 16 bytes at a time.
+template <class T>
+struct ManyRowCopies {
+  const ProjectionParams& p;
+  ManyRowSharedMemory<T>& shared;
+  const RowWindow window;
+  const uint4* weights;
+  const int num_steps;
+
+  // Copies the weights [columns / 8, lanes] of a step.
+  DEVICE void copy_weights(int step) {
+    constexpr int kPieces = T::kColumns / 8 * 32;
+    uint4* to = &shared.weights[step % kManyRowStages][0][0];
+#pragma unroll
+    for (int first = 0; first < kPieces; first += kBlockThreads) {
+      const int i = first + thread_idx();
+      if (kPieces % kBlockThreads > 0 && i >= kPieces) break;
+      copy_async_16_bytes(
+          to + i, weights + (static_cast<long long>(i / 32) * num_steps + step) * 32 + i % 32);
+    }
+  }
+
+  // Copies the window [planes, rows, channels of a step] of step `chunk` of channels.
+  DEVICE void copy_rows(int chunk) {
+    uint4* to = shared.rows + chunk % window.num_slots * (T::kPlanes * window.num_rows * 4);
+    for (int i = thread_idx(); i < 4 * window.num_rows; i += kBlockThreads) {
+      const f16* from = shared.sources[i / 4] + chunk * kStepChannels + i % 4 * 8;
+#pragma unroll
+      for (int plane = 0; plane < T::kPlanes; ++plane) {
+        copy_async_16_bytes(to + plane * window.num_rows * 4 + i,
+                            from + plane * p.input.num_channels);
+      }
+    }
+  }
+};
+
+// The sums of one warp, [rows of the warp, columns of the warp].
+template <class T>
+struct ManyRowAccumulator {
+  static constexpr int kRowGroupPairs = T::kRowGroups / 2;
+
+  float totals[kRowGroupPairs][T::kColumnGroups][4] = {};            // of the splits before
+  float sums[T::kPlanes][kRowGroupPairs][T::kColumnGroups][4] = {};  // of the split
+  float total_square_sums[T::kRowGroups] = {}, square_sums[T::kRowGroups] = {};
+
+  // Adds the products of a step: rows[i] is the row of the first plane of row group i, weights
+  // those of the warp's first column group.
+  DEVICE void multiply_step(const uint4* window, const int (&rows)[T::kRowGroups], int plane_size,
+                            const uint4* weights, bool normed) {
+    uint4 b[T::kColumnGroups];
+#pragma unroll
+    for (int j = 0; j < T::kColumnGroups; ++j) b[j] = weights[32 * j];
+#pragma unroll
+    for (int plane = 0; plane < T::kPlanes; ++plane) {
+#pragma unroll
+      for (int i = 0; i < kRowGroupPairs; ++i) {
+        const uint4 low = window[plane * plane_size + rows[2 * i]];
+        const uint4 high = window[plane * plane_size + rows[2 * i + 1]];
+#pragma unroll
+        for (int j = 0; j < T::kColumnGroups; ++j) {
+          mma_m16n8k16_f16(sums[plane][i][j], {low.x, high.x, low.y, high.y}, {b[j].x, b[j].y});
+          mma_m16n8k16_f16(sums[plane][i][j], {low.z, high.z, low.w, high.w}, {b[j].z, b[j].w});
+        }
+        if (T::kPlanes == 2 && plane == 0 && normed) {  // every normed input has two planes
+          square_sums[2 * i] += sum_of_squares(low);
+          square_sums[2 * i + 1] += sum_of_squares(high);
+        }
+      }
+    }
+  }
+
+  // Ends a split of K: adds its sums to the totals.
+  DEVICE void finish_split(bool normed) {
+#pragma unroll
+    for (int i = 0; i < kRowGroupPairs; ++i) {
+#pragma unroll
+      for (int j = 0; j < T::kColumnGroups; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float sum = sums[0][i][j][e];
+          if constexpr (T::kPlanes == 2) sum += sums[1][i][j][e];
+          totals[i][j][e] += sum;
+#pragma unroll
+          for (int plane = 0; plane < T::kPlanes; ++plane) sums[plane][i][j][e] = 0;
+        }
+      }
+    }
+    if constexpr (T::kPlanes == 2) {
+      if (!normed) return;
+#pragma unroll
+      for (int i = 0; i < T::kRowGroups; ++i) {
+        float square_sum = square_sums[i];
+        square_sum += shuffle_xor(square_sum, 1);
+        square_sum += shuffle_xor(square_sum, 2);
+        total_square_sums[i] += square_sum;
+        square_sums[i] = 0;
+      }
+    }
+  }
+};
+
+// --- body ---
+
+// Applies the epilogue to the totals. The warp's rows begin at `first_row`, its columns at
+// `first_column`.
+template <class T>
+DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator<T>& accumulator,
+                             int first_row, int first_column) {
+  const int g = lane_idx() / 4, n = first_column + lane_idx() % 4 * 2;
+  ColumnParams even[T::kColumnGroups], odd[T::kColumnGroups];
+  float2 operands[T::kColumnGroups];
+  const auto load_operands = [&](int i) {
+    const int row = min(first_row + 8 * i + g, p.num_rows - 1);
+#pragma unroll
+    for (int j = 0; j < T::kColumnGroups; ++j) {
+      operands[j] = load_epilogue_operand(p, row, n + 8 * j);
+    }
+  };
+  load_operands(0);
+#pragma unroll
+  for (int j = 0; j < T::kColumnGroups; ++j) {
+    even[j] = p.column_params[n + 8 * j];
+    odd[j] = p.column_params[n + 8 * j + 1];
+  }
+#pragma unroll
+  for (int i = 0; i < T::kRowGroups; ++i) {
+    const int row = first_row + 8 * i + g;
+    float2 current[T::kColumnGroups];
+#pragma unroll
+    for (int j = 0; j < T::kColumnGroups; ++j) current[j] = operands[j];
+    if (i + 1 < T::kRowGroups) load_operands(i + 1);
+    if (row >= p.num_rows) continue;
+    float factor = 1;
+    if (T::kPlanes == 2 && p.norm_channels > 0) {
+      factor = rsqrtf(accumulator.total_square_sums[i] / p.norm_channels + p.eps);
+    }
+#pragma unroll
+    for (int j = 0; j < T::kColumnGroups; ++j) {
+      const float* totals = accumulator.totals[i / 2][j] + i % 2 * 2;
+      float2 sum = {totals[0], totals[1]};
+      if (T::kPlanes == 2 && p.norm_channels > 0) sum = {sum.x * factor, sum.y * factor};
+      apply_epilogue(p, row, n + 8 * j, sum, even[j], odd[j], current[j]);
+    }
+  }
+}
+
+// The projection kernel of many rows. Reads and writes what `project` does.
+template <class T>
+DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>& shared) {
+  trigger_dependent_grids();
+  constexpr int kAhead = kManyRowStages - 1;
+  const int num_steps = p.num_taps * p.input.num_channels / kStepChannels;
+  const int column_tiles = p.num_columns / T::kColumns;
+  const int first_column = block_idx() % column_tiles * T::kColumns;
+  const int first_row = block_idx() / column_tiles * T::kRows;
+  const int warp_row = warp_idx() / T::kColumnWarps * 8 * T::kRowGroups;
+  const int warp_column_group = warp_idx() % T::kColumnWarps * T::kColumnGroups;
+  const bool normed = p.norm_channels > 0;
+  ManyRowCopies<T> copies{p, shared, row_window<T>(p, first_row),
+                          p.weights + static_cast<long long>(first_column / 8) * num_steps * 32,
+                          num_steps};
+  const RowWindow& window = copies.window;
+
+  // Weights do not depend on the previous kernel.
+  for (int step = 0; step < min(kAhead, num_steps); ++step) copies.copy_weights(step);
+  for (int i = thread_idx(); i < window.num_rows; i += kBlockThreads) {
+    shared.sources[i] = row_source<T>(p, window, first_row, i);
+  }
+  int rows[T::kRowGroups];  // of the current tap, relative to a window, in units of 16 bytes
+#pragma unroll
+  for (int i = 0; i < T::kRowGroups; ++i) {
+    const int row = warp_row + 8 * i + lane_idx() / 4;
+    const int frame =
+        (first_row + row) / p.input.rows_per_frame - first_row / p.input.rows_per_frame;
+    rows[i] = 4 * (row + frame * window.halo) + lane_idx() % 4;
+  }
+  wait_for_prerequisite_grids();
+  sync_all_threads();
+  int next = 0, next_tap = 0, next_chunk = 0;  // the next step to copy
+  const auto copy_next_rows = [&] {
+    if (next < num_steps && next_tap == 0) copies.copy_rows(next_chunk);
+    if (++next_tap == p.num_taps) next_tap = 0, ++next_chunk;
+    ++next;
+    copy_async_commit();
+  };
+  for (int i = 0; i < kAhead; ++i) copy_next_rows();
+
+  ManyRowAccumulator<T> accumulator;
+  const int plane_size = 4 * window.num_rows;
+  int step = 0, tap = 0, slot = 0;
+#pragma unroll 1
+  for (int split = 1; split <= p.num_k_splits; ++split) {
+    const int end = num_steps * split / p.num_k_splits;
+#pragma unroll 1
+    for (; step < end; ++step) {
+      copy_async_wait<kAhead - 1>();
+      sync_all_threads();
+      if (next < num_steps) copies.copy_weights(next);
+      copy_next_rows();
+      const uint4* at = shared.rows + slot * (T::kPlanes * plane_size) + tap * p.dilation * 4;
+      accumulator.multiply_step(
+          at, rows, plane_size,
+          &shared.weights[step % kManyRowStages][warp_column_group][lane_idx()], normed);
+      if (++tap == p.num_taps) {
+        tap = 0;
+        if (++slot == window.num_slots) slot = 0;
+      }
+    }
+    accumulator.finish_split(normed);
+  }
+  copy_async_wait<0>();
+  finish_many_rows<T>(p, accumulator, first_row + warp_row, first_column + 8 * warp_column_group);
+}
+
+}  // namespace megakernel::codec
