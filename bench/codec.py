@@ -26,9 +26,9 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest
 from megakernel_tts.model.random_released import random_codec_weights
 
-_STREAMS = (1, 2, 4, 8)
+_STREAMS = (1, 8, 64)
 _FRAMES = (1, 2, 4, 8)
-_SLOTS = 8
+_SLOTS = 64
 _REPEATS = 100
 
 
@@ -104,6 +104,28 @@ def _time_stages(decoder: CudaDecoder, frames: int) -> dict[str, float]:
     return {stage: round(t, 1) for stage, t in taken.items()}
 
 
+def _batched_like_alone(decoder: CudaDecoder) -> bool:
+    """Whether all slots at once, in chunks of 1, 2, 4 and 8 frames, give the bits of one alone."""
+    codes = [_codes(15, slot) for slot in range(_SLOTS)]
+    alone: list[bytes] = []
+    for slot in range(_SLOTS):
+        decoder.load_slot(slot)
+        alone.append(_decoded(decoder, {slot: codes[slot]})[slot])
+        decoder.load_slot(slot)
+    batched = dict.fromkeys(range(_SLOTS), b"")
+    for start, end in ((0, 1), (1, 3), (3, 7), (7, 15)):
+        made = _decoded(decoder, {slot: codes[slot][start:end] for slot in range(_SLOTS)})
+        batched = {slot: batched[slot] + made[slot] for slot in range(_SLOTS)}
+    return [batched[slot] for slot in range(_SLOTS)] == alone
+
+
+def _decoded(decoder: CudaDecoder, codes: dict[int, Tensor]) -> dict[int, bytes]:
+    """The samples of each slot as bytes."""
+    made = decoder.decode([DecodeRequest(slot, c) for slot, c in codes.items()])()
+    assert all(samples is not None for samples in made)
+    return {slot: s.tobytes() for slot, s in zip(codes, made, strict=True) if s is not None}
+
+
 def _signal_to_noise(decoder: CudaDecoder, reference: Decoder) -> dict[str, float]:
     """Signal to noise ratio against plain torch in float32, with and without the constant part."""
     codes = _codes(100, 0)
@@ -126,6 +148,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--torch", action="store_true", help="time the decoder in plain torch too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights, config = random_codec_weights(Path(folder) / "config.json", seed=0)
@@ -137,15 +160,20 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(),
         "command": "bench.codec",
         "warmup_s": round(warmup_s, 2),
+        "batched_like_alone": _batched_like_alone(decoder),
+        "memory_mb": round(torch.cuda.max_memory_allocated() / 1e6),
         "state_mb": round(decoder.state_bytes / 1e6, 2),
         "call_ms_by_streams_and_frames": {
             s: {f: _time_kernel_calls(decoder, s, f) for f in _FRAMES} for s in _STREAMS
         },
         "graph_ms_by_frames": {
-            f: _time_on_device(decoder.graphs(f)[0].replay) for f in (1, 2, 4, 8, 16, 32, 64)
+            f: _time_on_device(decoder.graphs(f)[0].replay)
+            for f in (1, 2, 4, 8, 16, 32, 64, 128, 256)
         },
-        "stages_us_by_frames": {f: _time_stages(decoder, f) for f in (1, 8)},
-        "plain_torch_ms_by_frames": {f: _time_torch(reference, f) for f in _FRAMES},
+        "stages_us_by_frames": {f: _time_stages(decoder, f) for f in (1, 8, 64, 256)},
+        "plain_torch_ms_by_frames": (
+            {f: _time_torch(reference, f) for f in _FRAMES} if arguments.torch else None
+        ),
         "signal_to_noise": _signal_to_noise(decoder, reference),
     }
     write(figures, arguments.json, packages=("torch",))

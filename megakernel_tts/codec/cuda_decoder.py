@@ -1,7 +1,8 @@
 """The streaming decoder as CUDA kernels: many streams in a call, samples in host memory.
 
-Every stream has a slot that holds its state between calls. There is one CUDA graph for each number
-of frames. It serves any slots and chunk lengths, because the kernels read both from a table.
+Every stream has a slot that holds its state between calls. There is one CUDA graph for each size of
+a call. It serves any slots and chunk lengths, because the kernels read both from a table. A call of
+fewer frames than its size is filled up with frames of a slot that no stream has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from megakernel_tts.codec.kernel_layers import MAX_FRAMES
 from megakernel_tts.kernels.codec import CodecKernels, load_codec_kernels
 from megakernel_tts.model.config import CodecConfig
 
-_CAPACITY = 64  # frames of a call, over all streams
+_CAPACITY = 256  # frames of a call, over all streams: a chunk of four frames of 64 streams
 
 Graphs = tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
 Chunk = tuple[int, NDArray[np.int64]]  # a slot and codes [frames, groups]
@@ -89,7 +90,7 @@ class CudaDecoder:
             self._kernels = DecoderKernels(
                 weights,
                 config,
-                slots=slots,
+                slots=slots + 1,  # the last one belongs to the frames that fill up a call
                 capacity=self.capacity,
                 kernels=load_codec_kernels(self._device) if kernels is None else kernels,
             )
@@ -110,10 +111,15 @@ class CudaDecoder:
         return sum(t[0].nbytes for t in (self._kernels.history, self._kernels.kv_cache))
 
     def warmup(self) -> None:
-        """Records the graphs of all numbers of frames, so that no call has to."""
+        """Records the graphs of all sizes of a call, so that no call has to."""
         if self._stream is not None:
-            for num_frames in range(1, self.capacity + 1):
-                self.graphs(num_frames)
+            for size in {self._call_size(count) for count in range(1, self.capacity + 1)}:
+                self.graphs(size)
+
+    def _call_size(self, num_frames: int) -> int:
+        """The number of frames for which a call of `num_frames` is launched."""
+        multiple = 1 if num_frames <= 16 else 4 if num_frames <= 64 else 16
+        return min(-(-num_frames // multiple) * multiple, self.capacity)
 
     @torch.inference_mode()
     def load_slot(self, slot: int, state: SlotState | None = None) -> None:
@@ -257,8 +263,12 @@ class CudaDecoder:
             rows["pending_address"][:num_received] = 0
             rows["pending_address"][num_received:] = _row_addresses(request.pending)
             first += request.num_frames
+        size = self._call_size(first)
+        filling = table[first:size]
+        filling["slot"], filling["first_frame"] = self.slots, np.arange(first, size)
+        filling["position"] = filling["codes"] = filling["pending_address"] = 0
         self._kernels.non_finite.numpy()[:first] = 0
-        self._launch(first)
+        self._launch(size)
 
     def _update_state(
         self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
@@ -270,11 +280,13 @@ class CudaDecoder:
         for request, count in zip(requests, counts, strict=True):
             num_kept_frames[first] = count
             first += request.num_frames
+        size = self._call_size(first)
+        num_kept_frames[first:size] = 0
         if self._stream is not None:
-            self._stream.update_state(self.graphs(first)[1])
+            self._stream.update_state(self.graphs(size)[1])
         else:
             with torch.inference_mode():
-                self._kernels.update_state(first)
+                self._kernels.update_state(size)
         for request, count in zip(requests, counts, strict=True):
             self._positions[request.slot] += count
 

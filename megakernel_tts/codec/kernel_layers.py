@@ -107,7 +107,7 @@ class KernelLayers:
         self.stage = ""
         self.stages: list[str] = []
         self.with_history: list[ActivationBuffer] = []
-        self._launches: list[Callable[[int], None]] = []
+        self.launches: list[Callable[[int], None]] = []
         self._structs_with_history: list[tuple[Activations, ActivationBuffer]] = []
         self._tensors: list[Tensor] = []  # whose addresses the parameters hold
         self._history_size = 0  # elements of a slot
@@ -141,7 +141,7 @@ class KernelLayers:
 
     def decode(self, num_frames: int) -> None:
         """Decodes the first `num_frames` requests into `pcm`, on the current stream."""
-        for launch in self._launches:
+        for launch in self.launches:
             launch(num_frames)
 
     def update_state(self, num_frames: int) -> None:
@@ -177,7 +177,7 @@ class KernelLayers:
         return activations
 
     def _append(self, launch: Callable[[int], None]) -> None:
-        self._launches.append(launch)
+        self.launches.append(launch)
         self.stages.append(self.stage)
 
     def _address(self, tensor: Tensor | None) -> int | None:
@@ -325,7 +325,7 @@ class KernelLayers:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
-        overlap_previous = len(self._launches) > 1  # the first kernel writes the frames
+        overlap_previous = len(self.launches) > 1  # the first kernel writes the frames
 
         def launch(num_frames: int) -> None:
             params.num_rows = num_frames * x.rows_per_frame
