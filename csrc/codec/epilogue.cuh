@@ -6,10 +6,21 @@
 
 namespace megakernel::codec {
 
+// sin^2(x) to 2e-7 for |x| below 1e5, without the branches of sinf. The polynomial is fitted to the
+// sine between -pi/2 and pi/2. The bound keeps results for larger x, which have no exact phase.
+DEVICE float sin_squared(float x) {
+  const float k = rintf(x * 0.318309886f);
+  const float r = fmaf(k, 8.74227801e-8f, fmaf(k, -3.14159274f, x));
+  const float r2 = r * r;
+  float p = fmaf(r2, 2.600054813e-6f, -1.980661473e-4f);
+  p = fmaf(r2, p, 8.333017118e-3f);
+  p = fmaf(r2, p, -1.666665673e-1f);
+  const float s = fmaf(r * r2, p, r);
+  return fminf(s * s, 1.0f);
+}
 // SnakeBeta: v + sin^2(alpha v) / b; ColumnParams::beta is 1 / b.
 DEVICE float snake(float v, const ColumnParams& column) {
-  const float s = sinf(v * column.alpha);
-  return v + s * s * column.beta;
+  return fmaf(sin_squared(v * column.alpha), column.beta, v);
 }
 // GELU and SiLU.
 DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
@@ -54,13 +65,17 @@ DEVICE float2 load_epilogue_operand(const ProjectionParams& p, int row, int n) {
   return *reinterpret_cast<const float2*>(p.residual + at);
 }
 
-// Finishes columns n and n + 1 of a row. Writes residual_out [rows, columns] and, depending on the
-// epilogue, output [rows * columns / channels, planes, channels], queries and kv_cache, or pcm.
-DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
-                           ColumnParams odd, float2 operand) {
-  float low = sum.x * even.scale + even.bias;
-  float high = sum.y * odd.scale + odd.bias;
-  if (p.epilogue == kRopeQkv) return store_qkv(p, row, n, low, high, operand);
+// Finishes columns n and n + 1 of a row, except for the store of two output channels. Writes
+// residual_out [rows, columns]; with the other epilogues queries and kv_cache, pcm, or one channel
+// of output. Returns whether `sum` then holds two channels to be stored.
+DEVICE bool finish_columns(const ProjectionParams& p, int row, int n, float2& sum,
+                           const ColumnParams& even, const ColumnParams& odd, float2 operand) {
+  float low = fmaf(sum.x, even.scale, even.bias);
+  float high = fmaf(sum.y, odd.scale, odd.bias);
+  if (p.epilogue == kRopeQkv) {
+    store_qkv(p, row, n, low, high, operand);
+    return false;
+  }
   if (p.residual != nullptr) {
     low += operand.x;
     high += operand.y;
@@ -71,15 +86,26 @@ DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum
   }
   if (p.epilogue == kSamples) {
     if (n == 0) store_sample(p, row, low + high);
-    return;
+    return false;
   }
-  if (p.epilogue == kSiluGate) return store_activations(p.output, row, n / 2, silu(low) * high);
+  if (p.epilogue == kSiluGate) {
+    store_activations(p.output, row, n / 2, silu(low) * high);
+    return false;
+  }
   if (p.epilogue == kSnake) low = snake(low, even), high = snake(high, odd);
   if (p.epilogue == kGelu) low = gelu(low), high = gelu(high);
+  sum = {low, high};
+  return true;
+}
+
+// The same, with the store to output [rows * columns / channels, planes, channels].
+DEVICE void apply_epilogue(const ProjectionParams& p, int row, int n, float2 sum, ColumnParams even,
+                           ColumnParams odd, float2 operand) {
+  if (!finish_columns(p, row, n, sum, even, odd, operand)) return;
   const int num_output_rows = p.num_columns / p.output.num_channels;
   const int output_row = n / p.output.num_channels;
   store_activations(p.output, static_cast<long long>(row) * num_output_rows + output_row,
-                    n - output_row * p.output.num_channels, low, high);
+                    n - output_row * p.output.num_channels, sum.x, sum.y);
 }
 
 }  // namespace megakernel::codec

@@ -192,12 +192,60 @@ struct ManyRowAccumulator {
 
 // --- body ---
 
+// The output channels that a thread stores: of two adjacent groups of eight columns it stores four
+// adjacent channels of one, so that the warp's stores fill whole sectors.
+template <class T>
+struct ChannelStores {
+  static constexpr int kPairs = T::kColumnGroups / 2;
+
+  f16* data;             // of the first row
+  long long row_stride;  // in channels
+  int offsets[kPairs < 1 ? 1 : kPairs];
+  int plane_size;  // in channels; 0: one plane
+
+  DEVICE ChannelStores(const ProjectionParams& p, int first_column)
+      : data(p.output.data),
+        row_stride(static_cast<long long>(p.output.num_planes) * p.num_columns),
+        plane_size(p.output.num_planes == 2 ? p.output.num_channels : 0) {
+    const int t = lane_idx() % 4;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int n = first_column + 16 * j + t % 2 * 8 + t / 2 * 4;
+      const int num_channels = max(p.output.num_channels, 1);
+      const int output_row = n / num_channels;
+      offsets[j] = output_row * (p.output.num_planes - 1) * num_channels + n;
+    }
+  }
+
+  // Stores a plane of a pair of groups: `even` has two channels of the first one, `odd` of the
+  // second one.
+  DEVICE void store_plane(f16* to, bool valid, uint32_t even, uint32_t odd) const {
+    const bool is_odd = lane_idx() % 2;
+    const uint32_t other = shuffle_xor(is_odd ? even : odd, 1);
+    const uint2 channels = is_odd ? uint2{other, odd} : uint2{even, other};
+    if (valid) *reinterpret_cast<uint2*>(to) = channels;
+  }
+
+  // Stores pair `j` of groups of a row. Called by all lanes of a warp; `valid` lanes store.
+  DEVICE void store(int j, int row, bool valid, float2 even, float2 odd) const {
+    f16* to = data + row * row_stride + offsets[j];
+    const uint32_t first = pack_f16(even.x, even.y), second = pack_f16(odd.x, odd.y);
+    store_plane(to, valid, first, second);
+    if (plane_size == 0) return;
+    const float2 a = unpack_f16(first), b = unpack_f16(second);
+    store_plane(to + plane_size, valid, pack_f16(even.x - a.x, even.y - a.y),
+                pack_f16(odd.x - b.x, odd.y - b.y));
+  }
+};
+
 // Applies the epilogue to the totals. The warp's rows begin at `first_row`, its columns at
 // `first_column`.
 template <class T>
 DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator<T>& accumulator,
                              int first_row, int first_column) {
+  constexpr bool kPaired = T::kColumnGroups % 2 == 0;
   const int g = lane_idx() / 4, n = first_column + lane_idx() % 4 * 2;
+  const ChannelStores<T> stores(p, first_column);
   ColumnParams even[T::kColumnGroups], odd[T::kColumnGroups];
   float2 operands[T::kColumnGroups];
   const auto load_operands = [&](int i) {
@@ -213,14 +261,12 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
     even[j] = p.column_params[n + 8 * j];
     odd[j] = p.column_params[n + 8 * j + 1];
   }
+  const bool stores_channels = p.epilogue == kLinear || p.epilogue == kSnake || p.epilogue == kGelu;
 #pragma unroll
   for (int i = 0; i < T::kRowGroups; ++i) {
     const int row = first_row + 8 * i + g;
-    float2 current[T::kColumnGroups];
-#pragma unroll
-    for (int j = 0; j < T::kColumnGroups; ++j) current[j] = operands[j];
-    if (i + 1 < T::kRowGroups) load_operands(i + 1);
-    if (row >= p.num_rows) continue;
+    const bool valid = row < p.num_rows;
+    float2 v[T::kColumnGroups];
     float factor = 1;
     if (T::kPlanes == 2 && p.norm_channels > 0) {
       factor = rsqrtf(accumulator.total_square_sums[i] / p.norm_channels + p.eps);
@@ -228,9 +274,27 @@ DEVICE void finish_many_rows(const ProjectionParams& p, const ManyRowAccumulator
 #pragma unroll
     for (int j = 0; j < T::kColumnGroups; ++j) {
       const float* totals = accumulator.totals[i / 2][j] + i % 2 * 2;
-      float2 sum = {totals[0], totals[1]};
-      if (T::kPlanes == 2 && p.norm_channels > 0) sum = {sum.x * factor, sum.y * factor};
-      apply_epilogue(p, row, n + 8 * j, sum, even[j], odd[j], current[j]);
+      v[j] = {totals[0], totals[1]};
+      if (T::kPlanes == 2 && p.norm_channels > 0) v[j] = {v[j].x * factor, v[j].y * factor};
+    }
+    float2 current[T::kColumnGroups];
+#pragma unroll
+    for (int j = 0; j < T::kColumnGroups; ++j) current[j] = operands[j];
+    if (i + 1 < T::kRowGroups) load_operands(i + 1);
+    if (valid) {
+#pragma unroll
+      for (int j = 0; j < T::kColumnGroups; ++j) {
+        if (kPaired && stores_channels) {
+          finish_columns(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+        } else {
+          apply_epilogue(p, row, n + 8 * j, v[j], even[j], odd[j], current[j]);
+        }
+      }
+    }
+    if constexpr (kPaired) {
+      if (!stores_channels) continue;
+#pragma unroll
+      for (int j = 0; j < T::kColumnGroups; j += 2) stores.store(j / 2, row, valid, v[j], v[j + 1]);
     }
   }
 }
