@@ -367,6 +367,9 @@ class DecodeKernels:
 
     def _prefill_launches(self, batches: "ctypes.Array[PrefillBatch]") -> Iterator[tuple[str, int]]:
         """The kernel and the number of batches of each launch."""
+        if len(batches) == 1:  # of a short prompt, whose first chunk waits for this
+            yield self._prefill_kernel(batches[0].num_columns), 1
+            return
         records, begin = np.frombuffer(memoryview(batches), _BATCH), 0
         for kernel, run in groupby(map(self._prefill_kernel, records["num_columns"].tolist())):
             end = begin + len([*run])
