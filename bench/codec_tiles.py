@@ -1,7 +1,8 @@
-"""Times every launch of the codec's decoder with every tile that fits; the tile tables' source.
+"""Time of every projection of the codec's decoder with every tile that it may have.
 
-The codec has the released size and random weights. A launch is repeated in a CUDA graph, so that
-its time contains neither the host nor the gap to other kernels.
+`choose_tile` in megakernel_tts/kernels/codec.py estimates these times. The codec has the released
+size and random weights. A launch is repeated in a CUDA graph, so that its time contains neither the
+host nor the start of the graph; several launches of one shape are timed once.
 
 python -m bench.codec_tiles --json bench/results/codec-tiles.json
 """
@@ -16,14 +17,57 @@ import torch
 
 from bench.events import event_times
 from bench.report import write
-from megakernel_tts.codec.cuda_decoder import CudaDecoder
-from megakernel_tts.kernels import codec as kernels
+from megakernel_tts.codec.decoder_kernels import DecoderKernels
+from megakernel_tts.kernels.codec import (
+    ManyRowTile,
+    Tile,
+    choose_tile,
+    fitting_tiles,
+    load_codec_kernels,
+)
 from megakernel_tts.kernels.codec_structs import ProjectionParams
 from megakernel_tts.model.random_released import random_codec_weights
 
-_FRAMES = (8, 64, 256)
+_FRAMES = (1, 8, 64, 256)
 _LAUNCHES = 10  # of a graph
 _REPEATS = 5
+
+Shape = tuple[int, ...]
+
+
+class _Chooser:
+    """Gives launches a fixed tile, or the one of `choose_tile`, and keeps what was launched.
+
+    Attributes:
+        fixed: The tile of all launches; None: the one of `choose_tile`.
+        chosen: The tile of the last projection; None before one was launched.
+        fitting: The tiles that the last projection may have.
+        shape: Rows, columns, taps, channels, dilation, planes and epilogue of the last projection.
+    """
+
+    def __init__(self) -> None:
+        self.fixed: Tile | ManyRowTile | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the last projection."""
+        self.chosen: Tile | ManyRowTile | None = None
+        self.fitting: list[Tile | ManyRowTile] = []
+        self.shape: Shape = ()
+
+    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+        self.chosen = self.fixed or choose_tile(params, num_sms)
+        self.fitting = fitting_tiles(params)
+        self.shape = (
+            params.num_rows,
+            params.num_columns,
+            params.num_taps,
+            params.input.num_channels,
+            params.dilation,
+            params.input.num_planes,
+            params.epilogue,
+        )
+        return self.chosen
 
 
 def _time_us(launch: Callable[[int], None], num_frames: int) -> float:
@@ -33,7 +77,7 @@ def _time_us(launch: Callable[[int], None], num_frames: int) -> float:
     with torch.cuda.stream(stream):
         launch(num_frames)
         stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin()
         for _ in range(_LAUNCHES):
             launch(num_frames)
         graph.capture_end()
@@ -42,57 +86,40 @@ def _time_us(launch: Callable[[int], None], num_frames: int) -> float:
 
 
 def _time_tiles(
-    launch: Callable[[int], None], num_frames: int, known: dict[tuple[int, ...], dict[str, Any]]
+    launch: Callable[[int], None],
+    num_frames: int,
+    chooser: _Chooser,
+    timed: dict[Shape, dict[str, Any]],
 ) -> dict[str, Any]:
-    """The shape of a launch, its chosen tile, and microseconds by tile.
+    """Times a launch.
 
     Args:
         launch: The launch.
         num_frames: Frames of the call.
-        known: The results for other launches by their shape.
+        chooser: Chooses its tile.
+        timed: Results of earlier launches, to which this one is added.
+
+    Returns:
+        The microseconds of a launch that is no projection; of a projection also its shape, the
+        chosen and the fastest tile, and the microseconds of each tile.
     """
-    seen: list[ProjectionParams] = []
-    choose = kernels.choose_tile
-
-    def record(params: ProjectionParams, num_sms: int) -> kernels.Tile | kernels.ManyRowTile:
-        seen.append(params)
-        return choose(params, num_sms)
-
-    kernels.choose_tile = record
+    chooser.reset()
+    chooser.fixed = None
     launch(num_frames)
-    if not seen:
-        kernels.choose_tile = choose
+    if chooser.chosen is None:
         return {"us": _time_us(launch, num_frames)}
-    params = seen[0]
-    shape = (
-        params.num_rows,
-        params.num_columns,
-        params.num_taps,
-        params.input.num_channels,
-        params.dilation,
-        params.input.num_planes,
-        params.num_k_splits,
-        params.epilogue,
-    )
-    if shape in known:
-        kernels.choose_tile = choose
-        return known[shape]
-    chosen = choose(params, torch.cuda.get_device_properties(0).multi_processor_count)
-    taken: dict[str, float] = {}
-    for tile in kernels.fitting_tiles(params):
-        kernels.choose_tile = lambda *_, tile=tile: tile
-        taken[tile.kernel.removeprefix("codec_project_")] = _time_us(launch, num_frames)
-    kernels.choose_tile = choose
-    best = min(taken, key=lambda name: taken[name])
-    known[shape] = {
-        "shape": shape,
-        "us": taken[chosen.kernel.removeprefix("codec_project_")],
-        "chosen": chosen.kernel.removeprefix("codec_project_"),
-        "best": best,
-        "best_us": taken[best],
-        "tiles": taken,
-    }
-    return known[shape]
+    shape, chosen = chooser.shape, chooser.chosen.kernel
+    if shape not in timed:
+        us: dict[str, float] = {}
+        for tile in chooser.fitting:
+            chooser.fixed = tile
+            us[tile.kernel] = _time_us(launch, num_frames)
+        best = min(us, key=lambda kernel: us[kernel])
+        timed[shape] = {
+            "shape": shape, "us": us[chosen], "chosen": chosen, "best": best, "best_us": us[best],
+            "us_by_tile": us,
+        }  # fmt: skip
+    return timed[shape]
 
 
 @torch.inference_mode()
@@ -105,24 +132,23 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         weights, config = random_codec_weights(Path(folder) / "config.json", seed=0)
-    decoder = CudaDecoder(weights, config, slots=64)
-    layers = decoder._kernels
+    chooser = _Chooser()
+    kernels = load_codec_kernels(torch.device("cuda", 0), choose=chooser)
+    decoder = DecoderKernels(weights, config, slots=1, capacity=max(_FRAMES), kernels=kernels)
     figures: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
         "command": "bench.codec_tiles",
     }
     for num_frames in _FRAMES:
-        known: dict[tuple[int, ...], dict[str, Any]] = {}
+        timed: dict[Shape, dict[str, Any]] = {}
         rows = [
-            {"stage": stage, **_time_tiles(launch, num_frames, known)}
-            for stage, launch in zip(layers.stages, layers.launches, strict=True)
+            {"stage": stage, **_time_tiles(launch, num_frames, chooser, timed)}
+            for stage, launch in zip(decoder.stages, decoder.launches, strict=True)
         ]
-        for row in rows:
-            print(num_frames, {k: v for k, v in row.items() if k != "tiles"}, flush=True)
-        figures[f"launches_of_{num_frames}_frames"] = rows
         figures[f"us_of_{num_frames}_frames"] = {
             "chosen": round(sum(row["us"] for row in rows)),
             "best": round(sum(row.get("best_us", row["us"]) for row in rows)),
+            "launches": list({str(row): row for row in rows}.values()),
         }
     write(figures, arguments.json, packages=("torch",))
 

@@ -47,8 +47,8 @@ struct alignas(16) ManyRowSharedMemory {
 
 // --- warp roles ---
 
-// All warps copy and multiply. A thread has rows g and g + 8 of every 16 rows of its warp, and two
-// adjacent columns of every eight, as the matrix instruction leaves them, in the epilogue too.
+// All warps copy and multiply. Lane 4 g + t has rows g and g + 8 of every 16 rows of its warp, and
+// columns 2 t and 2 t + 1 of every eight, as the matrix instruction leaves them, in the epilogue too.
 
 // The rows of a block in shared memory.
 struct RowWindow {
@@ -203,6 +203,7 @@ struct ChannelStores {
   int offsets[kPairs < 1 ? 1 : kPairs];
   int plane_size;  // in channels; 0: one plane
 
+  // Of the warp's columns from `first_column` on.
   DEVICE ChannelStores(const ProjectionParams& p, int first_column)
       : data(p.output.data),
         row_stride(static_cast<long long>(p.output.num_planes) * p.num_columns),

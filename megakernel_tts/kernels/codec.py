@@ -1,6 +1,6 @@
 """The codec's kernels: their program, the tiles of the projection kernel, launches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -248,6 +248,9 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
     return min(fitting_tiles(params), key=estimate_us)
 
 
+ChooseTile = Callable[[ProjectionParams, int], Tile | ManyRowTile]
+
+
 def codec_program() -> Program:
     """The program of the codec's kernels."""
     tiles = " ".join(
@@ -277,12 +280,17 @@ def codec_program() -> Program:
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
 
 
-def load_codec_kernels(device: "torch.device", path: LaunchPath | None = None) -> "CodecKernels":
+def load_codec_kernels(
+    device: "torch.device",
+    path: LaunchPath | None = None,
+    choose: ChooseTile = choose_tile,
+) -> "CodecKernels":
     """Compiles the codec's kernels unless they are cached, and loads them.
 
     Args:
         device: The GPU.
         path: How to compile and launch; by default what `support` finds. For tests.
+        choose: As in `CodecKernels`.
 
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
@@ -294,6 +302,7 @@ def load_codec_kernels(device: "torch.device", path: LaunchPath | None = None) -
         load_module(codec_program(), device, path),
         properties.multi_processor_count,
         overlap=properties.major >= _OVERLAP_CAPABILITY,
+        choose=choose,
     )
 
 
@@ -303,15 +312,25 @@ class CodecKernels:
     `writes` are the tensors that a kernel writes.
     """
 
-    def __init__(self, module: KernelModule, num_sms: int, *, overlap: bool) -> None:
+    def __init__(
+        self,
+        module: KernelModule,
+        num_sms: int,
+        *,
+        overlap: bool,
+        choose: ChooseTile = choose_tile,
+    ) -> None:
         """Stores the module.
 
         Args:
             module: The compiled kernels.
             num_sms: Multiprocessors of the GPU.
             overlap: Whether the GPU can start a kernel while the previous one ends.
+            choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
+                samples; tests and benchmarks compare them.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
+        self._choose = choose
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
         """Launches the embedding: one block per frame."""
@@ -321,7 +340,7 @@ class CodecKernels:
     def project(
         self, params: ProjectionParams, writes: "Sequence[Tensor]", *, overlap_previous: bool = True
     ) -> None:
-        """Launches a projection with the tile of the least estimated time.
+        """Launches a projection with the tile of its shape.
 
         Args:
             params: The argument.
@@ -329,7 +348,7 @@ class CodecKernels:
             overlap_previous: Whether the kernel may start before the previous one ends: `frames`
                 must be complete then.
         """
-        tile = choose_tile(params, self._num_sms)
+        tile = self._choose(params, self._num_sms)
         config = LaunchConfig(
             tile.num_blocks(params.num_rows, params.num_columns),
             BLOCK_THREADS,

@@ -19,7 +19,15 @@ from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec import load_codec_kernels
+from megakernel_tts.kernels.codec import (
+    MANY_ROW_TILES,
+    ManyRowTile,
+    Tile,
+    choose_tile,
+    fitting_tiles,
+    load_codec_kernels,
+)
+from megakernel_tts.kernels.codec_structs import ProjectionParams
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
@@ -52,8 +60,8 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 def make() -> Make:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
-    return lambda codec, num_sms=4: CudaDecoder(
-        *codec, slots=3, kernels=emulated_codec_kernels(num_sms)
+    return lambda codec, num_sms=4, choose=choose_tile: CudaDecoder(
+        *codec, slots=3, kernels=emulated_codec_kernels(num_sms, choose)
     )
 
 
@@ -185,6 +193,54 @@ def test_tile_choice_does_not_change_samples(
     np.testing.assert_array_equal(
         decode_chunks(large, 0, codes, [8]), decode_chunks(decoder, 0, codes, [8])
     )
+
+
+class RandomTiles:
+    """Chooses any tile that a launch may have, first those of many rows that were not chosen yet.
+
+    Attributes:
+        used: The tiles that were chosen.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.used: set[Tile | ManyRowTile] = set()
+
+    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+        fitting = fitting_tiles(params)
+        new = [t for t in fitting if isinstance(t, ManyRowTile) and t not in self.used]
+        tile = self._rng.choice(new or fitting)
+        self.used.add(tile)
+        return tile
+
+
+@pytest.mark.parametrize("sizes", [[1, 8, 2], [11], [3, 7, 1]])
+def test_no_tile_changes_samples(
+    codec: Codec, decoder: CudaDecoder, make: Make, sizes: list[int]
+) -> None:
+    codes = some_codes(11, 9)
+    expected = decode_chunks(decoder, 0, codes, [11])
+    for seed in range(3):
+        tiles = RandomTiles(seed)
+        samples = decode_chunks(make(codec, choose=tiles), 1, codes, sizes)
+        np.testing.assert_array_equal(samples, expected)
+        assert len(tiles.used) > 15
+
+
+def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:
+    """Tiles with more columns, or more rows of a frame, than the layers of the small codec have."""
+    content = small_codec_config(CODES)
+    content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
+    content["decoder_config"] |= {"decoder_dim": 768, "upsample_rates": [8, 4, 2, 2]}
+    content["encoder_config"]["upsampling_ratios"] = [8, 4, 4, 2]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+    config = read_codec_config(file)
+    codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
+    codes, tiles = some_codes(2, 10), RandomTiles(0)
+    samples = decode_chunks(make(codec, choose=tiles), 0, codes, [2])
+    np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [1, 1]))
+    assert tiles.used >= set(MANY_ROW_TILES)
 
 
 def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:
