@@ -3,6 +3,7 @@
 The report counts threads, tasks, sessions and slots that remain, and the growth of resident memory.
 
 python -m bench.soak --sessions 10000 --json bench/results/soak-cpu.json
+python -m bench.soak --sessions 200000 --slots 64 --device cuda --json bench/results/soak-gpu.json
 """
 
 import argparse
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from bench.report import write
 from megakernel_tts import TTS, AudioChunk, ChunkPolicy, Sampling, Voice
 
-_NUM_WORKERS = 12  # more than slots, so that some sessions wait for a slot
+_SESSIONS_PER_SLOT = 1.5  # so that some sessions wait for a slot
 _TEXTS = (
     "Hello.",
     "你好，世界。",
@@ -46,6 +47,7 @@ class SoakReport:
         seconds: Duration.
         rss_settled_mb: Resident memory after the warm-up share of the sessions.
         rss_end_mb: Resident memory at the end.
+        device_growth_mb: Growth of torch's memory on the GPU after the warm-up share; 0 on a CPU.
         threads_left: Threads beyond those before the first session.
         tasks_left: asyncio tasks that did not end.
         sessions_left: Sessions that the engine still holds.
@@ -58,6 +60,7 @@ class SoakReport:
     seconds: float
     rss_settled_mb: float
     rss_end_mb: float
+    device_growth_mb: float
     threads_left: int
     tasks_left: int
     sessions_left: int
@@ -74,6 +77,11 @@ class _Totals:
     frames: int = 0
     cancelled: int = 0
     rss_settled_mb: float = 0.0
+    device_settled_mb: float = 0.0
+
+
+def _device_mb() -> float:
+    return torch.cuda.memory_allocated() / 1e6 if torch.cuda.is_available() else 0.0
 
 
 def _random_voice(tts: TTS, rng: random.Random) -> str | Voice:
@@ -153,8 +161,10 @@ async def _run_all(tts: TTS, num_sessions: int, seed: int) -> tuple[_Totals, int
                 if num_done == int(_WARM_UP_SHARE * num_sessions):
                     gc.collect()
                     totals.rss_settled_mb = process.memory_info().rss / 1e6
+                    totals.device_settled_mb = _device_mb()
 
-        await asyncio.gather(*(work() for _ in range(_NUM_WORKERS)))
+        num_workers = int(_SESSIONS_PER_SLOT * tts._loaded.engine.backend.num_slots)
+        await asyncio.gather(*(work() for _ in range(num_workers)))
     return totals, len(asyncio.all_tasks()) - 1
 
 
@@ -187,6 +197,7 @@ def soak(tts: TTS, num_sessions: int, seed: int = 0) -> SoakReport:
         seconds=round(seconds, 1),
         rss_settled_mb=round(totals.rss_settled_mb, 1),
         rss_end_mb=round(psutil.Process().memory_info().rss / 1e6, 1),
+        device_growth_mb=round(_device_mb() - totals.device_settled_mb, 1),
         threads_left=threading.active_count() - num_threads,
         tasks_left=tasks_left,
         sessions_left=engine.num_sessions,
@@ -202,11 +213,13 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=10_000, help="default: 10000")
     parser.add_argument("--model", default="demo", help="demo (the default), a folder or a hub id")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--slots", type=int, default=8, help="streams at once (default: 8)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     options = parser.parse_args()
-    with TTS.load(options.model, options.device) as tts:
+    with TTS.load(options.model, options.device, slots=options.slots) as tts:
         report = soak(tts, options.sessions)
     content = asdict(report) | {
+        "slots": options.slots,
         "growth": round(report.growth, 4),
         "threads": torch.get_num_threads(),
     }
