@@ -244,9 +244,9 @@ inline Kernel generate_kernel(int num_streams) {
 }
 
 inline Kernel prefill_kernel(int num_columns) {
-  if (num_columns <= kColumnCapacity<1>) return {prefill_narrow, kSharedBytes<1>};
+  if (num_columns <= kColumnCapacity<1>) return {prefill_small, kSharedBytes<1>};
   if (num_columns <= kMaxStreams) return {prefill_medium, kSharedBytes<kMaxStreams>};
-  return {prefill_wide, kSharedBytes<kMaxPrefillColumns>};
+  return {prefill_large, kSharedBytes<kMaxPrefillColumns>};
 }
 #endif
 

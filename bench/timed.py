@@ -129,7 +129,7 @@ class _SimulatedModule:
         return struct(
             max_streams=_MAX_STREAMS,
             max_prefill_columns=_MAX_STREAMS,
-            narrow_prefill_columns=2,
+            small_prefill_columns=2,
             page_size=16,
             span_size=128,
             kv_width=128,

@@ -13,15 +13,15 @@ using KernelModel = MEGAKERNEL_MODEL;
 // Facts about this build that the host needs; megakernel_tts/kernels/structs.py mirrors it.
 struct DecodeInfo {
   int max_streams;
-  int max_prefill_columns;     // of `prefill_wide`
-  int narrow_prefill_columns;  // of `prefill_narrow`; `prefill_medium` takes `max_streams`
+  int max_prefill_columns;    // of `prefill_large`
+  int small_prefill_columns;  // of `prefill_small`; `prefill_medium` takes `max_streams`
   int page_size, span_size, kv_width;
   int num_threads;        // of a thread block
   int max_blocks;         // of a grid; each has rows of every matrix that exchange.cuh names
   int max_residual_rows;  // that a thread block can own
   int stage_steps, max_row_groups;
   // Dynamic shared memory, by the columns that a kernel is compiled for.
-  int shared_bytes_one_column, shared_bytes_streams, shared_bytes_wide;
+  int shared_bytes_one_column, shared_bytes_streams, shared_bytes_large_prefill;
   WorkspaceOffsets workspace;
 };
 
@@ -62,9 +62,9 @@ constexpr DecodeInfo make_decode_info() {
 #define MEGAKERNEL_DECODE_KERNELS(KERNEL)                \
   KERNEL(generate_single, generate_frames, 1)            \
   KERNEL(generate_streams, generate_frames, kMaxStreams) \
-  KERNEL(prefill_narrow, prefill_prompts, 1)             \
+  KERNEL(prefill_small, prefill_prompts, 1)              \
   KERNEL(prefill_medium, prefill_prompts, kMaxStreams)   \
-  KERNEL(prefill_wide, prefill_prompts, kMaxPrefillColumns)
+  KERNEL(prefill_large, prefill_prompts, kMaxPrefillColumns)
 #endif
 
 }  // namespace megakernel

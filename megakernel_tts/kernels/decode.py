@@ -39,9 +39,9 @@ _L2_SHARE = 5  # a talker layer's keys and values may take one fifth of the L2 c
 _KERNELS = (
     "generate_single",
     "generate_streams",
-    "prefill_narrow",
+    "prefill_small",
     "prefill_medium",
-    "prefill_wide",
+    "prefill_large",
 )
 _WIDE_KERNELS = ("generate_wide",)
 
@@ -242,16 +242,16 @@ class DecodeKernels:
         self._module, self._gpu = module, gpu
         self.info = module.read("decode_info", DecodeInfo)
         self.num_blocks = min(gpu.num_multiprocessors, self.info.max_blocks)
-        narrow, medium, wide = (
+        small, medium, large = (
             self._config(shared_bytes)
             for shared_bytes in (
                 self.info.shared_bytes_one_column,
                 self.info.shared_bytes_streams,
-                self.info.shared_bytes_wide,
+                self.info.shared_bytes_large_prefill,
             )
         )
         self._configs: dict[str, LaunchConfig] = dict(
-            zip(_KERNELS, (narrow, medium, narrow, medium, wide), strict=True)
+            zip(_KERNELS, (small, medium, small, medium, large), strict=True)
         )
         self.wide: list[WideKernel] = []
 
@@ -407,9 +407,9 @@ class DecodeKernels:
 
     def _prefill_kernel(self, num_columns: int) -> str:
         """The kernel for so many columns: the fewer, the more shared memory for weights."""
-        if num_columns <= self.info.narrow_prefill_columns:
-            return "prefill_narrow"
-        return "prefill_medium" if num_columns <= self.info.max_streams else "prefill_wide"
+        if num_columns <= self.info.small_prefill_columns:
+            return "prefill_small"
+        return "prefill_medium" if num_columns <= self.info.max_streams else "prefill_large"
 
     def _launch(
         self, kernel: str, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]

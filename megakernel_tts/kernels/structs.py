@@ -266,7 +266,7 @@ class DecodeInfo(DeviceStruct):
     _fields_ = (
         ("max_streams", c_int),
         ("max_prefill_columns", c_int),
-        ("narrow_prefill_columns", c_int),
+        ("small_prefill_columns", c_int),
         ("page_size", c_int),
         ("span_size", c_int),
         ("kv_width", c_int),
@@ -277,7 +277,7 @@ class DecodeInfo(DeviceStruct):
         ("max_row_groups", c_int),
         ("shared_bytes_one_column", c_int),
         ("shared_bytes_streams", c_int),
-        ("shared_bytes_wide", c_int),
+        ("shared_bytes_large_prefill", c_int),
         ("workspace", WorkspaceOffsets),
     )
 

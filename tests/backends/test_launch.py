@@ -222,7 +222,7 @@ def test_each_run_of_prefill_batches_is_one_launch(comparison: MakeComparison) -
     b.module.launched.clear()
     prompt = b.prompt.repeat(5, 1)[: 8 + 16 + 16 + 2]  # a first batch, two wide ones, a rest
     b.kernel.prefill([PrefillRequest(0, prompt, SAMPLINGS[0])])
-    assert b.module.launched == ["prefill_medium", "prefill_wide", "prefill_narrow"]
+    assert b.module.launched == ["prefill_medium", "prefill_large", "prefill_small"]
 
 
 # --- what is refused ---

@@ -20,7 +20,7 @@ _SPAN_SIZE, _MAX_STREAMS, _MAX_COLUMNS, _NARROW_COLUMNS = 128, 8, 16, 2
 def kernels() -> DecodeKernels:
     module: Any = SimpleNamespace(
         read=lambda symbol, struct: struct(
-            max_streams=_MAX_STREAMS, narrow_prefill_columns=_NARROW_COLUMNS, span_size=_SPAN_SIZE
+            max_streams=_MAX_STREAMS, small_prefill_columns=_NARROW_COLUMNS, span_size=_SPAN_SIZE
         )
     )
     gpu: Any = SimpleNamespace(num_multiprocessors=1, l2_bytes=0)
