@@ -17,7 +17,7 @@ namespace megakernel {
 struct RandomModelSizes {
   int num_talker_layers, num_predictor_layers;
   int num_slots;              // KV slots of the talker
-  int num_positions;          // of a slot; a multiple of kPageSize
+  int num_positions;          // of a slot
   int max_frames;             // of a launch, for each stream
   int num_blocks;             // thread blocks of a launch
   int l2_resident_positions;  // positions of a talker layer that stay in the L2 cache
@@ -104,12 +104,15 @@ inline std::vector<float2> rope_table(int positions) {
   return table;
 }
 
-// A decoder stack, with `projection_size` elements of the input projection before its layers.
+// A decoder stack, with `projection_size` elements of the input projection before its layers. The
+// talker's slots have interleaved pages for all of their positions.
 template <class S>
 Network random_network(int num_layers, int slots, int positions, size_t projection_size) {
+  const int pages = (positions + kPageSize - 1) / kPageSize;
+  const int cached_positions = S::short_context ? positions : pages * kPageSize;
   const size_t layer_size = kPackedSize<typename S::Qkv> + kPackedSize<typename S::Out> +
                             kPackedSize<typename S::GateUp> + kPackedSize<typename S::Down>;
-  const size_t cache_size = size_t{1} * num_layers * slots * S::num_kv_heads * positions * kKvWidth;
+  const size_t cache_size = size_t{1} * num_layers * slots * S::num_kv_heads * cached_positions * kKvWidth;
   Network n{};
   n.weights = random_weights(projection_size + num_layers * layer_size);
   n.layer_norms = random_bf16(num_layers * (2 * S::hidden_size + 2 * kHeadDim), kNormRange, 1);
@@ -118,6 +121,13 @@ Network random_network(int num_layers, int slots, int positions, size_t projecti
   n.keys = random_bf16(cache_size, kCacheRange);
   n.values = random_bf16(cache_size, kCacheRange);
   n.num_slots = slots, n.num_positions = positions;
+  if (!S::short_context) {
+    std::vector<int> page_table(slots * kMaxPages);
+    for (int slot = 0; slot < slots; ++slot) {
+      for (int i = 0; i < pages; ++i) page_table[slot * kMaxPages + i] = i * slots + slot;
+    }
+    n.page_table = device_copy(page_table);
+  }
   n.rope_table = device_copy(rope_table(positions));
   n.eps = 1e-6f;
   return n;

@@ -82,6 +82,8 @@ DEVICE uint4 load_read_only(const uint4* at) {
       : "l"(at));
   return v;
 }
+// Data that no kernel writes, and that this thread block reads again soon: through the L1 cache.
+DEVICE int load_cached(const int* at) { return __ldg(at); }
 // Fetches a cache line into L2.
 DEVICE void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 // Fetches `bytes` into L2. Called by all compute threads; does not wait.

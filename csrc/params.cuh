@@ -35,9 +35,12 @@ struct Network {
       layer_norms;  // [layers, 2 * hidden + 2 * head dim]: input, post-attention, query, key
   int num_layers;
   const bf16* final_norm;  // [hidden]
-  bf16* keys;              // [layers, slots, kv heads, positions, kKvWidth]
-  bf16* values;            // the talker: in pages, see kv_page.cuh; the code predictor: as `keys`
-  int num_slots, num_positions;
+  // The KV cache. The talker's has pages, which its slots share: keys and values [pages, layers, kv
+  // heads, kPageSize, kKvWidth], the values in tiles (kv_tile.cuh). The code predictor's has
+  // [layers, slots, kv heads, positions, kKvWidth] of both.
+  bf16 *keys, *values;
+  const int* page_table;         // the talker's: [slots, kMaxPages]; 0 where a slot has no page
+  int num_slots, num_positions;  // `num_positions` of a slot
   const float2* rope_table;  // [positions, head dim / 2]: cosine and sine
   float eps;
   ExchangeBuffers exchange;

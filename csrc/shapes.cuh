@@ -102,18 +102,21 @@ struct Matrix {
 // --- attention ---
 
 constexpr int kHeadDim = 128;                     // in every network of the family
-constexpr int kPageSize = 16;                     // positions of a page of keys and values
-constexpr int kSpanSize = kPageSize * kNumWarps;  // positions of an attention item, a page a warp
-constexpr int kMaxSpans = 16;                     // a slot has at most 2048 positions
-constexpr int kMaxCapturedHeads = 8;              // heads whose scores can be captured
-constexpr int kKvWidth = kNumSplits * kHeadDim;   // bf16 values of a key or a value
+constexpr int kKvTileSize = 16;                     // positions of a tile of keys and values
+constexpr int kSpanSize = kKvTileSize * kNumWarps;  // positions of an attention item, a tile a warp
+constexpr int kMaxSpans = 16;                       // a slot has at most 2048 positions
+constexpr int kPageSize = 128;                      // positions of a page of the talker's KV cache
+constexpr int kMaxPages = kMaxSpans * kSpanSize / kPageSize;  // of a slot
+constexpr int kMaxCapturedHeads = 8;                          // heads whose scores can be captured
+constexpr int kKvWidth = kNumSplits * kHeadDim;               // bf16 values of a key or a value
+static_assert(kPageSize == kSpanSize, "an attention item reads one page");
 
 // --- models ---
 
 constexpr int kNumCodeGroups = 16;    // codes of a frame
 constexpr int kNumControlIds = 1024;  // ids of code 0 beyond the codes
 
-// One decoder stack. With `ShortContext` it attends to at most kPageSize positions.
+// One decoder stack. With `ShortContext` it attends to at most kKvTileSize positions.
 template <int Hidden, int Heads, int KvHeads, int Intermediate, bool ShortContext = false>
 struct Stack {
   static constexpr bool short_context = ShortContext;

@@ -10,7 +10,7 @@
 // [columns, splits, query size], and the keys and values of columns with `append`.
 #pragma once
 
-#include "kv_page.cuh"
+#include "kv_tile.cuh"
 #include "projection.cuh"
 #include "rope.cuh"
 
@@ -26,13 +26,13 @@ constexpr bool kLoadsEarly = kManyRegisters && kWideStreams <= 32;
 
 // --- shared memory ---
 
-// `AttentionSharedMemory` of kv_page.cuh, for one item at a time.
+// `AttentionSharedMemory` of kv_tile.cuh, for one item at a time.
 
 // --- warp roles ---
 
 // All compute warps work on the same item:
-//   load    warp w loads page w of the span's earlier keys and values, and every eighth new vector;
-//   attend  warp w attends to its page, and the last warps first to the new positions;
+//   load    warp w loads tile w of the span's earlier keys and values, and every eighth new vector;
+//   attend  warp w attends to its tile, and the last warps first to the new positions;
 //   merge   each thread merges the warps' softmaxes for one channel of one query head.
 
 // A column of a pass.
@@ -50,11 +50,16 @@ struct AttentionItem {
 
 // --- body: one item ---
 
-// The offset of the item's slot, layer and KV head in Network::keys and values.
+// The page that has a slot's position. A load may take as long as one of keys: begin it early.
+DEVICE int page_of(const Network& n, int slot, int position) {
+  return load_cached(n.page_table + slot * kMaxPages + position / kPageSize);
+}
+
+// The offset of a layer and a KV head of a page in Network::keys and values.
 template <class S>
-DEVICE size_t kv_offset(const Network& n, int layer, const Column* columns, AttentionItem item) {
-  const size_t row = static_cast<size_t>(layer) * n.num_slots + columns[item.column].slot;
-  return (row * S::num_kv_heads + item.head) * n.num_positions * kKvWidth;
+DEVICE size_t kv_offset(const Network& n, int page, int layer, int head) {
+  const size_t row = static_cast<size_t>(page) * n.num_layers + layer;
+  return (row * S::num_kv_heads + head) * (kPageSize * kKvWidth);
 }
 
 // Whether the layer's keys and values stay in the L2 cache from frame to frame: those of the first
@@ -67,11 +72,11 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 // new keys and values of the slot's columns up to the item's. A warp loads one vector [head dim] at
 // a time; lane l has channels 4 l to 4 l + 3. Writes `shared`: query [2, head dim], query_pairs
 // [splits, 2, head dim], new_key and new_value [columns, head dim]. Writes the column's own key and
-// value to the slot.
+// value to the page of its position, `own_page`.
 template <class S, int MaxColumns>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
                                      const EpochTags& epoch_tags, const Column* columns,
-                                     AttentionItem item, size_t slot_offset, bool with_new,
+                                     int layer, AttentionItem item, int own_page, bool with_new,
                                      AttentionSharedMemory<MaxColumns>& shared, int& timed_out) {
   const Column column = columns[item.column];
   const int num_vectors =
@@ -101,15 +106,15 @@ DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf
       const uint2 pairs = splits.pairs[split];
       if (new_idx < 0) reinterpret_cast<uint2*>(shared.query_pairs[split][i])[lane_idx()] = pairs;
       if (new_idx < 0 || c != item.column || !column.append) continue;
+      const size_t own_offset = kv_offset<S>(n, own_page, layer, item.head);
       if (is_value) {
         const float4 v = unpack_bf16x4(pairs);
-        bf16* at = n.values + slot_offset + value_offset(column.position) +
-                   (split * kHeadDim + 4 * lane_idx()) * kPageSize;
-        store_l2(at, to_bf16(v.x)), store_l2(at + kPageSize, to_bf16(v.y));
-        store_l2(at + 2 * kPageSize, to_bf16(v.z)), store_l2(at + 3 * kPageSize, to_bf16(v.w));
+        bf16* at = n.values + own_offset + value_offset(column.position) +
+                   (split * kHeadDim + 4 * lane_idx()) * kKvTileSize;
+        store_l2(at, to_bf16(v.x)), store_l2(at + kKvTileSize, to_bf16(v.y));
+        store_l2(at + 2 * kKvTileSize, to_bf16(v.z)), store_l2(at + 3 * kKvTileSize, to_bf16(v.w));
       } else {
-        bf16* at = n.keys + slot_offset + static_cast<size_t>(column.position) * kKvWidth +
-                   split * kHeadDim;
+        bf16* at = n.keys + own_offset + column.position % kPageSize * kKvWidth + split * kHeadDim;
         store_l2(reinterpret_cast<uint2*>(at) + lane_idx(), pairs);
       }
     }
@@ -152,8 +157,8 @@ DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item
   }
 }
 
-// Attends to one span for two query heads. Reads exchange.qkv and keys and values of the item's
-// slot [positions, kKvWidth]. With one span it writes exchange.attention_output. With several it
+// Attends to one span for two query heads. Reads exchange.qkv, and keys and values of the span's
+// page [kPageSize, kKvWidth]. With one span it writes exchange.attention_output. With several it
 // writes the span's attention_partials [columns, heads, spans, head dim] and softmax_stats
 // [columns, heads, spans, 2].
 template <class S, int MaxColumns>
@@ -162,33 +167,36 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
                         AttentionSharedMemory<MaxColumns>& shared, int& timed_out,
                         AttentionItem item) {
   const Column column = columns[item.column];
-  const size_t slot_offset = kv_offset<S>(n, layer, columns, item);
+  const int page = page_of(n, column.slot, item.span * kSpanSize),
+            own_page = page_of(n, column.slot, column.position);
   const int num_earlier = warp_uniform(columns[column.first_column].position),
             warp = uniform_warp_idx();
   const bool is_last_span = item.span == item.num_spans - 1;
   const int num_new = is_last_span ? warp_uniform(item.column - column.first_column + 1) : 0;
-  const int begin = item.span * kSpanSize + warp * kPageSize;
-  const int num_pages =
-      min(kNumWarps, (num_earlier - item.span * kSpanSize + kPageSize - 1) / kPageSize);
+  // Positions of the warp's tile, and tiles of the span, that are attended to.
+  const int num_valid = num_earlier - item.span * kSpanSize - warp * kKvTileSize;
+  const int num_tiles =
+      min(kNumWarps, (num_earlier - item.span * kSpanSize + kKvTileSize - 1) / kKvTileSize);
 
   // Loads of earlier keys and values begin before the wait for qkv if possible.
   const uint64_t policy = is_l2_resident(p, layer, num_earlier, num_columns)
                               ? l2_evict_last_policy()
                               : l2_evict_first_policy();
-  KvPage page;
-  if (kLoadsEarly && warp < num_pages) {
-    page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
-  }
-  load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, item, slot_offset, is_last_span,
+  const auto tile_offset = [&] {
+    return kv_offset<S>(n, page, layer, item.head) + warp * (kKvTileSize * kKvWidth);
+  };
+  KvTile tile;
+  if (kLoadsEarly && warp < num_tiles) tile.load_keys(n.keys + tile_offset(), num_valid, policy);
+  load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, layer, item, own_page, is_last_span,
                               shared, timed_out);
-  if (kLoadsEarly && warp < num_pages) page.load_values(n.values + slot_offset, begin, policy);
+  if (kLoadsEarly && warp < num_tiles) tile.load_values(n.values + tile_offset(), policy);
   sync_compute_threads();
-  if (!kLoadsEarly && warp < num_pages) {
-    page.load_keys(n.keys + slot_offset, begin, num_earlier, policy);
-    page.load_values(n.values + slot_offset, begin, policy);
+  if (!kLoadsEarly && warp < num_tiles) {
+    tile.load_keys(n.keys + tile_offset(), num_valid, policy);
+    tile.load_values(n.values + tile_offset(), policy);
   }
-  if (warp < num_pages) page.attend(begin, num_earlier, shared);
-  // Scores of the new positions, from the last warp on: the last warps are the last to have a page.
+  if (warp < num_tiles) tile.attend(num_valid, shared);
+  // Scores of the new positions, from the last warp on: the last warps are the last to have a tile.
   for (int i = kNumWarps - 1 - warp; i < num_new; i += kNumWarps) {
     const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane_idx()];
 #pragma unroll
@@ -200,15 +208,15 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   }
   sync_compute_threads();
 
-  // Merges the softmaxes of the pages and of the new positions.
+  // Merges the softmaxes of the tiles and of the new positions.
   const int j = thread_idx() / kHeadDim, channel = thread_idx() % kHeadDim;
   float max_scores[kNumWarps], exp_sums[kNumWarps], weighted[kNumWarps];  // one batch of loads
 #pragma unroll
   for (int w = 0; w < kNumWarps; ++w) {
     const float max_score = shared.max_score[w][j], exp_sum = shared.exp_sum[w][j],
                 values = shared.weighted_values[w][j][channel];
-    max_scores[w] = w < num_pages ? max_score : -INFINITY;
-    exp_sums[w] = w < num_pages ? exp_sum : 0, weighted[w] = w < num_pages ? values : 0;
+    max_scores[w] = w < num_tiles ? max_score : -INFINITY;
+    exp_sums[w] = w < num_tiles ? exp_sum : 0, weighted[w] = w < num_tiles ? values : 0;
   }
   float max_score = -INFINITY, exp_sum = 0, weighted_value = 0;
 #pragma unroll
@@ -325,9 +333,10 @@ DEVICE void prefetch_keys_values(const Params& p, const Network& n, int layer,
   for_each_item<S>(columns, num_columns, [&](AttentionItem item) {
     const int begin = item.span * kSpanSize;
     const int num_positions =
-        (min(kSpanSize, num_earlier - begin) + kPageSize - 1) / kPageSize * kPageSize;
+        (min(kSpanSize, num_earlier - begin) + kKvTileSize - 1) / kKvTileSize * kKvTileSize;
     const int bytes = num_positions * kKvWidth * static_cast<int>(sizeof(bf16));
-    const size_t first = kv_offset<S>(n, layer, columns, item) + begin * kKvWidth;
+    const int page = page_of(n, columns[item.column].slot, begin);
+    const size_t first = kv_offset<S>(n, page, layer, item.head);
     prefetch_l2_range(n.keys + first, bytes, policy);
     prefetch_l2_range(n.values + first, bytes, policy);
   });

@@ -15,7 +15,7 @@ struct DecodeInfo {
   int max_streams;
   int max_prefill_columns;    // of `prefill_large`
   int small_prefill_columns;  // of `prefill_small`; `prefill_medium` takes `max_streams`
-  int page_size, span_size, kv_width;
+  int kv_tile_size, span_size, page_size, max_pages, kv_width;
   int num_threads;        // of a thread block
   int max_blocks;         // of a grid; each has rows of every matrix that exchange.cuh names
   int max_residual_rows;  // that a thread block can own
@@ -41,8 +41,10 @@ constexpr DecodeInfo make_decode_info() {
   return {kMaxStreams,
           kMaxPrefillColumns,
           kColumnCapacity<1>,
-          kPageSize,
+          kKvTileSize,
           kSpanSize,
+          kPageSize,
+          kMaxPages,
           kKvWidth,
           kNumLaunchedThreads,
           KernelModel::max_blocks,

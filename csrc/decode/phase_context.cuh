@@ -31,7 +31,7 @@ struct alignas(16) ActivationFragments {
 // --- addresses and state of a thread ---
 
 template <int MaxColumns>
-struct AttentionSharedMemory;       // kv_page.cuh
+struct AttentionSharedMemory;       // kv_tile.cuh
 struct ShortAttentionSharedMemory;  // short_attention.cuh
 
 // The shared-memory addresses of a lane in a projection, computed once per launch.

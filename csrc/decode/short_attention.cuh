@@ -14,7 +14,7 @@ namespace megakernel {
 
 // --- static asserts ---
 
-static_assert(kNumCodeGroups <= kPageSize, "a warp attends to all positions of a frame");
+static_assert(kNumCodeGroups <= kKvTileSize, "a warp attends to all positions of a frame");
 static_assert(kHeadDim == 4 * 32, "a lane has four channels of a head");
 constexpr int kQuerySteps = 4;      // steps of the activation fragments that hold the queries
 constexpr int kVectorsPerStep = 8;  // vectors of eight channels of a step
@@ -25,7 +25,7 @@ static_assert(kQuerySteps * kVectorsPerStep * 8 == 2 * kHeadDim, "the steps hold
 // Of one warp.
 struct alignas(16) ShortAttentionSharedMemory {
   uint32_t key[kNumSplits][kHeadDim / 2];  // the new key, in pairs
-  float weight[kPageSize][2];              // softmax weights, [positions, query heads]
+  float weight[kKvTileSize][2];              // softmax weights, [positions, query heads]
 };
 
 // The warp's two queries lie in the last steps of its activation fragments, which the input of the
@@ -88,8 +88,8 @@ DEVICE int qkv_index(int row) {
 // The keys and values of the positions below `num_cached`, with the norms and the rope table of the
 // new position. Loaded before the wait for qkv.
 struct ShortContextCache {
-  uint4 keys[kNumSplits][2][4];       // operands, as in KvPage
-  SplitBf16x4 values[kPageSize - 1];  // the lane's four channels
+  uint4 keys[kNumSplits][2][4];       // operands, as in KvTile
+  SplitBf16x4 values[kKvTileSize - 1];  // the lane's four channels
   uint2 query_norm, key_norm;
   float4 rope;  // cosine, sine; cosine, sine
 
@@ -149,7 +149,7 @@ struct ShortContextCache {
   DEVICE void load_values(const bf16* slot_values, int num_cached) {
     const uint2* from = reinterpret_cast<const uint2*>(slot_values) + lane_idx();
 #pragma unroll
-    for (int p = 0; p < kPageSize - 1; ++p) {
+    for (int p = 0; p < kKvTileSize - 1; ++p) {
       for_each_split([&](int split) {
         values[p].pairs[split] = p < num_cached
                                      ? load_l2(from + (p * kNumSplits + split) * (kHeadDim / 4))
@@ -311,7 +311,7 @@ DEVICE void attend_short_context(Context& context, const Network& n, int layer, 
 
   float4 output[2] = {};
 #pragma unroll
-  for (int i = 0; i < kPageSize - 1; ++i) {
+  for (int i = 0; i < kKvTileSize - 1; ++i) {
     if (i >= position) break;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {

@@ -217,6 +217,7 @@ inline void store_l2(T* at, T value) {
 }
 inline void store_streaming(uint4* at, uint4 value) { *at = value; }
 inline uint4 load_read_only(const uint4* at) { return *at; }
+inline int load_cached(const int* at) { return *at; }
 inline void prefetch_l2(const void*) {}
 inline void prefetch_l2_range(const void*, int, uint64_t) {}
 inline unsigned atomic_increment(unsigned* counter) { return (*counter)++; }
