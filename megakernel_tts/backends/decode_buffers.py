@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
+from megakernel_tts.backends.memory import MAX_FRAMES
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
@@ -26,7 +27,6 @@ from megakernel_tts.kernels.structs import (
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
 
-MAX_FRAMES = 32  # of a stream, in one launch
 FRAME_SIZE = 1 + NUM_CODE_GROUPS  # int32 values of a `PublishedFrame`: end reason, codes
 PHASES = tuple(phase.name.lower() for phase in Phase if phase != Phase.NUM_PHASES)
 PHASE_INTERVALS = tuple(
@@ -56,8 +56,9 @@ class DecodeBuffers:
     Attributes:
         params: The argument of the kernels. What changes from launch to launch is set by the
             backend: streams, prompts, the timeout.
-        keys: bfloat16 [layers, slots, kv heads, positions, width].
-        values: bfloat16 [layers, slots, kv heads, pages, 16 * width].
+        keys: bfloat16 [pages, layers, kv heads, positions of a page, width].
+        values: bfloat16 [pages, layers, kv heads, tiles of a page, positions of a tile * width].
+        page_table: int32 [slots, pages of a slot at most].
         text: bfloat16 [slots, positions, hidden], text vectors.
         prompt_hidden: float32 [slots, hidden], the talker's last hidden state of each prompt.
         workspace: int32, what thread blocks exchange.
@@ -78,6 +79,7 @@ class DecodeBuffers:
         *,
         num_slots: int,
         max_positions: int,
+        num_pages: int,
         captured_heads: Sequence[tuple[int, int]],
     ) -> None:
         """Packs the weights, allocates the rest and fills `params`.
@@ -87,8 +89,9 @@ class DecodeBuffers:
             config: The model's numbers.
             pad: [hidden], the text vector that represents "no text".
             kernels: The kernels.
-            num_slots: KV slots.
-            max_positions: Positions of a slot.
+            num_slots: Slots.
+            max_positions: Positions of a slot at most.
+            num_pages: Pages of the talker's KV cache.
             captured_heads: (layer, head) of the talker's heads whose scores are captured.
 
         Raises:
@@ -103,11 +106,10 @@ class DecodeBuffers:
         info = kernels.info
         packer = Packer(kernels.num_blocks, info.stage_steps, info.max_row_groups, pad.device)
         hidden_size = talker.stack.hidden_size
-        self.keys, self.values = self._allocate_cache(talker.stack, num_slots, max_positions)
-        predictor_cache = self._allocate_cache(
-            predictor.stack, kernels.max_streams, NUM_CODE_GROUPS
-        )
-        rope_table = self._rope_table(talker.stack, max(self.keys.shape[3], NUM_CODE_GROUPS))
+        self.keys, self.values = self._allocate_pages(talker.stack, num_pages)
+        self.page_table = self._zeros(num_slots, info.max_pages, dtype=torch.int32)
+        predictor_cache = self._allocate_predictor_cache(predictor.stack, kernels.max_streams)
+        rope_table = self._rope_table(talker.stack, max(max_positions, NUM_CODE_GROUPS))
         projection = model.predictor.project
         first = [] if projection is None else [projection.weight]
         self._set_network(
@@ -116,6 +118,7 @@ class DecodeBuffers:
             model.talker.stack,
             talker.stack,
             (self.keys, self.values),
+            (num_slots, max_positions),
             rope_table,
         )
         self._set_network(
@@ -124,6 +127,7 @@ class DecodeBuffers:
             model.predictor.stack,
             predictor.stack,
             predictor_cache,
+            (kernels.max_streams, NUM_CODE_GROUPS),
             rope_table,
         )
         bf16 = torch.bfloat16
@@ -135,6 +139,7 @@ class DecodeBuffers:
             kernels.num_blocks, len(PHASES), len(PHASE_INTERVALS), dtype=torch.int64
         )
         params, address = self.params, self._address
+        params.talker.page_table = address(self.page_table, torch.int32, "The page table")
         heads = torch.stack([packer.pack(head) for head in model.predictor.heads])
         bias = self._zeros(1, dtype=bf16) if projection is None else projection.bias
         params.talker_head = address(packer.pack(model.talker.head), bf16, "The packed head")
@@ -166,15 +171,21 @@ class DecodeBuffers:
         self._references.append(tensor)
         return device_address(tensor, dtype, name, self._device)
 
-    def _allocate_cache(
-        self, stack: StackConfig, num_slots: int, max_positions: int
-    ) -> tuple[Tensor, Tensor]:
-        """Keys [layers, slots, kv heads, positions, width], and values in pages of positions."""
+    def _allocate_pages(self, stack: StackConfig, num_pages: int) -> tuple[Tensor, Tensor]:
+        """The talker's keys, and its values in tiles; see the attributes."""
         info = self._kernels.info
-        num_pages = -(-max_positions // info.page_size)
-        shape = (stack.num_layers, num_slots, stack.num_kv_heads)
-        keys = self._zeros(*shape, num_pages * info.page_size, info.kv_width, dtype=torch.bfloat16)
-        return keys, torch.zeros_like(keys).view(*shape, num_pages, info.page_size * info.kv_width)
+        shape = (num_pages, stack.num_layers, stack.num_kv_heads)
+        keys = self._zeros(*shape, info.page_size, info.kv_width, dtype=torch.bfloat16)
+        tile_width = info.kv_tile_size * info.kv_width
+        return keys, torch.zeros_like(keys).view(*shape, -1, tile_width)
+
+    def _allocate_predictor_cache(
+        self, stack: StackConfig, num_streams: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [layers, streams, kv heads, code groups, width]."""
+        shape = (stack.num_layers, num_streams, stack.num_kv_heads, NUM_CODE_GROUPS)
+        keys = self._zeros(*shape, self._kernels.info.kv_width, dtype=torch.bfloat16)
+        return keys, torch.zeros_like(keys)
 
     def _rope_table(self, stack: StackConfig, num_positions: int) -> Tensor:
         """[positions, 64, 2]: cosine and sine of the rotary embedding."""
@@ -190,8 +201,10 @@ class DecodeBuffers:
         stack: Stack,
         config: StackConfig,
         cache: tuple[Tensor, Tensor],
+        slots: tuple[int, int],
         rope_table: Tensor,
     ) -> None:
+        """Fills in a network; `slots` are their number and the positions of one."""
         bf16, (keys, values) = torch.bfloat16, cache
         vectors = ((w.input_norm, w.post_norm, w.q_norm, w.k_norm) for w in stack.layers)
         norms = torch.cat([vector for layer in vectors for vector in layer]).to(self._device)
@@ -200,7 +213,8 @@ class DecodeBuffers:
         network.final_norm = self._address(stack.norm.to(self._device), bf16, "The last norm")
         network.keys = self._address(keys, bf16, "The keys")
         network.values = self._address(values, bf16, "The values")
-        network.num_layers, network.num_slots, _, network.num_positions, _ = keys.shape
+        network.num_layers = config.num_layers
+        network.num_slots, network.num_positions = slots
         network.rope_table = self._address(rope_table, torch.float32, "The rope table")
         network.eps = config.norm_eps
 
@@ -220,7 +234,7 @@ class DecodeBuffers:
         capture.num_heads = len(heads)
         for i, (layer, head) in enumerate(heads):
             capture.heads[i] = layer * stack.num_heads + head
-        num_streams, num_positions = self._kernels.max_streams, self.keys.shape[3]
+        num_streams, num_positions = self._kernels.max_streams, self.params.talker.num_positions
         self.scores = self._zeros(num_streams, MAX_FRAMES, len(heads), num_positions)
         capture.scores = self._address(self.scores, torch.float32, "The scores")
 
@@ -265,6 +279,15 @@ class DecodeBuffers:
         if self._device.type == "cuda":
             host = host.pin_memory()
         return host.to(self._device, non_blocking=True)
+
+    def upload_page_table(self, table: NDArray[np.int32]) -> None:
+        """Replaces the page table on the device, behind the launches before."""
+        host = torch.from_numpy(table)
+        if self._device.type == "cuda":
+            host = (
+                host.pin_memory()
+            )  # a copy, which the host may not change before the GPU reads it
+        self.page_table.copy_(host, non_blocking=True)
 
     def upload_streams(self, streams: Sequence[StreamParams]) -> Tensor:
         """Copies streams to the device.

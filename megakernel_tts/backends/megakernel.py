@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megakernel_tts.backends.decode_buffers import MAX_FRAMES, PHASES, DecodeBuffers
+from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
+from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
+from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
     PrefillSegment,
     num_tiled_positions,
@@ -95,6 +97,7 @@ class Megakernel:
         *,
         num_slots: int,
         max_positions: int,
+        cache_positions: int | None = None,
         captured_heads: Sequence[tuple[int, int]] = (),
         kernels: DecodeKernels | None = None,
     ) -> None:
@@ -107,13 +110,16 @@ class Megakernel:
             pad: [hidden], the text vector that represents "no text".
             num_slots: Streams at a time.
             max_positions: Positions of one stream, at most 2,048.
+            cache_positions: Positions of all streams together; by default what all slots can use,
+                or as many as fit into the GPU's memory.
             captured_heads: (layer, head) of up to eight of the talker's heads, whose attention
                 scores `step` returns; the codes stay the same.
             kernels: The kernels of the model; by default compiled for the device, or cached.
 
         Raises:
             RuntimeError: The kernels cannot be compiled here.
-            ValueError: They cannot be compiled for the model, or run on this GPU.
+            ValueError: They cannot be compiled for the model, or run on this GPU; or its memory
+                cannot hold the KV cache.
         """
         check_shapes(config)
         self._kernels = kernels or load_decode_kernels(config, pad.device, num_streams=num_slots)
@@ -123,7 +129,14 @@ class Megakernel:
         info = self._kernels.info
         self.max_streams, self._narrow_streams = self._kernels.max_streams, info.max_streams
         self._max_columns = info.max_prefill_columns
-        self._page_size = info.page_size
+        num_pages = choose_num_pages(
+            decode_memory(config, self._kernels, num_slots, max_positions, len(captured_heads)),
+            num_slots=num_slots,
+            max_positions=max_positions,
+            page_size=info.page_size,
+            cache_positions=cache_positions,
+            free_bytes=free_memory(self._device),
+        )
         self._buffers = DecodeBuffers(
             model,
             config,
@@ -131,12 +144,18 @@ class Megakernel:
             self._kernels,
             num_slots=num_slots,
             max_positions=max_positions,
+            num_pages=num_pages,
             captured_heads=captured_heads,
         )
+        self._cache = PagedCache(self._buffers, info, max_positions)
         self._capture = ScoreCapture(self._buffers.scores)
         self._done = torch.cuda.Event() if self._device.type == "cuda" else None
         self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
+
+    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+        """Assigns pages of the KV cache to a slot; see `Backend.reserve`."""
+        return self._cache.reserve(slot, num_positions, num_spare)
 
     @torch.inference_mode()
     def prefill(
@@ -149,6 +168,8 @@ class Megakernel:
         """
         for request in requests:
             self._check_prompt(request)
+        for request in requests:
+            self._cache.require(request.slot, len(request.prompt))
         in_place, num_run = self._prepare_prefixes(requests, budget)
         segments: list[PrefillSegment] = []
         for i, request in enumerate(requests):
@@ -204,6 +225,9 @@ class Megakernel:
         in_place = [request.begin for request in requests]
         counts = [self._num_tiled(request) for request in requests]
         missing = [i for i, count in enumerate(counts) if in_place[i] < count]
+        for request, count in zip(requests, counts, strict=True):
+            if not count and not request.begin:
+                self._cache.drop_prefix(request.slot)
         keys = {i: requests[i].prefix_key(counts[i]) for i in missing}
         cached = {key: self._prefixes.get(key) for key in keys.values()}
         new: dict[bytes, int] = {}  # the request whose prefix is run, or a part of it
@@ -216,24 +240,24 @@ class Megakernel:
                 end = self._part_end(in_place[i], counts[i], num_run, budget)
                 segments.append(PrefillSegment(slot, prompt, in_place[i], end))
                 in_place[i], num_run = end, num_run + end - segments[-1].begin
-            if cached[key] is None or not self._prefixes.is_in_place(slot, key):
-                self._prefixes.invalidate(slot)
+            if cached[key] is None or not self._cache.has_prefix(slot, key):
+                self._cache.drop_prefix(slot)
         self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
         for key, i in new.items():
             if in_place[i] == counts[i]:
-                views = self._cache_views(requests[i].slot, counts[i])
-                cached[key] = self._prefixes.put(key, views)
-                self._prefixes.mark_in_place(requests[i].slot, key)
+                slot = requests[i].slot
+                cached[key] = self._prefixes.put(key, self._cache.views(slot, counts[i]))
+                self._cache.set_prefix(slot, key, counts[i])
         for i, key in keys.items():
             slot, copies = requests[i].slot, cached[key]
             if copies is None:
                 continue
             in_place[i] = counts[i]
-            if self._prefixes.is_in_place(slot, key):
+            if self._cache.has_prefix(slot, key):
                 continue
-            for view, copy in zip(self._cache_views(slot, counts[i]), copies, strict=True):
+            for view, copy in zip(self._cache.views(slot, counts[i]), copies, strict=True):
                 view.copy_(copy)
-            self._prefixes.mark_in_place(slot, key)
+            self._cache.set_prefix(slot, key, counts[i])
         return in_place, num_run
 
     def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
@@ -243,6 +267,7 @@ class Megakernel:
         tiles, batches = pack_batches(segments, self._narrow_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
+        self._cache.upload_table()
         uploaded = buffers.upload_prompts(tiles, batches)
         params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
@@ -251,6 +276,7 @@ class Megakernel:
     def clear_prefix_cache(self) -> None:
         """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""
         self._prefixes.clear()
+        self._cache.drop_prefixes()
 
     @torch.inference_mode()
     def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
@@ -265,6 +291,7 @@ class Megakernel:
     def release(self, slot: int) -> None:
         """Drops the stream's state; see `Backend.release`."""
         self._state.pop(slot, None)
+        self._cache.release(slot)
 
     def interrupt(self) -> None:
         """Ends a launch with the frame under way; see `Backend.interrupt`."""
@@ -289,6 +316,9 @@ class Megakernel:
         scores: list[Tensor | None] = []
         seen_codes = self._buffers.seen_codes.clone()  # the kernel marks every code it samples
         num_frames = min(num_frames, MAX_FRAMES)
+        for slot in slots:
+            state = self._state[slot]
+            num_frames = self._cache.require_frames(slot, state.num_positions, num_frames)
         try:
             for start in range(0, len(slots), self.max_streams):
                 launched = slots[start : start + self.max_streams]
@@ -312,6 +342,7 @@ class Megakernel:
         """Launches the generation of frames; does not wait."""
         buffers = self._buffers
         params = buffers.params
+        self._cache.upload_table()
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
@@ -362,7 +393,7 @@ class Megakernel:
         if buffers.failure[0]:
             _, block, phase = buffers.failure.tolist()
             buffers.failure[:] = 0
-            self._prefixes.clear()  # the launch that failed may have been that of a prompt
+            self.clear_prefix_cache()  # the launch that failed may have been that of a prompt
             raise DeviceError(
                 f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
                 f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
@@ -394,16 +425,10 @@ class Megakernel:
         captured = None if scores is None else scores[:count]
         return Frames(torch.from_numpy(frames[:count, 1:]), ended, captured)
 
-    def _cache_views(self, slot: int, end: int) -> list[Tensor]:
-        """The talker's keys and values before position `end`, in whole pages of values."""
-        keys, values = self._buffers.keys, self._buffers.values
-        return [keys[:, slot, :, :end], values[:, slot, :, : -(-end // self._page_size)]]
-
     def _slot_views(self, slot: int, state: _Slot) -> list[Tensor]:
         """A slot's parts of the buffers, as far as its stream has filled them."""
-        end = state.num_prompt + max(state.num_frames - 1, 0)
         return [
-            *self._cache_views(slot, end),
+            *self._cache.views(slot, state.num_positions),
             self._buffers.text[slot, : state.num_fed],
             self._buffers.seen_codes[slot],
             self._buffers.prompt_hidden[slot],
@@ -412,11 +437,15 @@ class Megakernel:
     @torch.inference_mode()
     def swap_out(self, slot: int) -> SlotSnapshot[_Slot]:
         """Copies a stream to the host and frees its slot; see `Backend.swap_out`."""
-        state = self._state.pop(slot)
-        return take_snapshot(state, self._slot_views(slot, state))
+        state = self._state[slot]
+        snapshot = take_snapshot(state, self._slot_views(slot, state))
+        self.release(slot)
+        return snapshot
 
     @torch.inference_mode()
     def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
         """Copies a stream back into a slot; see `Backend.swap_in`."""
-        self._prefixes.invalidate(slot)
-        self._state[slot] = restore_snapshot(snapshot, self._slot_views(slot, snapshot.state))
+        state = snapshot.state
+        self._cache.require(slot, state.num_positions)
+        self._cache.drop_prefix(slot)
+        self._state[slot] = restore_snapshot(snapshot, self._slot_views(slot, state))

@@ -16,11 +16,7 @@ MAX_BYTES = 64 << 20
 
 
 class PrefixCache:
-    """Copies of slots' keys and values; the least recently used entry is evicted first.
-
-    The cache also records which slots already hold a prefix. A stream writes behind its prefix, so
-    that the next stream in the slot may find the prefix in place and needs no copy.
-    """
+    """Copies of slots' keys and values; the least recently used entry is evicted first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         """Starts empty.
@@ -31,7 +27,6 @@ class PrefixCache:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
         self._num_bytes = 0
-        self._in_place: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,22 +59,9 @@ class PrefixCache:
         return copies
 
     def clear(self) -> None:
-        """Removes all entries and all records of prefixes in place."""
+        """Removes all entries."""
         self._entries.clear()
         self._num_bytes = 0
-        self._in_place.clear()
-
-    def is_in_place(self, slot: int, key: bytes) -> bool:
-        """Returns whether a slot holds the prefix of a key."""
-        return self._in_place.get(slot) == key
-
-    def mark_in_place(self, slot: int, key: bytes) -> None:
-        """Records that a slot holds the prefix of a key."""
-        self._in_place[slot] = key
-
-    def invalidate(self, slot: int) -> None:
-        """Drops the record of a slot, before another prefix is written there."""
-        self._in_place.pop(slot, None)
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:

@@ -117,6 +117,11 @@ class SlotProgress:
         """Whether the next frame's text vector is there; frame t + 1 needs text vector t."""
         return self.num_frames <= self.num_fed or self.text_complete
 
+    @property
+    def num_positions(self) -> int:
+        """Positions whose keys and values exist; the last frame has none before the next one."""
+        return self.num_prompt + max(self.num_frames - 1, 0)
+
     def mask_scores(self, scores: Tensor, num_positions: int) -> Tensor:
         """Sets the scores of the next frames to NaN where there is no key.
 
@@ -163,6 +168,8 @@ class Backend(Protocol):
     A method that raises leaves every slot as it was. All methods but `interrupt` are called by one
     thread.
 
+    Slots may share memory that is smaller than what all of them could use; see `reserve`.
+
     Attributes:
         name: Name of the implementation.
         num_slots: Number of slots.
@@ -176,6 +183,23 @@ class Backend(Protocol):
     max_streams: int
     max_positions: int
     blocking: bool
+
+    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+        """Gives a slot memory for its first positions, if it lacks any and there is enough.
+
+        `prefill`, `step` and `swap_in` do it themselves. A caller reserves positions to learn
+        beforehand whether there is memory: one position more than a stream has for its next frame.
+        `release` and `swap_out` free all of a slot's memory.
+
+        Args:
+            slot: The slot.
+            num_positions: Positions that it must have.
+            num_spare: Units of memory (pages) that must stay free if the slot takes any.
+
+        Returns:
+            Whether the slot has memory for the positions.
+        """
+        ...
 
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
@@ -192,6 +216,7 @@ class Backend(Protocol):
                 None runs all.
 
         Raises:
+            MemoryError: The memory that slots share has no room for a prompt.
             ValueError: A prompt does not fit a slot.
         """
         ...
@@ -236,6 +261,7 @@ class Backend(Protocol):
 
         Raises:
             DeviceError: The device failed; no single stream is at fault.
+            MemoryError: The memory that slots share has no room for the next frame of a slot.
             RuntimeError: The text of a slot's next frame has not arrived.
             ValueError: A slot has no position left.
         """
@@ -261,5 +287,9 @@ class Backend(Protocol):
         ...
 
     def swap_in(self, slot: int, snapshot: SlotSnapshot[Any]) -> None:
-        """Puts a stream that was swapped out into a free slot; its codes do not change."""
+        """Puts a stream that was swapped out into a free slot; its codes do not change.
+
+        Raises:
+            MemoryError: The memory that slots share has no room for the stream.
+        """
         ...

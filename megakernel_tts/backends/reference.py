@@ -120,6 +120,10 @@ class Reference:
         self._state: dict[int, _Slot] = {}
         self._interrupted = False
 
+    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+        """See `Backend.reserve`; every slot has memory of its own."""
+        return True
+
     @torch.inference_mode()
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None

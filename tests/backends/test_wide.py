@@ -63,7 +63,8 @@ class _Rig:
         for kernel in (self.narrow, self.wide):
             for slot in [*kernel._state]:
                 kernel.release(slot)
-            for tensor in _caches(kernel):
+            buffers = kernel._buffers
+            for tensor in (buffers.keys, buffers.values, buffers.prompt_hidden):
                 tensor.zero_()
 
     def begin(self, kernel: Megakernel, slots: Sequence[int]) -> None:
@@ -81,11 +82,12 @@ class _Rig:
         """Starts streams, and moves them to positions at the edges of attention spans."""
         self.begin(kernel, slots)
         _step(kernel, slots)
-        generator = torch.Generator().manual_seed(0)
-        for tensor in (kernel._buffers.keys, kernel._buffers.values):
-            tensor.copy_(torch.randn(tensor.shape, generator=generator))
         for slot in slots:
-            kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
+            num_positions = kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
+            assert kernel.reserve(slot, num_positions)
+            generator = torch.Generator().manual_seed(slot)
+            for view in kernel._cache.views(slot, num_positions):
+                view.copy_(torch.randn(view.shape, generator=generator))
 
 
 def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
@@ -93,10 +95,15 @@ def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict
     return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
 
 
-def _caches(kernel: Megakernel) -> list[Tensor]:
-    """Bits of the talker's keys and values, and the prompts' hidden states."""
-    buffers = kernel._buffers
-    return [buffers.keys.view(torch.int16), buffers.values.view(torch.int16), buffers.prompt_hidden]
+def _cache_of(kernel: Megakernel, slot: int) -> list[Tensor]:
+    """Bits of the talker's keys and values of a slot."""
+    return [view.view(torch.int16) for view in kernel._cache.views(slot, _MAX_POSITIONS)]
+
+
+def _assert_same_caches(one: Megakernel, other: Megakernel, slots: Sequence[int]) -> None:
+    for slot in slots:
+        views = zip(_cache_of(one, slot), _cache_of(other, slot), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in views)
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +143,7 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_rig: MakeRig, siz
     rig.begin(rig.narrow, few)
     narrow = [_step(rig.narrow, few[:-1]), _step(rig.narrow, [0, 3, 5, 7, 8, 9])]
     assert [{slot: codes[slot] for slot in few if slot in codes} for codes in wide] == narrow
-    for ours, theirs in zip(_caches(rig.wide)[:2], _caches(rig.narrow)[:2], strict=True):
-        assert torch.equal(ours[:, few], theirs[:, few])
+    _assert_same_caches(rig.wide, rig.narrow, few)
 
 
 def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeRig) -> None:
@@ -149,8 +155,7 @@ def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeR
     codes = _step(rig.wide, range(33))
     assert rig.module.launched == ["generate_wide"]
     assert {slot: codes[slot] for slot in few} == expected
-    for ours, theirs in zip(_caches(rig.wide)[:2], _caches(rig.narrow)[:2], strict=True):
-        assert torch.equal(ours[:, few], theirs[:, few])
+    _assert_same_caches(rig.wide, rig.narrow, few)
 
 
 def test_streams_of_several_spans_have_the_codes_of_launches_of_few(make_rig: MakeRig) -> None:
@@ -159,8 +164,7 @@ def test_streams_of_several_spans_have_the_codes_of_launches_of_few(make_rig: Ma
     wide = _step(rig.wide, range(9))
     rig.continue_at(rig.narrow, few)
     assert _step(rig.narrow, few) == {slot: wide[slot] for slot in few}
-    for ours, theirs in zip(_caches(rig.wide)[:2], _caches(rig.narrow)[:2], strict=True):
-        assert torch.equal(ours[:, few], theirs[:, few])
+    _assert_same_caches(rig.wide, rig.narrow, few)
 
 
 def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: MakeRig) -> None:
@@ -170,7 +174,8 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: M
     for num_streams in (1, 64):
         kernel._buffers.params.num_streams = num_streams  # of the launch before
         kernel.prefill([PrefillRequest(0, rig.prompt[:8], Sampling(seed=0))])
-        states.append([tensor.clone() for tensor in _caches(kernel)])
+        parts = [*_cache_of(kernel, 0), kernel._buffers.prompt_hidden]
+        states.append([tensor.clone() for tensor in parts])
     assert rig.narrow_module.launched == ["prefill_medium"] * 2
     assert all(map(torch.equal, *states))
 

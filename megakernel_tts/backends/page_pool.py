@@ -1,0 +1,93 @@
+"""The pages of a KV cache: which are free, and which slot has the others.
+
+A page has the keys and values of 128 consecutive positions of one slot, of all layers and heads. A
+slot gets pages as its stream grows, in the order of its positions, and loses all of them together.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class PagePool:
+    """Assigns pages to slots.
+
+    A free page keeps its content until it is assigned again. First pages, which begin with a
+    prompt's prefix, and later pages are therefore taken from opposite ends of the free ones: a slot
+    that begins gets the page in which the last freed slot began.
+
+    Attributes:
+        num_pages: Pages of all slots together.
+        page_size: Positions of a page.
+        table: int32 [slots, pages of a slot at most]: each slot's pages; 0 where it has none.
+        num_changes: Number of times that the table has changed.
+    """
+
+    def __init__(self, num_pages: int, num_slots: int, page_size: int, max_pages: int) -> None:
+        """Starts with all pages free.
+
+        Args:
+            num_pages: Pages of all slots together.
+            num_slots: Slots.
+            page_size: Positions of a page.
+            max_pages: Pages of one slot at most.
+        """
+        self.num_pages, self.page_size = num_pages, page_size
+        self.table: NDArray[np.int32] = np.zeros((num_slots, max_pages), np.int32)
+        self.num_changes = 0
+        self._free = deque(range(num_pages))
+        self._pages: list[list[int]] = [[] for _ in range(num_slots)]
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no slot has."""
+        return len(self._free)
+
+    def pages(self, slot: int) -> Sequence[int]:
+        """Returns a slot's pages, in the order of their positions."""
+        return self._pages[slot]
+
+    def num_positions(self, slot: int) -> int:
+        """Returns the positions for which a slot has pages."""
+        return len(self._pages[slot]) * self.page_size
+
+    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+        """Assigns the pages that a slot lacks for its first positions, all of them or none.
+
+        Args:
+            slot: The slot.
+            num_positions: Positions that it must have.
+            num_spare: Pages that must stay free if any are assigned.
+
+        Returns:
+            Whether the slot has the positions.
+        """
+        pages = self._pages[slot]
+        num_missing = -(-num_positions // self.page_size) - len(pages)
+        if num_missing <= 0:
+            return True
+        if num_missing + num_spare > len(self._free):
+            return False
+        for _ in range(num_missing):
+            pages.append(self._free.popleft() if pages else self._free.pop())
+        self._write(slot)
+        return True
+
+    def release(self, slot: int) -> None:
+        """Frees the pages of a slot."""
+        pages = self._pages[slot]
+        if not pages:
+            return
+        self._free.append(pages[0])
+        self._free.extendleft(pages[1:])
+        pages.clear()
+        self._write(slot)
+
+    def _write(self, slot: int) -> None:
+        """Writes a slot's row of the table."""
+        pages = self._pages[slot]
+        self.table[slot] = 0
+        self.table[slot, : len(pages)] = pages
+        self.num_changes += 1

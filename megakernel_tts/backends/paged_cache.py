@@ -1,0 +1,113 @@
+"""The talker's KV cache in pages: the pages of each slot, and the prefixes that they begin with."""
+
+from torch import Tensor
+
+from megakernel_tts.backends.decode_buffers import DecodeBuffers
+from megakernel_tts.backends.page_pool import PagePool
+from megakernel_tts.kernels.structs import DecodeInfo
+
+
+class PagedCache:
+    """Keys and values of slots that share pages.
+
+    A page keeps its content while it is free. The cache records which prefix a page begins with: a
+    stream whose first page begins with its prefix needs no copy of it.
+    """
+
+    def __init__(self, buffers: DecodeBuffers, info: DecodeInfo, max_positions: int) -> None:
+        """Starts with all pages free.
+
+        Args:
+            buffers: Have the keys, the values and the page table.
+            info: Facts about the kernels.
+            max_positions: Positions of a slot at most.
+        """
+        self._buffers = buffers
+        self._tile_size, self._max_positions = info.kv_tile_size, max_positions
+        num_pages, (num_slots, max_pages) = len(buffers.keys), buffers.page_table.shape
+        self._pool = PagePool(num_pages, num_slots, info.page_size, max_pages)
+        self._num_uploaded_changes = 0  # of the pool's table
+        self._prefixes: dict[int, bytes] = {}  # page -> key of the prefix that it begins with
+
+    # --- pages ---
+
+    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+        """Assigns pages to a slot; see `Backend.reserve`."""
+        num_before = len(self._pool.pages(slot))
+        if not self._pool.reserve(slot, min(num_positions, self._max_positions), num_spare):
+            return False
+        for page in self._pool.pages(slot)[max(num_before, 1) :]:
+            self._prefixes.pop(page, None)  # other positions will overwrite it
+        return True
+
+    def require(self, slot: int, num_positions: int) -> None:
+        """Assigns pages to a slot.
+
+        Raises:
+            MemoryError: Too few are free.
+        """
+        if not self.reserve(slot, num_positions):
+            raise MemoryError(
+                f"The KV cache is full: slot {slot} needs {num_positions} positions and has pages "
+                f"for {self._pool.num_positions(slot)}; {self._pool.num_free} of all "
+                f"{self._pool.num_pages} pages of {self._pool.page_size} positions are free. "
+                "Release a slot, or load with more cache_positions."
+            )
+
+    def require_frames(self, slot: int, num_positions: int, num_frames: int) -> int:
+        """Assigns pages for the next frames of a slot, as far as there are any.
+
+        Args:
+            slot: The slot.
+            num_positions: Positions that its stream has.
+            num_frames: Frames that may follow, with a position each.
+
+        Returns:
+            The frames for which there are pages; at least one.
+
+        Raises:
+            MemoryError: There is no page for the next one.
+        """
+        if self.reserve(slot, num_positions + num_frames):
+            return num_frames
+        self.require(slot, num_positions + 1)
+        return self._pool.num_positions(slot) - num_positions
+
+    def release(self, slot: int) -> None:
+        """Frees the pages of a slot."""
+        self._pool.release(slot)
+
+    def upload_table(self) -> None:
+        """Passes the slots' pages to the device, for the launches that follow."""
+        if self._pool.num_changes != self._num_uploaded_changes:
+            self._buffers.upload_page_table(self._pool.table)
+            self._num_uploaded_changes = self._pool.num_changes
+
+    def views(self, slot: int, end: int) -> list[Tensor]:
+        """Returns a slot's keys and values before position `end`, in whole tiles of values."""
+        keys, values, page_size = self._buffers.keys, self._buffers.values, self._pool.page_size
+        found: list[Tensor] = []
+        for begin, page in zip(range(0, end, page_size), self._pool.pages(slot), strict=False):
+            size = min(end - begin, page_size)
+            found.append(keys[page, :, :, :size])
+            found.append(values[page, :, :, : -(-size // self._tile_size)])
+        return found
+
+    # --- prefixes ---
+
+    def has_prefix(self, slot: int, key: bytes) -> bool:
+        """Returns whether a slot, which has pages, begins with the prefix of a key."""
+        return self._prefixes.get(self._pool.pages(slot)[0]) == key
+
+    def set_prefix(self, slot: int, key: bytes, num_positions: int) -> None:
+        """Records the prefix that a slot begins with. One of several pages is not recorded."""
+        if num_positions <= self._pool.page_size:
+            self._prefixes[self._pool.pages(slot)[0]] = key
+
+    def drop_prefix(self, slot: int) -> None:
+        """Removes the record of a slot's first page, before other positions are written there."""
+        self._prefixes.pop(self._pool.pages(slot)[0], None)
+
+    def drop_prefixes(self) -> None:
+        """Removes all records of prefixes."""
+        self._prefixes.clear()
