@@ -101,6 +101,10 @@ class FixedTimeBackend:
         self._pending = codes.astype(np.int32)
         self._codes = torch.from_numpy(codes)
 
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
+        """See `Backend.reserve`; nothing takes memory."""
+        return True
+
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:

@@ -254,6 +254,10 @@ class SimulatedBackend:
         """Number of streams."""
         return len(self._streams)
 
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
+        """See `Backend.reserve`; nothing takes memory."""
+        return True
+
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:

@@ -9,7 +9,7 @@ from megakernel_common.checkpoint import Checkpoint
 from megakernel_common.errors import CheckpointError
 from megakernel_common.fields import read_json
 from megakernel_tts.align.alignment import ALIGNMENT_FILE, read_alignment
-from megakernel_tts.backends.select import choose_backend
+from megakernel_tts.backends.select import choose_backend, uses_kernels
 from megakernel_tts.checks import MAX_POSITIONS
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.encoder import Encoder
@@ -66,7 +66,11 @@ class LoadedModel:
 
 
 def load_checkpoint(
-    folder: Path, device: torch.device, dtype: torch.dtype, num_slots: int
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_slots: int,
+    cache_positions: int | None = None,
 ) -> LoadedModel:
     """Loads a checkpoint and starts its engine.
 
@@ -75,14 +79,16 @@ def load_checkpoint(
         device: Device of all networks.
         dtype: Dtype of talker, predictor and speaker encoder; the codec is float32.
         num_slots: Number of streams that can speak at once.
+        cache_positions: Positions of all streams together that the KV cache holds, as in
+            `TTS.load`.
 
     Raises:
         CheckpointError: A file is missing or does not fit the others.
-        ValueError: Memory cannot hold the slots.
+        ValueError: Memory cannot hold the slots or the KV cache.
     """
     codec_folder = folder / "speech_tokenizer"
     config = read_model_config(folder / "config.json")
-    _check_memory(config, device, dtype, num_slots)
+    _check_slots(config, device, dtype, num_slots)
     codec_config = read_codec_config(codec_folder / "config.json")
     _check_match(folder, config, codec_config)
     sampling = _read_sampling(folder / "generation_config.json")
@@ -107,28 +113,31 @@ def load_checkpoint(
         )
     stack = config.talker.stack
     alignment = read_alignment(folder / ALIGNMENT_FILE, stack.num_layers, stack.num_heads)
-    backend = choose_backend(
+    weights = codec.load(decoder, device, torch.float32)
+    plain = Decoder(weights, codec_config)
+    kernels = uses_kernels(device, dtype)
+    vocoder = choose_vocoder(plain, weights, codec_config, slots=num_slots, kernels=kernels)
+    backend = choose_backend(  # the last to take memory: its KV cache may take all that is left
         model,
         config,
         prompt_builder.pad[0].to(device),
         num_slots=num_slots,
         max_positions=MAX_POSITIONS,
+        cache_positions=cache_positions,
         captured_heads=() if alignment is None else alignment.heads,
     )
-    weights = codec.load(decoder, device, torch.float32)
-    plain = Decoder(weights, codec_config)
-    kernels = backend.name == "megakernel"
-    vocoder = choose_vocoder(plain, weights, codec_config, slots=num_slots, kernels=kernels)
     engine = Engine(backend, prompt_builder, plain, vocoder, alignment)
     return LoadedModel(config, sampling, tokenizer, engine, cloner)
 
 
-def _check_memory(
+def _check_slots(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, num_slots: int
 ) -> None:
-    """Checks that the device can hold the keys and values of all slots."""
+    """Checks that the device can hold the slots, as far as the backend does not check it itself."""
     if num_slots < 1:
         raise ValueError(f"slots is {num_slots}; at least one stream must be able to speak.")
+    if uses_kernels(device, dtype):
+        return
     stack = config.talker.stack
     slot_bytes = (
         2 * stack.num_layers * stack.num_kv_heads * stack.head_dim * MAX_POSITIONS * dtype.itemsize

@@ -75,6 +75,7 @@ class TTS:
         device: str = "auto",
         dtype: str = "auto",
         slots: int = 8,
+        cache_positions: int | None = None,
     ) -> "TTS":
         """Loads a model.
 
@@ -84,20 +85,28 @@ class TTS:
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
             slots: Number of streams that can speak at once. Further streams wait;
                 `Session.slot_wait_s` is their waiting time.
+            cache_positions: Positions (of prompts and frames) of all streams together that the
+                kernels' KV cache holds, at least 2,048. By default 2,048 for each slot, or as many
+                as fit into the GPU's memory. Streams wait while the cache is full. Plain torch
+                ignores it.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: There is no such device or dtype, or memory cannot hold the slots.
+            ValueError: There is no such device or dtype, or memory cannot hold the slots or the KV
+                cache.
             ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
         check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
+        if cache_positions is not None:
+            check_type("cache_positions", cache_positions, int, "a whole number or None")
         check_torch()
         torch_device = pick_device(device)
         torch_dtype = pick_dtype(dtype, torch_device)
-        loaded = load_checkpoint(hub.find_checkpoint(model), torch_device, torch_dtype, slots)
+        folder = hub.find_checkpoint(model)
+        loaded = load_checkpoint(folder, torch_device, torch_dtype, slots, cache_positions)
         info = model_info(loaded.config, model)
         _log.info("%s on %s through %s", model, torch_device, loaded.engine.backend.name)
         if info.note:

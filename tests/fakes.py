@@ -8,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_tts.backends.page_pool import PagePool
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.vocoder import ConfirmFrames, PendingSamples, TorchVocoder
 
+PAGE_SIZE = 16  # positions of a page of `ScriptedBackend`
 TIMEOUT_S = 60.0  # after which a test fails instead of waiting longer
 
 
@@ -38,12 +40,20 @@ class ScriptedBackend:
         events: `prefill`, `frame` and `swap_in`, in order.
         threads: Threads that called `prefill` or `step`.
         num_swapped_out: Calls of `swap_out`.
+        pool: Memory of the slots, in pages of `PAGE_SIZE` positions.
     """
 
     name = "scripted"
     blocking = False
 
-    def __init__(self, num_slots: int = 2, max_positions: int = 512, *, tail: int = 3) -> None:
+    def __init__(
+        self,
+        num_slots: int = 2,
+        max_positions: int = 512,
+        *,
+        tail: int = 3,
+        num_pages: int | None = None,
+    ) -> None:
         self.num_slots = num_slots
         self.max_streams = num_slots
         self.max_positions = max_positions
@@ -64,6 +74,14 @@ class ScriptedBackend:
         self.events: list[str] = []
         self.threads: set[int] = set()
         self.num_swapped_out = 0
+        slot_pages = -(-max_positions // PAGE_SIZE)
+        self.pool = PagePool(
+            num_slots * slot_pages if num_pages is None else num_pages,
+            num_slots,
+            page_size=PAGE_SIZE,
+            slot_pages=slot_pages,
+            num_columns=slot_pages,
+        )
         self._streams: dict[int, dict[str, int]] = {}
         self._interrupted = False
         self._recorded = threading.Condition()
@@ -92,6 +110,14 @@ class ScriptedBackend:
             self.events.append(event)
             self._recorded.notify_all()
 
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
+        num_positions = min(num_positions, self.max_positions)
+        return self.pool.reserve(slot, num_positions, beginning=beginning)
+
+    def _require(self, slot: int, num_positions: int) -> None:
+        if not self.reserve(slot, num_positions):
+            raise MemoryError(f"no memory for {num_positions} positions of slot {slot}")
+
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:
@@ -102,6 +128,7 @@ class ScriptedBackend:
         num_run = 0
         for request in requests:
             assert request.slot not in self._streams, "the slot is taken"
+            self._require(request.slot, len(request.prompt))
             begin = max(request.begin, request.num_common)
             left = len(request.prompt) if budget is None else max(budget - num_run, not num_run)
             end = min(len(request.prompt), begin + left)
@@ -121,6 +148,7 @@ class ScriptedBackend:
         self.prompts.append((seed, request.first_frame))
         self._streams[request.slot] = {
             "seed": seed, "first": request.first_frame, "frames": 0, "fed": 0, "text_complete": 0,
+            "prompt": len(request.prompt),
         }  # fmt: skip
 
     def clear_prefix_cache(self) -> None:
@@ -148,6 +176,7 @@ class ScriptedBackend:
         overlap()
         self.threads.add(threading.get_ident())
         self.step_lengths.append(num_frames)
+        num_frames = self._reserve_frames(slots, num_frames)
         before = {slot: dict(self._streams[slot]) for slot in slots}
         made: dict[int, list[Tensor | None]] = {slot: [] for slot in slots}
         upcoming = {slot: np.full((num_frames, 16), 9999, np.int32) for slot in slots}
@@ -171,6 +200,15 @@ class ScriptedBackend:
             if self._interrupted or not moving:
                 break
         return [_frames(made[slot]) for slot in slots]
+
+    def _reserve_frames(self, slots: Sequence[int], num_frames: int) -> int:
+        """Returns the frames for which there is memory; at least one."""
+        for slot in slots:
+            num_positions = self._streams[slot]["prompt"] + self._streams[slot]["frames"]
+            self._require(slot, num_positions)
+            while not self.reserve(slot, num_positions + num_frames - 1):
+                num_frames -= 1
+        return num_frames
 
     def _pass_gate(self) -> None:
         if not self.gate.is_set():
@@ -196,14 +234,18 @@ class ScriptedBackend:
 
     def release(self, slot: int) -> None:
         self._streams.pop(slot, None)
+        self.pool.release(slot)
 
     def swap_out(self, slot: int) -> SlotSnapshot[dict[str, int]]:
         self.num_swapped_out += 1
-        return SlotSnapshot(self._streams.pop(slot), ())
+        stream = self._streams[slot]
+        self.release(slot)
+        return SlotSnapshot(stream, ())
 
     def swap_in(self, slot: int, snapshot: SlotSnapshot[dict[str, int]]) -> None:
         assert slot not in self._streams, "the slot is taken"
         self._record("swap_in")
+        self._require(slot, snapshot.state["prompt"] + snapshot.state["frames"])
         self._streams[slot] = snapshot.state
 
 

@@ -153,9 +153,9 @@ class Megakernel:
         self._prefixes = PrefixCache()
         self._state: dict[int, _Slot] = {}
 
-    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns pages of the KV cache to a slot; see `Backend.reserve`."""
-        return self._cache.reserve(slot, num_positions, num_spare)
+        return self._cache.reserve(slot, num_positions, beginning=beginning)
 
     @torch.inference_mode()
     def prefill(

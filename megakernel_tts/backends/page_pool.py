@@ -21,21 +21,25 @@ class PagePool:
     Attributes:
         num_pages: Pages of all slots together.
         page_size: Positions of a page.
-        table: int32 [slots, pages of a slot at most]: each slot's pages; 0 where it has none.
+        table: int32 [slots, columns]: each slot's pages; 0 where it has none.
         num_changes: Number of times that the table has changed.
     """
 
-    def __init__(self, num_pages: int, num_slots: int, page_size: int, max_pages: int) -> None:
+    def __init__(
+        self, num_pages: int, num_slots: int, *, page_size: int, slot_pages: int, num_columns: int
+    ) -> None:
         """Starts with all pages free.
 
         Args:
-            num_pages: Pages of all slots together.
+            num_pages: Pages of all slots together, at least `slot_pages`.
             num_slots: Slots.
             page_size: Positions of a page.
-            max_pages: Pages of one slot at most.
+            slot_pages: Pages of one slot at most.
+            num_columns: Columns of the table, at least `slot_pages`.
         """
         self.num_pages, self.page_size = num_pages, page_size
-        self.table: NDArray[np.int32] = np.zeros((num_slots, max_pages), np.int32)
+        self.table: NDArray[np.int32] = np.zeros((num_slots, num_columns), np.int32)
+        self._slot_pages = slot_pages
         self.num_changes = 0
         self._free = deque(range(num_pages))
         self._pages: list[list[int]] = [[] for _ in range(num_slots)]
@@ -53,13 +57,14 @@ class PagePool:
         """Returns the positions for which a slot has pages."""
         return len(self._pages[slot]) * self.page_size
 
-    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns the pages that a slot lacks for its first positions, all of them or none.
 
         Args:
             slot: The slot.
             num_positions: Positions that it must have.
-            num_spare: Pages that must stay free if any are assigned.
+            beginning: Whether a page must stay free for each other slot that has some and may need
+                more.
 
         Returns:
             Whether the slot has the positions.
@@ -68,6 +73,11 @@ class PagePool:
         num_missing = -(-num_positions // self.page_size) - len(pages)
         if num_missing <= 0:
             return True
+        num_spare = 0
+        if beginning:
+            num_spare = sum(
+                0 < len(other) < self._slot_pages for other in self._pages if other is not pages
+            )
         if num_missing + num_spare > len(self._free):
             return False
         for _ in range(num_missing):

@@ -24,17 +24,24 @@ class PagedCache:
         """
         self._buffers = buffers
         self._tile_size, self._max_positions = info.kv_tile_size, max_positions
-        num_pages, (num_slots, max_pages) = len(buffers.keys), buffers.page_table.shape
-        self._pool = PagePool(num_pages, num_slots, info.page_size, max_pages)
+        num_slots, num_columns = buffers.page_table.shape
+        self._pool = PagePool(
+            len(buffers.keys),
+            num_slots,
+            page_size=info.page_size,
+            slot_pages=-(-max_positions // info.page_size),
+            num_columns=num_columns,
+        )
         self._num_uploaded_changes = 0  # of the pool's table
         self._prefixes: dict[int, bytes] = {}  # page -> key of the prefix that it begins with
 
     # --- pages ---
 
-    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns pages to a slot; see `Backend.reserve`."""
         num_before = len(self._pool.pages(slot))
-        if not self._pool.reserve(slot, min(num_positions, self._max_positions), num_spare):
+        num_positions = min(num_positions, self._max_positions)
+        if not self._pool.reserve(slot, num_positions, beginning=beginning):
             return False
         for page in self._pool.pages(slot)[max(num_before, 1) :]:
             self._prefixes.pop(page, None)  # other positions will overwrite it

@@ -184,17 +184,19 @@ class Backend(Protocol):
     max_positions: int
     blocking: bool
 
-    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
-        """Gives a slot memory for its first positions, if it lacks any and there is enough.
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
+        """Gives a slot memory for its first positions, if it lacks some and there is enough.
 
-        `prefill`, `step` and `swap_in` do it themselves. A caller reserves positions to learn
-        beforehand whether there is memory: one position more than a stream has for its next frame.
-        `release` and `swap_out` free all of a slot's memory.
+        `prefill`, `step` and `swap_in` do so themselves, and raise where there is too little. A
+        caller that reserves positions before knows that they do not: for a prompt, one position
+        more than the prompt has; for a frame, one more than the stream has. `release` and
+        `swap_out` free all memory of a slot.
 
         Args:
             slot: The slot.
             num_positions: Positions that it must have.
-            num_spare: Units of memory (pages) that must stay free if the slot takes any.
+            beginning: Whether a stream is to begin or to be swapped in. Then memory must be left
+                for every other stream to grow.
 
         Returns:
             Whether the slot has memory for the positions.

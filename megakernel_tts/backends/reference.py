@@ -120,7 +120,7 @@ class Reference:
         self._state: dict[int, _Slot] = {}
         self._interrupted = False
 
-    def reserve(self, slot: int, num_positions: int, num_spare: int = 0) -> bool:
+    def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """See `Backend.reserve`; every slot has memory of its own."""
         return True
 

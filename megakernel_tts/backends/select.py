@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("megakernel_tts")
 
 
+def uses_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether talker and code predictor run as CUDA kernels."""
+    return device.type == "cuda" and dtype == torch.bfloat16
+
+
 def choose_backend(
     model: "Model",
     config: ModelConfig,
@@ -28,6 +33,7 @@ def choose_backend(
     *,
     num_slots: int,
     max_positions: int,
+    cache_positions: int | None = None,
     captured_heads: Sequence[tuple[int, int]] = (),
 ) -> Backend:
     """The backend for the device that `pad` is on.
@@ -39,15 +45,18 @@ def choose_backend(
         pad: [hidden], the text vector that represents "no text", on the device.
         num_slots: Streams at a time.
         max_positions: Positions of one stream.
+        cache_positions: Positions of all streams together, as in `Megakernel`; plain torch has
+            memory for all positions of every slot.
         captured_heads: Layer and head of the talker's heads whose attention scores `step` returns.
     """
-    if pad.is_cuda and pad.dtype == torch.bfloat16:
+    if uses_kernels(pad.device, pad.dtype):
         return Megakernel(
             model,
             config,
             pad,
             num_slots=num_slots,
             max_positions=max_positions,
+            cache_positions=cache_positions,
             captured_heads=captured_heads,
         )
     networks = map_leaves((model.talker, model.predictor), lambda tensor: tensor.to(pad.device))

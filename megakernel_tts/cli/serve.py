@@ -67,6 +67,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="streams that speak at once, on each GPU (default: 8)",
     )
     parser.add_argument(
+        "--cache-positions",
+        type=int,
+        metavar="N",
+        help="positions of all streams together that the KV cache on each GPU holds "
+        "(default: 2,048 for each slot, or as many as fit into its memory)",
+    )
+    parser.add_argument(
         "--max-queue",
         type=int,
         default=32,
@@ -174,7 +181,12 @@ def run(options: argparse.Namespace) -> int:
         else:
             from megakernel_tts import TTS
 
-            with TTS.load(options.model, options.device, slots=options.slots) as tts:
+            with TTS.load(
+                options.model,
+                options.device,
+                slots=options.slots,
+                cache_positions=options.cache_positions,
+            ) as tts:
                 run_loop(serve_engine(tts))
     return 0
 
@@ -188,7 +200,11 @@ async def _serve_cluster(
     from megakernel_tts.server.cluster.engine_cluster import EngineCluster
 
     async with EngineCluster.start(
-        options.model, placements, options.slots, log_format=options.log_format
+        options.model,
+        placements,
+        options.slots,
+        cache_positions=options.cache_positions,
+        log_format=options.log_format,
     ) as cluster:
         await serve_engine(cluster)
 

@@ -74,6 +74,7 @@ class TextFeeder:
         num_free_positions = self._backend.max_positions - len(prompt.prefill)
         segment = Segment(
             snapshot.segment,
+            num_prompt=len(prompt.prefill),
             max_frames=min(stream.request.sampling.max_frames, num_free_positions),
             num_tokens=prompt.num_tokens,
             num_fed=len(prompt.leading_text),

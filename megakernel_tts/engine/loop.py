@@ -141,12 +141,12 @@ class Loop:
         self._stepped = bool(movable)
         self._work.total_s = scheduler.clock() - begin_s
         scheduler.deadlines.times.add(self._work)
-        has_work = self._stepped or self.decoding.in_flight
+        has_work = self._stepped or self.decoding.in_flight or scheduler.frame_lacks_memory
         return has_work or bool(scheduler.prefilling or scheduler.leaving)
 
     def _plan_chunks(self) -> list[Stream]:
         """Sizes the next chunks of the streams that can make a frame, and returns these streams."""
-        movable = [stream for stream in self.scheduler.streams if stream.movable]
+        movable = self.scheduler.reserve_frames()
         now_s = self.scheduler.clock()
         for stream in movable:
             stream.plan_chunk(now_s)
@@ -242,12 +242,13 @@ class Loop:
             if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
             max_positions = budget
-        waiting = scheduler.waiting
-        scheduler.note_waiting(waiting)
-        return bool(scheduler.prefilling or (waiting and scheduler.num_free_slots))
+        scheduler.note_waiting(scheduler.waiting)
+        return bool(scheduler.prefilling or scheduler.can_begin)
 
     def _assign_slots(self, max_positions: int) -> tuple[list[Stream], bool]:
         """Assigns free slots in the order of the queue, up to a stream that was swapped out.
+
+        A stream that lacks memory keeps those behind it waiting.
 
         Args:
             max_positions: Positions of prompts after which no other stream gets a slot.
@@ -262,10 +263,13 @@ class Loop:
             if not scheduler.num_free_slots or num_positions >= max_positions:
                 break
             if stream.segment is not None:
+                if not scheduler.acquire(stream, stream.segment.num_next_positions):
+                    break
                 self._isolate(stream, self._swap_in)
                 return beginning, True
             if prompt := self._build_prompt(stream):
-                scheduler.acquire(stream)
+                if not scheduler.acquire(stream, len(prompt.prefill)):
+                    break
                 stream.begin_prompt(prompt)
                 beginning.append(stream)
                 num_positions += stream.num_left_to_prefill

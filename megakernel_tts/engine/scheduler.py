@@ -6,6 +6,12 @@ alternate. If its audio is nearly played, it comes before streams that have deli
 stalled stream, whose text or reader is late, keeps its slot until another stream needs it. A stream
 of low priority keeps it until one of higher priority does. Then its state is swapped out to host
 memory, and later swapped in where it stopped.
+
+Slots may share memory (`Backend.reserve`). A stream gets a slot only if memory is left for every
+other stream to grow; those behind it in the queue wait as well. If a stream that speaks lacks
+memory for its next frame all the same, another is swapped out: of the lowest priority, a stalled
+one or else the one whose audio lasts longest. It returns before streams that have not begun. One
+stream alone has enough memory for all of its positions, so that none waits for ever.
 """
 
 import threading
@@ -70,6 +76,9 @@ class Scheduler:
         self._vocoder = vocoder
         self._streams: list[Stream] = []  # in the order in which they get slots
         self._free_slots = list(range(backend.num_slots))
+        # Whether memory was too small, when it was last asked for: for the next frame of a stream
+        # that speaks, or for the stream at the front of the queue.
+        self._frame_lacks_memory = self._slot_lacks_memory = False
 
     # --- streams ---
 
@@ -109,14 +118,40 @@ class Scheduler:
         """Streams that are to be ended, or whose segment is."""
         return [stream for stream in self.streams if stream.leaving]
 
+    def reserve_frames(self) -> list[Stream]:
+        """Reserves memory for next frames; returns the streams that can make one and have it."""
+        ready = [stream for stream in self.streams if stream.movable]
+        reserve = self._backend.reserve
+        movable = [s for s in ready if reserve(s.active_slot, s.active_segment.num_next_positions)]
+        self._frame_lacks_memory = len(movable) < len(ready)
+        return movable
+
+    @property
+    def frame_lacks_memory(self) -> bool:
+        """Whether a stream that could make a frame lacked memory for it."""
+        return self._frame_lacks_memory
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a stream waits, and nothing has kept it from getting a slot."""
+        return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
+
     @property
     def swap_candidate(self) -> Stream | None:
-        """The stream to swap out, if another needs its slot.
+        """The stream to swap out, if another needs its slot or its memory.
 
-        The one stalled longest; if there is none, the last one of the lowest priority, if another
-        of higher priority waits.
+        For the next frame of another: of the lowest priority, a stalled one or else the one whose
+        audio lasts longest. For a stream without a slot: the one stalled longest; if there is none,
+        the last one of the lowest priority, if another of higher priority waits.
         """
-        if self._free_slots or not (waiting := self.waiting):
+        if self._frame_lacks_memory:
+            self.reserve_frames()  # memory may have been freed since
+        if self._frame_lacks_memory:
+            return max(
+                (stream for stream in self.streams if stream.speaking),
+                key=lambda s: (s.request.priority, s.stalled, s.deadline_s),
+            )
+        if (self._free_slots and not self._slot_lacks_memory) or not (waiting := self.waiting):
             return None
         streams = self.streams
         limit_s = self.clock() - self.policy.stall_timeout_s
@@ -151,14 +186,20 @@ class Scheduler:
     # --- slots ---
 
     def note_waiting(self, streams: Iterable[Stream]) -> None:
-        """Records the time from which streams wait for a slot, if none is free."""
-        if not self._free_slots:
+        """Records the time from which streams wait for a slot, if none is free or has memory."""
+        if not self._free_slots or self._slot_lacks_memory:
             for stream in streams:
                 stream.events.start_slot_wait()
 
-    def acquire(self, stream: Stream) -> None:
-        """Assigns a free slot to a stream."""
-        stream.enter_slot(self._free_slots.pop(0))
+    def acquire(self, stream: Stream, num_positions: int) -> bool:
+        """Assigns a free slot to a stream, unless memory lacks room for so many positions."""
+        slot = self._free_slots[0]
+        self._slot_lacks_memory = not self._backend.reserve(slot, num_positions, beginning=True)
+        if self._slot_lacks_memory:
+            return False
+        self._free_slots.pop(0)
+        stream.enter_slot(slot)
+        return True
 
     def release(self, stream: Stream) -> None:
         """Takes the slot from a stream that has one, and drops its state."""
@@ -174,8 +215,7 @@ class Scheduler:
         self._vacate(stream)
 
     def swap_in(self, stream: Stream) -> None:
-        """Assigns a free slot to a stream that was swapped out, and copies its state there."""
-        self.acquire(stream)
+        """Copies the state of a stream that was swapped out into the slot that it acquired."""
         slot, state = stream.active_slot, stream.active_segment.swap_in()
         self._backend.swap_in(slot, state.backend)
         self._vocoder.load_slot(slot, state.vocoder)
@@ -184,4 +224,5 @@ class Scheduler:
         """Takes the slot from a stream and returns it."""
         slot = stream.leave_slot()
         self._free_slots.append(slot)
+        self._slot_lacks_memory = False
         return slot

@@ -37,6 +37,7 @@ class Segment:
 
     Attributes:
         text: The text; the session may still be adding to it.
+        num_prompt: Positions of the prompt.
         max_frames: Frame limit: the request's, or the positions of the slot behind the prompt.
         num_tokens: Tokens of the text that the backend has, in the prompt or fed.
         num_fed: Text vectors fed after the prompt.
@@ -50,6 +51,7 @@ class Segment:
     """
 
     text: TextSegment
+    num_prompt: int
     max_frames: int
     num_tokens: int
     num_fed: int
@@ -66,6 +68,11 @@ class Segment:
     def ready(self) -> bool:
         """Whether the next frame's text vector is there. Frame t + 1 needs text vector t."""
         return self.outcome is None and (self.num_frames <= self.num_fed or self.text_complete)
+
+    @property
+    def num_next_positions(self) -> int:
+        """Positions that the slot must have for the next frame."""
+        return self.num_prompt + self.num_frames
 
     @property
     def num_possible(self) -> int:

@@ -45,6 +45,7 @@ class ReplicaOptions(BaseModel):
 
     model: str = "demo"
     slots: int = 8
+    cache_positions: int | None = None
     max_queue: int = 32
     queue_timeout: float = 5.0
     voice: list[str] = Field(default_factory=list[str])
@@ -108,7 +109,9 @@ class SpeechReplica:
             queue_timeout=options.queue_timeout,
         )
         settings = replace(settings, uploads=False)
-        self._tts = tts = TTS.load(options.model, slots=options.slots)
+        self._tts = tts = TTS.load(
+            options.model, slots=options.slots, cache_positions=options.cache_positions
+        )
         tts.warmup()
         self._server = Server(tts, settings)
         self._server.app.add_middleware(_RequestIds)

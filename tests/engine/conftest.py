@@ -15,8 +15,13 @@ def make_rig(load: Callable[..., LoadedModel]) -> Iterator[MakeRig]:
     """Makes rigs with a number of slots and a scheduling policy."""
     rigs: list[Rig] = []
 
-    def make(num_slots: int = 2, **policy: float) -> Rig:
-        backend = ScriptedBackend(num_slots=num_slots)
+    def make(
+        num_slots: int = 2,
+        num_pages: int | None = None,
+        max_positions: int = 512,
+        **policy: float,
+    ) -> Rig:
+        backend = ScriptedBackend(num_slots, max_positions, num_pages=num_pages)
         rigs.append(Rig(load(), backend, policy=SchedulingPolicy(**policy)))  # type: ignore[arg-type]
         return rigs[-1]
 

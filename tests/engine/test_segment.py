@@ -5,7 +5,13 @@ from megakernel_tts.text.text_queue import TextSegment
 def test_text_is_used_up_only_once_its_end_was_fed() -> None:
     """A frame made while the writer pauses is not a frame after the text."""
     segment = Segment(
-        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_complete=False, last_step_s=0.0
+        TextSegment(),
+        num_prompt=9,
+        max_frames=99,
+        num_tokens=3,
+        num_fed=2,
+        text_complete=False,
+        last_step_s=0.0,
     )
     assert [segment.text_used_up(frame) for frame in range(5)] == [False] * 5
     segment.add_text(0, 0, text_complete=True)
@@ -14,7 +20,13 @@ def test_text_is_used_up_only_once_its_end_was_fed() -> None:
 
 def test_a_cut_drops_the_frames_behind_it() -> None:
     segment = Segment(
-        TextSegment(), max_frames=99, num_tokens=3, num_fed=2, text_complete=True, last_step_s=0.0
+        TextSegment(),
+        num_prompt=9,
+        max_frames=99,
+        num_tokens=3,
+        num_fed=2,
+        text_complete=True,
+        last_step_s=0.0,
     )
     segment.num_frames = 9
     segment.cut(4)

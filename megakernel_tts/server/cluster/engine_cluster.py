@@ -30,6 +30,7 @@ class EngineCluster:
         model: str,
         placements: Sequence[Placement],
         slots: int,
+        cache_positions: int | None,
         log_format: LogFormat,
         command: Sequence[str],
     ) -> None:
@@ -42,7 +43,7 @@ class EngineCluster:
             Supervisor(
                 command,
                 placement.environment,
-                Load(placement.name, model, placement.device, slots, log_format),
+                Load(placement.name, model, placement.device, slots, log_format, cache_positions),
                 on_change=self._changed.set,
                 on_restart=lambda name=placement.name: self._restarts.add(name),
             )
@@ -59,6 +60,7 @@ class EngineCluster:
         placements: Sequence[Placement],
         slots: int,
         *,
+        cache_positions: int | None = None,
         log_format: LogFormat = "text",
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> AsyncGenerator["EngineCluster"]:
@@ -68,6 +70,7 @@ class EngineCluster:
             model: As in `TTS.load`.
             placements: One for each process.
             slots: Number of streams that can speak at once on each engine.
+            cache_positions: As in `TTS.load`, for each engine.
             log_format: Format of the processes' log.
             command: Runs an engine process.
 
@@ -76,7 +79,7 @@ class EngineCluster:
             ValueError: A device is invalid, or memory cannot hold the slots.
             OSError: A process cannot be started.
         """
-        cluster = cls(model, placements, slots, log_format, command)
+        cluster = cls(model, placements, slots, cache_positions, log_format, command)
         try:
             await cluster._start_all()
             yield cluster

@@ -205,7 +205,12 @@ def _parse_pronunciations(table: str) -> Pronunciations:
 def _load_tts(request: Load) -> SpeechEngine:
     from megakernel_tts import TTS
 
-    return TTS.load(request.model, request.device, slots=request.slots)
+    return TTS.load(
+        request.model,
+        request.device,
+        slots=request.slots,
+        cache_positions=request.cache_positions,
+    )
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ class Load(Message):
         device: As in `TTS.load`.
         slots: As in `TTS.load`.
         log_format: Format of the process's log.
+        cache_positions: As in `TTS.load`.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Load(Message):
     device: str
     slots: int
     log_format: LogFormat
+    cache_positions: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
