@@ -9,7 +9,7 @@ import torch
 
 from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_tts.kernels.decode import DecodeKernels
-from megakernel_tts.kernels.structs import HEAD_DIM, NUM_CODE_GROUPS
+from megakernel_tts.kernels.structs import HEAD_DIM, NUM_CODE_GROUPS, STEP_K
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import model_specs
 
@@ -150,9 +150,12 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _num_elements(tree: object) -> int:
-    """The elements of all tensors of a tree of specs."""
+    """The elements of all tensors of a tree of specs; rows of packed matrices have whole steps."""
     specs: Sequence[TensorSpec] = [*leaves(tree)]
-    return sum(math.prod(one.shape) for one in specs)
+    widths = (
+        one.shape[-1] + (-one.shape[-1] % STEP_K if len(one.shape) > 1 else 0) for one in specs
+    )
+    return sum(math.prod(one.shape[:-1]) * width for one, width in zip(specs, widths, strict=True))
 
 
 def _kv_bytes(stack: StackConfig, num_positions: int, kv_width: int) -> int:

@@ -1,0 +1,205 @@
+"""The talker's KV cache in pages: results depend neither on the pages nor on their past."""
+
+import random
+import shutil
+from collections import deque
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_tts import Sampling
+from megakernel_tts.backends.megakernel import Megakernel
+from megakernel_tts.backends.protocol import PrefillRequest
+from tests.comparison import SIZES, Comparison, MakeComparison
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
+
+_MAX_POSITIONS = 320  # three pages of 128
+_EDGES = (126, 127, 128, 129, 254, 255, 256, 5)  # a stream makes two frames from here on
+Codes = list[list[int]]
+
+
+def _kernel(b: Comparison, num_slots: int, cache_positions: int | None = None) -> Megakernel:
+    return Megakernel(
+        b.half.model,
+        b.config,
+        b.pad,
+        num_slots=num_slots,
+        max_positions=_MAX_POSITIONS,
+        cache_positions=cache_positions,
+        kernels=b._kernels,
+    )
+
+
+def _shuffle_pages(kernel: Megakernel, seed: int) -> None:
+    free = kernel._cache._pool._free
+    kernel._cache._pool._free = deque(random.Random(seed).sample([*free], len(free)))
+    # What earlier streams left there must have no effect.
+    for tensor in (kernel._buffers.keys, kernel._buffers.values):
+        tensor[[*free]] = torch.nan
+
+
+def _begin(b: Comparison, kernel: Megakernel, slots: Sequence[int]) -> None:
+    kernel.prefill(
+        [
+            PrefillRequest(slot, b.prompt[slot % 3 :].contiguous(), Sampling(seed=slot))
+            for slot in slots
+        ]
+    )
+    for slot in slots:
+        kernel.feed(slot, b.text, True)
+
+
+def _continue_at(kernel: Megakernel, slot: int, num_positions: int) -> None:
+    """Moves a stream to a position, behind random keys and values."""
+    kernel._state[slot].num_prompt = num_positions - kernel._state[slot].num_frames + 1
+    assert kernel.reserve(slot, num_positions)
+    generator = torch.Generator().manual_seed(slot)
+    for view in kernel._cache.views(slot, num_positions):
+        view.copy_(torch.randn(view.shape, generator=generator))
+
+
+def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
+    frames = kernel.step(slots, num_frames)
+    return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
+
+
+def _keys_of(kernel: Megakernel, slot: int) -> Tensor:
+    """Bits of the keys of a slot, [positions, layers, kv heads, width]."""
+    num_positions = kernel._state[slot].num_positions
+    keys = kernel._cache.views(slot, num_positions)[::2]
+    return torch.cat([page.movedim(2, 0).view(torch.int16) for page in keys])
+
+
+def _speech_at_edges(b: Comparison, kernel: Megakernel, slots: Sequence[int]) -> list[object]:
+    """Codes and keys of streams that cross from page to page."""
+    _begin(b, kernel, slots)
+    _step(kernel, slots)
+    for slot in slots:
+        _continue_at(kernel, slot, _EDGES[slot])
+    codes = _step(kernel, slots, 2)
+    assert any(len(kernel._cache._pool.pages(slot)) > 1 for slot in slots)
+    return [(codes[slot], _keys_of(kernel, slot).tolist()) for slot in slots]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pages_in_any_order_give_the_same_codes_and_keys(
+    comparison: MakeComparison, size: str
+) -> None:
+    """Of eight streams in one launch, and of one."""
+    b = comparison(size, blocks=2)
+    kernel = _kernel(b, 8)
+    expected = _speech_at_edges(b, kernel, range(8))
+    for seed, slots in ((1, range(8)), (2, [5])):
+        kernel = _kernel(b, 8)
+        _shuffle_pages(kernel, seed)
+        assert _speech_at_edges(b, kernel, slots) == [expected[slot] for slot in slots]
+
+
+def test_a_prompt_of_several_pages_has_the_same_keys_in_any_pages(
+    comparison: MakeComparison,
+) -> None:
+    """It is run, and copied from the prefix cache; one of its batches crosses from page to page."""
+    b = comparison("0b6", blocks=2)
+    prompt = b.prompt.repeat(14, 1)[:139]
+    found: list[tuple[Tensor, Tensor]] = []
+    for seed, num_common in ((0, 0), (1, 138), (2, 40)):
+        kernel = _kernel(b, 2)
+        _shuffle_pages(kernel, seed)
+        for slot in range(2 if num_common else 1):
+            kernel.prefill([PrefillRequest(slot, prompt, Sampling(seed=0), 0, num_common)])
+            found.append((_keys_of(kernel, slot), kernel._buffers.prompt_hidden[slot]))
+    assert len(found) == 5 and len(found[0][0]) == 139
+    for keys, hidden in found[1:]:
+        assert torch.equal(keys, found[0][0]) and torch.equal(hidden, found[0][1])
+
+
+def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
+    comparison: MakeComparison,
+) -> None:
+    """Four slots share the pages of one; streams pass through host memory and through any slot."""
+    b, rng = comparison("0b6", blocks=1), random.Random(0)
+    solo = {}
+    kernel = _kernel(b, 4)
+    for slot in range(3):
+        _begin(b, kernel, [slot])
+        solo[slot] = [_step(kernel, [slot])[slot] for _ in range(4)]
+        kernel.release(slot)
+    kernel = _kernel(b, 4, cache_positions=_MAX_POSITIONS)
+    with pytest.raises(MemoryError, match=r"slot 3 needs 10 positions.* 0 of all 3 pages"):
+        _begin(b, kernel, range(4))
+    assert not kernel._state
+    for slot in range(4):
+        kernel.release(slot)
+    for _ in range(2):
+        streams = rng.sample(range(3), 3)
+        _shuffle_pages(kernel, rng.randrange(99))
+        _begin(b, kernel, streams)
+        made: dict[int, list[Codes]] = {slot: [] for slot in streams}
+        for i in range(4):
+            active = streams if i != 1 else streams[:2]
+            for slot, codes in _step(kernel, active).items():
+                made[slot].append(codes)
+            if i == 1:
+                away = streams[2]
+                snapshot = kernel.swap_out(away)
+                assert kernel.reserve(3, 128) and not kernel.reserve(streams[0], 129)
+                with pytest.raises(MemoryError):
+                    kernel.swap_in(away, snapshot)
+                kernel.release(3)
+                kernel.swap_in(away, snapshot)
+        for slot in streams:
+            assert made[slot] == solo[slot][: len(made[slot])]
+            kernel.release(slot)
+        assert kernel._cache._pool.num_free == 3
+
+
+def test_a_step_makes_the_frames_for_which_there_are_pages(comparison: MakeComparison) -> None:
+    b = comparison("0b6", blocks=1)
+    kernel = _kernel(b, 2, cache_positions=_MAX_POSITIONS)
+    _begin(b, kernel, [0, 1])
+    _step(kernel, [0, 1])
+    _continue_at(kernel, 0, 126)
+    _continue_at(kernel, 1, 255)
+    codes = _step(kernel, [0, 1], 9)
+    assert [len(frames) for frames in codes.values()] == [1, 1], "slot 1 has one position left"
+    assert len(_step(kernel, [0], 9)[0]) == 1, "slot 0 has one position left"
+    states = [kernel._state[slot].num_frames for slot in (0, 1)]
+    with pytest.raises(MemoryError, match="slot 0 needs 129 positions and has pages for 128"):
+        kernel.step([0, 1], 1)
+    assert [kernel._state[slot].num_frames for slot in (0, 1)] == states
+    kernel.release(1)
+    assert len(_step(kernel, [0], 2)[0]) == 2
+
+
+def test_a_page_that_other_positions_have_overwritten_has_no_prefix(
+    comparison: MakeComparison,
+) -> None:
+    b = comparison("0b6", blocks=1)
+    kernel = _kernel(b, 2, cache_positions=_MAX_POSITIONS)
+
+    def begin(num_common: int) -> Tensor:
+        prompt = b.prompt if num_common else b.prompt.flip(0)
+        kernel.prefill([PrefillRequest(0, prompt, Sampling(seed=0), 0, num_common)])
+        return kernel._buffers.prompt_hidden[0].clone()
+
+    expected = begin(len(b.prompt) - 1)
+    page = kernel._cache._pool.pages(0)[0]
+    kernel.release(0)
+    begin(0)  # of another prompt, which has no common positions
+    assert kernel._cache._pool.pages(0)[0] == page
+    kernel.release(0)
+    assert torch.equal(begin(len(b.prompt) - 1), expected)
+    kernel.release(0)
+    assert kernel.reserve(1, 3 * 128) and kernel._cache._pool.pages(1)[0] == page
+    kernel.release(1)
+    kernel._cache._pool._free.rotate()
+    assert kernel.reserve(1, 3 * 128) and kernel._cache._pool.pages(1)[0] != page
+    kernel._buffers.keys[page] = 1.0  # as a long stream would leave it
+    kernel.release(1)
+    kernel._cache._pool._free.remove(page)
+    kernel._cache._pool._free.append(page)
+    assert torch.equal(begin(len(b.prompt) - 1), expected)
+    assert kernel._cache._pool.pages(0)[0] == page
