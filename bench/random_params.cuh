@@ -112,7 +112,8 @@ Network random_network(int num_layers, int slots, int positions, size_t projecti
   const int cached_positions = S::short_context ? positions : pages * kPageSize;
   const size_t layer_size = kPackedSize<typename S::Qkv> + kPackedSize<typename S::Out> +
                             kPackedSize<typename S::GateUp> + kPackedSize<typename S::Down>;
-  const size_t cache_size = size_t{1} * num_layers * slots * S::num_kv_heads * cached_positions * kKvWidth;
+  const size_t cache_size =
+      size_t{1} * num_layers * slots * S::num_kv_heads * cached_positions * kKvWidth;
   Network n{};
   n.weights = random_weights(projection_size + num_layers * layer_size);
   n.layer_norms = random_bf16(num_layers * (2 * S::hidden_size + 2 * kHeadDim), kNormRange, 1);

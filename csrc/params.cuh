@@ -41,7 +41,7 @@ struct Network {
   bf16 *keys, *values;
   const int* page_table;         // the talker's: [slots, kMaxPages]; 0 where a slot has no page
   int num_slots, num_positions;  // `num_positions` of a slot
-  const float2* rope_table;  // [positions, head dim / 2]: cosine and sine
+  const float2* rope_table;      // [positions, head dim / 2]: cosine and sine
   float eps;
   ExchangeBuffers exchange;
 };

@@ -101,7 +101,7 @@ struct Matrix {
 
 // --- attention ---
 
-constexpr int kHeadDim = 128;                     // in every network of the family
+constexpr int kHeadDim = 128;                       // in every network of the family
 constexpr int kKvTileSize = 16;                     // positions of a tile of keys and values
 constexpr int kSpanSize = kKvTileSize * kNumWarps;  // positions of an attention item, a tile a warp
 constexpr int kMaxSpans = 16;                       // a slot has at most 2048 positions

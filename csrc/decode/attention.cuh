@@ -75,8 +75,8 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 // value to the page of its position, `own_page`.
 template <class S, int MaxColumns>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
-                                     const EpochTags& epoch_tags, const Column* columns,
-                                     int layer, AttentionItem item, int own_page, bool with_new,
+                                     const EpochTags& epoch_tags, const Column* columns, int layer,
+                                     AttentionItem item, int own_page, bool with_new,
                                      AttentionSharedMemory<MaxColumns>& shared, int& timed_out) {
   const Column column = columns[item.column];
   const int num_vectors =

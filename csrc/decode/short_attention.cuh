@@ -25,7 +25,7 @@ static_assert(kQuerySteps * kVectorsPerStep * 8 == 2 * kHeadDim, "the steps hold
 // Of one warp.
 struct alignas(16) ShortAttentionSharedMemory {
   uint32_t key[kNumSplits][kHeadDim / 2];  // the new key, in pairs
-  float weight[kKvTileSize][2];              // softmax weights, [positions, query heads]
+  float weight[kKvTileSize][2];            // softmax weights, [positions, query heads]
 };
 
 // The warp's two queries lie in the last steps of its activation fragments, which the input of the
@@ -88,7 +88,7 @@ DEVICE int qkv_index(int row) {
 // The keys and values of the positions below `num_cached`, with the norms and the rope table of the
 // new position. Loaded before the wait for qkv.
 struct ShortContextCache {
-  uint4 keys[kNumSplits][2][4];       // operands, as in KvTile
+  uint4 keys[kNumSplits][2][4];         // operands, as in KvTile
   SplitBf16x4 values[kKvTileSize - 1];  // the lane's four channels
   uint2 query_norm, key_norm;
   float4 rope;  // cosine, sine; cosine, sine
