@@ -173,7 +173,7 @@ class EventQueue(BaseEventQueue[Event]):
 
     @property
     def slot_wait_s(self) -> float:
-        """Seconds so far for which the stream waited because all slots were in use."""
+        """Seconds for which the stream waited because all slots, or their memory, were in use."""
         total_s, since_s = self._slot_waits
         return total_s if since_s is None else total_s + self._clock() - since_s
 
@@ -277,7 +277,7 @@ class Session:
 
     @property
     def slot_wait_s(self) -> float:
-        """Seconds so far for which the stream waited because all slots were in use.
+        """Seconds for which the stream waited because all slots, or their memory, were in use.
 
         It includes the wait that is under way.
         """

@@ -37,7 +37,7 @@ from megakernel_tts.warmup import warm_up
 
 watch_forks()
 _log = logging.getLogger("megakernel_tts")
-_MODEL_TYPES = (str, os.PathLike)
+_MODEL_TYPES, _OPTIONAL_INT = (str, os.PathLike), (int, type(None))
 # Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.
 _EQUAL_CHUNKS = ChunkPolicy(first=8, largest=8)
 _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
@@ -85,23 +85,20 @@ class TTS:
             dtype: `auto` (bfloat16 on a GPU, float32 on a CPU), `bfloat16` or `float32`.
             slots: Number of streams that can speak at once. Further streams wait;
                 `Session.slot_wait_s` is their waiting time.
-            cache_positions: Positions (of prompts and frames) of all streams together that the
-                kernels' KV cache holds, at least 2,048. By default 2,048 for each slot, or as many
-                as fit into the GPU's memory. Streams wait while the cache is full. Plain torch
-                ignores it.
+            cache_positions: Positions of all streams together that the kernels' KV cache holds, at
+                least 2,048. By default 2,048 for each slot, or as many as fit into the GPU's
+                memory. Streams wait while it is full. Plain torch has memory for all positions.
 
         Raises:
             CheckpointError: The model is missing or broken.
-            ValueError: There is no such device or dtype, or memory cannot hold the slots or the KV
-                cache.
+            ValueError: There is no such device or dtype, or memory cannot hold slots or KV cache.
             ForkedProcessError: This process was forked after torch had run in its parent.
             TypeError: An argument has another type.
         """
         check_type("model", model, _MODEL_TYPES, "demo, a folder or a hub id")
         check_type("device", device, (str, torch.device), "auto, cpu, cuda or cuda:N")
         check_type("slots", slots, int, "a whole number")
-        if cache_positions is not None:
-            check_type("cache_positions", cache_positions, int, "a whole number or None")
+        check_type("cache_positions", cache_positions, _OPTIONAL_INT, "a whole number or None")
         check_torch()
         torch_device = pick_device(device)
         torch_dtype = pick_dtype(dtype, torch_device)
@@ -391,8 +388,7 @@ class TTS:
 
         The paths are: every kind of voice and instruction, both layouts, sampled and greedy, one
         stream and all slots. The prefix cache then holds the prefixes of the named voices in
-        language `auto`; those of other languages, instructions and cloned voices are cached at
-        their first use.
+        language `auto`; those of other languages, instructions and clones are cached at first use.
         """
         warm_up(self, self._loaded.config)
         self._warm = True

@@ -30,9 +30,9 @@ class EngineCluster:
         model: str,
         placements: Sequence[Placement],
         slots: int,
-        cache_positions: int | None,
         log_format: LogFormat,
         command: Sequence[str],
+        cache_positions: int | None = None,
     ) -> None:
         """Starts without a process; `start` calls it."""
         self._loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class EngineCluster:
             ValueError: A device is invalid, or memory cannot hold the slots.
             OSError: A process cannot be started.
         """
-        cluster = cls(model, placements, slots, cache_positions, log_format, command)
+        cluster = cls(model, placements, slots, log_format, command, cache_positions)
         try:
             await cluster._start_all()
             yield cluster
