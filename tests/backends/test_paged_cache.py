@@ -96,6 +96,9 @@ def test_pages_in_any_order_give_the_same_codes_and_keys(
         kernel = _kernel(b, 8)
         _shuffle_pages(kernel, seed)
         assert _speech_at_edges(b, kernel, slots) == [expected[slot] for slot in slots]
+        free = [*kernel._cache._pool._free]
+        assert kernel._buffers.keys[free].isnan().all(), "a page of no slot was written"
+        assert kernel._buffers.values[free].isnan().all()
 
 
 def test_a_prompt_of_several_pages_has_the_same_keys_in_any_pages(
