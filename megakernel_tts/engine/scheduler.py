@@ -141,14 +141,15 @@ class Scheduler:
         """The stream to swap out, if another needs its slot or its memory.
 
         For the next frame of another: of the lowest priority, a stalled one or else the one whose
-        audio lasts longest. For a stream without a slot: the one stalled longest; if there is none,
-        the last one of the lowest priority, if another of higher priority waits.
+        audio lasts longest, or the last of several. For a stream without a slot: the one stalled
+        longest; if there is none, the last one of the lowest priority, if another of higher
+        priority waits.
         """
         if self._frame_lacks_memory:
             self.reserve_frames()  # memory may have been freed since
         if self._frame_lacks_memory:
             return max(
-                (stream for stream in self.streams if stream.speaking),
+                (stream for stream in reversed(self.streams) if stream.speaking),
                 key=lambda s: (s.request.priority, s.stalled, s.deadline_s),
             )
         if (self._free_slots and not self._slot_lacks_memory) or not (waiting := self.waiting):
