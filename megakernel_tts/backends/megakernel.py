@@ -118,8 +118,7 @@ class Megakernel:
 
         Raises:
             RuntimeError: The kernels cannot be compiled here.
-            ValueError: They cannot be compiled for the model, or run on this GPU; or its memory
-                cannot hold the KV cache.
+            ValueError: They cannot be compiled for the model, or this GPU cannot run or hold it.
         """
         check_shapes(config)
         self._kernels = kernels or load_decode_kernels(config, pad.device, num_streams=num_slots)

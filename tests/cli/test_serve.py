@@ -30,7 +30,7 @@ from bench.simulation import simulated_tts
 from megakernel_tts import TTS
 from megakernel_tts.cli.main import main
 
-TTS.load = lambda model, device, slots: simulated_tts(slots, frame_seconds=0.01)
+TTS.load = lambda *_, slots, **options: simulated_tts(slots, frame_seconds=0.01)
 sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 """
 
