@@ -65,7 +65,7 @@ class _Chooser:
             params.input.num_channels,
             params.dilation,
             params.input.num_planes,
-            params.epilogue,
+            params.epilogue.value,
         )
         return self.chosen
 

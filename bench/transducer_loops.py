@@ -9,7 +9,7 @@ python -m bench.transducer_loops --json bench/results/transducer-loops.json
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_int, c_uint64
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from megakernel_stt.network.transducer import TransducerState
 
 _NAMESPACE = "megakernel::transducer"
 _SEARCH_BYTES = 4096
+_STATE_FIELDS = ("hidden", "cell", "output", "num_frames", "frame")
 _STEPS = ("begin", "join", "find", "predict", "project", "next", "end")
 
 
@@ -192,29 +193,36 @@ def load_rounds(weights: TransducerWeights, config: TransducerConfig) -> KernelT
     return KernelTransducer(weights, config, RoundsModule(config.hidden_size, device), num_sms)
 
 
-def record_decoding(
-    decoder: KernelTransducer, frames: Tensor, state: TransducerState
-) -> tuple[Callable[[], None], Tensor, TransducerState]:
-    """Records the decoding of frames from a state on.
+class RecordedDecoding:
+    """The decoding of frames from a state on, as a CUDA graph.
 
-    Args:
-        decoder: The decoder.
-        frames: [batch, frames, hidden], projected.
-        state: State of the streams, which does not change.
-
-    Returns:
-        The replay of the graph, the results, and the state after the frames.
+    Attributes:
+        results: As of `KernelTransducer.launch`, after a replay.
+        after: The state after the frames.
     """
-    slots = torch.arange(len(frames), dtype=torch.int32, device=frames.device)
-    lengths = torch.full_like(slots, frames.shape[1])
-    after = TransducerState.join([state])
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        for name in ("hidden", "cell", "output", "num_frames", "frame"):
-            getattr(after, name).copy_(getattr(state, name))
-        results = decoder.launch(frames, lengths, slots, slots, after)
-    return graph.replay, results, after
+
+    def __init__(self, decoder: KernelTransducer, frames: Tensor, state: TransducerState) -> None:
+        """Records it.
+
+        Args:
+            decoder: The decoder.
+            frames: [batch, frames, in] of the encoder.
+            state: State of the streams, which does not change.
+        """
+        slots = torch.arange(len(frames), dtype=torch.int32, device=frames.device)
+        # What the graph reads must live as long as the graph.
+        self._inputs = (decoder.project(frames), torch.full_like(slots, frames.shape[1]), slots)
+        self._state, self.after = state, TransducerState.join([state])
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, capture_error_mode="relaxed"):
+            for name in _STATE_FIELDS:
+                getattr(self.after, name).copy_(getattr(state, name))
+            self.results = decoder.launch(*self._inputs, slots, self.after)
+
+    def replay(self) -> None:
+        """Decodes the frames; does not wait."""
+        self._graph.replay()
 
 
 def compare(
@@ -238,16 +246,17 @@ def compare(
     found: list[tuple[object, TransducerState]] = []
     num_tokens = 0
     for name, decoder in decoders.items():
-        replay, results, after = record_decoding(decoder, decoder.project(frames), start)
-        replay()
-        tokens = read_results(results.cpu(), [0] * len(frames))
+        recorded = RecordedDecoding(decoder, frames, start)
+        recorded.replay()
+        tokens = read_results(recorded.results.cpu(), [0] * len(frames))
         num_tokens = sum(map(len, tokens))
-        found.append((tokens, TransducerState.join([after])))
-        times[name] = round(median(event_times(replay, repeats)), 4)
+        found.append((tokens, TransducerState.join([recorded.after])))
+        times[name] = round(median(event_times(recorded.replay, repeats)), 4)
     (first_tokens, first), *others = found
     for tokens, state in others:
-        fields = ("hidden", "cell", "output", "num_frames", "frame")
-        same = all(torch.equal(getattr(state, name), getattr(first, name)) for name in fields)
+        same = all(
+            torch.equal(getattr(state, name), getattr(first, name)) for name in _STATE_FIELDS
+        )
         if tokens != first_tokens or not same:
             raise RuntimeError(f"The loops {', '.join(decoders)} give different results.")
     return {"tokens": num_tokens, "ms": times}

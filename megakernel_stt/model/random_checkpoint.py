@@ -189,7 +189,7 @@ def _pieces(count: int) -> list[str]:
     pieces += list(letters)
     pieces += [f"▁{a}{b}" for a in letters for b in letters]
     pieces += [f"{a}{b}{c}" for a in letters for b in letters for c in letters]
-    return pieces[:count]
+    return [*dict.fromkeys(pieces)][:count]  # "ing" is one of the last ones too
 
 
 def _write_tokenizer(file: Path, pieces: list[str]) -> None:

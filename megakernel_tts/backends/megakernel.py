@@ -341,7 +341,7 @@ class Megakernel:
         """Launches the generation of frames; does not wait."""
         buffers = self._buffers
         params = buffers.params
-        self._cache.upload_table()
+        self._cache.prepare({s: self._state[s].num_positions + num_frames for s in slots})
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS

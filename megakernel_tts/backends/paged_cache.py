@@ -1,5 +1,7 @@
 """The talker's KV cache in pages: the pages of each slot, and the prefixes that they begin with."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from megakernel_tts.backends.decode_buffers import DecodeBuffers
@@ -83,6 +85,19 @@ class PagedCache:
     def release(self, slot: int) -> None:
         """Frees the pages of a slot."""
         self._pool.release(slot)
+
+    def prepare(self, num_positions: Mapping[int, int]) -> None:
+        """Assigns the pages that a launch writes, and passes the slots' pages to the device.
+
+        Args:
+            num_positions: Positions that each slot of the launch has after it.
+
+        Raises:
+            MemoryError: Too few are free.
+        """
+        for slot, count in num_positions.items():
+            self.require(slot, count)
+        self.upload_table()
 
     def upload_table(self) -> None:
         """Passes the slots' pages to the device, for the launches that follow."""

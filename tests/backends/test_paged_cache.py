@@ -206,3 +206,17 @@ def test_a_page_that_other_positions_have_overwritten_has_no_prefix(
     kernel._cache._pool._free.append(page)
     assert torch.equal(begin(len(b.prompt) - 1), expected)
     assert kernel._cache._pool.pages(0)[0] == page
+
+
+def test_a_launch_has_the_pages_that_it_writes(comparison: MakeComparison) -> None:
+    """Without `step`, too: benchmarks launch frames themselves."""
+    b = comparison("0b6")
+    kernel = _kernel(b, 2)
+    _begin(b, kernel, [0])
+    _step(kernel, [0])
+    _continue_at(kernel, 0, 127)
+    kernel._launch([0], 3)
+    kernel._wait(3)
+    kernel._collect(1, 3)
+    assert kernel._cache._pool.num_positions(0) >= 130
+    assert kernel._buffers.page_table[0, :2].tolist() == kernel._cache._pool.pages(0)

@@ -173,4 +173,5 @@ def test_the_host_waits_once_per_chunk(dtype: str, recogniser: MakeCheckpoint) -
             run(ours, stream)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert ids(stream) and len(waits) <= 5  # chunks
+    found = [f"{w.filename}:{w.lineno}: {w.message}" for w in waits]
+    assert ids(stream) and len(waits) <= 5, found  # chunks
