@@ -166,17 +166,12 @@ class ManyRowTile:
 MANY_ROW_TILES = tuple(
     ManyRowTile(*sizes)
     for sizes in (
-        (8, 4, 2, 1),
         (4, 6, 4, 1),
-        (8, 3, 2, 1),
         (4, 4, 4, 1),
-        (4, 4, 2, 1),
         (4, 3, 4, 1),
         (4, 4, 2, 2),
         (4, 3, 2, 2),
         (4, 6, 4, 2),
-        (4, 2, 2, 2),
-        (2, 2, 2, 2),
         (2, 1, 8, 2),
     )
 )
@@ -196,7 +191,7 @@ def num_k_splits(params: ProjectionParams) -> int:
 
 
 def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch, fitted to an H200.
+    """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H100.
 
     The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
     its first-level cache.
@@ -207,22 +202,25 @@ def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
     blocks_per_sm = -(-num_blocks // num_sms)
     groups = tile.row_groups * tile.planes + tile.column_groups
     return (
-        num_waves * (1.2 + 0.7e-3 * tile.rows * tile.columns)
-        + blocks_per_sm * 0.04 * num_steps / tile.k_splits * groups
+        num_waves * (1.0 + 1.2e-3 * tile.rows * tile.columns)
+        + blocks_per_sm * 0.033 * num_steps / tile.k_splits * groups
     )
 
 
 def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch of many rows.
+    """Estimated time of a launch of many rows, fitted in the same way.
 
-    Every wave of blocks has a prologue, an epilogue that grows with the tile, and the matrix
-    instructions of its steps.
+    Every wave of blocks has a prologue, an epilogue that grows with the tile, and for each step the
+    matrix instructions and the loads of a warp's operands. A block that is alone on its
+    multiprocessor overlaps less.
     """
     num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
     num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
     num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
-    work = 0.2e-3 + 1.7e-5 * tile.planes * num_steps
-    return num_waves * (2.5 + tile.blocks_per_sm * tile.rows * tile.columns * work)
+    products = tile.rows * tile.columns * (4.2e-4 + 1.6e-5 * tile.planes * num_steps)
+    loads = 7e-3 * num_steps * (tile.row_groups * tile.planes + tile.column_groups)
+    alone = 1.07 if tile.blocks_per_sm == 1 else 1.0
+    return alone * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
 
 
 def fitting_tiles(params: ProjectionParams) -> list[Tile | ManyRowTile]:
