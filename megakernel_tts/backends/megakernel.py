@@ -204,7 +204,7 @@ class Megakernel:
         hidden_size, prompt = self._config.talker.stack.hidden_size, request.prompt
         if not 0 <= request.slot < self.num_slots:
             raise ValueError(f"There is no slot {request.slot} among {self.num_slots}.")
-        if prompt.shape[1:] != (hidden_size,) or prompt.device.type != "cpu":
+        if prompt.dim() != 2 or prompt.shape[1] != hidden_size or not prompt.is_cpu:
             raise ValueError(
                 f"A prompt must be [positions, {hidden_size}] on the host, found "
                 f"{[*prompt.shape]} on {prompt.device}."

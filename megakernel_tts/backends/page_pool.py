@@ -21,7 +21,7 @@ class PagePool:
     Attributes:
         num_pages: Pages of all slots together.
         page_size: Positions of a page.
-        table: int32 [slots, columns]: each slot's pages; 0 where it has none.
+        table: int32 [slots, columns]: each slot's pages, and behind them any page.
         num_changes: Number of times that the table has changed.
     """
 
@@ -93,11 +93,11 @@ class PagePool:
         self._free.append(pages[0])
         self._free.extendleft(pages[1:])
         pages.clear()
-        self._write(slot)
 
     def _write(self, slot: int) -> None:
-        """Writes a slot's row of the table."""
+        """Writes a slot's row of the table, unless its last stream left the same pages there."""
         pages = self._pages[slot]
-        self.table[slot] = 0
-        self.table[slot, : len(pages)] = pages
-        self.num_changes += 1
+        row = self.table[slot, : len(pages)]
+        if row.tolist() != pages:
+            row[:] = pages
+            self.num_changes += 1

@@ -186,11 +186,15 @@ class DecodePipeline:
             [stream for stream, _ in chunks], [codes for _, codes in chunks], wait
         )
 
-    def deliver(self) -> None:
-        """Waits for the batch in flight and delivers its chunks; does not raise."""
+    def deliver(self) -> bool:
+        """Waits for the batch in flight and delivers its chunks; does not raise.
+
+        Returns:
+            Whether chunks were delivered.
+        """
         batch, self._batch = self._batch, None
         if batch is None:
-            return
+            return False
         for stream in batch.streams:
             stream.active_segment.stop_decoding()
         try:
@@ -198,7 +202,7 @@ class DecodePipeline:
         except Exception as error:
             for stream in batch.streams:
                 stream.active_segment.fail_decoding(error)
-            return
+            return False
         chunks = zip(batch.streams, batch.codes, results, strict=True)
         for i, (stream, codes, samples) in enumerate(chunks, 1):
             segment = stream.active_segment
@@ -212,6 +216,7 @@ class DecodePipeline:
             except Exception as error:
                 segment.fail(error)
         self._on_delivered()
+        return True
 
     def discard(self) -> None:
         """Drops the batch in flight, undelivered."""

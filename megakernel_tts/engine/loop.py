@@ -38,6 +38,10 @@ from megakernel_tts.errors import DeviceError
 from megakernel_tts.session import FinishReason, ReaderWakeups
 from megakernel_tts.text.prompt import Prompt, PromptBuilder
 
+# After a delivery beside the device's work. The readers that were woken need the interpreter lock,
+# which this thread would keep until it waits for the device.
+_READER_PAUSE_S = 50e-6
+
 
 class Loop:
     """The engine thread's work.
@@ -177,7 +181,8 @@ class Loop:
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
         """Runs while the device computes: delivers the batch in flight and reads new text."""
-        self.decoding.deliver()
+        if self.decoding.deliver():
+            time.sleep(_READER_PAUSE_S)
         for stream in moving:
             self._isolate(stream, Stream.read_text)
 

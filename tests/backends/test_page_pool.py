@@ -19,7 +19,7 @@ def _check(pool: PagePool, num_slots: int) -> None:
     assert len({*owned, *pool._free}) == len(owned) + pool.num_free == pool.num_pages
     for slot in range(num_slots):
         pages = [*pool.pages(slot)]
-        assert pool.table[slot].tolist() == pages + [0] * (SLOT_PAGES + 2 - len(pages))
+        assert pool.table[slot, : len(pages)].tolist() == pages
         assert pool.num_positions(slot) == SIZE * len(pages)
 
 
@@ -50,6 +50,15 @@ def test_no_page_has_two_owners_and_none_is_lost() -> None:
     for slot in range(num_slots):
         pool.release(slot)
     assert pool.num_free == 13
+
+
+def test_a_stream_that_gets_the_pages_of_the_last_one_leaves_the_table_alone() -> None:
+    """So that the table need not be copied to the device before the first prefill of a stream."""
+    pool = _pool(4, 2)
+    for _ in range(3):
+        assert pool.reserve(1, SIZE)
+        pool.release(1)
+    assert pool.num_changes == 1
 
 
 def test_a_slot_keeps_what_it_has_for_fewer_positions() -> None:
