@@ -94,6 +94,12 @@ DEVICE void load_stage(const R& ring, typename R::Cursor cursor, SpinTimeout tim
   for (int s = 0; s < R::stage_steps; ++s) weights[s] = ring.stages[cursor.stage][s][thread_idx()];
 }
 
+// A copy in four consecutive registers, as the matrix instruction takes an operand. Without `zero`,
+// which the compiler must not know to be 0, it copies the registers anew for every instruction.
+DEVICE uint4 copy_registers(uint4 v, uint32_t zero) {
+  return {v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero};
+}
+
 // Polls the input [columns, k] and multiplies it by `num_row_groups` row groups, from the ring's
 // cursor on. Writes the partial sums. Returns the next cursor.
 template <int MaxColumns, class R>
@@ -108,6 +114,10 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
   const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
   const uint32_t* from = input.values + (warp * kNumTiles * 32 + lane_idx()) * 4;
+  // Two tiles are multiplied together, since a matrix instruction has a long latency.
+  constexpr int kTilesTogether = 2, kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+  static_assert(kNumTiles % kTilesTogether == 0, "tiles are multiplied in whole groups");
+  const uint32_t zero = num_columns >> 16;
   float2* const first_sum =
       reinterpret_cast<float2*>(&sums.sums[0][warp][0][lane_idx() / 4][2 * (lane_idx() % 4)]);
 #pragma unroll 1
@@ -141,27 +151,40 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) w[1][s] = w[0][s];
       }
-      float2* sum = first_sum + row_group * (kNumWarps * WideSums<MaxColumns>::kWarpSize / 2);
-      constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+      // Operands of the lower and the upper half of a tile's K.
+      uint4 low_rows[kSteps], high_rows[kSteps];
 #pragma unroll
-      for (int t = 0; t < kNumTiles; ++t) {
-        if (8 * t >= num_columns) break;
-        float low[2][4] = {}, high[2][4] = {};
+      for (int s = 0; s < kSteps; ++s) {
+        low_rows[s] = copy_registers({w[0][s].x, w[1][s].x, w[0][s].z, w[1][s].z}, zero);
+        high_rows[s] = copy_registers({w[0][s].y, w[1][s].y, w[0][s].w, w[1][s].w}, zero);
+      }
+      float2* sum = first_sum + row_group * kNextRowGroup;
+#pragma unroll
+      for (int first_tile = 0; first_tile < kNumTiles; first_tile += kTilesTogether) {
+        if (8 * first_tile >= num_columns) break;
+        float low[kTilesTogether][2][4] = {}, high[kTilesTogether][2][4] = {};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          const uint4 b = a[s * kNumTiles + t];
-          mma_m16n8k16(low[s % 2], {w[0][s].x, w[1][s].x, w[0][s].z, w[1][s].z}, {b.x, b.y});
-          mma_m16n8k16(high[s % 2], {w[0][s].y, w[1][s].y, w[0][s].w, w[1][s].w}, {b.z, b.w});
-        }
-        float2* at = sum + t * (WideSums<MaxColumns>::kTileSize / 2);
 #pragma unroll
-        for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
-          if (i == 1 && !has_second) break;
-          float2 total = step > 0 ? *at : float2{0, 0};
-          total.x += low[0][2 * i] + low[1][2 * i] + (high[0][2 * i] + high[1][2 * i]);
-          total.y +=
-              low[0][2 * i + 1] + low[1][2 * i + 1] + (high[0][2 * i + 1] + high[1][2 * i + 1]);
-          *at = total;
+          for (int t = 0; t < kTilesTogether; ++t) {
+            const uint4 b = a[s * kNumTiles + first_tile + t];
+            mma_m16n8k16(low[t][s % 2], low_rows[s], {b.x, b.y});
+            mma_m16n8k16(high[t][s % 2], high_rows[s], {b.z, b.w});
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < kTilesTogether; ++t) {
+          float2* at = sum + (first_tile + t) * (WideSums<MaxColumns>::kTileSize / 2);
+#pragma unroll
+          for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
+            if (i == 1 && !has_second) break;
+            float2 total = step > 0 ? *at : float2{0, 0};
+            total.x +=
+                low[t][0][2 * i] + low[t][1][2 * i] + (high[t][0][2 * i] + high[t][1][2 * i]);
+            total.y += low[t][0][2 * i + 1] + low[t][1][2 * i + 1] +
+                       (high[t][0][2 * i + 1] + high[t][1][2 * i + 1]);
+            *at = total;
+          }
         }
       }
       // After the products, which depend on all loads of the stages.
