@@ -7,6 +7,7 @@
 #pragma once
 
 #include "layers.cuh"
+#include "wide_attention.cuh"
 #include "wide_projection.cuh"
 
 namespace megakernel {
@@ -226,7 +227,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     if constexpr (S::short_context) {
       attend_short_distributed<S>(context, n, layer, head_norms, columns, num_columns);
     } else {
-      attend<S>(context, n, layer, head_norms, columns, num_columns);
+      attend_wide<S>(context, n, layer, head_norms, columns, num_columns);
     }
 
     // out: x += W_out a, to exchange.attention_residual and attention_normed.

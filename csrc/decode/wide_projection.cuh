@@ -37,6 +37,8 @@ struct alignas(16) WideSums {
 // What a compute thread passes from phase to phase.
 template <int MaxColumns>
 struct ResidualRows;
+template <int MaxColumns>
+struct WideAttentionSharedMemory;
 template <class R, int MaxColumns>
 struct WidePhaseContext {
   static constexpr int max_columns = MaxColumns;
@@ -45,8 +47,8 @@ struct WidePhaseContext {
   const Params& p;
   WideSums<MaxColumns>& sums;
   ActivationFragments<kQueryColumns> (&fragments)[kNumSplits];
-  AttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
-  ShortAttentionSharedMemory* short_attention;   // [warps]
+  WideAttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
+  ShortAttentionSharedMemory* short_attention;       // [warps]
   ResidualRows<MaxColumns>& residual;
   PinnedAddress<R> ring;
   PhaseTimer timer;
