@@ -215,13 +215,14 @@ DEVICE WideResult wide_result_of(int i, int first, int count, int log2_columns) 
   return {row_group * kRowGroupSize + row, row_group, row, column};
 }
 
-// Computes this thread block's rows of y [rows, columns].
+// Computes this thread block's rows of y [rows, columns]. A thread adds up the partial sums of
+// `ResultsTogether` results at a time, which hides latency where it has many.
 //   wait() waits for what `store` needs, once; all threads call it, before a block barrier;
 //   preload(result) returns an operand of `store`;
 //   store(result, sum, operand, valid) receives y[r, c]; all lanes call it, some without a valid
 //   sum.
 // Returns false after a timeout.
-template <class Shape, class Context, class Wait, class Preload, class Store>
+template <class Shape, int ResultsTogether, class Context, class Wait, class Preload, class Store>
 DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wait, Preload preload,
                          Store store) {
   using Sums = WideSums<Context::max_columns>;
@@ -237,24 +238,41 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
     context.cursor = progress.cursor, context.timer = progress.timer;
     const int num_columns = context.num_pass_columns, log2_columns = context.log2_pass_columns;
     const int num_results = count * kRowGroupSize << log2_columns;
-    int i = thread_idx();
-    WideResult r = wide_result_of(i, first, count, log2_columns);
-    auto operand = preload(r);
+    WideResult results[ResultsTogether];
+    decltype(preload(results[0])) operands[ResultsTogether];
+    int i = thread_idx();  // the thread's first result of the iteration
+#pragma unroll
+    for (int j = 0; j < ResultsTogether; ++j) {
+      results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+      operands[j] = preload(results[j]);
+    }
     if (done == 0) wait();
     sync_compute_threads();
     const bool ok = context.sums.timed_out == 0;
 #pragma unroll 1
-    for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {
-      const float* partial =
-          &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] + r.column % 8;
-      float sum = 0;
+    for (int whole = 32 * uniform_warp_idx(); whole < num_results;
+         whole += ResultsTogether * kNumThreads) {
+      float sums[ResultsTogether] = {};
 #pragma unroll
-      for (int w = 0; w < kNumWarps; ++w) sum += partial[w * Sums::kWarpSize];
-      store(r, sum, operand, ok && i < num_results && r.column < num_columns);
-      i += kNumThreads;
-      if (whole + kNumThreads >= num_results) break;
-      r = wide_result_of(i, first, count, log2_columns);
-      operand = preload(r);
+      for (int j = 0; j < ResultsTogether; ++j) {
+        const WideResult& r = results[j];
+        const float* partial =
+            &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] + r.column % 8;
+#pragma unroll
+        for (int w = 0; w < kNumWarps; ++w) sums[j] += partial[w * Sums::kWarpSize];
+      }
+#pragma unroll
+      for (int j = 0; j < ResultsTogether; ++j) {
+        const bool exists = i + j * kNumThreads < num_results && results[j].column < num_columns;
+        store(results[j], sums[j], operands[j], ok && exists);
+      }
+      i += ResultsTogether * kNumThreads;
+      if (whole + ResultsTogether * kNumThreads >= num_results) break;
+#pragma unroll
+      for (int j = 0; j < ResultsTogether; ++j) {
+        results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+        operands[j] = preload(results[j]);
+      }
     }
     sync_compute_threads();  // the next products overwrite the partial sums
     if (!warp_all(ok)) return false;
