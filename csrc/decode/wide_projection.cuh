@@ -116,29 +116,46 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
   const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
   const uint32_t* from = input.values + (warp * kNumTiles * 32 + lane_idx()) * 4;
-  // Two tiles are multiplied together, since a matrix instruction has a long latency.
-  constexpr int kTilesTogether = 2, kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+  // Tiles are multiplied together, since a matrix instruction has a long latency, as far as the
+  // registers suffice.
+  constexpr int kTilesTogether = MaxColumns > 32 ? 1 : 2;
+  constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
   static_assert(kNumTiles % kTilesTogether == 0, "tiles are multiplied in whole groups");
   const uint32_t zero = num_columns >> 16;
   float2* const first_sum =
       reinterpret_cast<float2*>(&sums.sums[0][warp][0][lane_idx() / 4][2 * (lane_idx() % 4)]);
-#pragma unroll 1
-  for (int step = 0; step < num_steps; step += kSteps, from += kSteps * kStepValues) {
-    uint4 a[kNumVectors] = {};
-    uint32_t missing = 0;
+  // The vectors of a stage that exist, and their addresses; the others are 0.
+  auto vectors_of = [&](int step) {
+    uint32_t mask = 0;
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) {
       const bool in_pass = i % kNumTiles * 8 + lane_idx() / 4 < num_columns;
       const bool in_width = (step + i / kNumTiles) * kStepK + warp * kTileK < k;
-      missing |= static_cast<uint32_t>(in_pass && in_width) << i;
+      mask |= static_cast<uint32_t>(in_pass && in_width) << i;
     }
-    wait_for_vectors<PairValues>(
-        a, missing,
-        [&](int i) { return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues; },
-        [&](int) { return input.tag; }, SpinTimeout(p, input.source, sums.timed_out));
+    return mask;
+  };
+  auto address = [&](int i) {
+    return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues;
+  };
+  uint4 a[kNumVectors];
+  auto request = [&](int i, uint32_t mask) {
+    a[i] = {0, 0, 0, 0};
+    load_relaxed_if(mask >> i & 1, reinterpret_cast<const uint4*>(address(i)), a[i]);
+  };
+  uint32_t vectors = vectors_of(0);
+#pragma unroll
+  for (int i = 0; i < kNumVectors; ++i) request(i, vectors);
+#pragma unroll 1
+  for (int step = 0; step < num_steps; step += kSteps) {
+    wait_for_loaded_vectors<PairValues>(a, vectors, address, input.tag,
+                                        SpinTimeout(p, input.source, sums.timed_out));
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) a[i] = untag_pairs(a[i]);
     timer.lap(phase, kWait);
+    // The next stage is requested while the last row groups are multiplied.
+    from += kSteps * kStepValues;
+    vectors = step + kSteps < num_steps ? vectors_of(step + kSteps) : 0;
 #pragma unroll 1
     for (int row_group = 0; row_group < num_row_groups; row_group += 2) {
       const bool has_second = row_group + 1 < num_row_groups;
@@ -172,6 +189,12 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
             const uint4 b = a[s * kNumTiles + first_tile + t];
             mma_m16n8k16(low[t][s % 2], low_rows[s], {b.x, b.y});
             mma_m16n8k16(high[t][s % 2], high_rows[s], {b.z, b.w});
+          }
+        }
+        if (row_group + 2 >= num_row_groups && step + kSteps < num_steps) {
+#pragma unroll
+          for (int i = 0; i < kSteps * kTilesTogether; ++i) {
+            request(i / kTilesTogether * kNumTiles + first_tile + i % kTilesTogether, vectors);
           }
         }
 #pragma unroll
