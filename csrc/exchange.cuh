@@ -281,4 +281,23 @@ DEVICE void wait_for_vectors(uint4 (&v)[N], uint32_t missing, Address address, T
   }
 }
 
+// The same for values v[i] that have been loaded, perhaps before they had arrived.
+template <class Values, int N, class Address>
+DEVICE void wait_for_loaded_vectors(uint4 (&v)[N], uint32_t missing, Address address, uint32_t tag,
+                                    SpinTimeout timeout) {
+  static_assert(N <= 32, "`missing` has one bit per vector");
+  while (true) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (missing >> i & 1) observe_epoch<Values>(v[i], tag);
+      missing &= ~(static_cast<uint32_t>(Values::have_tag(v[i], tag)) << i);
+    }
+    if (warp_all(missing == 0) || !warp_all(timeout.keep_waiting())) break;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      load_relaxed_if(missing >> i & 1, reinterpret_cast<const uint4*>(address(i)), v[i]);
+    }
+  }
+}
+
 }  // namespace megakernel

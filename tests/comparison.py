@@ -1,5 +1,7 @@
 """Comparisons that several tests share: a kernel beside plain torch, speech of two runs."""
 
+import random
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -123,3 +125,17 @@ def assert_same_speech(pcm: bytes, expected: bytes) -> None:
     assert len(expected) > 0
     samples = np.frombuffer(pcm, "<i2")
     np.testing.assert_allclose(samples, np.frombuffer(expected, "<i2"), atol=1, rtol=0)
+
+
+def shuffle_pages(kernel: Megakernel, seed: int) -> None:
+    """Fills the free pages of a KV cache with NaN, and puts them in a random order.
+
+    Args:
+        kernel: Its later streams get the pages in that order.
+        seed: Of the order.
+    """
+    free = kernel._cache._pool._free
+    kernel._cache._pool._free = deque(random.Random(seed).sample([*free], len(free)))
+    # What earlier streams left there must have no effect.
+    for tensor in (kernel._buffers.keys, kernel._buffers.values):
+        tensor[[*free]] = torch.nan

@@ -22,7 +22,7 @@ static_assert(2 * kHeadDim == kNumThreads, "a thread merges one channel of one q
 static_assert(2 * kSpanSize == kNumThreads, "half of the threads copy a query head's scores");
 
 // Whether the registers suffice for keys and values that are loaded before the wait for qkv.
-constexpr bool kLoadsEarly = kManyRegisters && kWideStreams <= 32;
+constexpr bool kLoadsEarly = kManyRegisters;
 
 // --- shared memory ---
 
@@ -70,19 +70,20 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 
 // Loads the queries of the item's column from exchange.qkv, and for the last span (`with_new`) the
 // new keys and values of the slot's columns up to the item's. A warp loads one vector [head dim] at
-// a time; lane l has channels 4 l to 4 l + 3. Writes `shared`: query [2, head dim], query_pairs
-// [splits, 2, head dim], new_key and new_value [columns, head dim]. Writes the column's own key and
-// value to the page of its position, `own_page`.
+// a time, from vector `first_vector` on; lane l has channels 4 l to 4 l + 3. Writes `shared`: query
+// [2, head dim], query_pairs [splits, 2, head dim], new_key and new_value [columns, head dim].
+// Writes the column's own key and value to the page of its position, `own_page`.
 template <class S, int MaxColumns>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
                                      const EpochTags& epoch_tags, const Column* columns, int layer,
                                      AttentionItem item, int own_page, bool with_new,
-                                     AttentionSharedMemory<MaxColumns>& shared, int& timed_out) {
+                                     int first_vector, AttentionSharedMemory<MaxColumns>& shared,
+                                     int& timed_out) {
   const Column column = columns[item.column];
   const int num_vectors =
       warp_uniform(2 + (with_new ? 2 * (item.column - column.first_column + 1) : 0));
 #pragma unroll 1
-  for (int i = uniform_warp_idx(); i < num_vectors; i += kNumWarps) {
+  for (int i = first_vector; i < num_vectors; i += kNumWarps) {
     const int new_idx = i / 2 - 1;  // -1: a query
     const bool is_value = new_idx >= 0 && i % 2;
     const int c = new_idx < 0 ? item.column : column.first_column + new_idx;
@@ -157,6 +158,71 @@ DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item
   }
 }
 
+// Computes new_score [columns, 2] of `shared` from the last warp on: the last warps are the last to
+// have a tile.
+template <int MaxColumns>
+DEVICE void score_new_positions(int num_new, int warp, AttentionSharedMemory<MaxColumns>& shared) {
+  for (int i = kNumWarps - 1 - warp; i < num_new; i += kNumWarps) {
+    const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane_idx()];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float4 q = reinterpret_cast<const float4*>(shared.query[j])[lane_idx()];
+      const float score = warp_sum(q.x * key.x + q.y * key.y + q.z * key.z + q.w * key.w);
+      if (lane_idx() == 0) shared.new_score[i][j] = score * kScoreScale;
+    }
+  }
+}
+
+// Merges the softmaxes of an item's tiles and new positions; new_value(i, channel) is an element of
+// a new value. With one span it writes exchange.attention_output. With several it writes the
+// span's attention_partials [columns, heads, spans, head dim] and softmax_stats [columns, heads,
+// spans, 2].
+template <class S, int MaxColumns, class NewValue>
+DEVICE void merge_tiles(const Params& p, const Network& n, int layer, const EpochTags& epoch_tags,
+                        AttentionItem item, int frame, int num_earlier, int num_tiles, int num_new,
+                        const AttentionSharedMemory<MaxColumns>& shared, NewValue new_value) {
+  const int j = thread_idx() / kHeadDim, channel = thread_idx() % kHeadDim;
+  float max_scores[kNumWarps], exp_sums[kNumWarps], weighted[kNumWarps];  // one batch of loads
+#pragma unroll
+  for (int w = 0; w < kNumWarps; ++w) {
+    const float max_score = shared.max_score[w][j], exp_sum = shared.exp_sum[w][j],
+                values = shared.weighted_values[w][j][channel];
+    max_scores[w] = w < num_tiles ? max_score : -INFINITY;
+    exp_sums[w] = w < num_tiles ? exp_sum : 0, weighted[w] = w < num_tiles ? values : 0;
+  }
+  float max_score = -INFINITY, exp_sum = 0, weighted_value = 0;
+#pragma unroll
+  for (int w = 0; w < kNumWarps; ++w) max_score = fmaxf(max_score, max_scores[w]);
+  for (int i = 0; i < num_new; ++i) max_score = fmaxf(max_score, shared.new_score[i][j]);
+#pragma unroll
+  for (int w = 0; w < kNumWarps; ++w) {
+    const float factor = expf(max_scores[w] - max_score);
+    exp_sum += exp_sums[w] * factor;
+    weighted_value += weighted[w] * factor;
+  }
+  for (int i = 0; i < num_new; ++i) {
+    const float weight = expf(shared.new_score[i][j] - max_score);
+    exp_sum += weight;
+    weighted_value += new_value(i, channel) * weight;
+  }
+  const uint32_t tag = epoch_tags.of(item.column);
+  const int query_head = 2 * item.head + j;
+  if (item.num_spans == 1) {
+    store_attention_output<S, MaxColumns>(p, n, item.column, query_head, channel,
+                                          divide(weighted_value, exp_sum), tag);
+  } else {
+    const int span = (item.column * S::num_heads + query_head) * kMaxSpans + item.span;
+    store_relaxed(n.exchange.attention_partials + span * kHeadDim + channel,
+                  tag_value(weighted_value, tag));
+    const uint32_t stat = tag_value(channel ? exp_sum : max_score, tag);
+    store_relaxed_if(channel < 2, n.exchange.softmax_stats + span * 2 + channel, stat);
+  }
+  if (warp_uniform(frame) >= 0) {
+    store_captured_scores<S>(p, layer, item, frame, item.span * kSpanSize, num_earlier, num_new,
+                             shared);
+  }
+}
+
 // Attends to one span for two query heads. Reads exchange.qkv, and keys and values of the span's
 // page [kPageSize, kKvWidth]. With one span it writes exchange.attention_output. With several it
 // writes the span's attention_partials [columns, heads, spans, head dim] and softmax_stats
@@ -188,7 +254,7 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
   KvTile tile;
   if (kLoadsEarly && warp < num_tiles) tile.load_keys(n.keys + tile_offset(), num_valid, policy);
   load_queries_keys_values<S>(p, n, norms, epoch_tags, columns, layer, item, own_page, is_last_span,
-                              shared, timed_out);
+                              uniform_warp_idx(), shared, timed_out);
   if (kLoadsEarly && warp < num_tiles) tile.load_values(n.values + tile_offset(), policy);
   sync_compute_threads();
   if (!kLoadsEarly && warp < num_tiles) {
@@ -196,59 +262,10 @@ DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16
     tile.load_values(n.values + tile_offset(), policy);
   }
   if (warp < num_tiles) tile.attend(num_valid, shared);
-  // Scores of the new positions, from the last warp on: the last warps are the last to have a tile.
-  for (int i = kNumWarps - 1 - warp; i < num_new; i += kNumWarps) {
-    const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane_idx()];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float4 q = reinterpret_cast<const float4*>(shared.query[j])[lane_idx()];
-      const float score = warp_sum(q.x * key.x + q.y * key.y + q.z * key.z + q.w * key.w);
-      if (lane_idx() == 0) shared.new_score[i][j] = score * kScoreScale;
-    }
-  }
+  score_new_positions(num_new, warp, shared);
   sync_compute_threads();
-
-  // Merges the softmaxes of the tiles and of the new positions.
-  const int j = thread_idx() / kHeadDim, channel = thread_idx() % kHeadDim;
-  float max_scores[kNumWarps], exp_sums[kNumWarps], weighted[kNumWarps];  // one batch of loads
-#pragma unroll
-  for (int w = 0; w < kNumWarps; ++w) {
-    const float max_score = shared.max_score[w][j], exp_sum = shared.exp_sum[w][j],
-                values = shared.weighted_values[w][j][channel];
-    max_scores[w] = w < num_tiles ? max_score : -INFINITY;
-    exp_sums[w] = w < num_tiles ? exp_sum : 0, weighted[w] = w < num_tiles ? values : 0;
-  }
-  float max_score = -INFINITY, exp_sum = 0, weighted_value = 0;
-#pragma unroll
-  for (int w = 0; w < kNumWarps; ++w) max_score = fmaxf(max_score, max_scores[w]);
-  for (int i = 0; i < num_new; ++i) max_score = fmaxf(max_score, shared.new_score[i][j]);
-#pragma unroll
-  for (int w = 0; w < kNumWarps; ++w) {
-    const float factor = expf(max_scores[w] - max_score);
-    exp_sum += exp_sums[w] * factor;
-    weighted_value += weighted[w] * factor;
-  }
-  for (int i = 0; i < num_new; ++i) {
-    const float weight = expf(shared.new_score[i][j] - max_score);
-    exp_sum += weight;
-    weighted_value += shared.new_value[i][channel] * weight;
-  }
-  const uint32_t tag = epoch_tags.of(item.column);
-  const int query_head = 2 * item.head + j;
-  if (item.num_spans == 1) {
-    store_attention_output<S, MaxColumns>(p, n, item.column, query_head, channel,
-                                          divide(weighted_value, exp_sum), tag);
-  } else {
-    const int span = (item.column * S::num_heads + query_head) * kMaxSpans + item.span;
-    store_relaxed(n.exchange.attention_partials + span * kHeadDim + channel,
-                  tag_value(weighted_value, tag));
-    const uint32_t stat = tag_value(channel ? exp_sum : max_score, tag);
-    store_relaxed_if(channel < 2, n.exchange.softmax_stats + span * 2 + channel, stat);
-  }
-  if (warp_uniform(column.frame) >= 0) {
-    store_captured_scores<S>(p, layer, item, column.frame, item.span * kSpanSize, num_earlier,
-                             num_new, shared);
-  }
+  merge_tiles<S>(p, n, layer, epoch_tags, item, column.frame, num_earlier, num_tiles, num_new,
+                 shared, [&](int i, int channel) { return shared.new_value[i][channel]; });
   sync_compute_threads();  // the next item overwrites the shared memory
 }
 

@@ -80,7 +80,7 @@ struct WideSharedMemory {
     WideSums<MaxColumns> sums;
     union {
       ActivationFragments<kQueryColumns> fragments[kNumSplits];
-      AttentionSharedMemory<MaxColumns> attention;
+      WideAttentionSharedMemory<MaxColumns> attention;
     };
     ShortAttentionSharedMemory short_attention[kNumWarps];
     ResidualRows<MaxColumns> residual;

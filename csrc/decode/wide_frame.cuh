@@ -155,7 +155,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
       store_relaxed_if(valid, n.exchange.logits + r.column * Shape::rows + r.k,
                        tag_value(value, tag));
     };
-    return project_wide<Shape>(
+    return project_wide<Shape, 1>(
         context_, kHead, WideInput{buffers.mlp_normed, tags.input.of(0), kDown},
         [&] { wait_for_final_scales(buffers, tags); }, [](const WideResult&) { return 0; }, store);
   }
@@ -221,7 +221,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
       store_normed<MaxColumns>(p_, p_.wide_predictor.mlp_normed, r.column, r.k,
                                untag(tagged) * to_float(norm[r.k]), normed_tag, valid);
     };
-    return project_wide<typename M::InputProjection>(
+    return project_wide<typename M::InputProjection, 1>(
         context_, kInputProjection, WideInput{p_.predictor_input, input_tag, kInputProjection},
         [] {}, [](const WideResult&) { return 0; }, store);
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "layers.cuh"
+#include "wide_attention.cuh"
 #include "wide_projection.cuh"
 
 namespace megakernel {
@@ -180,7 +181,7 @@ DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input,
     store_normed<kMaxColumns>(context.p, normed, r.column, r.k, untag(tagged) * operand.norm,
                               normed_tag, valid);
   };
-  return project_wide<Shape>(context, phase, input, [] {}, preload, store);
+  return project_wide<Shape, 1>(context, phase, input, [] {}, preload, store);
 }
 
 // Runs all layers for a pass; returns false after a timeout. Reads mlp_normed and mlp_scales; if
@@ -214,7 +215,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
       const int at = r.column * S::Qkv::rows + qkv_index<S>(r.k);
       store_relaxed_if(valid, exchange.qkv + at, tag_value(value, tag));
     };
-    if (!project_wide<typename S::Qkv>(
+    if (!project_wide<typename S::Qkv, 4>(
             context, kQkv, WideInput{buffers.mlp_normed, input_tag, kDown},
             [&] { wait_for_scales(context, buffers.mlp_scales, input_tag, kDown); }, no_preload,
             store_qkv)) {
@@ -226,7 +227,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     if constexpr (S::short_context) {
       attend_short_distributed<S>(context, n, layer, head_norms, columns, num_columns);
     } else {
-      attend<S>(context, n, layer, head_norms, columns, num_columns);
+      attend_wide<S>(context, n, layer, head_norms, columns, num_columns);
     }
 
     // out: x += W_out a, to exchange.attention_residual and attention_normed.
@@ -250,7 +251,7 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
                                 r.row_group * (kRowGroupSize / 2) + r.row, value, tag,
                                 valid && r.row < kRowGroupSize / 2);
     };
-    if (!project_wide<typename S::GateUp>(
+    if (!project_wide<typename S::GateUp, 4>(
             context, kGateUp, WideInput{buffers.attention_normed, tag, kOut},
             [&] { wait_for_scales(context, buffers.attention_scales, tag, kOut); }, no_preload,
             store_hidden)) {

@@ -37,6 +37,8 @@ struct alignas(16) WideSums {
 // What a compute thread passes from phase to phase.
 template <int MaxColumns>
 struct ResidualRows;
+template <int MaxColumns>
+struct WideAttentionSharedMemory;
 template <class R, int MaxColumns>
 struct WidePhaseContext {
   static constexpr int max_columns = MaxColumns;
@@ -45,8 +47,8 @@ struct WidePhaseContext {
   const Params& p;
   WideSums<MaxColumns>& sums;
   ActivationFragments<kQueryColumns> (&fragments)[kNumSplits];
-  AttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
-  ShortAttentionSharedMemory* short_attention;   // [warps]
+  WideAttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
+  ShortAttentionSharedMemory* short_attention;       // [warps]
   ResidualRows<MaxColumns>& residual;
   PinnedAddress<R> ring;
   PhaseTimer timer;
@@ -94,6 +96,12 @@ DEVICE void load_stage(const R& ring, typename R::Cursor cursor, SpinTimeout tim
   for (int s = 0; s < R::stage_steps; ++s) weights[s] = ring.stages[cursor.stage][s][thread_idx()];
 }
 
+// A copy in four consecutive registers, as the matrix instruction takes an operand. Without `zero`,
+// which the compiler must not know to be 0, it copies the registers anew for every instruction.
+DEVICE uint4 copy_registers(uint4 v, uint32_t zero) {
+  return {v.x ^ zero, v.y ^ zero, v.z ^ zero, v.w ^ zero};
+}
+
 // Polls the input [columns, k] and multiplies it by `num_row_groups` row groups, from the ring's
 // cursor on. Writes the partial sums. Returns the next cursor.
 template <int MaxColumns, class R>
@@ -108,25 +116,46 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
   num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
   const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
   const uint32_t* from = input.values + (warp * kNumTiles * 32 + lane_idx()) * 4;
+  // Tiles are multiplied together, since a matrix instruction has a long latency, as far as the
+  // registers suffice.
+  constexpr int kTilesTogether = MaxColumns > 32 ? 1 : 2;
+  constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+  static_assert(kNumTiles % kTilesTogether == 0, "tiles are multiplied in whole groups");
+  const uint32_t zero = num_columns >> 16;
   float2* const first_sum =
       reinterpret_cast<float2*>(&sums.sums[0][warp][0][lane_idx() / 4][2 * (lane_idx() % 4)]);
-#pragma unroll 1
-  for (int step = 0; step < num_steps; step += kSteps, from += kSteps * kStepValues) {
-    uint4 a[kNumVectors] = {};
-    uint32_t missing = 0;
+  // The vectors of a stage that exist, and their addresses; the others are 0.
+  auto vectors_of = [&](int step) {
+    uint32_t mask = 0;
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) {
       const bool in_pass = i % kNumTiles * 8 + lane_idx() / 4 < num_columns;
       const bool in_width = (step + i / kNumTiles) * kStepK + warp * kTileK < k;
-      missing |= static_cast<uint32_t>(in_pass && in_width) << i;
+      mask |= static_cast<uint32_t>(in_pass && in_width) << i;
     }
-    wait_for_vectors<PairValues>(
-        a, missing,
-        [&](int i) { return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues; },
-        [&](int) { return input.tag; }, SpinTimeout(p, input.source, sums.timed_out));
+    return mask;
+  };
+  auto address = [&](int i) {
+    return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues;
+  };
+  uint4 a[kNumVectors];
+  auto request = [&](int i, uint32_t mask) {
+    a[i] = {0, 0, 0, 0};
+    load_relaxed_if(mask >> i & 1, reinterpret_cast<const uint4*>(address(i)), a[i]);
+  };
+  uint32_t vectors = vectors_of(0);
+#pragma unroll
+  for (int i = 0; i < kNumVectors; ++i) request(i, vectors);
+#pragma unroll 1
+  for (int step = 0; step < num_steps; step += kSteps) {
+    wait_for_loaded_vectors<PairValues>(a, vectors, address, input.tag,
+                                        SpinTimeout(p, input.source, sums.timed_out));
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) a[i] = untag_pairs(a[i]);
     timer.lap(phase, kWait);
+    // The next stage is requested while the last row groups are multiplied.
+    from += kSteps * kStepValues;
+    vectors = step + kSteps < num_steps ? vectors_of(step + kSteps) : 0;
 #pragma unroll 1
     for (int row_group = 0; row_group < num_row_groups; row_group += 2) {
       const bool has_second = row_group + 1 < num_row_groups;
@@ -141,27 +170,46 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) w[1][s] = w[0][s];
       }
-      float2* sum = first_sum + row_group * (kNumWarps * WideSums<MaxColumns>::kWarpSize / 2);
-      constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
+      // Operands of the lower and the upper half of a tile's K.
+      uint4 low_rows[kSteps], high_rows[kSteps];
 #pragma unroll
-      for (int t = 0; t < kNumTiles; ++t) {
-        if (8 * t >= num_columns) break;
-        float low[2][4] = {}, high[2][4] = {};
+      for (int s = 0; s < kSteps; ++s) {
+        low_rows[s] = copy_registers({w[0][s].x, w[1][s].x, w[0][s].z, w[1][s].z}, zero);
+        high_rows[s] = copy_registers({w[0][s].y, w[1][s].y, w[0][s].w, w[1][s].w}, zero);
+      }
+      float2* sum = first_sum + row_group * kNextRowGroup;
+#pragma unroll
+      for (int first_tile = 0; first_tile < kNumTiles; first_tile += kTilesTogether) {
+        if (8 * first_tile >= num_columns) break;
+        float low[kTilesTogether][2][4] = {}, high[kTilesTogether][2][4] = {};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          const uint4 b = a[s * kNumTiles + t];
-          mma_m16n8k16(low[s % 2], {w[0][s].x, w[1][s].x, w[0][s].z, w[1][s].z}, {b.x, b.y});
-          mma_m16n8k16(high[s % 2], {w[0][s].y, w[1][s].y, w[0][s].w, w[1][s].w}, {b.z, b.w});
-        }
-        float2* at = sum + t * (WideSums<MaxColumns>::kTileSize / 2);
 #pragma unroll
-        for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
-          if (i == 1 && !has_second) break;
-          float2 total = step > 0 ? *at : float2{0, 0};
-          total.x += low[0][2 * i] + low[1][2 * i] + (high[0][2 * i] + high[1][2 * i]);
-          total.y +=
-              low[0][2 * i + 1] + low[1][2 * i + 1] + (high[0][2 * i + 1] + high[1][2 * i + 1]);
-          *at = total;
+          for (int t = 0; t < kTilesTogether; ++t) {
+            const uint4 b = a[s * kNumTiles + first_tile + t];
+            mma_m16n8k16(low[t][s % 2], low_rows[s], {b.x, b.y});
+            mma_m16n8k16(high[t][s % 2], high_rows[s], {b.z, b.w});
+          }
+        }
+        if (row_group + 2 >= num_row_groups && step + kSteps < num_steps) {
+#pragma unroll
+          for (int i = 0; i < kSteps * kTilesTogether; ++i) {
+            request(i / kTilesTogether * kNumTiles + first_tile + i % kTilesTogether, vectors);
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < kTilesTogether; ++t) {
+          float2* at = sum + (first_tile + t) * (WideSums<MaxColumns>::kTileSize / 2);
+#pragma unroll
+          for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
+            if (i == 1 && !has_second) break;
+            float2 total = step > 0 ? *at : float2{0, 0};
+            total.x +=
+                low[t][0][2 * i] + low[t][1][2 * i] + (high[t][0][2 * i] + high[t][1][2 * i]);
+            total.y += low[t][0][2 * i + 1] + low[t][1][2 * i + 1] +
+                       (high[t][0][2 * i + 1] + high[t][1][2 * i + 1]);
+            *at = total;
+          }
         }
       }
       // After the products, which depend on all loads of the stages.
@@ -190,13 +238,14 @@ DEVICE WideResult wide_result_of(int i, int first, int count, int log2_columns) 
   return {row_group * kRowGroupSize + row, row_group, row, column};
 }
 
-// Computes this thread block's rows of y [rows, columns].
+// Computes this thread block's rows of y [rows, columns]. A thread adds up the partial sums of
+// `ResultsTogether` results at a time, which hides latency where it has many.
 //   wait() waits for what `store` needs, once; all threads call it, before a block barrier;
 //   preload(result) returns an operand of `store`;
 //   store(result, sum, operand, valid) receives y[r, c]; all lanes call it, some without a valid
 //   sum.
 // Returns false after a timeout.
-template <class Shape, class Context, class Wait, class Preload, class Store>
+template <class Shape, int ResultsTogether, class Context, class Wait, class Preload, class Store>
 DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wait, Preload preload,
                          Store store) {
   using Sums = WideSums<Context::max_columns>;
@@ -212,24 +261,41 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
     context.cursor = progress.cursor, context.timer = progress.timer;
     const int num_columns = context.num_pass_columns, log2_columns = context.log2_pass_columns;
     const int num_results = count * kRowGroupSize << log2_columns;
-    int i = thread_idx();
-    WideResult r = wide_result_of(i, first, count, log2_columns);
-    auto operand = preload(r);
+    WideResult results[ResultsTogether];
+    decltype(preload(results[0])) operands[ResultsTogether];
+    int i = thread_idx();  // the thread's first result of the iteration
+#pragma unroll
+    for (int j = 0; j < ResultsTogether; ++j) {
+      results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+      operands[j] = preload(results[j]);
+    }
     if (done == 0) wait();
     sync_compute_threads();
     const bool ok = context.sums.timed_out == 0;
 #pragma unroll 1
-    for (int whole = 32 * uniform_warp_idx(); whole < num_results; whole += kNumThreads) {
-      const float* partial =
-          &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] + r.column % 8;
-      float sum = 0;
+    for (int whole = 32 * uniform_warp_idx(); whole < num_results;
+         whole += ResultsTogether * kNumThreads) {
+      float sums[ResultsTogether] = {};
 #pragma unroll
-      for (int w = 0; w < kNumWarps; ++w) sum += partial[w * Sums::kWarpSize];
-      store(r, sum, operand, ok && i < num_results && r.column < num_columns);
-      i += kNumThreads;
-      if (whole + kNumThreads >= num_results) break;
-      r = wide_result_of(i, first, count, log2_columns);
-      operand = preload(r);
+      for (int j = 0; j < ResultsTogether; ++j) {
+        const WideResult& r = results[j];
+        const float* partial =
+            &context.sums.sums[r.row_group - first][0][r.column / 8][r.row][0] + r.column % 8;
+#pragma unroll
+        for (int w = 0; w < kNumWarps; ++w) sums[j] += partial[w * Sums::kWarpSize];
+      }
+#pragma unroll
+      for (int j = 0; j < ResultsTogether; ++j) {
+        const bool exists = i + j * kNumThreads < num_results && results[j].column < num_columns;
+        store(results[j], sums[j], operands[j], ok && exists);
+      }
+      i += ResultsTogether * kNumThreads;
+      if (whole + ResultsTogether * kNumThreads >= num_results) break;
+#pragma unroll
+      for (int j = 0; j < ResultsTogether; ++j) {
+        results[j] = wide_result_of(i + j * kNumThreads, first, count, log2_columns);
+        operands[j] = preload(results[j]);
+      }
     }
     sync_compute_threads();  // the next products overwrite the partial sums
     if (!warp_all(ok)) return false;

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
-from tests.comparison import SIZES, Comparison, MakeComparison
+from tests.comparison import SIZES, Comparison, MakeComparison, shuffle_pages
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 
@@ -31,14 +30,6 @@ def _kernel(b: Comparison, num_slots: int, cache_positions: int | None = None) -
         cache_positions=cache_positions,
         kernels=b._kernels,
     )
-
-
-def _shuffle_pages(kernel: Megakernel, seed: int) -> None:
-    free = kernel._cache._pool._free
-    kernel._cache._pool._free = deque(random.Random(seed).sample([*free], len(free)))
-    # What earlier streams left there must have no effect.
-    for tensor in (kernel._buffers.keys, kernel._buffers.values):
-        tensor[[*free]] = torch.nan
 
 
 def _begin(b: Comparison, kernel: Megakernel, slots: Sequence[int]) -> None:
@@ -94,7 +85,7 @@ def test_pages_in_any_order_give_the_same_codes_and_keys(
     expected = _speech_at_edges(b, kernel, range(8))
     for seed, slots in ((1, range(8)), (2, [5])):
         kernel = _kernel(b, 8)
-        _shuffle_pages(kernel, seed)
+        shuffle_pages(kernel, seed)
         assert _speech_at_edges(b, kernel, slots) == [expected[slot] for slot in slots]
         free = [*kernel._cache._pool._free]
         assert kernel._buffers.keys[free].isnan().all(), "a page of no slot was written"
@@ -110,7 +101,7 @@ def test_a_prompt_of_several_pages_has_the_same_keys_in_any_pages(
     found: list[tuple[Tensor, Tensor]] = []
     for seed, num_common in ((0, 0), (1, 138), (2, 40)):
         kernel = _kernel(b, 2)
-        _shuffle_pages(kernel, seed)
+        shuffle_pages(kernel, seed)
         for slot in range(2 if num_common else 1):
             kernel.prefill([PrefillRequest(slot, prompt, Sampling(seed=0), 0, num_common)])
             found.append((_keys_of(kernel, slot), kernel._buffers.prompt_hidden[slot]))
@@ -138,7 +129,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
         kernel.release(slot)
     for _ in range(2):
         streams = rng.sample(range(3), 3)
-        _shuffle_pages(kernel, rng.randrange(99))
+        shuffle_pages(kernel, rng.randrange(99))
         _begin(b, kernel, streams)
         made: dict[int, list[Codes]] = {slot: [] for slot in streams}
         for i in range(4):
