@@ -284,9 +284,8 @@ class DecodeBuffers:
         """Replaces the page table on the device, behind the launches before."""
         host = torch.from_numpy(table)
         if self._device.type == "cuda":
-            host = (
-                host.pin_memory()
-            )  # a copy, which the host may not change before the GPU reads it
+            # A copy, since the host may change the table before the GPU reads it.
+            host = host.pin_memory()
         self.page_table.copy_(host, non_blocking=True)
 
     def upload_streams(self, streams: Sequence[StreamParams]) -> Tensor:
