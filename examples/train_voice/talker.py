@@ -82,7 +82,8 @@ class Losses:
 
     def _rest(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Mean loss of each later code of a sample of frames."""
-        pick = torch.randperm(len(codes), device=codes.device)[:_PREDICTOR_FRAMES]
+        # `torch.randperm` makes short permutations on the CPU and waits for the GPU.
+        pick = torch.rand(len(codes), device=codes.device).argsort()[:_PREDICTOR_FRAMES]
         codes = codes[pick]
         logits = self._net.rest_logits(hidden[pick], codes).float()
         losses = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
