@@ -25,6 +25,7 @@ from examples.train_voice import (
     training,
     vocoder,
 )
+from examples.train_voice.dialogue import Dataset
 from examples.train_voice.discriminators import (
     Discriminators,
     adversarial_loss,
@@ -39,6 +40,7 @@ from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
 from examples.train_voice.synthesis import SHARD, shard_files, synthesise
+from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
 from megakernel_tts import TTS, Sampling
@@ -123,6 +125,18 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(clock)))
 
 
+def assert_inputs_are_predicted(work: Work) -> None:
+    """Code 0, the end and positions without a frame stay; other codes of input frames change."""
+    config, device = work.model_config(), torch.device("cpu")
+    dataset, net = Dataset(work, config, device), TalkerNet(config, device)
+    batch = dataset.build_held_out(full=True)
+    codes = talker.Losses(net, dataset).predicted_inputs(batch)
+    assert codes.shape == batch.codes.shape
+    assert (codes[..., 0] == batch.codes[..., 0]).all()
+    assert (codes[~batch.fed] == batch.codes[~batch.fed]).all()
+    assert (codes[batch.fed][:, 1:] != batch.codes[batch.fed][:, 1:]).any(1).all()
+
+
 @pytest.mark.usefixtures("as_on_gpu", "virtual_time")
 def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stages after `pronunciation`, on noise instead of speech, for a second each."""
@@ -142,6 +156,7 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (recorded[:, 0] == predicted[:, 0]).all() and (recorded != predicted).any()
     used_minutes = torch.load(work.state("vocoder"))["used"] / 60
     vocoder.train(work, used_minutes + 0.01, crops=4, frames=2, channels=2, seed=0)
+    assert_inputs_are_predicted(work)
     assert "held_predicted_mel" in work.log("vocoder").read_text()
     export.export(work)
     assert_speaks(work.voice)

@@ -48,7 +48,8 @@ struct alignas(16) ManyRowSharedMemory {
 // --- warp roles ---
 
 // All warps copy and multiply. Lane 4 g + t has rows g and g + 8 of every 16 rows of its warp, and
-// columns 2 t and 2 t + 1 of every eight, as the matrix instruction leaves them, in the epilogue too.
+// columns 2 t and 2 t + 1 of every eight, as the matrix instruction leaves them; in the epilogue
+// too.
 
 // The rows of a block in shared memory.
 struct RowWindow {

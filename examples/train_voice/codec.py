@@ -32,6 +32,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 1e-3
 _CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
+_PHONE_WEIGHT = 2.0
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
 _LOG_EVERY = 100
 
@@ -52,44 +53,51 @@ class _Training:
         together with an untrained encoder collapse.
         """
         semantic, acoustic = self.model.embed(wave)
-        q = self.model.join(semantic, acoustic)
-        mel, phone = self._features(wave, phones, q, semantic)
-        self._descend(5 * mel + phone + 1e-3 * q.square().mean(), limit=5.0)
+        q = self.model.join(semantic.detach(), acoustic)
+        mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
+        size = q.square().mean() + semantic.square().mean()
+        self._descend(5 * mel + phone + 1e-3 * size, limit=5.0)
         return {"mel": mel.detach(), "phone": phone.detach()}
 
     def codec_step(self, wave: Tensor, phones: Tensor, active: Tensor) -> dict[str, Tensor]:
-        """Trains encoder, codebooks and decoder together; active: [groups, crops]."""
+        """Trains encoder, codebooks and decoder together; active: [groups, crops].
+
+        Only the phones train the semantic projection. With gradients of the waveform and the
+        log-mels codebook 0 distinguishes loudness and pitch, and has too few entries for phones.
+        """
         model, frames = self.model, phones.shape[1]
-        semantic, acoustic = model.embed(wave)
+        exact, acoustic = model.embed(wave)
         quantized = model.quantizer(
-            semantic.flatten(0, 1), acoustic.flatten(0, 1), active.repeat_interleave(frames, 1)
+            exact.flatten(0, 1), acoustic.flatten(0, 1), active.repeat_interleave(frames, 1)
         )
         semantic, acoustic = (x.unflatten(0, (-1, frames)) for x in quantized[:2])
-        q = model.join(semantic, acoustic)
-        mel, phone = self._features(wave, phones, q, semantic)
+        q = model.join(semantic.detach(), acoustic)
+        mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
+        exact_phone = self._phone_loss(phones, exact)
         decoded = model.decoder(q)
         spectral = self._spectra.distance(decoded, wave)
-        self._descend(spectral + 0.25 * quantized[2] + phone + 5 * mel, limit=20.0)
+        phone_losses = _PHONE_WEIGHT * (phone + 0.5 * exact_phone)
+        self._descend(spectral + 0.25 * quantized[2] + phone_losses + 5 * mel, limit=20.0)
         complete = active.amin(0) > 0  # crops that use all codebooks
         pair = (decoded.detach() * complete[:, None], wave * complete[:, None])
         return {
             "spectral": spectral.detach(),
             "mel": mel.detach(),
             "phone": phone.detach(),
+            "exact_phone": exact_phone.detach(),
             "commit": quantized[2].detach(),
             "wave_mel": self._spectra.mel_distance(*pair) / complete.float().mean(),
         }
 
-    def _features(
-        self, wave: Tensor, phones: Tensor, q: Tensor, semantic: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        heads = self.model.parameters
+    def _mel_loss(self, wave: Tensor, q: Tensor) -> Tensor:
         with torch.no_grad():
             target = self._spectra.frame_mels(wave)
-        mel = (F.linear(q, heads["mel_head"]) - target).abs().mean()
-        logits = F.linear(semantic, heads["phone_head"]).unflatten(-1, (2, len(PHONES)))
-        phone = F.cross_entropy(logits.flatten(0, 2), phones.flatten(), ignore_index=-100)
-        return mel, phone
+        return (F.linear(q, self.model.parameters["mel_head"]) - target).abs().mean()
+
+    def _phone_loss(self, phones: Tensor, semantic: Tensor) -> Tensor:
+        logits = F.linear(semantic, self.model.parameters["phone_head"])
+        logits = logits.unflatten(-1, (2, len(PHONES))).flatten(0, 2)
+        return F.cross_entropy(logits, phones.flatten(), ignore_index=-100)
 
     def _descend(self, loss: Tensor, limit: float) -> None:
         self.optimizer.zero_grad(set_to_none=True)

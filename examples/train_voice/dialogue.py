@@ -102,6 +102,13 @@ class Dataset:
             yield order[start:end]
             start = end
 
+    def _to_device(self, values: NDArray[np.int64]) -> Tensor:
+        """Copies without waiting for the GPU, which a copy from pageable memory would do."""
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
     def build_held_out(self, full: bool) -> Batch:
         """Builds a batch of held-out utterances with given language, in one layout."""
         chosen = np.flatnonzero(self.held_out)[:_MAX_HELD_OUT]
@@ -121,8 +128,7 @@ class Dataset:
         device, ids, control = self._device, self._config.text, self._config.talker.control
 
         def column(values: NDArray[np.int64]) -> Tensor:
-            tensor = torch.from_numpy(np.ascontiguousarray(values))
-            return tensor.to(device, non_blocking=True)[:, None]
+            return self._to_device(values)[:, None]
 
         tokens, frames = self._tokens[chosen], self._frames[chosen]
         tags = np.where(auto, 5, 6)
@@ -157,9 +163,9 @@ class Dataset:
         order = np.arange(frames.sum()) - np.repeat(np.cumsum(frames) - frames, frames)
         return Batch(
             text, codec, codes, fed,
-            predicting=column(np.repeat(begin, frames) + order)[:, 0],
-            frames=column(np.repeat(self._first_frame[chosen], frames) + order)[:, 0],
-            ending=column(begin + frames)[:, 0],
+            predicting=self._to_device(np.repeat(begin, frames) + order),
+            frames=self._to_device(np.repeat(self._first_frame[chosen], frames) + order),
+            ending=self._to_device(begin + frames),
             spoken=spoken,
             text_word=torch.where(spoken, self._token_words[index], NOTHING),
             frame_word=torch.where(frame >= 0, self._words[frame.clamp(min=0)], NOTHING),

@@ -32,6 +32,9 @@ _PREDICTOR_FRAMES = 6_144  # of a batch, for the code predictor's loss
 _REST_WEIGHTS = 1.5, 0.5  # of the losses of codes 1 and 15; the first codes are heard most
 _FULL_SHARE, _AUTO_SHARE = 0.6, 0.3  # of the full layout and of utterances without language
 _CORRUPTION_SHARE = 0.04  # of input codes that are random, since sampled codes contain errors
+_PREDICTED_FROM = 0.2  # share of the time from which the predictor's codes are used as inputs
+_PREDICTED_INTERVAL = 2  # batches, of which one uses them
+_PREDICTED_TEMPERATURE = 0.3  # as in speech
 _SHORT_TEXTS_SHARE = 0.03  # of the time, with short texts only
 _SHORT_POSITIONS = 70
 _LOG_EVERY = 100
@@ -45,15 +48,19 @@ class Losses:
         weights = torch.linspace(*_REST_WEIGHTS, net.config.talker.num_groups - 1)
         self._weights = weights.to(dataset.codes.device)
 
-    def __call__(self, batch: Batch, *, corruption: float) -> dict[str, Tensor]:
+    def __call__(
+        self, batch: Batch, *, corruption: float, predicted: bool = False
+    ) -> dict[str, Tensor]:
         """Computes mean losses by name.
 
         Args:
             batch: From `Dataset.build`.
             corruption: Mean share of input codes that are replaced by random ones.
+            predicted: Whether codes 1 to groups - 1 of the input frames are the predictor's
+                samples, as in speech, instead of those of the recording.
         """
         net = self._net
-        codes = batch.codes
+        codes = self.predicted_inputs(batch) if predicted else batch.codes
         if corruption:
             share = 2 * corruption * torch.rand(len(codes), 1, 1, device=codes.device)
             random_codes = torch.randint_like(codes, net.config.predictor.vocab_size)
@@ -80,9 +87,27 @@ class Losses:
             "false_end": ends[:count].mean(),
         }
 
+    @torch.no_grad()
+    def predicted_inputs(self, batch: Batch) -> Tensor:
+        """Codes of the input frames, of which all but code 0 are sampled from the predictor.
+
+        Each code is predicted from the recording's earlier codes and frames, in one pass. The
+        talker's loss with these inputs is about that with codes that are sampled one by one.
+        """
+        hidden, _, _ = self._net.talker(self._net.inputs(batch, batch.codes))
+        recorded = self._dataset.codes[batch.frames].long()
+        logits = self._net.rest_logits(hidden.flatten(0, 1)[batch.predicting], recorded).float()
+        shares = (logits / _PREDICTED_TEMPERATURE).softmax(-1)
+        sampled = torch.multinomial(shares.flatten(0, 1), 1).view(len(recorded), -1)
+        codes = batch.codes.clone()
+        # The frame that a position predicts is the input of the next position.
+        codes.view(-1, codes.shape[-1])[batch.predicting + 1, 1:] = sampled
+        return codes
+
     def _rest(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Mean loss of each later code of a sample of frames."""
-        pick = torch.randperm(len(codes), device=codes.device)[:_PREDICTOR_FRAMES]
+        # `torch.randperm` makes short permutations on the CPU and waits for the GPU.
+        pick = torch.rand(len(codes), device=codes.device).argsort()[:_PREDICTOR_FRAMES]
         codes = codes[pick]
         logits = self._net.rest_logits(hidden[pick], codes).float()
         losses = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
@@ -139,11 +164,13 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
         save_state(file, {"parameters": named, "used": budget.used_s})
         net.dropout = False
         with average.applied(), autocast, torch.no_grad():
-            for full in (True, False):
-                metrics = losses(dataset.build_held_out(full), corruption=0.0)
+            for full, predicted in ((True, False), (False, False), (True, True)):
+                batch = dataset.build_held_out(full)
+                metrics = losses(batch, corruption=0.0, predicted=predicted)
                 values = {f"held_{name}": float(value) for name, value in metrics.items()}
-                times = {"step": step_idx, "seconds": budget.used_s, "full": float(full)}
-                append_json(work.log("talker"), times | values)
+                times = {"step": step_idx, "seconds": budget.used_s}
+                kind = {"full": float(full), "predicted": float(predicted)}
+                append_json(work.log("talker"), times | kind | values)
         net.dropout = True
 
     net.dropout = True
@@ -158,8 +185,10 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
                 rng.random(len(chosen)) < _FULL_SHARE,
                 rng.random(len(chosen)) < _AUTO_SHARE,
             )
+            predicted = budget.share > _PREDICTED_FROM and step_idx % _PREDICTED_INTERVAL == 1
             with autocast:
-                metrics = losses(dataset.build(chosen, full, auto), corruption=_CORRUPTION_SHARE)
+                batch = dataset.build(chosen, full, auto)
+                metrics = losses(batch, corruption=_CORRUPTION_SHARE, predicted=predicted)
             guide = 0.3 * max(0.1, 1 - budget.share)
             loss = metrics["first"] + metrics["rest"] + 0.2 * metrics["phone"]
             optimizer.zero_grad(set_to_none=True)

@@ -1,5 +1,7 @@
 """Talker and code predictor for training: whole sequences with teacher forcing."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,32 @@ from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED_LAYERS = 2, 3  # whose first head is trained to attend to the word being spoken
 _DROPOUT = 0.05
+
+
+def _run_layer(
+    x: Tensor, layer: Layer, c: StackConfig, rope: Tensor, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A transformer layer on x [batch, positions, hidden]; gives also its queries and keys."""
+    n = rms_norm(x, layer.input_norm, c.norm_eps)
+    q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
+    q = apply_rope(rms_norm(q.float(), layer.q_norm, c.norm_eps), rope).to(v.dtype)
+    k = apply_rope(rms_norm(k.float(), layer.k_norm, c.norm_eps), rope).to(v.dtype)
+    keys, values = (t.repeat_interleave(c.num_heads // c.num_kv_heads, 1) for t in (k, v))
+    y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
+    x = x + F.dropout(F.linear(merge_heads(y), layer.o), dropout)
+    n = rms_norm(x, layer.post_norm, c.norm_eps)
+    y = F.linear(F.silu(F.linear(n, layer.gate)) * F.linear(n, layer.up), layer.down)
+    return x + F.dropout(y, dropout), q, k
+
+
+@cache
+def _fused_layer() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`_run_layer` with fused kernels, for a GPU.
+
+    The layers are narrow: unfused, most of a step's time is memory traffic of norms, rotations and
+    activations in float32.
+    """
+    return torch.compile(_run_layer)
 
 
 class TalkerNet:
@@ -117,19 +145,11 @@ class TalkerNet:
     def _layer(
         self, x: Tensor, layer: Layer, c: StackConfig, rope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        n = rms_norm(x, layer.input_norm, c.norm_eps)
-        q, k, v = (split_heads(F.linear(n, p), c.head_dim) for p in (layer.q, layer.k, layer.v))
-        q = apply_rope(rms_norm(q.float(), layer.q_norm, c.norm_eps), rope).to(v.dtype)
-        k = apply_rope(rms_norm(k.float(), layer.k_norm, c.norm_eps), rope).to(v.dtype)
-        keys, values = (t.repeat_interleave(c.num_heads // c.num_kv_heads, 1) for t in (k, v))
-        y = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
-        x = x + self._drop(F.linear(merge_heads(y), layer.o))
-        n = rms_norm(x, layer.post_norm, c.norm_eps)
-        y = F.linear(F.silu(F.linear(n, layer.gate)) * F.linear(n, layer.up), layer.down)
-        return x + self._drop(y), q, k
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, _DROPOUT) if self.dropout else x
+        if self.dropout and x.is_cuda:
+            torch._dynamo.maybe_mark_dynamic(x, (0, 1))
+            torch._dynamo.maybe_mark_dynamic(rope, 3)
+            return _fused_layer()(x, layer, c, rope, _DROPOUT)
+        return _run_layer(x, layer, c, rope, _DROPOUT if self.dropout else 0.0)
 
 
 def _initial(spec: TensorSpec, layers: int) -> Tensor:

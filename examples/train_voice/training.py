@@ -51,8 +51,9 @@ class Average:
     def update(self, step: int) -> None:
         """Adds the current parameters; the first steps have more weight."""
         decay = min(0.995, 1 - 10 / (step + 20))
-        for tensor, live in zip(self.tensors, self._live, strict=True):
-            tensor.lerp_(live, 1 - decay)
+        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+            self.tensors, self._live, 1 - decay
+        )
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 3e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_SHARES = {"mel": 1.0, "adversarial": 1.0, "features": 2.0}  # of the waveform's gradient
+_SHARES = {"mel": 1.0, "adversarial": 0.1, "features": 0.3}  # of the waveform's gradient
 _MAX_NORM = 200.0  # of the discriminators' gradients
 _RAMP_STEPS = 300  # over which the adversarial losses reach their weight
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
@@ -107,13 +107,16 @@ class _Training:
     def _balanced(self, losses: dict[str, Tensor], wave: Tensor, weight: Tensor) -> Tensor:
         """Gradient of the waveform, to which each loss contributes its share (as in EnCodec).
 
-        Without it the log-mels' gradient is hundreds of times the others'.
+        Without it the log-mels' gradient is hundreds of times the others'. A gradient that exceeds
+        its moving average is limited to its share: scores' gradients grow tenfold within tens of
+        steps while the discriminators learn, and would destroy the trained decoder.
         """
         grads = [torch.autograd.grad(x, wave, retain_graph=True)[0] for x in losses.values()]
         norms = torch.stack([grad.norm() for grad in grads])
         self._norms.copy_(torch.where(self._norms > 0, self._norms.lerp(norms, 0.02), norms))
         total = torch.zeros_like(wave)
-        for grad, norm, (name, share) in zip(grads, self._norms, _SHARES.items(), strict=True):
+        scales = torch.maximum(self._norms, norms)
+        for grad, norm, (name, share) in zip(grads, scales, _SHARES.items(), strict=True):
             total += share / (norm + 1e-12) * grad * (1.0 if name == "mel" else weight)
         return total
 
