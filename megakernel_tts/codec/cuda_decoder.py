@@ -295,12 +295,13 @@ class CudaDecoder:
         if self._stream is not None:
             self._stream.decoded.synchronize()
         pcm, non_finite = self._kernels.pcm.numpy(), self._kernels.non_finite.numpy()
+        all_finite = not non_finite[: sum(request.num_frames for request in requests)].any()
         samples: Samples = []
         first = 0
         for request, count in zip(requests, counts, strict=True):
             end = first + count
             if count:
-                finite = not non_finite[first:end].any()
+                finite = all_finite or not non_finite[first:end].any()
                 span = slice(first * self.frame, end * self.frame)
                 samples.append(pcm[span].copy() if finite else None)
             first += request.num_frames
