@@ -176,7 +176,7 @@ class Loop:
     def _deliver_if_required(self) -> None:
         """Delivers the batch in flight if no device work overlaps it, or a slot may become free."""
         scheduler = self.scheduler
-        if not self._stepped or scheduler.leaving or scheduler.swap_candidate is not None:
+        if not self._stepped or scheduler.leaving or scheduler.choose_swap() is not None:
             self.decoding.deliver()
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
@@ -203,7 +203,7 @@ class Loop:
 
     def _swap_out_one(self) -> None:
         """Swaps out the stream whose slot another needs, if there is one."""
-        if (stream := self.scheduler.swap_candidate) is not None:
+        if (stream := self.scheduler.choose_swap()) is not None:
             self._isolate(stream, self.scheduler.swap_out)
 
     def _feed_or_finish(self) -> None:

@@ -136,9 +136,8 @@ class Scheduler:
         """Whether a stream waits, and nothing has kept it from getting a slot."""
         return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
 
-    @property
-    def swap_candidate(self) -> Stream | None:
-        """The stream to swap out, if another needs its slot or its memory.
+    def choose_swap(self) -> Stream | None:
+        """Returns the stream to swap out, if another needs its slot or its memory.
 
         For the next frame of another: of the lowest priority, a stalled one or else the one whose
         audio lasts longest, or the last of several. For a stream without a slot: the one stalled
