@@ -315,13 +315,10 @@ class Megakernel:
         scores: list[Tensor | None] = []
         seen_codes = self._buffers.seen_codes.clone()  # the kernel marks every code it samples
         num_frames = min(num_frames, MAX_FRAMES)
-        for slot in slots:
-            state = self._state[slot]
-            num_frames = self._cache.require_frames(slot, state.num_positions, num_frames)
         try:
             for start in range(0, len(slots), self.max_streams):
                 launched = slots[start : start + self.max_streams]
-                self._launch(launched, num_frames)
+                num_frames = self._launch(launched, num_frames)
                 if start == 0:
                     overlap()
                 self._wait(
@@ -337,11 +334,12 @@ class Megakernel:
             for slot, codes, captured in zip(slots, generated, scores, strict=True)
         ]
 
-    def _launch(self, slots: Sequence[int], num_frames: int) -> None:
-        """Launches the generation of frames; does not wait."""
+    def _launch(self, slots: Sequence[int], num_frames: int) -> int:
+        """Launches frames and returns how many: as far as there are pages; does not wait."""
         buffers = self._buffers
         params = buffers.params
-        self._cache.prepare({s: self._state[s].num_positions + num_frames for s in slots})
+        num_positions = {slot: self._state[slot].num_positions for slot in slots}
+        num_frames = self._cache.prepare_frames(num_positions, num_frames)
         buffers.num_published[:] = 0
         params.num_streams, params.max_frames = len(slots), num_frames
         params.timeout_ns = _TIMEOUT_NS
@@ -359,6 +357,7 @@ class Megakernel:
             self._capture.start_copy(len(slots), num_frames)
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(self._device))
+        return num_frames
 
     def _report_pending(
         self,

@@ -63,41 +63,29 @@ class PagedCache:
                 "Release a slot, or load with more cache_positions."
             )
 
-    def require_frames(self, slot: int, num_positions: int, num_frames: int) -> int:
-        """Assigns pages for the next frames of a slot, as far as there are any.
+    def prepare_frames(self, num_positions: Mapping[int, int], num_frames: int) -> int:
+        """Assigns pages for the next frames of slots, and passes their pages to the device.
 
         Args:
-            slot: The slot.
-            num_positions: Positions that its stream has.
+            num_positions: Positions that the stream of each slot has.
             num_frames: Frames that may follow, with a position each.
 
         Returns:
-            The frames for which there are pages; at least one.
+            The frames for which every slot has pages; at least one.
 
         Raises:
             MemoryError: There is no page for the next one.
         """
-        if self.reserve(slot, num_positions + num_frames):
-            return num_frames
-        self.require(slot, num_positions + 1)
-        return self._pool.num_positions(slot) - num_positions
+        for slot, count in num_positions.items():
+            if not self.reserve(slot, count + num_frames):
+                self.require(slot, count + 1)
+                num_frames = self._pool.num_positions(slot) - count
+        self.upload_table()
+        return num_frames
 
     def release(self, slot: int) -> None:
         """Frees the pages of a slot."""
         self._pool.release(slot)
-
-    def prepare(self, num_positions: Mapping[int, int]) -> None:
-        """Assigns the pages that a launch writes, and passes the slots' pages to the device.
-
-        Args:
-            num_positions: Positions that each slot of the launch has after it.
-
-        Raises:
-            MemoryError: Too few are free.
-        """
-        for slot, count in num_positions.items():
-            self.require(slot, count)
-        self.upload_table()
 
     def upload_table(self) -> None:
         """Passes the slots' pages to the device, for the launches that follow."""
