@@ -139,3 +139,19 @@ def shuffle_pages(kernel: Megakernel, seed: int) -> None:
     # What earlier streams left there must have no effect.
     for tensor in (kernel._buffers.keys, kernel._buffers.values):
         tensor[[*free]] = torch.nan
+
+
+def step_slots(
+    kernel: Megakernel, slots: Sequence[int], num_frames: int = 1
+) -> dict[int, list[list[int]]]:
+    """Makes frames; returns the codes [frames, groups] of each slot."""
+    frames = kernel.step(slots, num_frames)
+    return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
+
+
+def fill_positions(kernel: Megakernel, slot: int, num_positions: int) -> None:
+    """Gives a slot random keys and values for its first positions."""
+    assert kernel.reserve(slot, num_positions)
+    generator = torch.Generator().manual_seed(slot)
+    for view in kernel._cache.views(slot, num_positions):
+        view.copy_(torch.randn(view.shape, generator=generator))

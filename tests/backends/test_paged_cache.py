@@ -11,7 +11,14 @@ from torch import Tensor
 from megakernel_tts import Sampling
 from megakernel_tts.backends.megakernel import Megakernel
 from megakernel_tts.backends.protocol import PrefillRequest
-from tests.comparison import SIZES, Comparison, MakeComparison, shuffle_pages
+from tests.comparison import (
+    SIZES,
+    Comparison,
+    MakeComparison,
+    fill_positions,
+    shuffle_pages,
+    step_slots,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
 
@@ -46,15 +53,7 @@ def _begin(b: Comparison, kernel: Megakernel, slots: Sequence[int]) -> None:
 def _continue_at(kernel: Megakernel, slot: int, num_positions: int) -> None:
     """Moves a stream to a position, behind random keys and values."""
     kernel._state[slot].num_prompt = num_positions - kernel._state[slot].num_frames + 1
-    assert kernel.reserve(slot, num_positions)
-    generator = torch.Generator().manual_seed(slot)
-    for view in kernel._cache.views(slot, num_positions):
-        view.copy_(torch.randn(view.shape, generator=generator))
-
-
-def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
-    frames = kernel.step(slots, num_frames)
-    return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
+    fill_positions(kernel, slot, num_positions)
 
 
 def _keys_of(kernel: Megakernel, slot: int) -> Tensor:
@@ -67,10 +66,10 @@ def _keys_of(kernel: Megakernel, slot: int) -> Tensor:
 def _speech_at_edges(b: Comparison, kernel: Megakernel, slots: Sequence[int]) -> list[object]:
     """Codes and keys of streams that cross from page to page."""
     _begin(b, kernel, slots)
-    _step(kernel, slots)
+    step_slots(kernel, slots)
     for slot in slots:
         _continue_at(kernel, slot, _EDGES[slot])
-    codes = _step(kernel, slots, 2)
+    codes = step_slots(kernel, slots, 2)
     assert any(len(kernel._cache._pool.pages(slot)) > 1 for slot in slots)
     return [(codes[slot], _keys_of(kernel, slot).tolist()) for slot in slots]
 
@@ -119,7 +118,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
     kernel = _kernel(b, 4)
     for slot in range(3):
         _begin(b, kernel, [slot])
-        solo[slot] = [_step(kernel, [slot])[slot] for _ in range(4)]
+        solo[slot] = [step_slots(kernel, [slot])[slot] for _ in range(4)]
         kernel.release(slot)
     kernel = _kernel(b, 4, cache_positions=_MAX_POSITIONS)
     with pytest.raises(MemoryError, match=r"slot 3 needs 10 positions.* 0 of all 3 pages"):
@@ -134,7 +133,7 @@ def test_streams_that_join_and_leave_a_small_cache_have_their_own_codes(
         made: dict[int, list[Codes]] = {slot: [] for slot in streams}
         for i in range(4):
             active = streams if i != 1 else streams[:2]
-            for slot, codes in _step(kernel, active).items():
+            for slot, codes in step_slots(kernel, active).items():
                 made[slot].append(codes)
             if i == 1:
                 away = streams[2]
@@ -154,18 +153,18 @@ def test_a_step_makes_the_frames_for_which_there_are_pages(comparison: MakeCompa
     b = comparison("0b6", blocks=1)
     kernel = _kernel(b, 2, cache_positions=_MAX_POSITIONS)
     _begin(b, kernel, [0, 1])
-    _step(kernel, [0, 1])
+    step_slots(kernel, [0, 1])
     _continue_at(kernel, 0, 126)
     _continue_at(kernel, 1, 255)
-    codes = _step(kernel, [0, 1], 9)
+    codes = step_slots(kernel, [0, 1], 9)
     assert [len(frames) for frames in codes.values()] == [1, 1], "slot 1 has one position left"
-    assert len(_step(kernel, [0], 9)[0]) == 1, "slot 0 has one position left"
+    assert len(step_slots(kernel, [0], 9)[0]) == 1, "slot 0 has one position left"
     states = [kernel._state[slot].num_frames for slot in (0, 1)]
     with pytest.raises(MemoryError, match="slot 0 needs 129 positions and has pages for 128"):
         kernel.step([0, 1], 1)
     assert [kernel._state[slot].num_frames for slot in (0, 1)] == states
     kernel.release(1)
-    assert len(_step(kernel, [0], 2)[0]) == 2
+    assert len(step_slots(kernel, [0], 2)[0]) == 2
 
 
 def test_a_page_that_other_positions_have_overwritten_has_no_prefix(
@@ -204,7 +203,7 @@ def test_a_launch_has_the_pages_that_it_writes(comparison: MakeComparison) -> No
     b = comparison("0b6")
     kernel = _kernel(b, 2)
     _begin(b, kernel, [0])
-    _step(kernel, [0])
+    step_slots(kernel, [0])
     _continue_at(kernel, 0, 127)
     kernel._launch([0], 3)
     kernel._wait(3)

@@ -20,7 +20,7 @@ from megakernel_tts.loader import LoadedModel, load_checkpoint
 from megakernel_tts.model import random_checkpoint
 from megakernel_tts.model.random_checkpoint import Size, write_checkpoint
 from megakernel_tts.model.random_released import write_released_checkpoint
-from tests.comparison import SIZES, Comparison, shuffle_pages
+from tests.comparison import SIZES, Comparison, fill_positions, shuffle_pages, step_slots
 from tests.emulator import EmulatedModule, emulated_kernels
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the emulator")
@@ -85,18 +85,10 @@ class _Rig:
         """
         shuffle_pages(kernel, seed=1 if kernel is self.wide else 2)
         self.begin(kernel, slots)
-        _step(kernel, slots)
+        step_slots(kernel, slots)
         for slot in slots:
             num_positions = kernel._state[slot].num_prompt = _SPAN_EDGES[slot % len(_SPAN_EDGES)]
-            assert kernel.reserve(slot, num_positions)
-            generator = torch.Generator().manual_seed(slot)
-            for view in kernel._cache.views(slot, num_positions):
-                view.copy_(torch.randn(view.shape, generator=generator))
-
-
-def _step(kernel: Megakernel, slots: Sequence[int], num_frames: int = 1) -> dict[int, Codes]:
-    frames = kernel.step(slots, num_frames)
-    return {slot: made.codes.tolist() for slot, made in zip(slots, frames, strict=True)}
+            fill_positions(kernel, slot, num_positions)
 
 
 def _cache_of(kernel: Megakernel, slot: int) -> list[Tensor]:
@@ -106,8 +98,8 @@ def _cache_of(kernel: Megakernel, slot: int) -> list[Tensor]:
 
 def _assert_same_caches(one: Megakernel, other: Megakernel, slots: Sequence[int]) -> None:
     for slot in slots:
-        views = zip(_cache_of(one, slot), _cache_of(other, slot), strict=True)
-        assert all(torch.equal(ours, theirs) for ours, theirs in views)
+        views = [*zip(_cache_of(one, slot), _cache_of(other, slot), strict=True)]
+        assert views and all(torch.equal(ours, theirs) for ours, theirs in views)
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +134,10 @@ def test_streams_that_join_and_leave_have_their_own_codes(make_rig: MakeRig, siz
     rig = make_rig(size, 16)
     few = [0, 3, 5, 6, 7, 8, 9]
     rig.begin(rig.wide, range(10))
-    wide = [_step(rig.wide, range(9)), _step(rig.wide, [9, 7, 0, 5, 1, 2, 3, 4, 8])]
+    wide = [step_slots(rig.wide, range(9)), step_slots(rig.wide, [9, 7, 0, 5, 1, 2, 3, 4, 8])]
     assert rig.module.launched == ["generate_wide"] * 2
     rig.begin(rig.narrow, few)
-    narrow = [_step(rig.narrow, few[:-1]), _step(rig.narrow, [0, 3, 5, 7, 8, 9])]
+    narrow = [step_slots(rig.narrow, few[:-1]), step_slots(rig.narrow, [0, 3, 5, 7, 8, 9])]
     assert [{slot: codes[slot] for slot in few if slot in codes} for codes in wide] == narrow
     _assert_same_caches(rig.wide, rig.narrow, few)
 
@@ -154,9 +146,9 @@ def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeR
     rig = make_rig("0b6", 64)
     few = [0, 8, 31, 32]
     rig.begin(rig.narrow, few)
-    expected = _step(rig.narrow, few)
+    expected = step_slots(rig.narrow, few)
     rig.begin(rig.wide, range(33))
-    codes = _step(rig.wide, range(33))
+    codes = step_slots(rig.wide, range(33))
     assert rig.module.launched == ["generate_wide"]
     assert {slot: codes[slot] for slot in few} == expected
     _assert_same_caches(rig.wide, rig.narrow, few)
@@ -168,12 +160,12 @@ def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
 ) -> None:
     rig, streams = make_rig("0b6", width), range(max(few) + 1)
     rig.continue_at(rig.wide, streams)
-    wide = _step(rig.wide, streams)
+    wide = step_slots(rig.wide, streams)
     free = [*rig.wide._cache._pool._free]
     assert rig.wide._buffers.keys[free].isnan().all(), "a page of no slot was written"
     assert rig.wide._buffers.values[free].isnan().all()
     rig.continue_at(rig.narrow, few)
-    assert _step(rig.narrow, few) == {slot: wide[slot] for slot in few}
+    assert step_slots(rig.narrow, few) == {slot: wide[slot] for slot in few}
     _assert_same_caches(rig.wide, rig.narrow, few)
 
 
@@ -195,7 +187,7 @@ def test_schedules_change_neither_codes_nor_epochs(make_rig: MakeRig) -> None:
     codes = []
     for rig.module.schedule_seed, rig.module.late in ((0, 0), (1, 0), (0, 2000)):
         rig.begin(rig.wide, range(9))
-        codes.append(_step(rig.wide, range(9)))
+        codes.append(step_slots(rig.wide, range(9)))
         for slot in range(9):
             rig.wide.release(slot)
     assert codes[1:] == codes[:1] * 2
@@ -212,7 +204,7 @@ def test_a_wait_that_times_out_ends_the_launch(
         with pytest.raises(DeviceError, match=r"thread block \d+ waited"):
             rig.wide.step(range(9), 1)
     rig.begin(rig.wide, range(9))
-    assert all(len(codes) == 1 for codes in _step(rig.wide, range(9)).values())
+    assert all(len(codes) == 1 for codes in step_slots(rig.wide, range(9)).values())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +249,7 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
 
         def generate(slots: Sequence[int]) -> dict[int, Codes]:
             begin(slots)
-            codes = _step(kernel, slots, num_frames)
+            codes = step_slots(kernel, slots, num_frames)
             for slot in slots:
                 kernel.release(slot)
             return codes
@@ -272,7 +264,7 @@ def test_batches_of_a_released_size_have_the_codes_of_launches_of_few(
         made: dict[int, Codes] = {slot: [] for slot in range(64)}
         for step in range(12):  # groups of eight streams join and leave one after another
             active = [s for s in range(64) if s // 8 <= step < s // 8 + 4]
-            for slot, codes in _step(kernel, active, 2).items():
+            for slot, codes in step_slots(kernel, active, 2).items():
                 made[slot] += codes
         for slot, codes in made.items():
             assert codes == solo[slot][: len(codes)]
