@@ -198,18 +198,39 @@ def time_torch(decoder: Transducer, frames: Tensor) -> float:
     return float(np.median(times[1:]))
 
 
+def decoder_inputs(
+    vocab_size: int, batch: int, num_frames: int, dtype: torch.dtype
+) -> tuple[TransducerWeights, TransducerConfig, Tensor, float]:
+    """A decoder of the released size with random weights, and frames for it, on the GPU.
+
+    Args:
+        vocab_size: Ids, blank included.
+        batch: Streams.
+        num_frames: Frames of a stream.
+        dtype: Of weights and frames.
+
+    Returns:
+        The weights, whose bias of blank is calibrated; their sizes; frames [batch, frames, in]; and
+        the tokens per frame.
+    """
+    device = torch.device("cuda")
+    size = replace(RELEASED_SIZE, hidden_size=64, num_layers=1, vocab_size=vocab_size)
+    model = random_model("streaming", size, device, dtype)
+    config = model.config.transducer
+    generator = torch.Generator(device).manual_seed(1)
+    frames = torch.randn(batch, num_frames, 64, device=device, generator=generator).to(dtype)
+    weights, rate = calibrated(model.weights.transducer, config, frames, load_transducer)
+    return weights, config, frames, rate
+
+
 def decode(options: argparse.Namespace) -> dict[str, object]:
     """Measures the decoder alone."""
-    rows, device = [], torch.device("cuda")
+    rows = []
     for vocab_size in options.vocabularies:
-        size = replace(RELEASED_SIZE, hidden_size=64, num_layers=1, vocab_size=vocab_size)
-        model = random_model("streaming", size, device, getattr(torch, options.dtype))
-        config = model.config.transducer
-        generator = torch.Generator(device).manual_seed(1)
-        frames = torch.randn(
-            max(options.batches), options.frames, 64, device=device, generator=generator
-        ).to(model.weights.transducer.embedding.dtype)
-        weights, rate = calibrated(model.weights.transducer, config, frames, load_transducer)
+        inputs = decoder_inputs(
+            vocab_size, max(options.batches), options.frames, getattr(torch, options.dtype)
+        )
+        weights, config, frames, rate = inputs
         ours, eager = load_transducer(weights, config), Transducer(weights, config)
         for batch in options.batches:
             part = frames[:batch]

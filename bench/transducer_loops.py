@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from ctypes import c_int, c_uint64
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +20,7 @@ from cuda.bindings import driver  # pyright: ignore
 from torch import Tensor
 
 from bench.events import event_times
-from bench.recognition import calibrated, numbers
+from bench.recognition import decoder_inputs, numbers
 from bench.report import write
 from megakernel_common.kernels import build
 from megakernel_common.kernels.declarations import DeviceConstant, DeviceStruct, pointer
@@ -31,7 +30,6 @@ from megakernel_common.kernels.program import Program
 from megakernel_stt.kernels.structs import TRANSDUCER_DECLARATIONS, TransducerParams
 from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer, read_results
 from megakernel_stt.model.config import TransducerConfig
-from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
 from megakernel_stt.model.weights import TransducerWeights
 from megakernel_stt.network.transducer import TransducerState
 
@@ -274,17 +272,12 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=30, help="default: 30")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options = parser.parse_args()
-    rows, device = list[dict[str, object]](), torch.device("cuda")
+    rows = list[dict[str, object]]()
     with torch.inference_mode():
         for vocab_size in options.vocabularies:
-            size = replace(RELEASED_SIZE, hidden_size=64, num_layers=1, vocab_size=vocab_size)
-            model = random_model("streaming", size, device, getattr(torch, options.dtype))
-            config = model.config.transducer
-            generator = torch.Generator(device).manual_seed(1)
-            frames = torch.randn(
-                max(options.batches), options.frames, 64, device=device, generator=generator
-            ).to(model.weights.transducer.embedding.dtype)
-            weights, _ = calibrated(model.weights.transducer, config, frames, load_transducer)
+            weights, config, frames, _ = decoder_inputs(
+                vocab_size, max(options.batches), options.frames, getattr(torch, options.dtype)
+            )
             decoders = {
                 "launch": load_transducer(weights, config),
                 "while_node": load_rounds(weights, config),
