@@ -166,12 +166,14 @@ def test_the_host_waits_once_per_chunk(dtype: str, recogniser: MakeCheckpoint) -
     stream.add(mels(80, 1))
     run(ours, stream)
     stream.add(mels(80, 2))
-    with warnings.catch_warnings(record=True) as waits:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             run(ours, stream)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    found = [f"{w.filename}:{w.lineno}: {w.message}" for w in waits]
-    assert ids(stream) and len(waits) <= 5, found  # chunks
+    found = [f"{w.filename}:{w.lineno}: {w.message}" for w in caught]
+    # The first use of the debug mode in a process also warns that the mode is a prototype.
+    waits = [line for line in found if "synchronizing CUDA operation" in line]
+    assert ids(stream) and len(waits) == 5, found  # chunks
