@@ -126,15 +126,16 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_inputs_are_predicted(work: Work) -> None:
-    """Code 0, the end and positions without a frame stay; other codes of input frames change."""
+    """Code 0 and positions without a frame stay; other codes of input frames change."""
     config, device = work.model_config(), torch.device("cpu")
     dataset, net = Dataset(work, config, device), TalkerNet(config, device)
     batch = dataset.build_held_out(full=True)
-    codes = talker.Losses(net, dataset).predicted_inputs(batch)
-    assert codes.shape == batch.codes.shape
-    assert (codes[..., 0] == batch.codes[..., 0]).all()
-    assert (codes[~batch.fed] == batch.codes[~batch.fed]).all()
-    assert (codes[batch.fed][:, 1:] != batch.codes[batch.fed][:, 1:]).any(1).all()
+    codes, fed = talker.Losses(net, dataset).predicted_inputs(batch), batch.previous >= 0
+    recorded = dataset.codes_of(batch.previous)
+    assert codes.shape == recorded.shape
+    assert (codes[..., 0] == recorded[..., 0]).all()
+    assert (codes[~fed] == recorded[~fed]).all()
+    assert (codes[fed][:, 1:] != recorded[fed][:, 1:]).any(1).all()
 
 
 @pytest.mark.usefixtures("as_on_gpu", "virtual_time")

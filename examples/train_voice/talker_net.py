@@ -92,7 +92,8 @@ class TalkerNet:
 
     def inputs(self, batch: Batch, codes: Tensor) -> Tensor:
         """Inputs of the talker [batch, positions, hidden], with these codes as input frames."""
-        x = self.text(batch.text) + self.frames(codes) * batch.fed[..., None]
+        fed = batch.previous != NOTHING
+        x = self.text(batch.text) + self.frames(codes) * fed[..., None]
         control = self.control(batch.control.clamp(min=0))
         return x + control * (batch.control != NOTHING)[..., None]
 
