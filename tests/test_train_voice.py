@@ -39,7 +39,7 @@ from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
 from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
-from examples.train_voice.synthesis import SHARD, shard_files, synthesise
+from examples.train_voice.synthesis import SHARD, shard_files, shorten_corpus, synthesise
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
@@ -286,3 +286,18 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     assert not wave.any()
     whole, _ = recordings.whole(recordings.held_out)
     assert whole.shape[0] == 3 and (whole > 0).all()
+
+
+def test_the_corpus_ends_before_the_first_missing_shard(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    work.recordings.mkdir()
+    corpus = [("clara", str(i)) for i in range(2 * SHARD + 1)]
+    work.write_corpus(corpus)
+    work.phonemes.write_text("".join(f"{text}\n" for _, text in corpus))
+    files = shard_files(work)
+    for file in (files[0], files[2]):
+        file.touch()
+    assert shorten_corpus(work) == SHARD
+    assert work.read_corpus() == corpus[:SHARD]
+    assert work.phonemes.read_text().splitlines()[-1] == str(SHARD - 1)
+    assert shorten_corpus(work) == SHARD
