@@ -71,7 +71,7 @@ class Losses:
         phones = phones.masked_fill(~predicting[:, None], _IGNORED)
         ends = logits.detach().softmax(-1)[:, eos]
         picked = _pick(predicting)
-        rest = net.rest_logits(hidden[picked], codes[picked]).float()
+        rest = net.rest_logits(hidden.index_select(0, picked), codes[picked]).float()
         each = _rest_losses(rest, codes[picked], predicting[picked])
         if own:
             own.store(batch, logits, picked, rest)
