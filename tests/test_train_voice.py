@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,14 +33,15 @@ from examples.train_voice.discriminators import (
     discriminator_loss,
     feature_loss,
 )
-from examples.train_voice.layout import TINY, Work, write_folder
+from examples.train_voice.layout import CODES, TINY, Work, write_folder
 from examples.train_voice.operations import conv, snake, transposed
-from examples.train_voice.phonemes import LANGUAGES, VOICES
+from examples.train_voice.own_codes import OwnCodes
+from examples.train_voice.phonemes import LANGUAGES, PHONES, VOICES
 from examples.train_voice.recordings import HELD_OUT_INTERVAL, Recordings
 from examples.train_voice.replies import Replies
 from examples.train_voice.spectral import Spectra
 from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
-from examples.train_voice.synthesis import SHARD, shard_files, synthesise
+from examples.train_voice.synthesis import SHARD, shard_files, shorten_corpus, synthesise
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.tokenizer import train_tokenizer
 from examples.train_voice.truth import timed_speeches
@@ -126,15 +128,16 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_inputs_are_predicted(work: Work) -> None:
-    """Code 0, the end and positions without a frame stay; other codes of input frames change."""
+    """Code 0 and positions without a frame stay; other codes of input frames change."""
     config, device = work.model_config(), torch.device("cpu")
     dataset, net = Dataset(work, config, device), TalkerNet(config, device)
     batch = dataset.build_held_out(full=True)
-    codes = talker.Losses(net, dataset).predicted_inputs(batch)
-    assert codes.shape == batch.codes.shape
-    assert (codes[..., 0] == batch.codes[..., 0]).all()
-    assert (codes[~batch.fed] == batch.codes[~batch.fed]).all()
-    assert (codes[batch.fed][:, 1:] != batch.codes[batch.fed][:, 1:]).any(1).all()
+    codes, fed = talker.Losses(net, dataset).predicted_inputs(batch), batch.previous >= 0
+    recorded = dataset.codes_of(batch.previous)
+    assert codes.shape == recorded.shape
+    assert (codes[..., 0] == recorded[..., 0]).all()
+    assert (codes[~fed] == recorded[~fed]).all()
+    assert (codes[fed][:, 1:] != recorded[fed][:, 1:]).any(1).all()
 
 
 @pytest.mark.usefixtures("as_on_gpu", "virtual_time")
@@ -167,6 +170,68 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
         last = json.loads(work.log(stage).read_text().splitlines()[-1])
         held_out = [value for name, value in last.items() if name.startswith("held_")]
         assert held_out and np.isfinite(held_out).all(), stage
+
+
+def write_random_codes(work: Work, corpus: list[tuple[str, str]], frames: list[int]) -> None:
+    """Writes a run's corpus, tokenizer and random codes of so many frames for each text."""
+    work.write_corpus(corpus)
+    sizes = replace(TINY, hidden=64, predictor_hidden=64)
+    write_folder(work.voice, *train_tokenizer(8 * work.texts()), sizes)
+    rng, total = np.random.default_rng(0), sum(frames)
+    words = [np.arange(n) * len(t.split()) // n for n, (_, t) in zip(frames, corpus, strict=True)]
+    np.savez(
+        work.codes,
+        codes=rng.integers(0, CODES, (total, 16)).astype(np.uint8),
+        phones=rng.integers(0, len(PHONES), (total, 2)).astype(np.uint8),
+        words=np.concatenate(words).astype(np.int16),
+        frames=np.array(frames),
+        text=np.arange(len(corpus)),
+        speaker=np.array([list(VOICES).index(voice) for voice, _ in corpus]),
+    )
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_speech_has_the_codes_that_the_talker_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy speech of two texts with random codes, after training with own input codes."""
+    monkeypatch.setattr(talker, "_PEAK_RATE", 6e-3)
+    work, frames = Work(tmp_path), [4, 5, 7]
+    corpus = [("clara", "Held out."), ("henry", "One."), ("lucia", "Two or three?")]
+    write_random_codes(work, corpus, frames)
+    talker.train(work, minutes=0.8, positions=64, seed=0)
+    assert '"predicted": 1.0' in work.log("talker").read_text()
+    codec = codec_model.CodecModel(work.codec_config(), torch.device("cpu"))
+    training.save_state(work.state("codec"), codec.state(list(codec.parameters.values())))
+    export.export(work)
+    recorded = np.split(np.load(work.codes)["codes"], np.cumsum(frames)[:-1])
+    greedy = Sampling(temperature=0, predictor_temperature=0, max_frames=20)
+    with TTS.load(work.voice, device="cpu", slots=1) as tts:
+        for (voice, text), codes in list(zip(corpus, recorded, strict=True))[1:]:
+            for layout in ("full", "streaming"):
+                speech = tts.say(text, voice, layout=layout, sampling=greedy)
+                assert speech.codes.tolist() == codes.tolist()
+
+
+def test_own_codes_replace_recorded_ones_in_their_share(tmp_path: Path) -> None:
+    work, device = Work(tmp_path), torch.device("cpu")
+    write_random_codes(work, [("clara", "A b c.")] * 400, [30] * 400)
+    dataset = Dataset(work, work.model_config(), device)
+    own = OwnCodes(dataset, CODES)
+    chosen, flags = torch.arange(400), torch.zeros(400, dtype=torch.bool)
+    batch = dataset.build(chosen, flags, flags, 64)
+    recorded, fed = dataset.codes_of(batch.previous), batch.previous >= 0
+    count = batch.frame.numel()
+    certain = torch.full((count, CODES), -1e9)
+    certain[:, 7] = 0.0  # every sample is 7
+    rest = certain[:, None].expand(-1, 15, -1)
+    own.store(batch, certain, torch.arange(count), rest)
+    assert torch.equal(own.inputs(batch, torch.tensor(0.0), 0.0), recorded)
+    changed = (own.inputs(batch, torch.tensor(0.5), 0.0) == 7)[fed].view(400, 30, 16)
+    utterances = changed[..., 1:].all(-1).all(-1)
+    assert 0.4 < utterances.float().mean() < 0.6
+    assert 0.1 < changed[utterances][..., 0].float().mean() < 0.2
+    assert changed[~utterances].float().mean() < 0.02
 
 
 @pytest.mark.slow
@@ -285,3 +350,18 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
     assert not wave.any()
     whole, _ = recordings.whole(recordings.held_out)
     assert whole.shape[0] == 3 and (whole > 0).all()
+
+
+def test_the_corpus_ends_before_the_first_missing_shard(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    work.recordings.mkdir()
+    corpus = [("clara", str(i)) for i in range(2 * SHARD + 1)]
+    work.write_corpus(corpus)
+    work.phonemes.write_text("".join(f"{text}\n" for _, text in corpus))
+    files = shard_files(work)
+    for file in (files[0], files[2]):
+        file.touch()
+    assert shorten_corpus(work) == SHARD
+    assert work.read_corpus() == corpus[:SHARD]
+    assert work.phonemes.read_text().splitlines()[-1] == str(SHARD - 1)
+    assert shorten_corpus(work) == SHARD

@@ -15,34 +15,36 @@ from examples.train_voice.recordings import is_held_out
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.text.tokenizer import TextTokenizer
 
-NOTHING = -1  # instead of an id: no vector is added at the position
+NOTHING = -1  # instead of an id or an index
 _ROLE = 3  # positions
+_MARKS = 12  # positions of a sequence besides those of text and frames, at most
 _MAX_HELD_OUT = 256  # utterances of a validation
+# Sequences are padded to one of these lengths, so that batches have few shapes. The last one is
+# enough for the longest text and the longest recording.
+_LENGTHS = *range(32, 160, 16), *range(160, 256, 32), *range(256, 513, 64), 640, 832
 
 
 @dataclass(frozen=True)
 class Batch:
     """Sequences: text and control ids, input frames, and the frames to be predicted.
 
+    All tensors are [batch, positions].
+
     Attributes:
-        text: Text ids [batch, positions].
-        control: Ids of the codec embedding, or `NOTHING`, of the same shape.
-        codes: Codes of the input frames [batch, positions, groups].
-        fed: Whether a position has an input frame [batch, positions].
-        predicting: Positions that predict a frame, among all batch * positions: [frames].
-        frames: Index of the frame that each of them predicts [frames].
-        ending: Positions that predict the end of speech, among all batch * positions: [batch].
-        spoken: Whether the text id belongs to the spoken text [batch, positions].
-        text_word: Index of the word of the text id, or `NOTHING`, of the same shape.
-        frame_word: Index of the word of the predicted frame, or `NOTHING`, of the same shape.
+        text: Text ids.
+        control: Ids of the codec embedding, or `NOTHING`.
+        previous: Index of the input frame among all recorded frames, or `NOTHING`.
+        frame: Index of the frame that the position predicts, or `NOTHING`.
+        ending: Whether the position predicts the end of speech.
+        spoken: Whether the text id belongs to the spoken text.
+        text_word: Index of the word of the text id, or `NOTHING`.
+        frame_word: Index of the word of the predicted frame, or `NOTHING`.
     """
 
     text: Tensor
     control: Tensor
-    codes: Tensor
-    fed: Tensor
-    predicting: Tensor
-    frames: Tensor
+    previous: Tensor
+    frame: Tensor
     ending: Tensor
     spoken: Tensor
     text_word: Tensor
@@ -50,7 +52,15 @@ class Batch:
 
 
 class Dataset:
-    """All utterances of a run."""
+    """All utterances of a run, in device memory.
+
+    Attributes:
+        codes: Of all recorded frames [frames, groups].
+        phones: Phones of the two halves of each frame [frames, 2].
+        ends: Number of frames up to the end of each utterance.
+        lengths: Positions of each utterance, at most.
+        held_out: Whether an utterance is for validation only.
+    """
 
     def __init__(self, work: Work, config: ModelConfig, device: torch.device) -> None:
         self._config, self._device = config, device
@@ -59,10 +69,6 @@ class Dataset:
         self.codes = torch.from_numpy(tables["codes"]).to(device)
         self.phones = torch.from_numpy(tables["phones"]).to(device)
         self._words = torch.from_numpy(tables["words"].astype(np.int64)).to(device)
-        self._speakers: NDArray[np.int64] = tables["speaker"]
-        self._frames: NDArray[np.int64] = tables["frames"]
-        self.ends = np.cumsum(self._frames)  # frames up to the end of each utterance
-        self._first_frame = self.ends - self._frames
         tokenizer = TextTokenizer(work.voice, config.talker.text_vocab_size)
         role = [config.text.im_start, config.text.assistant, tokenizer.encode("\n")[0]]
         self._role = torch.tensor(role, device=device)
@@ -70,14 +76,16 @@ class Dataset:
         texts = work.texts()
         spoken = [texts[i] for i in tables["text"]]
         ids = [tokenizer.encode(text) for text in spoken]
-        self._tokens = np.array([len(i) for i in ids])
-        self._first_token = np.cumsum(self._tokens) - self._tokens
         self._ids = torch.tensor([i for one in ids for i in one], device=device)
         pairs = zip(spoken, ids, strict=True)
         words = [_words_of(text, [width[i] for i in one]) for text, one in pairs]
         self._token_words = torch.tensor([w for one in words for w in one], device=device)
-        self.lengths = self._frames + self._tokens + 12  # upper bound in positions
+        tokens, frames = np.array([len(i) for i in ids]), tables["frames"]
+        self.ends = np.cumsum(frames)
+        self.lengths = frames + tokens + _MARKS
         self.held_out = is_held_out(tables["text"])
+        columns = tables["speaker"], tokens, np.cumsum(tokens) - tokens, frames, self.ends - frames
+        self._columns = torch.from_numpy(np.stack(columns, 1)).to(device)
         rows = [self._tag_rows(auto) for auto in (False, True)]
         self._tags = torch.tensor(rows, device=device)  # [auto, speakers, 6]
 
@@ -92,84 +100,75 @@ class Dataset:
             rows.append(row + [NOTHING] * (6 - len(row)))
         return rows
 
-    def split(self, order: NDArray[np.int64], positions: int) -> Iterator[NDArray[np.int64]]:
-        """Splits utterances, in this order, into batches of at most so many positions."""
-        start = 0
-        while start < len(order):
-            most = np.maximum.accumulate(self.lengths[order[start : start + positions]])
-            fits = most * np.arange(1, len(most) + 1) <= positions
-            end = start + max(1, int(fits.sum()))
-            yield order[start:end]
-            start = end
+    def split(
+        self, utterances: NDArray[np.int64], positions: int
+    ) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Splits utterances into batches, one shape for each length of sequences.
 
-    def _to_device(self, values: NDArray[np.int64]) -> Tensor:
-        """Copies without waiting for the GPU, which a copy from pageable memory would do."""
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        Args:
+            utterances: Their indices, in about the order of their lengths.
+            positions: Of a batch, at most.
+
+        Yields:
+            Indices and padded length. The last batch is filled with repeated utterances.
+        """
+        order = utterances[::-1]  # longest first, so that shorter ones fill the batches
+        while len(order):
+            shapes = ((max(1, positions // length), length) for length in _LENGTHS)
+            rows, length = next((r, n) for r, n in shapes if self.lengths[order[:r]].max() <= n)
+            yield np.resize(order[:rows], rows), length
+            order = order[rows:]
 
     def build_held_out(self, full: bool) -> Batch:
         """Builds a batch of held-out utterances with given language, in one layout."""
         chosen = np.flatnonzero(self.held_out)[:_MAX_HELD_OUT]
-        layout = np.full(len(chosen), full)
-        return self.build(chosen, layout, np.zeros_like(layout))
+        flags = torch.zeros(len(chosen), dtype=torch.bool, device=self._device)
+        indices = torch.from_numpy(chosen).to(self._device)
+        return self.build(indices, flags | full, flags, int(self.lengths[chosen].max()))
 
-    def build(
-        self, chosen: NDArray[np.int64], full: NDArray[np.bool_], auto: NDArray[np.bool_]
-    ) -> Batch:
-        """Builds a batch.
+    def build(self, chosen: Tensor, full: Tensor, auto: Tensor, length: int) -> Batch:
+        """Builds a batch without waiting for the device.
 
         Args:
-            chosen: Indices of the utterances.
+            chosen: Indices of the utterances [batch].
             full: For each, whether the prompt contains the whole text.
             auto: For each, whether the language is not given.
+            length: Positions, at least the utterances' `lengths`.
         """
-        device, ids, control = self._device, self._config.text, self._config.talker.control
+        ids, control = self._config.text, self._config.talker.control
+        p = torch.arange(length, device=self._device)[None]
+        speaker, n, token_at, t, frame_at = self._columns[chosen][..., None].unbind(1)
+        first = _ROLE + torch.where(auto, 5, 6)[:, None]  # position of the text
+        bos = torch.where(full[:, None], first + n + 1, first)  # position of codec_bos
 
-        def column(values: NDArray[np.int64]) -> Tensor:
-            return self._to_device(values)[:, None]
-
-        tokens, frames = self._tokens[chosen], self._frames[chosen]
-        tags = np.where(auto, 5, 6)
-        start = _ROLE + tags  # position of the text
-        speech = np.where(full, start + tokens + 1, start)  # position of codec_bos
-        length = -(-int((speech + frames + 1).max()) // 8) * 8
-        p = torch.arange(length, device=device)[None]
-        n, t, first, bos = map(column, (tokens, frames, start, speech))
-
-        text = torch.full((len(chosen), length), ids.pad, device=device)
-        text = torch.where(p < _ROLE, self._role[p.clamp(max=_ROLE - 1)], text)
+        role = self._role[p.clamp(max=_ROLE - 1)]
+        text = torch.where(p < _ROLE, role, ids.pad).expand(len(chosen), -1)
         text = torch.where(p == first - 1, ids.bos, text)
         token = p - first
         spoken = (token >= 0) & (token < n)
-        index = column(self._first_token[chosen]) + token.clamp(min=0)
-        index = index.clamp(max=len(self._ids) - 1)
+        index = (token_at + token.clamp(min=0)).clamp(max=len(self._ids) - 1)
         text = torch.where(spoken, self._ids[index], text)
         text = torch.where(token == n, ids.eos, text)
 
-        rows = self._tags[column(auto.astype(np.int64)), column(self._speakers[chosen])]
-        tagged = rows[:, 0].gather(1, (p - _ROLE).clamp(0, 5).expand(len(chosen), -1))
-        codec = torch.full_like(text, NOTHING)
-        codec = torch.where((p >= _ROLE) & (p < first), tagged, codec)
+        tags = self._tags[auto.long(), speaker[:, 0]]
+        tagged = tags.gather(1, (p - _ROLE).clamp(0, 5).expand(len(chosen), -1))
+        codec = torch.where((p >= _ROLE) & (p < first), tagged, NOTHING)
         codec = torch.where((p >= first) & (p < bos), control.pad, codec)
         codec = torch.where(p == bos, control.bos, codec)
 
-        base, frame_idx = column(self._first_frame[chosen]), p - bos
-        fed = (frame_idx >= 1) & (frame_idx <= t)
-        codes = self.codes[torch.where(fed, base + frame_idx - 1, 0)].long()
-        frame = torch.where((frame_idx >= 0) & (frame_idx < t), base + frame_idx, NOTHING)
-        begin = np.arange(len(chosen)) * length + speech
-        order = np.arange(frames.sum()) - np.repeat(np.cumsum(frames) - frames, frames)
+        at = p - bos  # frame that the position predicts
+        frame = torch.where((at >= 0) & (at < t), frame_at + at, NOTHING)
         return Batch(
-            text, codec, codes, fed,
-            predicting=self._to_device(np.repeat(begin, frames) + order),
-            frames=self._to_device(np.repeat(self._first_frame[chosen], frames) + order),
-            ending=self._to_device(begin + frames),
-            spoken=spoken,
+            text, codec, frame=frame, spoken=spoken,
+            previous=torch.where((at >= 1) & (at <= t), frame_at + at - 1, NOTHING),
+            ending=at == t,
             text_word=torch.where(spoken, self._token_words[index], NOTHING),
             frame_word=torch.where(frame >= 0, self._words[frame.clamp(min=0)], NOTHING),
         )  # fmt: skip
+
+    def codes_of(self, frames: Tensor) -> Tensor:
+        """Codes [..., groups] of recorded frames, given by index; of the first for `NOTHING`."""
+        return self.codes[frames.clamp(min=0)].long()
 
 
 def _token_widths(work: Work) -> dict[int, int]:

@@ -20,7 +20,7 @@ from megakernel_tts.model.random_checkpoint import (
 
 CODES = 256
 # With the temperatures of the released models, 0.9 and 0.9, a small predictor is less intelligible.
-_SAMPLING = {"temperature": 0.8, "subtalker_temperature": 0.3}
+SAMPLING = {"temperature": 0.8, "subtalker_temperature": 0.3}
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def write_folder(folder: Path, vocab: dict[str, int], merges: list[str], sizes: 
     }
     write_configs(folder, model, codec)
     file = folder / "generation_config.json"
-    generation = json.loads(file.read_text(encoding="utf-8")) | _SAMPLING
+    generation = json.loads(file.read_text(encoding="utf-8")) | SAMPLING
     file.write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
 
 

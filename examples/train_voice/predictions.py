@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from examples.train_voice.dialogue import Dataset
-from examples.train_voice.layout import Work, summary
+from examples.train_voice.dialogue import NOTHING, Dataset
+from examples.train_voice.layout import SAMPLING, Work, summary
+from examples.train_voice.own_codes import sample
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import load_state, pick_device
 
@@ -39,14 +40,16 @@ def predict(work: Work, hours: float, positions: int, temperature: float, seed: 
         torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
         tqdm(total=count, desc="predictions", unit=" utterances", disable=None) as progress,
     ):
-        for chosen in dataset.split(order, positions):
-            full = rng.random(len(chosen)) < 0.5
-            batch = dataset.build(chosen, full, np.zeros_like(full))
-            hidden, _, _ = net.talker(net.inputs(batch, batch.codes))
-            hidden = hidden.flatten(0, 1)[batch.predicting]
-            codes = dataset.codes[batch.frames].long()
-            _sample(net, hidden, codes, temperature)
-            predicted[batch.frames] = codes.to(predicted.dtype)
+        for chosen, length in dataset.split(order, positions):
+            full = torch.from_numpy(rng.random(len(chosen)) < 0.5).to(device)
+            utterances = torch.from_numpy(chosen).to(device)
+            batch = dataset.build(utterances, full, torch.zeros_like(full), length)
+            hidden, _, _ = net.talker(net.inputs(batch, dataset.codes_of(batch.previous)))
+            predicting = batch.frame != NOTHING
+            frames = batch.frame[predicting]
+            codes = dataset.codes_of(frames)
+            _sample(net, hidden[predicting], codes, temperature)
+            predicted[frames] = codes.to(predicted.dtype)
             progress.update(len(chosen))
     np.save(work.predictions, predicted.cpu().numpy())
 
@@ -54,8 +57,7 @@ def predict(work: Work, hours: float, positions: int, temperature: float, seed: 
 def _sample(net: TalkerNet, hidden: Tensor, codes: Tensor, temperature: float) -> None:
     """Replaces codes 1 to the last of frames [n, groups] by samples."""
     for group in range(1, codes.shape[1]):
-        logits = net.rest_logits(hidden, codes)[:, group - 1].float()
-        codes[:, group] = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
+        codes[:, group] = sample(net.rest_logits(hidden, codes)[:, group - 1], temperature)
 
 
 def main() -> None:
@@ -64,7 +66,8 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the run's folder, after `talker`")
     parser.add_argument("--hours", type=float, default=10.0, help="of recordings")
     parser.add_argument("--positions", type=int, default=12_000, help="positions of a batch")
-    parser.add_argument("--temperature", type=float, default=0.3, help="of the later codes")
+    temperature = SAMPLING["subtalker_temperature"]
+    parser.add_argument("--temperature", type=float, default=temperature, help="of later codes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     predict(Work(options.work), options.hours, options.positions, options.temperature, options.seed)

@@ -4,8 +4,10 @@ python -m examples.train_voice.synthesis WORK TEACHER
 """
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ def shard_files(work: Work) -> list[Path]:
     return [work.recordings / f"{i:05d}.npz" for i in range(count)]
 
 
-def synthesise(work: Work, synthesiser: Synthesiser) -> Iterator[float]:
+def synthesise(work: Work, synthesiser: Synthesiser) -> Generator[float]:
     """Makes the missing shards, and after the first one the held-out sentences' recordings.
 
     Args:
@@ -55,11 +57,22 @@ def synthesise(work: Work, synthesiser: Synthesiser) -> Iterator[float]:
                 continue
             texts = [(split_words(line)[0], VOICES[voice].style) for voice, line in lines]
             speeches = synthesiser(texts)
-            if writing:
-                yield writing.result()
-            writing = writer.submit(_write, file, lines, speeches, first)
+            previous, writing = writing, writer.submit(_write, file, lines, speeches, first)
+            if previous:
+                yield previous.result()
         if writing:
             yield writing.result()
+
+
+def shorten_corpus(work: Work) -> int:
+    """Removes the texts after the first missing shard; gives the number of those that remain."""
+    exist = [file.exists() for file in shard_files(work)]
+    corpus, phonemes = work.read_corpus(), work.phonemes.read_text(encoding="utf-8").splitlines()
+    count = min(len(corpus), SHARD * [*exist, False].index(False))
+    work.write_corpus(corpus[:count])
+    lines = (f"{line}\n" for line in phonemes[:count])
+    work.phonemes.write_text("".join(lines), encoding="utf-8")
+    return count
 
 
 def _lines(corpus: list[tuple[str, str]], phonemes: Path) -> Lines:
@@ -116,17 +129,30 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
     parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="the time after which the corpus is shortened to the texts that are recorded",
+    )
+    options, start = parser.parse_args(), time.monotonic()
     teacher = Kokoro(options.teacher, torch.device(options.device))
     work = Work(options.work)
     missing = sum(not file.exists() for file in (work.held_out_speech, *shard_files(work)))
-    duration_s = 0.0
-    with tqdm(total=missing, desc="shards", disable=None) as progress:
-        for shard_s in synthesise(work, teacher):
+    duration_s, last_s = 0.0, time.monotonic() - start
+    with (
+        closing(synthesise(work, teacher)) as spoken,
+        tqdm(total=missing, desc="shards", disable=None) as progress,
+    ):
+        for shard_s in spoken:
             duration_s += shard_s
             progress.update()
             progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
-    print(f"{duration_s / 3600:.2f} hours of speech in {missing} new files")
+            used_s = time.monotonic() - start
+            if used_s + (used_s - last_s) > 60 * options.minutes:  # as long as the last one
+                break
+            last_s = used_s
+    print(f"{duration_s / 3600:.2f} hours of new speech, {shorten_corpus(work)} texts")
 
 
 if __name__ == "__main__":

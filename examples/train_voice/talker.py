@@ -5,7 +5,9 @@ python -m examples.train_voice.talker WORK --minutes 12
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from examples.train_voice.dialogue import Batch, Dataset
-from examples.train_voice.layout import Work, append_json, summary
+from examples.train_voice.dialogue import NOTHING, Batch, Dataset
+from examples.train_voice.layout import SAMPLING, Work, append_json, summary
+from examples.train_voice.own_codes import OwnCodes, sample
 from examples.train_voice.talker_net import TalkerNet
 from examples.train_voice.training import (
     Average,
     Budget,
+    CapturedStep,
     adamw,
     load_state,
     pick_device,
@@ -28,15 +32,14 @@ from examples.train_voice.training import (
 )
 
 _PEAK_RATE = 1.5e-3
-_PREDICTOR_FRAMES = 6_144  # of a batch, for the code predictor's loss
+_PREDICTOR_FRAMES = 10_240  # of a batch, for the code predictor's loss
 _REST_WEIGHTS = 1.5, 0.5  # of the losses of codes 1 and 15; the first codes are heard most
 _FULL_SHARE, _AUTO_SHARE = 0.6, 0.3  # of the full layout and of utterances without language
 _CORRUPTION_SHARE = 0.04  # of input codes that are random, since sampled codes contain errors
-_PREDICTED_FROM = 0.2  # share of the time from which the predictor's codes are used as inputs
-_PREDICTED_INTERVAL = 2  # batches, of which one uses them
-_PREDICTED_TEMPERATURE = 0.3  # as in speech
+_OWN_SHARE, _OWN_FROM = 0.8, 0.1  # utterances with own input codes, from this share of the time
 _SHORT_TEXTS_SHARE = 0.03  # of the time, with short texts only
 _SHORT_POSITIONS = 70
+_IGNORED = -100  # label without loss
 _LOG_EVERY = 100
 
 
@@ -49,42 +52,39 @@ class Losses:
         self._weights = weights.to(dataset.codes.device)
 
     def __call__(
-        self, batch: Batch, *, corruption: float, predicted: bool = False
+        self, batch: Batch, inputs: Tensor, own: OwnCodes | None = None
     ) -> dict[str, Tensor]:
         """Computes mean losses by name.
 
         Args:
             batch: From `Dataset.build`.
-            corruption: Mean share of input codes that are replaced by random ones.
-            predicted: Whether codes 1 to groups - 1 of the input frames are the predictor's
-                samples, as in speech, instead of those of the recording.
+            inputs: Codes of the input frames [batch, positions, groups].
+            own: Gets samples from the predictions.
         """
-        net = self._net
-        codes = self.predicted_inputs(batch) if predicted else batch.codes
-        if corruption:
-            share = 2 * corruption * torch.rand(len(codes), 1, 1, device=codes.device)
-            random_codes = torch.randint_like(codes, net.config.predictor.vocab_size)
-            replaced = torch.rand(codes.shape, device=codes.device) < share
-            codes = torch.where(replaced, random_codes, codes)
-        hidden, middle, guided = net.talker(net.inputs(batch, codes))
-        hidden, middle = hidden.flatten(0, 1), middle.flatten(0, 1)
-        frames, count = batch.frames, len(batch.frames)
-        codes = self._dataset.codes[frames].long()
-        eos = net.config.talker.control.eos
-        labels = torch.cat([codes[:, 0], torch.full_like(batch.ending, eos)])
-        logits = net.first_logits(hidden[torch.cat([batch.predicting, batch.ending])]).float()
-        phones = net.phones(middle[batch.predicting]).float().flatten(0, 1)
+        net, eos = self._net, self._net.config.talker.control.eos
+        hidden, middle, guided = net.talker(net.inputs(batch, inputs))
+        hidden, frame, ending = hidden.flatten(0, 1), batch.frame.flatten(), batch.ending.flatten()
+        predicting, codes = frame != NOTHING, self._dataset.codes_of(frame)
+        logits = net.first_logits(hidden).float()
+        labels = torch.where(predicting, codes[:, 0], _IGNORED).masked_fill(ending, eos)
+        phones = self._dataset.phones[frame.clamp(min=0)].long()
+        phones = phones.masked_fill(~predicting[:, None], _IGNORED)
         ends = logits.detach().softmax(-1)[:, eos]
-        each = self._rest(hidden[batch.predicting], codes)
+        picked = _pick(predicting)
+        rest = net.rest_logits(hidden.index_select(0, picked), codes[picked]).float()
+        each = _rest_losses(rest, codes[picked], predicting[picked])
+        if own:
+            own.store(batch, logits, picked, rest)
+        phone_logits = net.phones(middle).float().flatten(0, 2)
         return {
-            "first": F.cross_entropy(logits, labels),
+            "first": F.cross_entropy(logits, labels, ignore_index=_IGNORED),
             "rest": (each * self._weights).mean(),
-            "phone": F.cross_entropy(phones, self._dataset.phones[frames].long().flatten()),
+            "phone": F.cross_entropy(phone_logits, phones.flatten(), ignore_index=_IGNORED),
             "guide": torch.stack([_guide(q, k, batch) for q, k in guided]).mean(),
             "second": each[0].detach(),
             "last": each[-1].detach(),
-            "end": ends[count:].mean(),
-            "false_end": ends[:count].mean(),
+            "end": _mean(ends, ending),
+            "false_end": _mean(ends, predicting),
         }
 
     @torch.no_grad()
@@ -94,24 +94,31 @@ class Losses:
         Each code is predicted from the recording's earlier codes and frames, in one pass. The
         talker's loss with these inputs is about that with codes that are sampled one by one.
         """
-        hidden, _, _ = self._net.talker(self._net.inputs(batch, batch.codes))
-        recorded = self._dataset.codes[batch.frames].long()
-        logits = self._net.rest_logits(hidden.flatten(0, 1)[batch.predicting], recorded).float()
-        shares = (logits / _PREDICTED_TEMPERATURE).softmax(-1)
-        sampled = torch.multinomial(shares.flatten(0, 1), 1).view(len(recorded), -1)
-        codes = batch.codes.clone()
-        # The frame that a position predicts is the input of the next position.
-        codes.view(-1, codes.shape[-1])[batch.predicting + 1, 1:] = sampled
-        return codes
+        inputs = self._dataset.codes_of(batch.previous)
+        hidden, _, _ = self._net.talker(self._net.inputs(batch, inputs))
+        predicting = batch.frame != NOTHING
+        codes = self._dataset.codes_of(batch.frame[predicting])
+        logits = self._net.rest_logits(hidden[predicting], codes)
+        codes[:, 1:] = sample(logits, SAMPLING["subtalker_temperature"])
+        inputs[batch.previous != NOTHING] = codes  # in the same order
+        return inputs
 
-    def _rest(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Mean loss of each later code of a sample of frames."""
-        # `torch.randperm` makes short permutations on the CPU and waits for the GPU.
-        pick = torch.rand(len(codes), device=codes.device).argsort()[:_PREDICTOR_FRAMES]
-        codes = codes[pick]
-        logits = self._net.rest_logits(hidden[pick], codes).float()
-        losses = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
-        return losses.view(len(pick), -1).mean(0)
+
+def _pick(predicting: Tensor) -> Tensor:
+    """Random positions, of a fixed number; those that predict a frame come first."""
+    order = torch.rand(predicting.shape, device=predicting.device) + ~predicting
+    return order.argsort()[:_PREDICTOR_FRAMES]
+
+
+def _rest_losses(logits: Tensor, codes: Tensor, predicting: Tensor) -> Tensor:
+    """Mean loss of each later code [groups - 1] over the rows that predict a frame."""
+    losses = F.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten(), reduction="none")
+    return _mean(losses.view(len(codes), -1).t(), predicting)
+
+
+def _mean(values: Tensor, chosen: Tensor) -> Tensor:
+    """Mean of the chosen values along the last axis."""
+    return (values * chosen).sum(-1) / chosen.sum().clamp(min=1)
 
 
 def _guide(q: Tensor, k: Tensor, batch: Batch) -> Tensor:
@@ -128,7 +135,7 @@ def _guide(q: Tensor, k: Tensor, batch: Batch) -> Tensor:
 
 def _batches(
     dataset: Dataset, rng: np.random.Generator, longest: int, positions: int
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Batches of similar lengths, in one pass over all utterances that are not held out."""
     lengths = dataset.lengths
     numbers = np.flatnonzero(~dataset.held_out & (lengths <= longest))
@@ -136,6 +143,72 @@ def _batches(
     batches = list(dataset.split(order, positions))
     rng.shuffle(batches)  # pyright: ignore[reportArgumentType]
     return iter(batches)
+
+
+class _Training:
+    """The optimiser, and one captured step for each length of sequences."""
+
+    def __init__(self, net: TalkerNet, dataset: Dataset) -> None:
+        self._net, self._dataset, self._device = net, dataset, dataset.codes.device
+        self.parameters = list(net.parameters.values())
+        self._optimizer = adamw(self.parameters, betas=(0.9, 0.97), decay=0.02)
+        self.losses = Losses(net, dataset)
+        self._own = OwnCodes(dataset, net.config.predictor.vocab_size)
+        self._steps: dict[int, CapturedStep] = {}
+        on_gpu = self._device.type == "cuda"
+        self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.autocast = partial(torch.autocast, self._device.type, torch.bfloat16, enabled=on_gpu)
+
+    def __call__(
+        self,
+        chosen: NDArray[np.int64],
+        length: int,
+        budget: Budget,
+        rng: np.random.Generator,
+    ) -> dict[str, Tensor]:
+        """Trains on a batch of utterances, given by index and padded to a length."""
+        full, auto = (rng.random(len(chosen)) < s for s in (_FULL_SHARE, _AUTO_SHARE))
+        own = _OWN_SHARE * (budget.share > _OWN_FROM)
+        weights = np.array([own, 0.3 * max(0.1, 1 - budget.share)], np.float32)
+        inputs = [self._to_device(values) for values in (chosen, full, auto, weights)]
+        set_rate(self._optimizer, budget.rate(_PEAK_RATE))
+        if length not in self._steps:
+            step = partial(self._step, length)
+            self._steps[length] = CapturedStep(step, *inputs, pool=self._pool)
+        return self._steps[length](*inputs)
+
+    def _step(
+        self, length: int, chosen: Tensor, full: Tensor, auto: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """A step; weights: share of the utterances with own codes, and weight of the guide."""
+        with self.autocast():
+            batch = self._dataset.build(chosen, full, auto, length)
+            inputs = self._own.inputs(batch, weights[0], _CORRUPTION_SHARE)
+            metrics = self.losses(batch, inputs, self._own)
+        loss = metrics["first"] + metrics["rest"] + 0.2 * metrics["phone"]
+        self._optimizer.zero_grad(set_to_none=True)
+        (loss + weights[1] * metrics["guide"]).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self._optimizer.step()
+        return {name: value.detach() for name, value in metrics.items()}
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        """Copies without waiting for the GPU, which a copy from pageable memory would do."""
+        tensor = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+    @torch.no_grad()
+    def validate(self, full: bool, predicted: bool) -> dict[str, float]:
+        """Losses on held-out utterances, with recorded or with predicted input frames."""
+        with self.autocast():
+            batch = self._dataset.build_held_out(full)
+            recorded = self._dataset.codes_of(batch.previous)
+            inputs = self.losses.predicted_inputs(batch) if predicted else recorded
+            metrics = self.losses(batch, inputs)
+        kind = {"full": float(full), "predicted": float(predicted)}
+        return kind | {f"held_{name}": float(value) for name, value in metrics.items()}
 
 
 def train(work: Work, minutes: float, positions: int, seed: int) -> None:
@@ -151,55 +224,35 @@ def train(work: Work, minutes: float, positions: int, seed: int) -> None:
         state = load_state(file, device)
         used_s = state["used"]
         net.load(state)
-    parameters = list(net.parameters.values())
-    optimizer = adamw(parameters, betas=(0.9, 0.97), decay=0.02)
-    losses, average = Losses(net, dataset), Average(parameters)
+    training = _Training(net, dataset)
+    average = Average(training.parameters)
     budget, step_idx, num_passes = Budget(minutes, used_s), 0, 0
-    queue: Iterator[NDArray[np.int64]] = iter(())
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    queue: Iterator[tuple[NDArray[np.int64], int]] = iter(())
 
     def save() -> None:
         pairs = zip(net.parameters, average.tensors, strict=True)
         named = {name: value.bfloat16() for name, value in pairs}  # as in the checkpoint
         save_state(file, {"parameters": named, "used": budget.used_s})
+        times = {"step": step_idx, "seconds": budget.used_s}
         net.dropout = False
-        with average.applied(), autocast, torch.no_grad():
+        with average.applied():
             for full, predicted in ((True, False), (False, False), (True, True)):
-                batch = dataset.build_held_out(full)
-                metrics = losses(batch, corruption=0.0, predicted=predicted)
-                values = {f"held_{name}": float(value) for name, value in metrics.items()}
-                times = {"step": step_idx, "seconds": budget.used_s}
-                kind = {"full": float(full), "predicted": float(predicted)}
-                append_json(work.log("talker"), times | kind | values)
+                append_json(work.log("talker"), times | training.validate(full, predicted))
         net.dropout = True
 
     net.dropout = True
     with tqdm(desc="talker", unit=" steps", disable=None) as progress:
         while budget.share < 1:
-            chosen = next(queue, None)
-            if chosen is None:
+            batch = next(queue, None)
+            if batch is None:
                 longest = _SHORT_POSITIONS if budget.share < _SHORT_TEXTS_SHARE else 1 << 30
                 queue, num_passes = _batches(dataset, rng, longest, positions), num_passes + 1
                 continue
-            full, auto = (
-                rng.random(len(chosen)) < _FULL_SHARE,
-                rng.random(len(chosen)) < _AUTO_SHARE,
-            )
-            predicted = budget.share > _PREDICTED_FROM and step_idx % _PREDICTED_INTERVAL == 1
-            with autocast:
-                batch = dataset.build(chosen, full, auto)
-                metrics = losses(batch, corruption=_CORRUPTION_SHARE, predicted=predicted)
-            guide = 0.3 * max(0.1, 1 - budget.share)
-            loss = metrics["first"] + metrics["rest"] + 0.2 * metrics["phone"]
-            optimizer.zero_grad(set_to_none=True)
-            (loss + guide * metrics["guide"]).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            set_rate(optimizer, budget.rate(_PEAK_RATE))
-            optimizer.step()
+            metrics = training(*batch, budget, rng)
             if step_idx % 4 == 0:
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:
-                values = {name: float(value.detach()) for name, value in metrics.items()}
+                values = {name: float(value) for name, value in metrics.items()}
                 progress.set_postfix({k: f"{v:.3f}" for k, v in values.items()})
                 times = {"step": step_idx, "seconds": budget.used_s, "passes": num_passes}
                 append_json(work.log("talker"), times | values)

@@ -17,7 +17,7 @@ from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Layer, model_specs
 
 GUIDED_LAYERS = 2, 3  # whose first head is trained to attend to the word being spoken
-_DROPOUT = 0.05
+_DROPOUT = 0.1
 
 
 def _run_layer(
@@ -92,7 +92,8 @@ class TalkerNet:
 
     def inputs(self, batch: Batch, codes: Tensor) -> Tensor:
         """Inputs of the talker [batch, positions, hidden], with these codes as input frames."""
-        x = self.text(batch.text) + self.frames(codes) * batch.fed[..., None]
+        fed = batch.previous != NOTHING
+        x = self.text(batch.text) + self.frames(codes) * fed[..., None]
         control = self.control(batch.control.clamp(min=0))
         return x + control * (batch.control != NOTHING)[..., None]
 

@@ -142,12 +142,15 @@ class CapturedStep:
     On a CPU the step is called directly.
     """
 
-    def __init__(self, step: Callable[..., dict[str, Tensor]], *examples: Tensor) -> None:
+    def __init__(
+        self, step: Callable[..., dict[str, Tensor]], *examples: Tensor, pool: Any = None
+    ) -> None:
         """Captures the step.
 
         Args:
             step: Changes parameters and buffers in place; gives metrics.
             *examples: Arguments with the shapes of later calls.
+            pool: Memory that several captured steps share, from `torch.cuda.graph_pool_handle`.
         """
         self._step = step
         self._inputs = [e.clone() for e in examples]
@@ -162,7 +165,7 @@ class CapturedStep:
                 step(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._metrics = step(*self._inputs)
 
     def __call__(self, *arguments: Tensor) -> dict[str, Tensor]:
