@@ -13,8 +13,10 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +30,7 @@ from megakernel_common.kernels.declarations import DeviceStruct
 from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_tts import TTS, ModelInfo
 from megakernel_tts.backends.megakernel import Megakernel
-from megakernel_tts.bench.timing import BenchmarkRequest, time_streams
+from megakernel_tts.bench.timing import BenchmarkRequest, time_request, time_streams
 from megakernel_tts.codec.cuda_decoder import CudaDecoder
 from megakernel_tts.codec.decoder import Decoder
 from megakernel_tts.codec.weights import decoder_specs
@@ -49,6 +51,7 @@ _POSITIONS = 256
 _FRAMES = 50  # of each request
 _TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
+_STAGE_RUNS, _STAGE_FRAMES = 300, 4  # requests whose first chunks are timed by stage; of each
 _PR_SET_TIMERSLACK = 29  # option of prctl(2)
 
 
@@ -89,11 +92,17 @@ class SimulatedDevice:
         times: Duration of each kind of work.
         free_s: Time at which all work is over.
         busy_s: Seconds of work so far.
+        moments_s: When the host did a thing for the first time since this was cleared.
     """
 
     times: Times
     free_s: float = 0.0
     busy_s: float = 0.0
+    moments_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def note(self, moment: str) -> None:
+        """Records the time of a moment, unless it was recorded."""
+        self.moments_s.setdefault(moment, time.perf_counter())
 
     def run(self, duration_ms: float) -> float:
         """Queues work behind all earlier work; returns the time at which it ends."""
@@ -155,6 +164,7 @@ class _SimulatedModule:
         assert isinstance(params, Params)
         if kernel.startswith("prefill"):
             self._device.run(params.num_prefill_batches * self._device.times.prompt)
+            self._device.note("prefill launched")
             return
         num_streams, self._num_frames = params.num_streams, params.max_frames
         table = (PublishedFrame * (num_streams * self._num_frames)).from_address(
@@ -168,6 +178,7 @@ class _SimulatedModule:
         frame_ms = self._device.times.frame_of(num_streams)
         self._device.run(self._num_frames * frame_ms)
         self._end_s, self._frame_s = self._device.free_s, 1e-3 * frame_ms
+        self._device.note("step launched")
 
     def poll(self, num_published: NDArray[np.int32], stop_flags: NDArray[np.int32]) -> bool:
         """Sleeps until the last frame; returns False if the launch was interrupted earlier."""
@@ -183,6 +194,7 @@ class _SimulatedModule:
     def wait(self) -> None:
         """Sleeps until the launch is over."""
         _sleep_until(self._end_s)
+        self._device.note("frame read")
 
 
 class TimedKernel(Megakernel):
@@ -213,7 +225,9 @@ class TimedCodec(CudaDecoder):
         self.decoded = self.device.run(self.device.times.codec_of(num_frames))
 
     def _collect(self, requests: Any, counts: Any) -> Any:
+        self.device.note("codec awaited")
         _sleep_until(self.decoded)
+        self.device.note("samples ready")
         return super()._collect(requests, counts)
 
 
@@ -300,6 +314,47 @@ def measure(tts: TTS, device: SimulatedDevice, streams: int, chunk: int, rounds:
     return Figures(streams, chunk, result.first_chunk_ms, result.ms_per_frame, round(device_ms, 3))
 
 
+@dataclass(frozen=True)
+class FirstChunkStages:
+    """Milliseconds of the first chunk of a single stream: of the host, or of the device and host.
+
+    Attributes:
+        prefill_launched: From the request on: tokens, session, wake-up, prompt.
+        step_launched: Beside the prefill on the device.
+        frame_read: Prefill and frame on the device, as far as they are left.
+        codec_awaited: Beside the codec on the device: codes, the next step's launch.
+        samples_ready: The codec, as far as it is left.
+        chunk_read: Delivery, and the wake-up of the reader.
+    """
+
+    prefill_launched: float
+    step_launched: float
+    frame_read: float
+    codec_awaited: float
+    samples_ready: float
+    chunk_read: float
+
+
+def measure_stages(tts: TTS, device: SimulatedDevice, runs: int) -> FirstChunkStages:
+    """Times the first chunk by stage: the mean of the fastest tenth of the requests.
+
+    Args:
+        tts: The engine, without other streams.
+        device: Its simulated device.
+        runs: Requests.
+    """
+    sampling = replace(tts.sampling, max_frames=_STAGE_FRAMES)
+    request = BenchmarkRequest(_TEXT, sampling, next(iter(tts.voices)))
+    splits: list[list[float]] = []
+    for seed in range(runs):
+        device.moments_s.clear()
+        timing = time_request(tts, request, 1, seed)
+        moments_s = sorted([timing.start_s, *device.moments_s.values(), timing.first_s])
+        splits.append([1e3 * (end_s - begin_s) for begin_s, end_s in pairwise(moments_s)])
+    fastest = sorted(splits, key=sum)[: max(1, runs // 10)]
+    return FirstChunkStages(*(round(mean(stage), 3) for stage in zip(*fastest, strict=True)))
+
+
 def main() -> None:
     """Prints the figures; writes them with --json."""
     parser = argparse.ArgumentParser(
@@ -317,7 +372,9 @@ def main() -> None:
         tts.warmup()
         cells = [(streams, chunk) for streams in (1, 2, 4, 8) for chunk in (1, 8)]
         figures = [asdict(measure(tts, device, *cell, _ROUNDS)) for cell in cells]
-    write({"times_ms": asdict(times), "figures": figures}, options.json, packages=("torch",))
+        stages = asdict(measure_stages(tts, device, _STAGE_RUNS))
+    result = {"times_ms": asdict(times), "figures": figures, "first_chunk_stages_ms": stages}
+    write(result, options.json, packages=("torch",))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ class BaseEventQueue(Generic[E]):
             on_abandon: Called when the session is abandoned; must not take a lock.
         """
         self._events: deque[E] = deque()
-        self._changed = threading.Condition()
+        # Used without the condition where nothing waits: its `with` calls functions in Python.
+        self._lock = threading.RLock()  # a finaliser may close a reader while its thread holds it
+        self._changed = threading.Condition(self._lock)
         self._on_abandon = on_abandon
         self.abandoned = False
 

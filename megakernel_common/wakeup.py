@@ -16,9 +16,8 @@ class Wakeup:
 
     def clear(self) -> None:
         """Drops earlier signals."""
-        with suppress(queue.Empty):
-            while True:
-                self._signals.get_nowait()
+        while not self._signals.empty():  # the loop is the only one that takes signals
+            self._signals.get_nowait()
 
     def wait(self, timeout_s: float | None) -> None:
         """Waits for a signal, at most `timeout_s` seconds (None: without limit)."""

@@ -56,7 +56,7 @@ class Request:
             PronunciationError: An entry of the table is invalid.
         """
         table = self.pronunciations
-        if not isinstance(table, Pronunciations):
+        if table is not None and not isinstance(table, Pronunciations):
             table = Pronunciations(table)
         # The prompt builder refuses a language that is no name.
         language = self.language.strip().lower() if isinstance(self.language, str) else "auto"

@@ -94,8 +94,8 @@ class Sampling:
         )
 
     def next_seed(self, steps: int = 1) -> "Sampling":
-        """A copy whose seed is `steps` later."""
-        return self._with(seed=((self.seed or 0) + steps) % (1 << 64))
+        """A copy whose seed is `steps` later; for 0 steps itself."""
+        return self if not steps else self._with(seed=((self.seed or 0) + steps) % (1 << 64))
 
     def _with(self, **fields: float) -> "Sampling":
         """A copy with valid values replaced; `dataclasses.replace` would check all values again."""

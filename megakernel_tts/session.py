@@ -188,7 +188,7 @@ class EventQueue(BaseEventQueue[Event]):
 
     def put(self, event: Event) -> None:
         """Appends an event; called by the engine thread, which then wakes the readers."""
-        with self._changed:
+        with self._lock:
             if isinstance(event, AudioChunk):
                 if self._muted:
                     return
@@ -198,7 +198,7 @@ class EventQueue(BaseEventQueue[Event]):
 
     def notify(self) -> asyncio.AbstractEventLoop | None:
         """Wakes a waiting thread; returns the event loop of a waiting task, if there is one."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
             return self._waiter[0] if self._waiter is not None else None
 
@@ -209,7 +209,7 @@ class EventQueue(BaseEventQueue[Event]):
 
     def get_nowait(self) -> Event | None:
         """Takes the next event, or returns None if there is none; a `Finish` stays in the queue."""
-        with self._changed:
+        with self._lock:
             event = self._events[0] if self._events else None
             if isinstance(event, AudioChunk):
                 self._events.popleft()
@@ -221,25 +221,25 @@ class EventQueue(BaseEventQueue[Event]):
     def get(self) -> Event:
         """Waits for the next event and takes it; a `Finish` stays in the queue."""
         while (event := self.get_nowait()) is None:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: bool(self._events))
         return event
 
     def mute(self) -> None:
         """Drops the unread audio and all later audio; a `Finish` stays."""
-        with self._changed:
+        with self._lock:
             self._muted = True
             self._events = deque(e for e in self._events if isinstance(e, Finish))
             self.num_unread = 0
 
     def set_waiter(self, loop: asyncio.AbstractEventLoop, arrived: asyncio.Event) -> None:
         """Has `arrived` set on its event loop after new events; replaces an earlier one."""
-        with self._changed:
+        with self._lock:
             self._waiter = loop, arrived
 
     def remove_waiter(self, arrived: asyncio.Event) -> None:
         """Removes a waiter, unless another one has replaced it."""
-        with self._changed:
+        with self._lock:
             if self._waiter is not None and self._waiter[1] is arrived:
                 self._waiter = None
 

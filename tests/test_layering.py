@@ -24,6 +24,7 @@ COMMON_RULES: dict[str, set[str]] = {
     "events": set(),
     "exports": set(),
     "files": set(),
+    "inference": set(),
     "kernels": {"files"},
     "layers": set(),
     "wakeup": set(),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
 from megakernel_tts.backends.memory import MAX_FRAMES
+from megakernel_tts.backends.prefill_batching import PrefillSegment
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
@@ -301,22 +302,27 @@ class DecodeBuffers:
         return self.upload(torch.frombuffer(host, dtype=torch.uint8))
 
     def upload_prompts(
-        self, tiles: Sequence[Tensor], batches: "ctypes.Array[PrefillBatch]"
+        self, tiles: Sequence[PrefillSegment], batches: "ctypes.Array[PrefillBatch]"
     ) -> UploadedPrompts:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 
         Args:
-            tiles: bfloat16 [positions, hidden] on the host; together the columns of all batches.
+            tiles: Of bfloat16 prompts on the host; together the columns of all batches.
             batches: The batches.
         """
-        num_vectors, hidden_size = sum(map(len, tiles)), tiles[0].shape[1]
+        num_vectors = sum(tile.end - tile.begin for tile in tiles)
+        hidden_size = tiles[0].prompt.shape[1]
         row_bytes = hidden_size * torch.bfloat16.itemsize
         vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(batches)
         num_rows = num_vectors + -(-batch_bytes // row_bytes)  # the batches are in the last rows
         # Joined in pinned memory: one copy, and the host does not wait for the upload.
         pinned = self._device.type == "cuda"
         staged = torch.empty((num_rows, hidden_size), dtype=torch.bfloat16, pin_memory=pinned)
-        torch.cat([*tiles], out=staged[:num_vectors])
-        ctypes.memmove(staged.data_ptr() + vector_bytes, batches, batch_bytes)
+        address = staged.data_ptr()
+        for tile in tiles:
+            tile_bytes = (tile.end - tile.begin) * row_bytes
+            ctypes.memmove(address, tile.prompt.data_ptr() + tile.begin * row_bytes, tile_bytes)
+            address += tile_bytes
+        ctypes.memmove(address, batches, batch_bytes)
         data = staged.to(self._device, non_blocking=True)
         return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.inference import in_inference_mode
 from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
 from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
 from megakernel_tts.backends.paged_cache import PagedCache
@@ -46,6 +47,7 @@ from megakernel_tts.model.weights import Model
 from megakernel_tts.sampling import Sampling
 
 _TIMEOUT_NS = 2_000_000_000  # that a thread block waits for another
+_EOS, _NON_FINITE = int(EndReason.EOS), int(EndReason.NON_FINITE)
 _POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to go
 
 
@@ -156,7 +158,7 @@ class Megakernel:
         """Assigns pages of the KV cache to a slot; see `Backend.reserve`."""
         return self._cache.reserve(slot, num_positions, beginning=beginning)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:
@@ -168,24 +170,21 @@ class Megakernel:
         for request in requests:
             self._check_prompt(request)
         for request in requests:
-            self._cache.require(request.slot, len(request.prompt))
+            self._cache.require(request.slot, request.num_positions)
         in_place, num_run = self._prepare_prefixes(requests, budget)
         segments: list[PrefillSegment] = []
         for i, request in enumerate(requests):
-            begin, length = in_place[i], len(request.prompt)
+            begin, length = in_place[i], request.num_positions
             if begin >= self._num_tiled(request):
                 end = self._part_end(begin, length, num_run, budget)
                 segments.append(PrefillSegment(request.slot, request.prompt, begin, end))
                 in_place[i], num_run = end, num_run + end - begin
         self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
         for request, end in zip(requests, in_place, strict=True):
-            if end < len(request.prompt):
-                continue
-            self._state[request.slot] = _Slot(
-                num_prompt=end,
-                codes=[0] * NUM_CODE_GROUPS,
-                stream=_new_stream(request.sampling.in_float32(), request.first_frame),
-            )
+            if end == request.num_positions:
+                stream = _new_stream(request.sampling.in_float32(), request.first_frame)
+                codes = [0] * NUM_CODE_GROUPS
+                self._state[request.slot] = _Slot(num_prompt=end, codes=codes, stream=stream)
         return PrefillResult(in_place, num_run)
 
     def _num_tiled(self, request: PrefillRequest) -> int:
@@ -211,6 +210,8 @@ class Megakernel:
             )
         if prompt.dtype != torch.bfloat16:
             raise ValueError(f"A prompt must be of type bfloat16, found {prompt.dtype}.")
+        if not prompt.is_contiguous():
+            raise ValueError(f"A prompt must be contiguous, found strides {prompt.stride()}.")
         request.check(self.max_positions)
 
     def _prepare_prefixes(
@@ -223,12 +224,14 @@ class Megakernel:
         """
         in_place = [request.begin for request in requests]
         counts = [self._num_tiled(request) for request in requests]
-        missing = [i for i, count in enumerate(counts) if in_place[i] < count]
-        for request, count in zip(requests, counts, strict=True):
-            if not count and not request.begin:
+        keys: dict[int, bytes] = {}  # of the requests whose prefix is not in place
+        cached: dict[bytes, tuple[Tensor, ...] | None] = {}
+        for i, request in enumerate(requests):
+            if request.begin < counts[i]:
+                keys[i] = key = request.prefix_key(counts[i])
+                cached[key] = self._prefixes.get(key)
+            elif not request.begin:
                 self._cache.drop_prefix(request.slot)
-        keys = {i: requests[i].prefix_key(counts[i]) for i in missing}
-        cached = {key: self._prefixes.get(key) for key in keys.values()}
         new: dict[bytes, int] = {}  # the request whose prefix is run, or a part of it
         segments: list[PrefillSegment] = []
         num_run = 0
@@ -252,11 +255,10 @@ class Megakernel:
             if copies is None:
                 continue
             in_place[i] = counts[i]
-            if self._cache.has_prefix(slot, key):
-                continue
-            for view, copy in zip(self._cache.views(slot, counts[i]), copies, strict=True):
-                view.copy_(copy)
-            self._cache.set_prefix(slot, key, counts[i])
+            if not self._cache.has_prefix(slot, key):
+                for view, copy in zip(self._cache.views(slot, counts[i]), copies, strict=True):
+                    view.copy_(copy)
+                self._cache.set_prefix(slot, key, counts[i])
         return in_place, num_run
 
     def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
@@ -270,14 +272,15 @@ class Megakernel:
         uploaded = buffers.upload_prompts(tiles, batches)
         params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
-        self._kernels.prefill(params, batches, buffers.workspace, buffers.written_tensors())
+        end, written = max(segment.end for segment in segments), buffers.written_tensors()
+        self._kernels.prefill(params, batches, end, buffers.workspace, written)
 
     def clear_prefix_cache(self) -> None:
         """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""
         self._prefixes.clear()
         self._cache.drop_prefixes()
 
-    @torch.inference_mode()
+    @in_inference_mode
     def feed(self, slot: int, text: Tensor, text_complete: bool) -> None:
         """Queues text vectors; see `Backend.feed`."""
         state, buffers = self._state[slot], self._buffers
@@ -300,7 +303,7 @@ class Megakernel:
         """Clears interruptions; see `Backend.clear_interrupt`."""
         self._buffers.stop_flags[:] = 0
 
-    @torch.inference_mode()
+    @in_inference_mode
     def step(
         self,
         slots: Sequence[int],
@@ -396,12 +399,9 @@ class Megakernel:
                 f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
                 f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
             )
-        table = buffers.table(num_streams, num_frames)
-        frames = [
-            rows[:count].astype(np.int64)
-            for rows, count in zip(table, buffers.num_published, strict=False)
-        ]
-        if any((rows[:, 0] == EndReason.NON_FINITE).any() for rows in frames):
+        table, counts = buffers.table(num_streams, num_frames), buffers.num_published.tolist()
+        frames = [rows[:count].astype(np.int64) for rows, count in zip(table, counts, strict=False)]
+        if any(_NON_FINITE in rows[:, 0].tolist() for rows in frames):
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
         return frames
 
@@ -416,9 +416,9 @@ class Megakernel:
 
     def _update(self, state: _Slot, frames: NDArray[np.int64], scores: Tensor | None) -> Frames:
         """Advances a stream by its frames, and returns them."""
-        state.codes = frames[-1, 1:].tolist()
+        end_reason, *state.codes = frames[-1].tolist()
         state.num_frames += len(frames)
-        ended = bool(frames[-1, 0] == EndReason.EOS)
+        ended = end_reason == _EOS
         count = len(frames) - ended
         captured = None if scores is None else scores[:count]
         return Frames(torch.from_numpy(frames[:count, 1:]), ended, captured)
@@ -432,7 +432,7 @@ class Megakernel:
             self._buffers.prompt_hidden[slot],
         ]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def swap_out(self, slot: int) -> SlotSnapshot[_Slot]:
         """Copies a stream to the host and frees its slot; see `Backend.swap_out`."""
         state = self._state[slot]
@@ -440,7 +440,7 @@ class Megakernel:
         self.release(slot)
         return snapshot
 
-    @torch.inference_mode()
+    @in_inference_mode
     def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
         """Copies a stream back into a slot; see `Backend.swap_in`."""
         state = snapshot.state

@@ -1,5 +1,6 @@
 """The interface of a backend: requests, results, and the `Backend` protocol."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,11 @@ class PrefillRequest:
     num_common: int = 0
     begin: int = 0
 
+    @property
+    def num_positions(self) -> int:
+        """Positions of the prompt."""
+        return self.prompt.shape[0]  # `len` of a tensor is a function in Python
+
     def check(self, max_positions: int) -> None:
         """Checks that the prompt can be run.
 
@@ -46,24 +52,25 @@ class PrefillRequest:
         Raises:
             ValueError: The prompt leaves no position for a frame, or has no position of its own.
         """
-        if len(self.prompt) >= max_positions:
+        num_positions = self.num_positions
+        if num_positions >= max_positions:
+            raise ValueError(f"A prompt of {num_positions} does not fit {max_positions} positions.")
+        if not 0 <= self.num_common < num_positions:
             raise ValueError(
-                f"A prompt of {len(self.prompt)} does not fit {max_positions} positions."
-            )
-        if not 0 <= self.num_common < len(self.prompt):
-            raise ValueError(
-                f"{self.num_common} positions of a prompt of {len(self.prompt)} are said to be "
+                f"{self.num_common} positions of a prompt of {num_positions} are said to be "
                 "common; the last one must be its own."
             )
-        if not 0 <= self.begin < len(self.prompt):
+        if not 0 <= self.begin < num_positions:
             raise ValueError(
-                f"{self.begin} positions of a prompt of {len(self.prompt)} are said to be in "
+                f"{self.begin} positions of a prompt of {num_positions} are said to be in "
                 "place; at least the last one must be left to run."
             )
 
     def prefix_key(self, num_positions: int) -> bytes:
         """Returns the content of the leading positions, the key of a `PrefixCache`."""
-        return self.prompt[:num_positions].contiguous().view(torch.uint8).numpy().tobytes()
+        prompt = self.prompt.contiguous()
+        row_bytes = prompt.shape[1] * prompt.element_size()
+        return ctypes.string_at(prompt.data_ptr(), num_positions * row_bytes)
 
 
 class PrefillResult(NamedTuple):

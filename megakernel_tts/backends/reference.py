@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from megakernel_common.inference import in_inference_mode
 from megakernel_common.layers import linear
 from megakernel_tts.backends.attention_capture import (
     AllHeadsCapture,
@@ -124,7 +125,7 @@ class Reference:
         """See `Backend.reserve`; every slot has memory of its own."""
         return True
 
-    @torch.inference_mode()
+    @in_inference_mode
     def prefill(
         self, requests: Sequence[PrefillRequest], budget: int | None = None
     ) -> PrefillResult:
@@ -196,13 +197,13 @@ class Reference:
             self._seen[slot],
         ]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def swap_out(self, slot: int) -> SlotSnapshot[_Slot]:
         """See `Backend.swap_out`."""
         state = self._state.pop(slot)
         return take_snapshot(state, self._slot_views(slot, state))
 
-    @torch.inference_mode()
+    @in_inference_mode
     def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
         """See `Backend.swap_in`."""
         self._state[slot] = restore_snapshot(snapshot, self._slot_views(slot, snapshot.state))
@@ -215,7 +216,7 @@ class Reference:
         """See `Backend.clear_interrupt`."""
         self._interrupted = False
 
-    @torch.inference_mode()
+    @in_inference_mode
     def step(
         self,
         slots: Sequence[int],
@@ -379,7 +380,7 @@ class Reference:
         _check_finite("code predictor", torch.stack(max_logits))
         return torch.stack(codes, dim=1)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def capture_attention(
         self, prompt: Tensor, text: Tensor, codes: Tensor, first: int, count: int
     ) -> list[Tensor]:

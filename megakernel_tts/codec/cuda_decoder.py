@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megakernel_common.inference import in_inference_mode
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
@@ -96,6 +97,8 @@ class CudaDecoder:
             )
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the codec launches on its own stream
+        buffers = (self._kernels.num_kept_frames, self._kernels.pcm, self._kernels.non_finite)
+        self._num_kept_frames, self._pcm, self._non_finite = (t.numpy() for t in buffers)
         self._positions = [0] * slots
         self._graphs: dict[int, Graphs] = {}
         self._stream = _CodecStream(self._device) if self._device.type == "cuda" else None
@@ -121,7 +124,7 @@ class CudaDecoder:
         multiple = 1 if num_frames <= 16 else 4 if num_frames <= 64 else 16
         return min(-(-num_frames // multiple) * multiple, self.capacity)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def load_slot(self, slot: int, state: SlotState | None = None) -> None:
         """Sets the state of a slot; see `Vocoder.load_slot`. The host does not wait.
 
@@ -143,7 +146,7 @@ class CudaDecoder:
                         self._stream.keep(saved)
         self._positions[slot] = 0 if state is None else state.position
 
-    @torch.inference_mode()
+    @in_inference_mode
     def save_slot(self, slot: int) -> SlotState:
         """Returns a copy of a slot's state, on the device; see `Vocoder.save_slot`."""
         kernels = self._kernels
@@ -153,7 +156,7 @@ class CudaDecoder:
             self._stream.synchronize()
         return SlotState(history, kv_cache, self._positions[slot])
 
-    @torch.inference_mode()
+    @in_inference_mode
     def prepare_state(self, state: State) -> SlotState:
         """Converts the state of one stream of `decoder.Decoder`, on the same device."""
         history, kv_cache = self._kernels.pack_state(state)
@@ -245,11 +248,11 @@ class CudaDecoder:
         self._start(requests)
         self._update_state(requests, [request.num_frames for request in requests])
 
+    @in_inference_mode
     def _launch(self, num_frames: int) -> None:
         if self._stream is not None:
             self._stream.decode(self.graphs(num_frames)[0])
-            return
-        with torch.inference_mode():
+        else:
             self._kernels.decode(num_frames)
 
     def _start(self, requests: Sequence[PendingDecodeRequest]) -> None:
@@ -267,26 +270,26 @@ class CudaDecoder:
         filling = table[first:size]
         filling["slot"], filling["first_frame"] = self.slots, np.arange(first, size)
         filling["position"] = filling["codes"] = filling["pending_address"] = 0
-        self._kernels.non_finite.numpy()[:first] = 0
+        self._non_finite[:first] = 0
         self._launch(size)
 
+    @in_inference_mode
     def _update_state(
         self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
     ) -> None:
         """Advances every stream by the number of its frames that are kept."""
         if self._stream is not None:
             self._stream.state_updated.synchronize()  # until then the kernel reads the counts
-        num_kept_frames, first = self._kernels.num_kept_frames.numpy(), 0
+        first = 0
         for request, count in zip(requests, counts, strict=True):
-            num_kept_frames[first] = count
+            self._num_kept_frames[first] = count
             first += request.num_frames
         size = self._call_size(first)
-        num_kept_frames[first:size] = 0
+        self._num_kept_frames[first:size] = 0
         if self._stream is not None:
             self._stream.update_state(self.graphs(size)[1])
         else:
-            with torch.inference_mode():
-                self._kernels.update_state(size)
+            self._kernels.update_state(size)
         for request, count in zip(requests, counts, strict=True):
             self._positions[request.slot] += count
 
@@ -294,16 +297,15 @@ class CudaDecoder:
         """Waits for the decoder and copies the samples of requests with frames to keep."""
         if self._stream is not None:
             self._stream.decoded.synchronize()
-        pcm, non_finite = self._kernels.pcm.numpy(), self._kernels.non_finite.numpy()
-        all_finite = not non_finite[: sum(request.num_frames for request in requests)].any()
+        all_finite = not self._non_finite[: sum(r.num_frames for r in requests)].any()
         samples: Samples = []
         first = 0
         for request, count in zip(requests, counts, strict=True):
             end = first + count
             if count:
-                finite = all_finite or not non_finite[first:end].any()
+                finite = all_finite or not self._non_finite[first:end].any()
                 span = slice(first * self.frame, end * self.frame)
-                samples.append(pcm[span].copy() if finite else None)
+                samples.append(self._pcm[span].copy() if finite else None)
             first += request.num_frames
         return samples
 

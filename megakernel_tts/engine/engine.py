@@ -112,10 +112,10 @@ class Engine:
             EngineClosedError: The engine was closed or has failed.
         """
         scheduler = self._loop.scheduler
-        with scheduler.lock:
-            self._check_open()
         state = self._initial_state
         if voice is not None and voice.codes is not None:
+            with scheduler.lock:  # before the codec runs for nothing
+                self._check_open()
             state = self._state_after(voice.codes.tobytes(), voice.codes.shape[1])
         request = StreamRequest(
             prefix=prefix,
@@ -149,7 +149,7 @@ class Engine:
 
     def pending_open(self) -> AbstractContextManager[None]:
         """Announces a session: streams that begin wait for it up to the policy's join window."""
-        return self._loop.pending_opens.opening()
+        return self._loop.pending_opens
 
     def _check_open(self) -> None:
         """Checks that a session can be opened; the scheduler's lock must be held."""

@@ -9,7 +9,7 @@ from megakernel_tts.codec.vocoder import Vocoder
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.errors import SynthesisError
-from megakernel_tts.text.prompt import Prompt, PromptBuilder
+from megakernel_tts.text.prompt import PromptBuilder
 
 
 class TextFeeder:
@@ -21,8 +21,8 @@ class TextFeeder:
         self._prompt_builder = prompt_builder
         self._vocoder = vocoder
 
-    def build_prompt(self, stream: Stream) -> Prompt | None:
-        """Returns the prompt of a stream's next segment; None until enough text is there.
+    def build_prompt(self, stream: Stream) -> None:
+        """Builds the prompt of a stream's next segment, if enough text is there.
 
         Raises:
             SynthesisError: The prompt does not fit a slot.
@@ -37,7 +37,7 @@ class TextFeeder:
                 f"The prompt takes {len(prompt.prefill)} positions and a slot has {max_positions}: "
                 "use a shorter reference recording or instruction."
             )
-        return prompt
+        stream.prompt = prompt
 
     def prefill(self, streams: Sequence[Stream], budget: int) -> int:
         """Runs prompts of streams that have slots, or parts of them; one launch serves all.

@@ -36,7 +36,7 @@ from megakernel_tts.engine.stream import Stream
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.errors import DeviceError
 from megakernel_tts.session import FinishReason, ReaderWakeups
-from megakernel_tts.text.prompt import Prompt, PromptBuilder
+from megakernel_tts.text.prompt import PromptBuilder
 
 # After a delivery beside the device's work. The readers that were woken need the interpreter lock,
 # which this thread would keep until it waits for the device.
@@ -233,38 +233,44 @@ class Loop:
             Whether another stream may start in the next iteration.
         """
         scheduler, policy = self.scheduler, self.scheduler.policy
+        prefilling, waiting = scheduler.prefilling, scheduler.waiting
         budget = 0
-        if scheduler.prefilling or (scheduler.num_free_slots and scheduler.waiting):
+        if prefilling or (waiting and scheduler.num_free_slots):
             budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
         max_positions = min(policy.first_prefill_positions, budget)
         swapped_in = False
         while self._work.num_positions < budget and not swapped_in:
-            beginning, swapped_in = self._assign_slots(max_positions - self._work.num_positions)
+            num_left = max_positions - self._work.num_positions
+            beginning, swapped_in = self._assign_slots(prefilling, waiting, num_left)
             self._prefill(beginning, budget - self._work.num_positions)
             if not beginning or not scheduler.num_free_slots or self._work.num_positions >= budget:
                 break
             self._beside_device_work()
             if not scheduler.waiting:
                 self.pending_opens.wait(policy.join_window_s)
+            prefilling, waiting = scheduler.prefilling, scheduler.waiting
             max_positions = budget
-        scheduler.note_waiting(scheduler.waiting)
+        scheduler.note_waiting()
         return bool(scheduler.prefilling or scheduler.can_begin)
 
-    def _assign_slots(self, max_positions: int) -> tuple[list[Stream], bool]:
+    def _assign_slots(
+        self, prefilling: Sequence[Stream], waiting: Sequence[Stream], max_positions: int
+    ) -> tuple[list[Stream], bool]:
         """Assigns free slots in the order of the queue, up to a stream that was swapped out.
 
         A stream that lacks memory keeps those behind it waiting.
 
         Args:
+            prefilling: Streams whose prompts are being run.
+            waiting: The queue.
             max_positions: Positions of prompts after which no other stream gets a slot.
 
         Returns:
             The streams whose prompts are to be run, and whether a stream was swapped in.
         """
-        scheduler = self.scheduler
-        beginning = scheduler.prefilling
+        scheduler, beginning = self.scheduler, list(prefilling)
         num_positions = sum(stream.num_left_to_prefill for stream in beginning)
-        for stream in scheduler.waiting:
+        for stream in waiting:
             if not scheduler.num_free_slots or num_positions >= max_positions:
                 break
             if stream.segment is not None:
@@ -272,10 +278,11 @@ class Loop:
                     break
                 self._isolate(stream, self._swap_in)
                 return beginning, True
-            if prompt := self._build_prompt(stream):
-                if not scheduler.acquire(stream, len(prompt.prefill)):
+            if stream.prompt is None:  # else it lacked memory before
+                self._isolate(stream, self._feeder.build_prompt)
+            if stream.prompt is not None:
+                if not scheduler.acquire(stream, len(stream.prompt.prefill)):
                     break
-                stream.begin_prompt(prompt)
                 beginning.append(stream)
                 num_positions += stream.num_left_to_prefill
         return beginning, False
@@ -283,14 +290,6 @@ class Loop:
     def _swap_in(self, stream: Stream) -> None:
         self.scheduler.swap_in(stream)
         self._feeder.feed(stream)
-
-    def _build_prompt(self, stream: Stream) -> Prompt | None:
-        """Returns the prompt of a stream's next segment, unless it fails or lacks text."""
-        try:
-            return self._feeder.build_prompt(stream)
-        except Exception as error:
-            self._fail(stream, error)
-            return None
 
     def _prefill(self, beginning: Sequence[Stream], budget: int) -> None:
         """Runs prompts together; if that fails, each alone, to find the stream at fault."""

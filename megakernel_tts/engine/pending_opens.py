@@ -1,12 +1,10 @@
 """What other threads signal to the engine loop: sessions that are being opened."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class PendingOpens:
-    """Counts the sessions that are being opened, on any thread."""
+    """Counts the sessions that are being opened, on any thread: each in a `with` block."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -17,18 +15,15 @@ class PendingOpens:
         """Number of sessions that are being opened."""
         return self._count
 
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Counts one session for the duration of a `with` block."""
+    def __enter__(self) -> None:
         with self._changed:
             self._count += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._count -= 1
-                if not self._count:
-                    self._changed.notify()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._count -= 1
+            if not self._count:
+                self._changed.notify()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until no session is being opened, at most `timeout_s` seconds."""

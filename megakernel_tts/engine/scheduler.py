@@ -15,7 +15,7 @@ stream alone has enough memory for all of its positions, so that none waits for 
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megakernel_tts.backends.protocol import Backend
@@ -165,18 +165,21 @@ class Scheduler:
     @property
     def waiting(self) -> list[Stream]:
         """Streams that could use a slot: by priority, swapped out ones and urgent ones first."""
+        waiting = [stream for stream in self.streams if stream.waiting]
+        if len(waiting) < 2:
+            return waiting
         now_s = self.clock()
 
         def rank(stream: Stream) -> tuple[int, bool, bool]:
             urgent = 0 <= stream.deadline_s - now_s < self.policy.urgent_audio_s
             return stream.request.priority, stream.segment is None, not urgent
 
-        return sorted((stream for stream in self.streams if stream.waiting), key=rank)
+        return sorted(waiting, key=rank)
 
     @property
     def prefilling(self) -> list[Stream]:
         """Streams whose prompts are being run, in the order in which they got their slots."""
-        return [stream for stream in self.streams if stream.prompt is not None]
+        return [s for s in self.streams if s.slot is not None and s.prompt is not None]
 
     @property
     def num_free_slots(self) -> int:
@@ -185,10 +188,10 @@ class Scheduler:
 
     # --- slots ---
 
-    def note_waiting(self, streams: Iterable[Stream]) -> None:
+    def note_waiting(self) -> None:
         """Records the time from which streams wait for a slot, if none is free or has memory."""
         if not self._free_slots or self._slot_lacks_memory:
-            for stream in streams:
+            for stream in self.waiting:
                 stream.events.start_slot_wait()
 
     def acquire(self, stream: Stream, num_positions: int) -> bool:

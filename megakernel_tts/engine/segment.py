@@ -101,7 +101,7 @@ class Segment:
         self.last_step_s = now_s
         codes = frames.codes.numpy()
         self.pending = np.concatenate([self.pending, codes]) if len(self.pending) else codes
-        self.num_frames += len(frames.codes)
+        self.num_frames += len(codes)
         if frames.ended:
             self.outcome = "eos"
         elif self.num_frames >= self.max_frames:

@@ -70,7 +70,8 @@ class Stream:
         chunking: Sizes the chunks.
         slot: Slot of the backend and of the vocoder, while it has one.
         segment: The segment being spoken; None between segments.
-        prompt: The prompt of the next segment while it is run in the slot; else None.
+        prompt: The prompt of the next segment, from when it was built to when it was run. Text that
+            arrives in between does not change it.
         num_prefilled: Positions of `prompt` that are in place.
         num_sampled_frames: Frame numbers of the random generator that earlier segments have used.
         reason: The worst outcome of its segments.
@@ -222,6 +223,7 @@ class Stream:
         segment, slot = self.segment, self.active_slot
         assert segment is None or segment.num_decoding == 0, "the slot's codes are being decoded"
         self.slot = self.prompt = None
+        self.num_prefilled = 0
         return slot
 
     # --- text ---
@@ -275,10 +277,6 @@ class Stream:
         prompt = self.active_prompt
         return len(prompt.prefill) - max(self.num_prefilled, prompt.num_common)
 
-    def begin_prompt(self, prompt: Prompt) -> None:
-        """Records the prompt of the next segment, which is to be run in the stream's slot."""
-        self.prompt, self.num_prefilled = prompt, 0
-
     def begin_segment(self, segment: Segment, first_token_position: int) -> None:
         """Starts a segment whose prompt was run.
 
@@ -286,7 +284,7 @@ class Stream:
             segment: With no frames.
             first_token_position: Position of its first token in the slot.
         """
-        self.segment, self.prompt = segment, None
+        self.segment, self.prompt, self.num_prefilled = segment, None, 0
         self.delivery.begin_segment(self._make_word_timer(first_token_position))
 
     def _make_word_timer(self, first_token_position: int) -> WordTimer:

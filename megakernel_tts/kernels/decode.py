@@ -347,6 +347,7 @@ class DecodeKernels:
         self,
         params: Params,
         batches: "ctypes.Array[PrefillBatch]",
+        num_positions: int,
         workspace: "Tensor",
         writes: Sequence["Tensor"],
     ) -> None:
@@ -355,26 +356,30 @@ class DecodeKernels:
         Args:
             params: The argument; `prefill_batches` points to the first batch on the GPU.
             batches: The same batches on the host.
+            num_positions: Of the longest prompt, up to the last one in a batch.
             workspace: The workspace.
             writes: Other tensors that the kernels write.
         """
         first = params.prefill_batches.value
-        for kernel, num_batches in self._prefill_launches(batches):
+        for kernel, num_batches in self._prefill_launches(batches, num_positions):
             params.num_prefill_batches = num_batches
             params.prefill_batches = first
             self._launch(kernel, params, workspace, writes)
             first += num_batches * ctypes.sizeof(PrefillBatch)
 
-    def _prefill_launches(self, batches: "ctypes.Array[PrefillBatch]") -> Iterator[tuple[str, int]]:
+    def _prefill_launches(
+        self, batches: "ctypes.Array[PrefillBatch]", num_positions: int
+    ) -> Iterator[tuple[str, int]]:
         """The kernel and the number of batches of each launch."""
-        if len(batches) == 1:  # of a short prompt, whose first chunk waits for this
-            yield self._prefill_kernel(batches[0].num_columns), 1
-            return
-        records, begin = np.frombuffer(memoryview(batches), _BATCH), 0
-        for kernel, run in groupby(map(self._prefill_kernel, records["num_columns"].tolist())):
+        begin = 0
+        for kernel, run in groupby(self._prefill_kernel(batch.num_columns) for batch in batches):
             end = begin + len([*run])
+            if num_positions <= self.info.span_size:  # every column has one span
+                yield kernel, end - begin
+                begin = end
             while begin < end:
-                num_batches = self._num_launchable(records[begin:end])
+                records = np.frombuffer(memoryview(batches), _BATCH)[begin:end]
+                num_batches = self._num_launchable(records)
                 yield kernel, num_batches
                 begin += num_batches
 
@@ -383,8 +388,6 @@ class DecodeKernels:
 
         A span that a column no longer uses keeps an old tag: csrc/exchange.cuh, point 5.
         """
-        if len(records) == 1 or records["columns"]["position"].max() <= self.info.span_size:
-            return len(records)  # every column has one span
         num_spans = self._num_spans(records)
         decreases = (num_spans > 0) & (num_spans < np.maximum.accumulate(num_spans))
         (batches,) = np.nonzero(decreases.any(axis=1))
@@ -415,7 +418,7 @@ class DecodeKernels:
         self, kernel: str, params: Params, workspace: "Tensor", writes: Sequence["Tensor"]
     ) -> None:
         num_values = self.info.workspace.num_values
-        used = workspace if len(workspace) == num_values else workspace[:num_values]
+        used = workspace if workspace.numel() == num_values else workspace[:num_values]
         self._module.launch(kernel, params, self._configs[kernel], writes=writes, set_bits=used)
 
 

@@ -303,11 +303,10 @@ class PromptBuilder:
             )
         return talker.languages[name]
 
-    @torch.inference_mode()
     def build(
         self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
     ) -> Prompt | None:
-        """Builds the prompt of a text.
+        """Builds the prompt of a text; called in inference mode.
 
         Args:
             prefix: From `prefix`.

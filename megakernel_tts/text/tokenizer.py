@@ -107,6 +107,8 @@ class TextTokenizer:
 
     def normalize(self, text: str) -> str:
         """NFC with the tokenizer's tables; Python's may have another Unicode version."""
+        if text.isascii():  # is in NFC
+            return text
         return self._normalizer.normalize_str(text)
 
     def stable_length(self, text: str) -> int:

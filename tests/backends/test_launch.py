@@ -240,6 +240,7 @@ def test_prompts_of_the_wrong_form_are_refused(comparison: MakeComparison) -> No
             r"A prompt must be \[positions, 128\] on the host, found \[\d+, 127\]",
         ),
         (0, b.prompt.to("meta"), r"on the host, found \[\d+, 128\] on meta"),
+        (0, b.prompt.repeat(1, 2)[:, ::2], r"must be contiguous, found strides \(256, 2\)"),
         (0, b.prompt.float(), "A prompt must be of type bfloat16, found torch.float32"),
         (0, b.prompt.repeat(9, 1)[:64], "A prompt of 64 does not fit 64 positions"),
     ):

@@ -36,7 +36,7 @@ def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]])
     if not segments:
         return
     tiles, batches = pack_batches(segments, FIRST_SIZE, TILE_SIZE)
-    vectors = torch.cat(tiles)
+    vectors = torch.cat([tile.prompt[tile.begin : tile.end] for tile in tiles])
     row, packed = 0, defaultdict[int, list[int]](list)
     for batch in batches:
         num_columns, end_mask = batch.num_columns, batch.prompt_end_mask

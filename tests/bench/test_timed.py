@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.timed import Times, measure, timed_tts
+from bench.timed import Times, measure, measure_stages, timed_tts
 
 TIMES = Times(frame=(3.0, 5.0), prompt=1.0, codec=(1.0, 2.0))
 
@@ -20,3 +20,14 @@ def test_request_time_is_at_least_the_device_time(num_streams: int, num_batches:
     if num_streams > 1:
         assert max(figures.first_chunk) >= num_batches * TIMES.prompt + frame + codec
     assert figures.frame > figures.device >= frame + codec
+
+
+def test_the_device_works_during_the_stages_in_which_the_host_waits() -> None:
+    tts, device = timed_tts(TIMES)
+    with tts:
+        tts.warmup()
+        stages = measure_stages(tts, device, runs=3)
+    prompt, frame, codec = 2 * TIMES.prompt, TIMES.frame_of(1), TIMES.codec_of(1)
+    assert stages.step_launched + stages.frame_read >= prompt + frame
+    assert sum(vars(stages).values()) >= prompt + frame + codec
+    assert min(stages.prefill_launched, stages.chunk_read) > 0

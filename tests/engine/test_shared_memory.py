@@ -2,12 +2,14 @@
 
 import random
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from megakernel_tts import Finish, Session
 from megakernel_tts.engine.scheduler import SchedulingPolicy
+from megakernel_tts.text.prompt import Prompt
 from tests.fakes import PAGE_SIZE, TIMEOUT_S
 from tests.rig import TEXT, MakeRig, codes, drain, read, scripted
 
@@ -91,6 +93,41 @@ def test_a_stream_waits_until_memory_is_left_for_the_others_to_grow(make_rig: Ma
     rig.backend.endless = False
     speaking[0].cancel()
     assert {finish.reason for finish in read([waiting, speaking[1]])} == {"eos"}
+
+
+def test_the_prompt_of_a_stream_that_waits_for_memory_is_built_once(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(4, 8, MAX_POSITIONS)
+    rig.backend.endless = True
+    speaking = rig.open(_text(5), seed=0, largest=2, ahead=5)
+    rig.settle()
+    pool = rig.backend.pool
+    while pool.num_free > 1:
+        assert pool.reserve(0, pool.num_positions(0) + 1)
+    builder, num_built = rig.engine.prompt_builder, 0
+    build = builder.build
+
+    def counted(*arguments: Any, **keywords: Any) -> Prompt | None:
+        nonlocal num_built
+        num_built += 1
+        return build(*arguments, **keywords)
+
+    monkeypatch.setattr(builder, "build", counted)
+    waiting = rig.open(None, seed=1)
+    portions = ("One two", " three four", " five six")
+    for portion in portions:
+        waiting.push_text(portion)
+        rig.settle()
+        assert (rig.streams[1].slot, num_built) == (None, 1)
+    waiting.end()
+    rig.backend.endless = False
+    speaking.cancel()
+    [(made, finish)] = _read_all([waiting])
+    assert num_built == 1
+    num_tokens = len(rig.loaded.tokenizer.encode("".join(portions)))
+    assert finish.reason == "eos" and finish.frames == num_tokens + rig.backend.tail
+    np.testing.assert_array_equal(made, scripted(1, finish.frames))
 
 
 def test_a_stream_without_a_slot_waits_for_the_memory_of_a_stalled_one(make_rig: MakeRig) -> None:

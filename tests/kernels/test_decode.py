@@ -52,7 +52,8 @@ def test_a_launch_ends_only_where_its_kernel_changes_or_spans_decrease(
     _, packed = pack_batches(segments, _MAX_STREAMS, _MAX_COLUMNS)
     launches: list[tuple[str, list[PrefillBatch]]] = []
     batches = iter(packed)
-    for kernel, num_batches in kernels._prefill_launches(packed):
+    num_positions = max(segment.end for segment in segments)
+    for kernel, num_batches in kernels._prefill_launches(packed, num_positions):
         launches.append((kernel, [next(batches) for _ in range(num_batches)]))
     assert next(batches, None) is None
     for kernel, launch in launches:
