@@ -218,7 +218,8 @@ def main() -> None:
     options = parser.parse_args()
     with TTS.load(options.model, options.device, slots=options.slots) as tts:
         report = soak(tts, options.sessions)
-    content = asdict(report) | {
+    uses_gpu = options.device != "cpu" and torch.cuda.is_available()
+    content = {"gpu": torch.cuda.get_device_name() if uses_gpu else None} | asdict(report) | {
         "slots": options.slots,
         "growth": round(report.growth, 4),
         "threads": torch.get_num_threads(),

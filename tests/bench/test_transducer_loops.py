@@ -14,10 +14,11 @@ def test_both_loops_give_the_same_tokens_and_states(batch: int) -> None:
     from bench.transducer_loops import compare, load_rounds
 
     with torch.inference_mode():
-        weights, config, frames, _ = decoder_inputs(1025, batch, 20, torch.bfloat16)
+        # The bias of blank is found on 64 streams: on one of few frames no bias may give tokens.
+        weights, config, frames, _ = decoder_inputs(1025, 64, 50, torch.bfloat16)
         decoders = {
             "launch": load_transducer(weights, config),
             "while_node": load_rounds(weights, config),
         }
-        row = compare(decoders, frames, repeats=2)  # raises if they differ
+        row = compare(decoders, frames[:batch], repeats=2)  # raises if they differ
     assert isinstance(row["tokens"], int) and row["tokens"] > 0
