@@ -73,12 +73,18 @@ def digest_requests(tts: TTS) -> Digests:
     return found
 
 
-def digest_sessions(tts: TTS) -> Digests:
-    """Digests of the codes of sessions that run together, with chunks of several sizes."""
+def digest_sessions(tts: TTS, max_frames: int = 60) -> Digests:
+    """Digests of the codes of sessions that run together, with chunks of several sizes.
+
+    Args:
+        tts: A warm model with named voices.
+        max_frames: Frames of a session, at most.
+    """
     found: Digests = {}
 
     def run(k: int) -> None:
-        sampling, chunks = Sampling(seed=100 + k, max_frames=60), ChunkPolicy(1, 1 << k % 4)
+        sampling = Sampling(seed=100 + k, max_frames=max_frames)
+        chunks = ChunkPolicy(1, 1 << k % 4)
         with tts.open(layout=_LAYOUTS[k % 2], sampling=sampling, chunks=chunks) as session:
             for word in _TEXTS[k % 2].split():
                 session.push_text(f"{word} ")

@@ -1,7 +1,8 @@
 """The demo voice: a recogniser transcribes its speech, and times its words."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from bench.word_times import aligned
 from examples.train_voice.judge import Judge, write_language_model
 from examples.train_voice.text import held_out
-from megakernel_tts import TTS, AudioChunk, audible
+from megakernel_tts import TTS, AudioChunk, Speech, audible
 from megakernel_tts.model.hub import find_checkpoint
 
 # None of them is in the training corpus (see `held_out.txt`).
@@ -35,6 +36,7 @@ LANGUAGE_MODEL_SENTENCES = (
     "You have no room left for the lights.",
 )
 
+Layout = Literal["full", "streaming"]
 MAX_ERROR_RATE = 0.25  # share of the words
 
 
@@ -51,6 +53,21 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Judge:
     return Judge(file)
 
 
+def speak(tts: TTS, layout: Layout) -> list[Speech]:
+    """The sentences, by both voices in turns."""
+    speeches: list[Speech] = []
+    for i, sentence in enumerate(SENTENCES):
+        sampling, voice = replace(tts.sampling, seed=i), ("clara", "henry")[i % 2]
+        speeches.append(tts.say(sentence, voice, "english", layout=layout, sampling=sampling))
+    return speeches
+
+
+@pytest.fixture(scope="module")
+def speech_of(demo: TTS) -> Callable[[Layout], list[Speech]]:
+    """The sentences in a layout, spoken once."""
+    return cache(partial(speak, demo))
+
+
 def error_rate(judge: Judge, recordings: list[NDArray[np.int16]]) -> float:
     rate, transcripts = judge.error_rate(recordings, 24_000, SENTENCES)
     print(transcripts)  # shown if the test fails
@@ -59,16 +76,11 @@ def error_rate(judge: Judge, recordings: list[NDArray[np.int16]]) -> float:
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 def test_speech_is_recognised(
-    demo: TTS, judge: Judge, layout: Literal["full", "streaming"]
+    speech_of: Callable[[Layout], list[Speech]], judge: Judge, layout: Layout
 ) -> None:
-    recordings: list[NDArray[np.int16]] = []
-    for i, sentence in enumerate(SENTENCES):
-        sampling = replace(demo.sampling, seed=i)
-        voice = ("clara", "henry")[i % 2]
-        speech = demo.say(sentence, voice, "english", layout=layout, sampling=sampling)
-        assert speech.finish == "eos"
-        recordings.append(speech.pcm)
-    assert error_rate(judge, recordings) <= MAX_ERROR_RATE
+    speeches = speech_of(layout)
+    assert all(speech.finish == "eos" for speech in speeches)
+    assert error_rate(judge, [speech.pcm for speech in speeches]) <= MAX_ERROR_RATE
 
 
 def test_speech_at_another_speed_is_recognised(demo: TTS, judge: Judge) -> None:
@@ -149,11 +161,10 @@ def test_sentences_are_held_out_from_training() -> None:
     assert set(SENTENCES) <= {text for _, text in held_out()}
 
 
-def word_errors(tts: TTS, layout: Literal["full", "streaming"]) -> list[float]:
+def word_errors(speeches: list[Speech]) -> list[float]:
     """Distances in seconds between word starts and those of a forced alignment."""
     errors: list[float] = []
-    for seed, sentence in enumerate(SENTENCES):
-        speech = tts.say(sentence, layout=layout, sampling=replace(tts.sampling, seed=seed))
+    for sentence, speech in zip(SENTENCES, speeches, strict=True):
         words = sentence.lower().rstrip(".?").split()
         truth = aligned(words, speech.pcm, speech.sample_rate)
         assert [word.text for word in speech.words] == sentence.split()
@@ -166,19 +177,17 @@ def word_errors(tts: TTS, layout: Literal["full", "streaming"]) -> list[float]:
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 def test_word_times_agree_with_forced_alignment(
-    demo: TTS, layout: Literal["full", "streaming"]
+    speech_of: Callable[[Layout], list[Speech]], layout: Layout
 ) -> None:
-    errors = word_errors(demo, layout)
+    errors = word_errors(speech_of(layout))
     assert len(errors) >= 30
     assert np.mean(errors) <= 0.08 and np.percentile(errors, 95) <= 0.2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_word_times_of_the_kernel_agree_with_forced_alignment(
-    layout: Literal["full", "streaming"],
-) -> None:
+def test_word_times_of_the_kernel_agree_with_forced_alignment(layout: Layout) -> None:
     with TTS.load("demo", device="cuda", slots=2) as tts:
-        errors = word_errors(tts, layout)
+        errors = word_errors(speak(tts, layout))
     assert len(errors) >= 30
     assert np.mean(errors) <= 0.08 and np.percentile(errors, 95) <= 0.2

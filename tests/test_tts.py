@@ -205,9 +205,8 @@ def test_a_model_without_references_is_freed(checkpoint: Callable[..., Path]) ->
 
 def test_a_retry_uses_the_next_seed(tts: TTS) -> None:
     endless = Sampling(seed=1, temperature=1e-6)  # never samples the end of speech
-    once = tts.say("Hi.", sampling=endless)
     again = tts.say("Hi.", sampling=endless, retries=1)
-    assert once.finish == again.finish == "guard"
+    assert again.finish == "guard"
     np.testing.assert_array_equal(again.codes, tts.say("Hi.", sampling=endless.next_seed()).codes)
 
 
@@ -404,11 +403,10 @@ def test_a_process_can_end_during_synthesis(checkpoint: Callable[..., Path]) -> 
         "tts = TTS.load(sys.argv[1], device='cpu', slots=1)\n"
         "stream = tts.stream('A long text. ' * 50); next(stream)"
     )
-    for _ in range(3):
-        run = subprocess.run(
-            [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
-        )
-        assert (run.returncode, run.stderr) == (0, b"")
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint())], capture_output=True, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_layers_of_released_widths_are_exact_and_independent_of_the_batch(
     """Their activations are loaded in chunks of twelve steps; the build has more registers."""
     small = random_checkpoint._stack
 
-    def wide(hidden: int, layers: int) -> dict[str, Any]:
-        return small(hidden, layers) | {"intermediate_size": 6144 if hidden == 192 else 3072}
+    def wide(hidden: int, _: int) -> dict[str, Any]:
+        return small(hidden, 1) | {"intermediate_size": 6144 if hidden == 192 else 3072}
 
     monkeypatch.setattr(random_checkpoint, "_stack", wide)
     random_checkpoint.write_checkpoint(tmp_path / "model", "custom_voice", "1b7", codes=256)

@@ -7,8 +7,11 @@ import pytest
 
 
 @pytest.fixture
-def short_model(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
-    """Copies of small checkpoints whose speech is four frames long."""
+def short_model(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Copies of small checkpoints whose speech is four frames long; nothing is run beforehand."""
+    monkeypatch.setattr("megakernel_tts.bench.benchmark._warm_up", lambda *_: None)
 
     def make(*kind_and_size: str) -> str:
         model = shutil.copytree(checkpoint(*kind_and_size), tmp_path / "model")

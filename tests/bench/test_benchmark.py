@@ -320,17 +320,18 @@ def test_speech_of_random_weights_is_limited(
         write_checkpoint(folder, "custom_voice", "1b7")
 
     monkeypatch.setattr("megakernel_tts.bench.benchmark.write_released_checkpoint", small)
+    monkeypatch.setattr("megakernel_tts.bench.benchmark.RANDOM_FRAMES", 5)
     file = tmp_path / "a.json"
     few = ["--device", "cpu", "--runs", "1", "--chunks", "8", "--streams", "1"]
     assert main(["bench", "--random-weights", "1.7B", *few, "--json", str(file)]) == 0
     report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["model"] == "1.7B, random weights, 50 frames at most"
-    assert report["sampling"]["max_frames"] == 50 and report["sampling"]["guard"] is False
+    assert report["model"] == "1.7B, random weights, 5 frames at most"
+    assert report["sampling"]["max_frames"] == 5 and report["sampling"]["guard"] is False
 
 
 def test_requests_use_the_requested_layout(demo: TTS, hello: BenchmarkRequest) -> None:
     """With the same seeds, the lengths of the speech differ between the layouts."""
-    seeds, streaming = range(4), replace(hello, layout="streaming")
+    seeds, streaming = range(2), replace(hello, layout="streaming")
     timed = [time_request(demo, streaming, 1, seed).frames for seed in seeds]
     samplings = [replace(demo.sampling, seed=seed) for seed in seeds]
     lengths = {

@@ -166,7 +166,7 @@ def test_a_steady_model_leaves_no_gap_at_another_speed(scarce: TTS, speed: float
 
 @pytest.mark.parametrize(
     ("words_per_s", "tokenize"),
-    [*((pace, leading_spaces) for pace in (3, 5, 7, 30)), (5, list), (30, list)],
+    [*((pace, leading_spaces) for pace in (3, 5, 30)), (7, list)],
 )
 def test_a_stall_stops_no_word_before_it(
     scarce: TTS, words_per_s: int, tokenize: Callable[[str], list[str]]
