@@ -13,7 +13,7 @@ _RELEASED = (  # the 0.6B and the 1.7B
     (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
     (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
 )
-_DEMO = StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256
+_DEMO = StackShape(256, 4, 2, 512), StackShape(256, 2, 1, 512), 256
 
 
 def released_programs() -> list[Program]:
