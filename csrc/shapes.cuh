@@ -156,7 +156,7 @@ constexpr bool kShortContext = true;
 using ReleasedPredictor = Stack<1024, 16, 8, 3072, kShortContext>;
 using Model06B = Model<Stack<1024, 16, 8, 3072>, ReleasedPredictor, 2048>;
 using Model17B = Model<Stack<2048, 16, 8, 6144>, ReleasedPredictor, 2048>;
-using ModelDemo = Model<Stack<256, 4, 2, 576>, Stack<256, 2, 1, 512, kShortContext>, 256>;
+using ModelDemo = Model<Stack<256, 4, 2, 512>, Stack<256, 2, 1, 512, kShortContext>, 256>;
 using ModelTiny = Model<Stack<128, 4, 2, 384>, Stack<128, 4, 2, 384, kShortContext>, 256>;
 using ModelTinyWide = Model<Stack<192, 4, 2, 576>, Stack<128, 4, 2, 384, kShortContext>, 256>;
 

@@ -164,7 +164,8 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     export.export(work)
     assert_speaks(work.voice)
     (speech,) = timed_speeches(work, 9)
-    assert len(speech["starts"]) == len(speech["text"].split())
+    pieces = [piece for piece in speech["text"].split() if any(map(str.isalnum, piece))]
+    assert len(speech["starts"]) == len(pieces)
     assert_is_evaluated(work)
     for stage in ("codec", "vocoder", "talker"):
         last = json.loads(work.log(stage).read_text().splitlines()[-1])

@@ -38,7 +38,9 @@ def timed_speeches(work: Work, count: int) -> list[dict[str, Any]]:
         count: Number of recordings, at most.
 
     Returns:
-        For each `text`, `voice`, `codes` [frames, groups] and `starts` in seconds.
+        For each `text`, `voice`, `codes` [frames, groups] and `starts` in seconds: of each piece
+        between spaces that has a letter or digit. A piece without, such as a currency's sign,
+        belongs to the word before it.
     """
     corpus, starts = work.read_corpus(), word_starts(work)
     with np.load(work.codes) as file:
@@ -49,10 +51,14 @@ def timed_speeches(work: Work, count: int) -> list[dict[str, Any]]:
         index = int(tables["text"][i])
         frames = slice(int(ends[i] - tables["frames"][i]), int(ends[i]))
         speeches.append({
-            "text": corpus[index][1],
+            "text": (text := corpus[index][1]),
             "voice": list(VOICES)[tables["speaker"][i]],
             "codes": tables["codes"][frames].tolist(),
-            "starts": [round(start, 3) for start in starts[index]],
+            "starts": [
+                round(start, 3)
+                for piece, start in zip(text.split(), starts[index], strict=True)
+                if any(map(str.isalnum, piece))
+            ],
         })  # fmt: skip
     return speeches
 

@@ -13,7 +13,7 @@ _RELEASED = {
     "0.6B": (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
     "1.7B": (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
 }
-_SIZES = {**_RELEASED, "demo": (StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256)}
+_SIZES = {**_RELEASED, "demo": (StackShape(256, 4, 2, 512), StackShape(256, 2, 1, 512), 256)}
 # Architecture -> the size whose decode kernels have the most registers; with equal numbers the
 # 1.7B. sm_89 is left out: its machine code is that of sm_86, byte for byte.
 _MOST_REGISTERS = {"80": "0.6B", "86": "1.7B", "100a": "1.7B", "120a": "1.7B"}

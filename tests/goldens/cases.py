@@ -50,10 +50,12 @@ CASES = (
 )
 
 SPOKEN = "Your order is on its way, and it will arrive at 7:30 tonight."
+SPANISH = "Su pedido está en camino y llegará esta noche a las siete y media."
 DEMO_CASES = (
     Case("demo-full", "custom_voice", SPOKEN, "full", speaker="Clara"),
     Case("demo-streaming", "custom_voice", SPOKEN, "streaming", speaker="Henry"),
     Case("demo-auto", "custom_voice", SPOKEN, "full", language="Auto", speaker="Henry"),
+    Case("demo-spanish", "custom_voice", SPANISH, "full", language="Spanish", speaker="Lucia"),
 )
 
 # Model -> kinds, entries of a codebook. The small model has the released 2,048 entries. The large
