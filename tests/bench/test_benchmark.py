@@ -331,12 +331,13 @@ def test_speech_of_random_weights_is_limited(
 
 def test_requests_use_the_requested_layout(demo: TTS, hello: BenchmarkRequest) -> None:
     """With the same seeds, the lengths of the speech differ between the layouts."""
-    seeds, streaming = range(2), replace(hello, layout="streaming")
+    text = "Your order is on its way, and it will arrive tonight."
+    seeds, streaming = range(2), replace(hello, text=text, layout="streaming")
     timed = [time_request(demo, streaming, 1, seed).frames for seed in seeds]
     samplings = [replace(demo.sampling, seed=seed) for seed in seeds]
     lengths = {
         layout: [
-            len(demo.say("Hello.", "clara", layout=layout, sampling=sampling).codes)
+            len(demo.say(text, "clara", layout=layout, sampling=sampling).codes)
             for sampling in samplings
         ]
         for layout in ("full", "streaming")

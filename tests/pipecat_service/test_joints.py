@@ -35,7 +35,9 @@ async def speak(demo: TTS, seed: int, rate: int) -> tuple[list[OutputChunk], int
 def test_a_phrase_of_the_demo_voice_continues_after_a_flush(
     demo: TTS, seed: int, rate: int
 ) -> None:
-    outputs, joint = asyncio.run(speak(demo, seed, rate))
+    outputs, joint = asyncio.run(speak(demo, seed, RATE))
+    if rate != RATE:  # the resampler delays its output: the joint is not where a chunk ends
+        outputs, joint = asyncio.run(speak(demo, seed, rate))[0], joint * rate // RATE
     pcm = np.concatenate([output.pcm for output in outputs]).astype(int)
     words = [word for output in outputs for word in output.words]
     assert [word.text for word in words] == f"{FIRST} {SECOND}".split()
@@ -45,7 +47,7 @@ def test_a_phrase_of_the_demo_voice_continues_after_a_flush(
     loud = np.flatnonzero(np.abs(pcm) >= AUDIBLE)
     before, after = loud[loud < joint].max(), loud[loud >= joint].min()
     assert (after - before) / rate < 0.1, "a silence"
-    assert np.abs(pcm[before + 1 : after]).max() < AUDIBLE, "speech was cut"
+    assert before + 1 < after, "speech was cut"
     last = words[len(FIRST.split()) - 1]
     assert before / rate - last.start > 0.15, "the last word is short"
     assert -0.1 < after / rate - words[len(FIRST.split())].start < 0.25

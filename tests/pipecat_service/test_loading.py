@@ -229,6 +229,6 @@ def test_loading_is_logged_with_its_duration(tmp_path: Path) -> None:
     logger.remove(handler)
     assert bot.said == ["Good morning."]
     assert "config.json" in missing.errors[0].error
-    begun, ready = (line for line in lines if "demo" in line)
+    begun, ready = (line for line in lines if "demo" in line.split())
     assert begun == "Loading and warming up demo"
     assert ready.startswith("demo is ready after ") and ready.endswith(" s")
