@@ -219,11 +219,15 @@ def main() -> None:
     with TTS.load(options.model, options.device, slots=options.slots) as tts:
         report = soak(tts, options.sessions)
     uses_gpu = options.device != "cpu" and torch.cuda.is_available()
-    content = {"gpu": torch.cuda.get_device_name() if uses_gpu else None} | asdict(report) | {
-        "slots": options.slots,
-        "growth": round(report.growth, 4),
-        "threads": torch.get_num_threads(),
-    }
+    content = (
+        {"gpu": torch.cuda.get_device_name() if uses_gpu else None}
+        | asdict(report)
+        | {
+            "slots": options.slots,
+            "growth": round(report.growth, 4),
+            "threads": torch.get_num_threads(),
+        }
+    )
     write(content, options.json, ("torch",))
 
 
