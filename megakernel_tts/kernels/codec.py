@@ -81,20 +81,26 @@ class Tile:
         return -(-num_rows // self.rows) * (num_columns // self.columns)
 
 
+# (Splits of K, planes) -> groups of rows and of columns of the tiles; of equal estimates the first
+# one is chosen. Only sizes that some GPU would choose for the released codec, and for two planes
+# those of one group of columns: the last convolution has no more.
+_SIZES = {
+    (2, 1): ((2, 1), (2, 2), (4, 4), (8, 4)),
+    (4, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
+    (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
+    (2, 2): ((2, 1), (2, 2), (2, 4), (4, 4)),
+    (4, 2): ((2, 1), (2, 4), (4, 4)),
+    (8, 2): ((2, 1), (2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
+}
+
+
 def _tiles(k_splits: int, planes: int) -> Iterator[Tile]:
-    """The tiles for a layer; of equal estimates the first one is chosen."""
-    sizes = [(2, 1), (2, 2), (2, 4), (4, 4)]
-    if planes == 1:
-        sizes.append((8, 4))
-    if k_splits == _NUM_WARPS and planes == 2:
-        sizes += [(1, 1), (1, 2), (1, 4)]
-    for row_groups, column_groups in sizes:
+    """The tiles for a layer."""
+    for row_groups, column_groups in _SIZES[k_splits, planes]:
         yield Tile(row_groups, column_groups, k_splits, planes)
 
 
-TILES = tuple(
-    tile for k_splits in (2, 4, 8) for planes in (1, 2) for tile in _tiles(k_splits, planes)
-)
+TILES = tuple(tile for splits_and_planes in _SIZES for tile in _tiles(*splits_and_planes))
 
 
 @dataclass(frozen=True)

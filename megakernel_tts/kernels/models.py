@@ -9,32 +9,58 @@ from megakernel_tts.kernels.decode import StackShape, program_of_shapes
 from megakernel_tts.kernels.wide import compiled_widths
 
 _RELEASED_PREDICTOR = StackShape(1024, 16, 8, 3072)
-_RELEASED = (  # the 0.6B and the 1.7B
-    (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
-    (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
-)
-_DEMO = StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256
+_RELEASED = {
+    "0.6B": (StackShape(1024, 16, 8, 3072), _RELEASED_PREDICTOR, 2048),
+    "1.7B": (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
+}
+_SIZES = {**_RELEASED, "demo": (StackShape(256, 4, 2, 576), StackShape(256, 2, 1, 512), 256)}
+# Architecture -> the size whose decode kernels have the most registers; with equal numbers the
+# 1.7B. sm_89 is left out: its machine code is that of sm_86, byte for byte.
+_MOST_REGISTERS = {"80": "0.6B", "86": "1.7B", "100a": "1.7B", "120a": "1.7B"}
 
 
 def released_programs() -> list[Program]:
     """The decode kernels of the released sizes."""
-    return [program_of_shapes(*shapes) for shapes in _RELEASED]
+    return [program_of_shapes(*shapes) for shapes in _RELEASED.values()]
 
 
 def all_programs() -> list[Program]:
-    """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment.
+    """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment."""
+    decode = [program for size in _SIZES for program in _decode_programs(size)]
+    return [*decode, codec_program(), align_program()]
+
+
+def most_registers_programs() -> list[Program]:
+    """All kernels for sm_90a, and of similar ones for another architecture a single one.
+
+    Of the decode kernels, another architecture has the size with the most registers. The codec's
+    machine code for sm_89 is that for sm_86.
+    """
+    programs: list[Program] = []
+    for size in _SIZES:
+        checked = {"90a", *(a for a, largest in _MOST_REGISTERS.items() if largest == size)}
+        for program in _decode_programs(size):
+            common = tuple(a for a in program.architectures if a in checked)
+            if common:
+                programs.append(replace(program, architectures=common))
+    codec = codec_program()
+    without_89 = tuple(a for a in codec.architectures if a != "89")
+    return [*programs, replace(codec, architectures=without_89), align_program()]
+
+
+def _decode_programs(size: str) -> list[Program]:
+    """The decode kernels of a size.
 
     Of the wide kernels, each architecture has the widest one, which needs the most registers and
     shared memory.
     """
-    narrow = [*released_programs(), program_of_shapes(*_DEMO)]
+    shapes = _SIZES[size]
     widest: dict[int, tuple[str, ...]] = {}  # width -> architectures
     for architecture in ARCHITECTURES:
         width = compiled_widths(architecture)[-1]
         widest[width] = (*widest.get(width, ()), architecture)
     wide = [
         replace(program_of_shapes(*shapes, num_streams=width), architectures=architectures)
-        for shapes in (*_RELEASED, _DEMO)
         for width, architectures in widest.items()
     ]
-    return [*narrow, *wide, codec_program(), align_program()]
+    return [program_of_shapes(*shapes), *wide]

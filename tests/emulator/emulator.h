@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#include <numeric>
+
 #include "fibers.h"
 
 #define DEVICE inline
@@ -45,23 +47,23 @@ inline T shuffle_from(T value, int from) {
   return share_with_warp(value)[from];
 }
 inline float shuffle_up(float value) { return share_with_warp(value)[max(lane_idx() - 1, 0)]; }
-inline bool warp_all(bool value) {
-  const int* all = share_with_warp<int>(value);
-  return std::all_of(all, all + 32, [](int one) { return one != 0; });
-}
+// Every lane sets its bit when it arrives; the first one clears the others.
 inline unsigned warp_ballot(bool value) {
-  const int* all = share_with_warp<int>(value);
-  unsigned bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= static_cast<unsigned>(all[lane] != 0) << lane;
+  const Barrier& barrier = own_warp_barrier();
+  uint32_t& bits = machine().lane_values[barrier.generation % 2][machine().fiber_idx / 32 * 64];
+  if (barrier.num_arrived == 0) bits = 0;
+  bits |= static_cast<uint32_t>(value) << lane_idx();
+  sync_warp();
   return bits;
 }
+inline bool warp_all(bool value) { return warp_ballot(value) == ~0u; }
 inline unsigned warp_add(unsigned value) {
-  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  return value;
+  const unsigned* all = share_with_warp(value);
+  return std::accumulate(all, all + 32, 0u);
 }
 inline unsigned warp_max(unsigned value) {
-  for (int mask = 16; mask > 0; mask /= 2) value = max(value, shuffle_xor(value, mask));
-  return value;
+  const unsigned* all = share_with_warp(value);
+  return *std::max_element(all, all + 32);
 }
 inline unsigned warp_min(unsigned value) { return ~warp_max(~value); }
 
@@ -97,12 +99,12 @@ class PinnedAddress {
 using Row = float __attribute__((vector_size(32)));
 
 // Multiplies for a warp: `lanes` are its 32 operands.
-template <class Add>
-inline void multiply_warp(MmaOperands* lanes, Add add) {
+template <class Unpack, class Add>
+inline void multiply_warp(MmaOperands* lanes, Unpack unpack, Add add) {
   Row b[16];
   for (int k = 0; k < 8; ++k) {  // pairs of K
     for (int column = 0; column < 8; ++column) {
-      const float2 pair = lanes[4 * column + k % 4].pairs[4 + k / 4];
+      const float2 pair = unpack(lanes[4 * column + k % 4].pairs[4 + k / 4]);
       b[2 * k][column] = pair.x, b[2 * k + 1][column] = pair.y;
     }
   }
@@ -114,7 +116,7 @@ inline void multiply_warp(MmaOperands* lanes, Add add) {
       sums[column] = row_lanes[column / 2].sums[first + column % 2];
     }
     for (int k = 0; k < 8; ++k) {
-      const float2 pair = row_lanes[k % 4].pairs[first + k / 4];
+      const float2 pair = unpack(row_lanes[k % 4].pairs[first + k / 4]);
       add(sums, pair, b[2 * k], b[2 * k + 1]);
     }
     for (int column = 0; column < 8; ++column) {
@@ -128,19 +130,22 @@ inline void emulate_mma(float (&acc)[4], uint4 a, uint2 b, Unpack unpack, Add ad
   Machine& m = machine();
   MmaOperands& own = m.operands[m.fiber_idx];
   const uint32_t pairs[6] = {a.x, a.z, a.y, a.w, b.x, b.y};
-  for (int i = 0; i < 6; ++i) own.pairs[i] = unpack(pairs[i]);
+  memcpy(own.pairs, pairs, sizeof pairs);
   memcpy(own.sums, acc, sizeof acc);
-  wait_at(own_warp_barrier(), 32, [&] { multiply_warp(&m.operands[m.fiber_idx / 32 * 32], add); });
+  wait_at(own_warp_barrier(), 32,
+          [&] { multiply_warp(&m.operands[m.fiber_idx / 32 * 32], unpack, add); });
   memcpy(acc, own.sums, sizeof acc);
 }
 inline void mma_m16n8k16(float (&acc)[4], uint4 a, uint2 b) {
-  emulate_mma(acc, a, b, unpack_bf16, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
+  auto unpack = [](uint32_t pair) { return unpack_bf16(pair); };
+  emulate_mma(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
     sums += pair.x * even;
     sums += pair.y * odd;
   });
 }
 inline void mma_m16n8k16_f16(float (&acc)[4], uint4 a, uint2 b) {
-  emulate_mma(acc, a, b, unpack_f16, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
+  auto unpack = [](uint32_t pair) { return unpack_f16(pair); };
+  emulate_mma(acc, a, b, unpack, [](Row& sums, float2 pair, const Row& even, const Row& odd) {
     sums += pair.x * even + pair.y * odd;
   });
 }
@@ -184,7 +189,7 @@ inline void copy_async(void* shared, const void* global, int bytes, Mbarrier& ba
   // This build counts full stages ahead. Some copies take long, so that the count is wrong if it
   // includes them.
   const bool slow = reinterpret_cast<uintptr_t>(global) / bytes % 5 == 0;
-  for (int num_yields = 0; slow && num_yields < 40; ++num_yields) yield();
+  for (int num_yields = 0; slow && num_yields < 40; ++num_yields) yield_poll();
 #endif
   mbarrier_arrive_if(lane_idx() > 0, barrier);
   if (lane_idx() > 0) return;
@@ -256,7 +261,7 @@ inline void observe_epoch(uint4 v, uint32_t tag) {
     num_epoch_violations += Values::tag_of(value) == next_tag;
   }
 }
-inline void spin_pause() { yield(); }
+inline void spin_pause() { yield_poll(); }
 
 // Time advances with every reading.
 inline uint64_t global_time_ns() {

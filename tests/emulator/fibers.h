@@ -32,6 +32,7 @@ extern "C" void megakernel_switch(void** from, void* to);
 asm(R"(
 .text
 .globl megakernel_switch
+.hidden megakernel_switch
 megakernel_switch:
   pushq %rbp
   pushq %rbx
@@ -50,38 +51,64 @@ megakernel_switch:
   ret
 )");
 
-// A lane's operands of a matrix instruction as floats: rows g and g + 8 of A and column g of B are
-// in the lanes 4 g + t.
+// A lane's operands of a matrix instruction: pairs of numbers of A and B, and sums. Rows g and g +
+// 8 of A and column g of B are in the lanes 4 g + t.
 struct MmaOperands {
-  float2 pairs[6];
+  uint32_t pairs[6];
   float sums[4];
 };
 
 struct Machine {
   int num_blocks = 0, num_threads = 0, first_block = 0;
   int fiber_idx = 0, block = 0, thread = 0;  // the running fiber
+  int end_lane = 0;                          // behind the last fiber of its warp
+  int num_running = 0;                       // fibers that are not done
   std::vector<Fiber> fibers;
   std::vector<Barrier> block_barriers, warp_barriers;
   std::vector<uint32_t> lane_values[2];  // [fibers, 2]: values shared within a warp, alternately
   std::vector<MmaOperands> operands;     // [fibers]
   void* scheduler = nullptr;
+  bool polled = false;  // the running warp polls: it ends its turn
   std::function<void()> body;
 };
 
-inline Machine the_machine;
+inline __attribute__((visibility("hidden"))) Machine the_machine;
 inline Machine& machine() { return the_machine; }
 
 // With a seed that is not 0, thread blocks and warps pause at random for random times.
 inline unsigned schedule_seed = 0;
 
+// Continues the next lane of the running warp that does not wait, or else the scheduler. Lanes
+// continue each other because the scheduler in between would double the number of switches.
+inline void continue_next_lane(void** from) {
+  Machine& m = machine();
+  while (++m.fiber_idx < m.end_lane) {
+    Fiber& fiber = m.fibers[m.fiber_idx];
+    ++m.thread;
+    if (fiber.done) continue;
+    if (fiber.barrier && fiber.barrier->generation == fiber.generation) continue;
+    fiber.barrier = nullptr;
+    return megakernel_switch(from, fiber.stack_pointer);
+  }
+  megakernel_switch(from, m.scheduler);
+}
+
 inline void yield() {
   Machine& m = machine();
-  megakernel_switch(&m.fibers[m.fiber_idx].stack_pointer, m.scheduler);
+  continue_next_lane(&m.fibers[m.fiber_idx].stack_pointer);
+}
+
+// Where a thread polls: what it waits for is up to other warps.
+inline void yield_poll() {
+  machine().polled = true;
+  yield();
 }
 
 inline void run_fiber() {
-  machine().body();
-  machine().fibers[machine().fiber_idx].done = true;
+  Machine& m = machine();
+  m.body();
+  m.fibers[m.fiber_idx].done = true;
+  --m.num_running;
   yield();
 }
 
@@ -144,6 +171,22 @@ class Schedule {
   std::vector<int> block_pauses_, warp_pauses_;
 };
 
+// Runs a warp until it polls or waits for others, or, in a random schedule, until its lanes have
+// waited for each other once.
+inline void run_warp(int warp) {
+  Machine& m = machine();
+  m.block = warp * 32 / m.num_threads;
+  const Barrier& barrier = m.warp_barriers[warp];
+  unsigned generation;
+  do {
+    generation = barrier.generation;
+    m.polled = false;
+    m.fiber_idx = warp * 32 - 1, m.end_lane = warp * 32 + 32;
+    m.thread = m.fiber_idx - m.block * m.num_threads;
+    continue_next_lane(&m.scheduler);
+  } while (schedule_seed == 0 && !m.polled && barrier.generation != generation);
+}
+
 // Runs `body` for every thread of thread blocks that are resident together. Block 0 begins after
 // `late` turns.
 inline void launch(int num_blocks, int num_threads, int late, std::function<void()> body,
@@ -160,7 +203,8 @@ inline void launch(int num_blocks, int num_threads, int late, std::function<void
   m.warp_barriers.resize(num_fibers / 32);
   for (auto& values : m.lane_values) values.resize(num_fibers * 2);
   m.operands.resize(num_fibers);
-  constexpr size_t kStackBytes = 64 << 10;
+  // No multiple of a page: the tops of all stacks would have the same lines of the cache.
+  constexpr size_t kStackBytes = (64 << 10) + 17 * 64;
   static std::vector<void*> stacks;  // kept from launch to launch
   while (stacks.size() < m.fibers.size()) stacks.push_back(malloc(kStackBytes));
   for (size_t i = 0; i < m.fibers.size(); ++i) {
@@ -175,21 +219,11 @@ inline void launch(int num_blocks, int num_threads, int late, std::function<void
     fiber.barrier = nullptr;
   }
   Schedule schedule(schedule_seed, num_blocks, num_fibers / 32);
-  for (bool running = true; running;) {
-    running = false;
+  for (m.num_running = num_fibers; m.num_running > 0; --late) {
     schedule.next_turn();
-    for (int i = 0; i < num_fibers; ++i) {
-      Fiber& fiber = m.fibers[i];
-      if (fiber.done) continue;
-      running = true;
-      if (late > 0 && i < num_threads) continue;
-      if (fiber.barrier && fiber.barrier->generation == fiber.generation) continue;
-      if (schedule.paused(i / num_threads, i / 32)) continue;
-      fiber.barrier = nullptr;
-      m.fiber_idx = i, m.block = i / num_threads, m.thread = i % num_threads;
-      megakernel_switch(&m.scheduler, fiber.stack_pointer);
+    for (int warp = late > 0 ? num_threads / 32 : 0; warp < num_fibers / 32; ++warp) {
+      if (!schedule.paused(warp * 32 / num_threads, warp)) run_warp(warp);
     }
-    --late;
   }
 }
 
