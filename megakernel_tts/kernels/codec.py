@@ -12,10 +12,15 @@ from megakernel_tts.kernels.codec_structs import (
     BLOCK_THREADS,
     CODEC_DECLARATIONS,
     MAX_HISTORIES,
+    MAX_WARPGROUP_WINDOW_ROWS,
+    MAX_WINDOWS,
     STEP_CHANNELS,
+    WARPGROUP_ROWS,
+    WARPGROUP_THREADS,
     AttentionParams,
     DepthwiseParams,
     EmbedParams,
+    Epilogue,
     ProjectionParams,
     StateUpdateParams,
 )
@@ -32,6 +37,7 @@ _ROW_POOL_SIZE = 3328  # units of 16 bytes
 _MAX_WINDOW_ROWS = 448
 _NUM_WARPS = BLOCK_THREADS // 32
 _OVERLAP_CAPABILITY = 9  # compute capability with programmatic dependent launch
+_WARPGROUP_CAPABILITY = 9  # the only one with warpgroup instructions
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,11 @@ class Tile:
         """Thread blocks of a multiprocessor."""
         small = self.row_groups <= 2 and self.column_groups <= 2
         return 2 if small and self.planes == 1 else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return BLOCK_THREADS
 
     @property
     def shared_bytes(self) -> int:
@@ -103,6 +114,13 @@ def _tiles(k_splits: int, planes: int) -> Iterator[Tile]:
 TILES = tuple(tile for splits_and_planes in _SIZES for tile in _tiles(*splits_and_planes))
 
 
+def _max_frames(num_rows: int, rows_per_frame: int) -> int:
+    """The most frames that a tile of `num_rows` rows has rows of."""
+    if num_rows % rows_per_frame == 0:
+        return num_rows // rows_per_frame
+    return (num_rows + rows_per_frame - 2) // rows_per_frame + 1
+
+
 @dataclass(frozen=True)
 class ManyRowTile:
     """A tile of the projection kernel of many rows; `ManyRowTile` in csrc/codec/many_rows.cuh.
@@ -135,6 +153,11 @@ class ManyRowTile:
         return 2 if self.row_groups * self.column_groups * self.planes <= 16 else 1
 
     @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return BLOCK_THREADS
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: stages of weights, windows of rows, addresses of rows."""
         weights = _MANY_ROW_STAGES * self.columns * 2 * STEP_CHANNELS
@@ -154,11 +177,8 @@ class ManyRowTile:
 
     def fits(self, params: ProjectionParams) -> bool:
         """Whether a launch has whole tiles of columns, and its windows of rows fit."""
-        rows_per_frame, taps = params.input.rows_per_frame, params.num_taps
-        if self.rows % rows_per_frame == 0:
-            num_frames = self.rows // rows_per_frame
-        else:
-            num_frames = (self.rows + rows_per_frame - 2) // rows_per_frame + 1
+        taps = params.num_taps
+        num_frames = _max_frames(self.rows, params.input.rows_per_frame)
         window_rows = self.rows + num_frames * (taps - 1) * params.dilation
         num_windows = (_MANY_ROW_STAGES - 2 + taps) // taps + 1
         return (
@@ -181,6 +201,90 @@ MANY_ROW_TILES = tuple(
         (2, 1, 8, 2),
     )
 )
+
+
+@dataclass(frozen=True)
+class WarpgroupTile:
+    """A tile of the projection kernel of sm_90a; `WarpgroupTile` in csrc/codec/warpgroup_rows.cuh.
+
+    Attributes:
+        columns: Columns of a thread block.
+        warpgroups: Warpgroups that multiply, with 64 rows each.
+        planes: Planes of the input.
+        stages: Steps of weights in shared memory.
+        window_pool: Units of 16 bytes for the windows of rows of a warpgroup.
+    """
+
+    columns: int
+    warpgroups: int
+    planes: int
+    stages: int
+    window_pool: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a thread block."""
+        return WARPGROUP_ROWS * self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block; one more warpgroup copies."""
+        return WARPGROUP_THREADS * (self.warpgroups + 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory: stages of weights, windows of rows, their addresses, mbarriers."""
+        weights = self.stages * self.columns * 2 * STEP_CHANNELS
+        windows = self.warpgroups * (16 * self.window_pool + 8 * MAX_WARPGROUP_WINDOW_ROWS)
+        mbarriers = 2 * 8 * (self.stages + self.warpgroups * MAX_WINDOWS)
+        return weights + windows + mbarriers
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return f"codec_project_warpgroups_{self.columns}_{self.warpgroups}_{self.planes}"
+
+    def num_blocks(self, num_rows: int, num_columns: int) -> int:
+        """Tiles of a launch."""
+        return -(-num_rows // self.rows) * (num_columns // self.columns)
+
+    def fits(self, params: ProjectionParams) -> bool:
+        """Whether the weights of a launch are packed for the tile, and two windows of rows fit."""
+        num_frames = _max_frames(WARPGROUP_ROWS, params.input.rows_per_frame)
+        window_rows = WARPGROUP_ROWS + num_frames * (params.num_taps - 1) * params.dilation
+        return (
+            self.planes == params.input.num_planes
+            and self.columns == params.warpgroup_columns
+            and window_rows <= MAX_WARPGROUP_WINDOW_ROWS
+            and 2 * 4 * self.planes * window_rows <= self.window_pool
+        )
+
+
+# The last one has three warpgroups, and all weights of a layer of 96 channels fit.
+WARPGROUP_TILES = tuple(
+    WarpgroupTile(*sizes)
+    for sizes in (
+        (96, 2, 1, 14, 3584),
+        (128, 2, 1, 10, 3584),
+        (192, 2, 1, 8, 3584),
+        (96, 2, 2, 14, 3584),
+        (96, 3, 1, 21, 1920),
+    )
+)
+
+
+def warpgroup_columns(params: ProjectionParams) -> int:
+    """Columns of the tiles that a layer's weights are packed for on sm_90a; 0: none.
+
+    The convolutions of the blocks: those of one tap load and store more for each product, and are
+    faster with narrow tiles.
+    """
+    one_plane = params.input.num_planes == 1
+    if params.epilogue != Epilogue.SNAKE or params.num_columns % 96:
+        return 0
+    if one_plane and params.num_taps > 1:
+        return {192: 192, 384: 128}.get(params.num_columns, 96)
+    return 96
 
 
 def num_k_splits(params: ProjectionParams) -> int:
@@ -229,14 +333,31 @@ def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms:
     return alone * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
 
 
-def fitting_tiles(params: ProjectionParams) -> list[Tile | ManyRowTile]:
+def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_sms: int) -> float:
+    """Estimated time of a launch on sm_90a, fitted to the times of a prototype on an H100.
+
+    Every tile of a block has the products of its steps, and an epilogue that reads and writes
+    global memory.
+    """
+    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
+    num_tiles = -(-tile.num_blocks(params.num_rows, params.num_columns) // num_sms)
+    products = 9.7e-4 * tile.warpgroups * tile.columns * tile.planes * num_steps
+    value_bytes = 2 + 4 * bool(params.residual) + 4 * bool(params.residual_out)
+    return 6.0 + num_tiles * (products + 4.5e-5 * tile.rows * tile.columns * value_bytes)
+
+
+AnyTile = Tile | ManyRowTile | WarpgroupTile
+
+
+def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
     """The tiles that a launch may have."""
     tiles = _tiles(params.num_k_splits, params.input.num_planes)
     few = [tile for tile in tiles if params.num_columns % tile.columns == 0]
-    return [*few, *(tile for tile in MANY_ROW_TILES if tile.fits(params))]
+    many = (tile for tile in (*MANY_ROW_TILES, *WARPGROUP_TILES) if tile.fits(params))
+    return [*few, *many]
 
 
-def choose_tile(params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
     """The tile with the least estimated time.
 
     Args:
@@ -244,15 +365,17 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
         num_sms: Multiprocessors of the GPU.
     """
 
-    def estimate_us(tile: Tile | ManyRowTile) -> float:
+    def estimate_us(tile: AnyTile) -> float:
         if isinstance(tile, Tile):
             return _estimate_us(tile, params, num_sms)
+        if isinstance(tile, WarpgroupTile):
+            return _estimate_warpgroups_us(tile, params, num_sms)
         return _estimate_many_rows_us(tile, params, num_sms)
 
     return min(fitting_tiles(params), key=estimate_us)
 
 
-ChooseTile = Callable[[ProjectionParams, int], Tile | ManyRowTile]
+ChooseTile = Callable[[ProjectionParams, int], AnyTile]
 
 
 def codec_program() -> Program:
@@ -267,9 +390,13 @@ def codec_program() -> Program:
         f"{tile.blocks_per_sm}, {tile.shared_bytes})"
         for tile in MANY_ROW_TILES
     )
+    warpgroup_tiles = " ".join(
+        f"X({tile.columns}, {tile.warpgroups}, {tile.planes}, {tile.stages}, {tile.window_pool}, "
+        f"{tile.shared_bytes})"
+        for tile in WARPGROUP_TILES
+    )
     kernels = (
-        *(tile.kernel for tile in TILES),
-        *(tile.kernel for tile in MANY_ROW_TILES),
+        *(tile.kernel for tile in (*TILES, *MANY_ROW_TILES, *WARPGROUP_TILES)),
         *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
         "codec_embed",
         "codec_depthwise",
@@ -279,6 +406,7 @@ def codec_program() -> Program:
     definitions = (
         ("MEGAKERNEL_CODEC_TILES(X)", tiles),
         ("MEGAKERNEL_CODEC_MANY_ROW_TILES(X)", many_row_tiles),
+        ("MEGAKERNEL_CODEC_WARPGROUP_TILES(X)", warpgroup_tiles),
         ("MEGAKERNEL_CODEC_HEAD_DIMS(X)", head_dims),
     )
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
@@ -306,6 +434,7 @@ def load_codec_kernels(
         load_module(codec_program(), device, path),
         properties.multi_processor_count,
         overlap=properties.major >= _OVERLAP_CAPABILITY,
+        has_warpgroups=properties.major == _WARPGROUP_CAPABILITY,
         choose=choose,
     )
 
@@ -314,6 +443,9 @@ class CodecKernels:
     """Launches the codec's kernels on one GPU, on torch's current stream; does not wait.
 
     `writes` are the tensors that a kernel writes.
+
+    Attributes:
+        has_warpgroups: Whether the GPU has the instructions of `WARPGROUP_TILES`.
     """
 
     def __init__(
@@ -322,6 +454,7 @@ class CodecKernels:
         num_sms: int,
         *,
         overlap: bool,
+        has_warpgroups: bool,
         choose: ChooseTile = choose_tile,
     ) -> None:
         """Stores the module.
@@ -330,11 +463,13 @@ class CodecKernels:
             module: The compiled kernels.
             num_sms: Multiprocessors of the GPU.
             overlap: Whether the GPU can start a kernel while the previous one ends.
+            has_warpgroups: Whether the GPU has the instructions of `WARPGROUP_TILES`.
             choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
                 samples; tests and benchmarks compare them.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
         self._choose = choose
+        self.has_warpgroups = has_warpgroups
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
         """Launches the embedding: one block per frame."""
@@ -353,9 +488,12 @@ class CodecKernels:
                 must be complete then.
         """
         tile = self._choose(params, self._num_sms)
+        num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+        if isinstance(tile, WarpgroupTile):
+            num_blocks = min(num_blocks, self._num_sms)  # a block has several tiles
         config = LaunchConfig(
-            tile.num_blocks(params.num_rows, params.num_columns),
-            BLOCK_THREADS,
+            num_blocks,
+            tile.threads,
             tile.shared_bytes,
             overlap_previous=overlap_previous and self._overlap,
         )
