@@ -19,8 +19,7 @@ from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
 from megakernel_tts.kernels.codec import (
-    ManyRowTile,
-    Tile,
+    AnyTile,
     choose_tile,
     fitting_tiles,
     load_codec_kernels,
@@ -46,16 +45,16 @@ class _Chooser:
     """
 
     def __init__(self) -> None:
-        self.fixed: Tile | ManyRowTile | None = None
+        self.fixed: AnyTile | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forgets the last projection."""
-        self.chosen: Tile | ManyRowTile | None = None
-        self.fitting: list[Tile | ManyRowTile] = []
+        self.chosen: AnyTile | None = None
+        self.fitting: list[AnyTile] = []
         self.shape: Shape = ()
 
-    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
         self.chosen = self.fixed or choose_tile(params, num_sms)
         self.fitting = fitting_tiles(params)
         self.shape = (

@@ -138,13 +138,14 @@ DEVICE uint4 load_shared_volatile(const uint4* shared) {
                : "r"(shared_address(shared)));
   return v;
 }
-// Loads four numbers from global memory here: the compiler does not move the loads of a long loop
-// to its beginning.
+// Loads four numbers from global memory here: the compiler does not move the loads of an unrolled
+// loop to its beginning.
 DEVICE float4 load_in_order(const float* at) {
   float4 v;
   asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(at));
+               : "l"(at)
+               : "memory");
   return v;
 }
 // Copies eight bytes from global to shared memory, for the calling thread only. They are visible to

@@ -8,7 +8,9 @@
 
 #include "math.cuh"
 
-#ifndef MEGAKERNEL_EMULATOR
+#ifdef MEGAKERNEL_EMULATOR
+#include "warpgroup.h"
+#else
 
 // Whether the architecture has the instructions; the macro is defined by the compiler for sm_90a.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -36,13 +36,14 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
 #else
 #define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)
 #endif
-#define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, window_pool, \
-                                               shared_bytes_)                                    \
-  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)            \
-      codec_project_warpgroups_##columns##_##warpgroups##_##planes(                              \
-          const __grid_constant__ ProjectionParams p) {                                          \
-    using T = WarpgroupTile<columns, warpgroups, planes, stages, window_pool>;                   \
-    MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                                                        \
+#define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,   \
+                                               window_rows, is_resident, shared_bytes_)        \
+  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)          \
+      codec_project_warpgroups_##columns##_##warpgroups##_##planes(                            \
+          const __grid_constant__ ProjectionParams p) {                                        \
+    using T =                                                                                  \
+        WarpgroupTile<columns, warpgroups, planes, stages, windows, window_rows, is_resident>; \
+    MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                                                      \
   }
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION)
 #undef MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION

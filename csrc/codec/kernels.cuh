@@ -13,8 +13,8 @@
 // Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,
 // blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(row_groups,
 // column_groups, row_warps, planes, blocks_per_sm, shared_bytes) for each tile of many rows,
-// X(columns, warpgroups, planes, stages, window_pool, shared_bytes) for each tile of sm_90a,
-// X(head_dim) for each attention kernel.
+// X(columns, warpgroups, planes, stages, windows, window_rows, is_resident, shared_bytes) for each
+// tile of sm_90a, X(head_dim) for each attention kernel.
 #if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_MANY_ROW_TILES) || \
     !defined(MEGAKERNEL_CODEC_WARPGROUP_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
 #error "define the lists of kernels as kernels/codec.py does"
@@ -43,11 +43,11 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
 #undef MEGAKERNEL_CHECK_MANY_ROW_TILE
 
 #ifndef MEGAKERNEL_EMULATOR  // whose mbarriers are larger
-#define MEGAKERNEL_CHECK_WARPGROUP_TILE(columns, warpgroups, planes, stages, window_pool,       \
-                                        shared_bytes)                                           \
-  static_assert(                                                                                \
-      sizeof(WarpgroupSharedMemory<                                                             \
-             WarpgroupTile<columns, warpgroups, planes, stages, window_pool>>) == shared_bytes, \
+#define MEGAKERNEL_CHECK_WARPGROUP_TILE(columns, warpgroups, planes, stages, windows, window_rows, \
+                                        is_resident, shared_bytes)                                 \
+  static_assert(                                                                                   \
+      sizeof(WarpgroupSharedMemory<WarpgroupTile<columns, warpgroups, planes, stages, windows,     \
+                                                 window_rows, is_resident>>) == shared_bytes,      \
       "the shared memory of a tile of sm_90a differs from kernels/codec.py");
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_CHECK_WARPGROUP_TILE)
 #undef MEGAKERNEL_CHECK_WARPGROUP_TILE

@@ -17,24 +17,24 @@ namespace megakernel::codec {
 
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;  // of an instruction
-// Limits of the ring of windows of a warpgroup, and of a window.
-constexpr int kMaxWindows = 8;
-constexpr int kMaxWarpgroupWindowRows = 256;
-
 // The sizes of a block. Each of the `Warpgroups` consumers computes kWarpgroupRows rows of all
-// columns. `Stages` steps of weights fit into shared memory, and windows of `WindowPool` units of
-// eight channels for each consumer.
-template <int Columns, int Warpgroups, int Planes, int Stages, int WindowPool>
+// columns. `Stages` steps of weights fit into shared memory, with `IsResident` all of a layer. Each
+// consumer has `Windows` windows of at most `WindowRows` rows.
+template <int Columns, int Warpgroups, int Planes, int Stages, int Windows, int WindowRows,
+          bool IsResident>
 struct WarpgroupTile {
   static_assert(Columns % 32 == 0, "a lane stores eight adjacent channels of every 32");
   static_assert(Warpgroups == 2 || Warpgroups == 3,
                 "each has a copy warp, weights have the fourth");
   static_assert(Planes == 1 || Planes == 2, "activations have one or two planes");
   static constexpr int kColumns = Columns, kWarpgroups = Warpgroups, kPlanes = Planes;
-  static constexpr int kStages = Stages, kWindowPool = WindowPool;
-  static constexpr int kRows = kWarpgroupRows * Warpgroups;               // of a block
+  static constexpr int kStages = Stages, kWindows = Windows, kWindowRows = WindowRows;
+  static constexpr bool kIsResident = IsResident;
+  static constexpr bool kHasResidual = Columns < 192;        // wider tiles have no registers left
+  static constexpr int kRows = kWarpgroupRows * Warpgroups;  // of a block
   static constexpr int kThreads = kWarpgroupThreads * (Warpgroups + 1);   // with the copy warps
   static constexpr int kStepSize = Columns * kStepChannels / 8;           // weights, in 16 bytes
+  static constexpr int kWindowSize = Planes * WindowRows * 4;             // in 16 bytes
   static constexpr int kConsumerRegisters = Warpgroups == 2 ? 232 : 160;  // of a thread
   static constexpr int kCopyRegisters = Warpgroups == 2 ? 40 : 32;
   static_assert(kWarpgroupThreads * (Warpgroups * kConsumerRegisters + kCopyRegisters) <= 65536,
@@ -44,16 +44,16 @@ struct WarpgroupTile {
 // --- shared memory ---
 
 // A ring of weights, [stages, halves of a step, halves of K, columns, 8 channels]; for each
-// consumer a ring of windows (RowWindow) of a step of channels, each [planes, window rows, 4], and
-// the address of each row of a window. A mbarrier `full` completes when a stage or window has been
+// consumer a ring of windows (RowWindow) of a step of channels, [windows, planes, rows, 4], and the
+// address of each row of a window. A mbarrier `full` completes when a stage or window has been
 // copied, `empty` when it has been released.
 template <class T>
 struct alignas(16) WarpgroupSharedMemory {
   uint4 weights[T::kStages][T::kStepSize];
-  uint4 windows[T::kWarpgroups][T::kWindowPool];
-  const f16* sources[T::kWarpgroups][kMaxWarpgroupWindowRows];
+  uint4 windows[T::kWarpgroups][T::kWindows][T::kWindowSize];
+  const f16* sources[T::kWarpgroups][T::kWindowRows];
   Mbarrier full_weights[T::kStages], empty_weights[T::kStages];
-  Mbarrier full_windows[T::kWarpgroups][kMaxWindows], empty_windows[T::kWarpgroups][kMaxWindows];
+  Mbarrier full_windows[T::kWarpgroups][T::kWindows], empty_windows[T::kWarpgroups][T::kWindows];
 };
 
 #ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
@@ -63,21 +63,17 @@ struct alignas(16) WarpgroupSharedMemory {
 // The first warpgroups are consumers. Of the last one, warp w < kWarpgroups copies the windows of
 // consumer w, and warp 3 copies weights.
 
-// The tiles of a block, and how it divides its rings.
+// The tiles of a launch.
 template <class T>
 struct WarpgroupSchedule {
   using Window = RowWindow<kWarpgroupRows, T::kPlanes>;
 
   int num_steps, column_tiles, num_tiles;
-  bool is_resident;  // all weights of the layer fit and are copied once
-  int num_stages;    // of weights
 
   DEVICE explicit WarpgroupSchedule(const ProjectionParams& p)
       : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
         column_tiles(p.num_columns / T::kColumns),
-        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles),
-        is_resident(column_tiles == 1 && num_steps <= T::kStages),
-        num_stages(is_resident ? num_steps : T::kStages) {}
+        num_tiles((p.num_rows + T::kRows - 1) / T::kRows * column_tiles) {}
 
   // The first column of a tile, and the first row of a consumer in it.
   DEVICE int first_column(int tile) const { return tile % column_tiles * T::kColumns; }
@@ -86,24 +82,18 @@ struct WarpgroupSchedule {
   }
 };
 
-// The windows of a ring: as many as fit for the longest window of a layer.
-template <class T>
-DEVICE int count_windows(const ProjectionParams& p) {
-  const int rows_per_frame = p.input.rows_per_frame;
-  const int max_frames = kWarpgroupRows % rows_per_frame == 0
-                             ? kWarpgroupRows / rows_per_frame
-                             : (kWarpgroupRows + rows_per_frame - 2) / rows_per_frame + 1;
-  const int max_rows = kWarpgroupRows + max_frames * (p.num_taps - 1) * p.dilation;
-  return min(T::kWindowPool / (4 * T::kPlanes * max_rows), kMaxWindows);
-}
-
-// A position in a ring of `size` entries, and the parity of their use.
+// A position in a ring of kSize entries, and the parity of their use.
+template <int kSize>
 struct RingPosition {
   int entry = 0;
   uint32_t parity = 0;
 
-  DEVICE void advance(int size) {
-    if (++entry == size) entry = 0, parity ^= 1;
+  DEVICE void advance() {
+    if (++entry == kSize) entry = 0, parity ^= 1;
+  }
+  // The entry `steps` before.
+  DEVICE int entry_before(int steps) const {
+    return entry < steps ? entry - steps + kSize : entry - steps;
   }
 };
 
@@ -118,9 +108,8 @@ template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int consumer) {
   const f16** sources = shared.sources[consumer];
-  const int num_windows = count_windows<T>(p), num_chunks = p.input.num_channels / kStepChannels;
-  const int window_size = T::kWindowPool / num_windows, piece = lane_idx() % 4;
-  RingPosition at;
+  const int num_chunks = p.input.num_channels / kStepChannels, piece = lane_idx() % 4;
+  RingPosition<T::kWindows> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
     const typename WarpgroupSchedule<T>::Window window(p, schedule.first_row(tile, consumer));
@@ -130,18 +119,18 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
 #pragma unroll 1
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       wait_for_completion(shared.empty_windows[consumer][at.entry], at.parity ^ 1);
-      uint4* to = shared.windows[consumer] + at.entry * window_size + piece;
+      uint4* to = shared.windows[consumer][at.entry] + piece;
 #pragma unroll 4
       for (int row = lane_idx() / 4; row < window.num_rows; row += 8) {
         const f16* from = sources[row] + chunk * kStepChannels + 8 * piece;
 #pragma unroll
         for (int plane = 0; plane < T::kPlanes; ++plane) {
-          copy_async_16_bytes(to + (plane * window.num_rows + row) * 4,
+          copy_async_16_bytes(to + (plane * T::kWindowRows + row) * 4,
                               from + plane * p.input.num_channels);
         }
       }
       mbarrier_arrive_on_copies(shared.full_windows[consumer][at.entry]);
-      at.advance(num_windows);
+      at.advance();
     }
   }
 }
@@ -152,7 +141,7 @@ DEVICE void copy_step_weights(const ProjectionParams& p, WarpgroupSharedMemory<T
                               const WarpgroupSchedule<T>& schedule) {
   constexpr int kBytes = T::kStepSize * sizeof(uint4);
   const uint64_t policy = l2_evict_last_policy();
-  RingPosition at;
+  RingPosition<T::kStages> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
     const uint4* from = p.warpgroup_weights + static_cast<long long>(tile % schedule.column_tiles) *
@@ -162,9 +151,9 @@ DEVICE void copy_step_weights(const ProjectionParams& p, WarpgroupSharedMemory<T
       wait_for_completion(shared.empty_weights[at.entry], at.parity ^ 1);
       mbarrier_expect_copy(shared.full_weights[at.entry], kBytes);
       copy_async(shared.weights[at.entry], from, kBytes, shared.full_weights[at.entry], policy);
-      at.advance(schedule.num_stages);
+      at.advance();
     }
-    if (schedule.is_resident) break;
+    if (T::kIsResident) break;
   }
 }
 
@@ -183,22 +172,17 @@ class WarpgroupConsumer {
 
   DEVICE WarpgroupConsumer(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                            const WarpgroupSchedule<T>& schedule, int consumer)
-      : p_(p),
-        shared_(shared),
-        schedule_(schedule),
-        consumer_(consumer),
-        num_windows_(count_windows<T>(p)),
-        window_size_(T::kWindowPool / num_windows_) {}
+      : p_(p), shared_(shared), schedule_(schedule), consumer_(consumer) {}
 
   // Computes the totals of the rows from `first_row` on.
   DEVICE void multiply_tile(int first_row) {
     const typename WarpgroupSchedule<T>::Window window(p_, first_row);
-    plane_size_ = 4 * window.num_rows;
     const int row = thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
     low_ = 4 * window.position(row) + lane_idx() % 4;
     high_ = 4 * window.position(row + 8) + lane_idx() % 4;
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) totals[i] = 0;
+    if constexpr (T::kIsResident) stage_.entry = 0;
     int begin = 0;
 #pragma unroll 1
     for (int split = 1; split <= p_.num_k_splits; ++split) {
@@ -228,18 +212,18 @@ class WarpgroupConsumer {
       multiply_step(even, step > begin);
       if (step > begin) {
         warpgroup_wait<1>();
-        release_weights();
+        release_weights(1);
       }
       if (step + 1 < end) {
         load_rows(odd);
         multiply_step(odd, true);
         warpgroup_wait<1>();
-        release_weights();
+        release_weights(1);
         if (step + 2 < end) load_rows(even);
       }
     }
     warpgroup_wait<0>();
-    release_weights();
+    release_weights(0);
   }
 
   // Loads the rows of the next step. Releases the window after the last tap.
@@ -247,23 +231,22 @@ class WarpgroupConsumer {
     if (tap_ == 0) {
       wait_for_completion(shared_.full_windows[consumer_][window_.entry], window_.parity);
     }
-    const uint4* at =
-        shared_.windows[consumer_] + window_.entry * window_size_ + tap_ * p_.dilation * 4;
+    const uint4* at = shared_.windows[consumer_][window_.entry] + tap_ * p_.dilation * 4;
 #pragma unroll
     for (int plane = 0; plane < T::kPlanes; ++plane) {
-      rows.low[plane] = load_shared_volatile(at + plane * plane_size_ + low_);
-      rows.high[plane] = load_shared_volatile(at + plane * plane_size_ + high_);
+      rows.low[plane] = load_shared_volatile(at + plane * T::kWindowRows * 4 + low_);
+      rows.high[plane] = load_shared_volatile(at + plane * T::kWindowRows * 4 + high_);
     }
     if (++tap_ < p_.num_taps) return;
     tap_ = 0;
     sync_warp();
     if (lane_idx() == 0) mbarrier_arrive(shared_.empty_windows[consumer_][window_.entry]);
-    window_.advance(num_windows_);
+    window_.advance();
   }
 
   // Begins the products of a step with the next stage of weights.
   DEVICE void multiply_step(const Rows& rows, bool adds) {
-    if (!schedule_.is_resident || is_first_tile_) {
+    if (!T::kIsResident || is_first_tile_) {
       wait_for_completion(shared_.full_weights[stage_.entry], stage_.parity);
     }
     constexpr int kCoreColumn = 8 * 16;                // bytes of a core matrix
@@ -282,23 +265,23 @@ class WarpgroupConsumer {
       warpgroup_mma_f16(sums[plane], {low.z, high.z, low.w, high.w}, second, true);
     }
     warpgroup_commit();
-    stage_.advance(schedule_.num_stages);
+    stage_.advance();
   }
 
-  // Releases the oldest stage whose products are complete.
-  DEVICE void release_weights() {
-    if (schedule_.is_resident) return;
-    if (lane_idx() == 0) mbarrier_arrive(shared_.empty_weights[oldest_stage_]);
-    if (++oldest_stage_ == T::kStages) oldest_stage_ = 0;
+  // Releases the stage of the step before the last `pending` ones.
+  DEVICE void release_weights(int pending) {
+    if (T::kIsResident || lane_idx() > 0) return;
+    mbarrier_arrive(shared_.empty_weights[stage_.entry_before(pending + 1)]);
   }
 
   const ProjectionParams& p_;
   WarpgroupSharedMemory<T>& shared_;
   const WarpgroupSchedule<T>& schedule_;
-  const int consumer_, num_windows_, window_size_;
-  RingPosition window_, stage_;
-  int oldest_stage_ = 0, tap_ = 0;
-  int plane_size_, low_, high_;  // of a window, and the lane's rows at the oldest tap; in 16 bytes
+  const int consumer_;
+  RingPosition<T::kWindows> window_;
+  RingPosition<T::kStages> stage_;
+  int tap_ = 0;
+  int low_, high_;  // of the lane's rows in a window at the oldest tap, in 16 bytes
   bool is_first_tile_ = true;
 };
 
@@ -306,73 +289,46 @@ class WarpgroupConsumer {
 
 // Applies the epilogue to the totals of a consumer whose tile begins at `first_row` and
 // `first_column`. Reads residual and writes residual_out [rows, columns]; writes output [rows *
-// columns / channels, planes, channels].
+// columns / channels, planes, channels]. The columns of a tile belong to one output row.
 template <class T>
 DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&totals)[T::kColumns / 2],
                                   int first_row, int first_column) {
+  const float* params =
+      &p.warpgroup_column_params[first_column + lane_idx() % 4].scale;  // of the lane's channels
   const int first = first_row + thread_idx() % kWarpgroupThreads / 32 * 16 + lane_idx() / 4;
-  const int n = first_column + 8 * (lane_idx() % 4);  // the first of the lane's channels
-  const ColumnParams* params = p.warpgroup_column_params + first_column + lane_idx() % 4;
-  long long at[2];  // of a row, in residual
-  float4 operands[2][2];
+  const int output_row = first_column / p.output.num_channels;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    at[r] = static_cast<long long>(min(first + 8 * r, p.num_rows - 1)) * p.num_columns + n;
-  }
-  const auto load_operands = [&](int column) {
+    const int row = first + 8 * r;
+    if (row >= p.num_rows) continue;
+    const long long at = static_cast<long long>(row) * p.num_columns;
+    const int n = first_column + 8 * (lane_idx() % 4);  // the first of the lane's channels
+    const int plane_size = (p.output.num_planes - 1) * p.output.num_channels;
+    f16* to = p.output.data + at * p.output.num_planes + output_row * plane_size + n;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        operands[r][half] = load_in_order(p.residual + at[r] + column + 4 * half);
+    for (int column = 0; column < T::kColumns; column += 32) {
+      float4 operand[2] = {};
+      if (T::kHasResidual && p.residual != nullptr) {
+        operand[0] = load_in_order(p.residual + at + n + column);
+        operand[1] = load_in_order(p.residual + at + n + column + 4);
       }
-    }
-  };
-  if (p.residual != nullptr) load_operands(0);
+      const float operands[8] = {operand[0].x, operand[0].y, operand[0].z, operand[0].w,
+                                 operand[1].x, operand[1].y, operand[1].z, operand[1].w};
+      float v[8], activated[8];
 #pragma unroll
-  for (int column = 0; column < T::kColumns; column += 32) {
-    float v[2][8];
-    ColumnParams channels[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float4 channel = load_in_order(&params[column + 4 * i].scale);
-      channels[i] = {channel.x, channel.y, channel.z, channel.w};
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int i = 0; i < 8; ++i) {
+        const float4 channel = load_in_order(params + 4 * (column + 4 * i));
         const float total = totals[(column / 8 + i / 2) * 4 + 2 * r + i % 2];
-        v[r][i] = fmaf(total, channels[i].scale, channels[i].bias);
+        v[i] = fmaf(total, channel.x, channel.y);
+        if (T::kHasResidual && p.residual != nullptr) v[i] += operands[i];
+        activated[i] = snake(v[i], {channel.x, channel.y, channel.z, channel.w});
       }
-    }
-    if (p.residual != nullptr) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          v[r][4 * half] += operands[r][half].x;
-          v[r][4 * half + 1] += operands[r][half].y;
-          v[r][4 * half + 2] += operands[r][half].z;
-          v[r][4 * half + 3] += operands[r][half].w;
-        }
+      if (T::kHasResidual && p.residual_out != nullptr) {
+        float4* sums = reinterpret_cast<float4*>(p.residual_out + at + n + column);
+        sums[0] = {v[0], v[1], v[2], v[3]};
+        sums[1] = {v[4], v[5], v[6], v[7]};
       }
-      if (column + 32 < T::kColumns) load_operands(column + 32);
-    }
-    const int output_row = (n + column) / p.output.num_channels;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = first + 8 * r;
-      if (row >= p.num_rows) continue;
-      if (p.residual_out != nullptr) {
-        float4* to = reinterpret_cast<float4*>(p.residual_out + at[r] + column);
-        to[0] = {v[r][0], v[r][1], v[r][2], v[r][3]};
-        to[1] = {v[r][4], v[r][5], v[r][6], v[r][7]};
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[r][i] = snake(v[r][i], channels[i]);
-      const int further_planes = p.output.num_planes - 1;
-      f16* to = p.output.data + at[r] + column +
-                (static_cast<long long>(row) * p.num_columns + output_row * p.output.num_channels) *
-                    further_planes;
-      store_eight_activations(to, further_planes * p.output.num_channels, v[r]);
+      store_eight_activations(to + column, plane_size, activated);
     }
   }
 }
@@ -389,7 +345,7 @@ DEVICE void project_with_warpgroups(const ProjectionParams& p, WarpgroupSharedMe
       mbarrier_init(shared.empty_weights[i], 4 * T::kWarpgroups);
     }
     for (int consumer = 0; consumer < T::kWarpgroups; ++consumer) {
-      for (int i = 0; i < kMaxWindows; ++i) {
+      for (int i = 0; i < T::kWindows; ++i) {
         mbarrier_init(shared.full_windows[consumer][i], 32);
         mbarrier_init(shared.empty_windows[consumer][i], 4);
       }

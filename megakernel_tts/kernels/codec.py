@@ -12,8 +12,6 @@ from megakernel_tts.kernels.codec_structs import (
     BLOCK_THREADS,
     CODEC_DECLARATIONS,
     MAX_HISTORIES,
-    MAX_WARPGROUP_WINDOW_ROWS,
-    MAX_WINDOWS,
     STEP_CHANNELS,
     WARPGROUP_ROWS,
     WARPGROUP_THREADS,
@@ -212,14 +210,23 @@ class WarpgroupTile:
         warpgroups: Warpgroups that multiply, with 64 rows each.
         planes: Planes of the input.
         stages: Steps of weights in shared memory.
-        window_pool: Units of 16 bytes for the windows of rows of a warpgroup.
+        windows: Windows of rows in shared memory, of a warpgroup.
+        window_rows: The most rows of a window.
+        is_resident: Whether all weights of a layer are in shared memory.
     """
 
     columns: int
     warpgroups: int
     planes: int
     stages: int
-    window_pool: int
+    windows: int
+    window_rows: int
+    is_resident: bool
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the kernel reads and writes residuals."""
+        return self.columns < 192
 
     @property
     def rows(self) -> int:
@@ -235,9 +242,10 @@ class WarpgroupTile:
     def shared_bytes(self) -> int:
         """Dynamic shared memory: stages of weights, windows of rows, their addresses, mbarriers."""
         weights = self.stages * self.columns * 2 * STEP_CHANNELS
-        windows = self.warpgroups * (16 * self.window_pool + 8 * MAX_WARPGROUP_WINDOW_ROWS)
-        mbarriers = 2 * 8 * (self.stages + self.warpgroups * MAX_WINDOWS)
-        return weights + windows + mbarriers
+        windows = self.windows * self.planes * self.window_rows * 2 * STEP_CHANNELS
+        addresses = 8 * self.window_rows
+        mbarriers = 2 * 8 * (self.stages + self.warpgroups * self.windows)
+        return weights + self.warpgroups * (windows + addresses) + mbarriers
 
     @property
     def kernel(self) -> str:
@@ -249,26 +257,29 @@ class WarpgroupTile:
         return -(-num_rows // self.rows) * (num_columns // self.columns)
 
     def fits(self, params: ProjectionParams) -> bool:
-        """Whether the weights of a launch are packed for the tile, and two windows of rows fit."""
+        """Whether the weights of a launch are packed for the tile, and its windows of rows fit."""
         num_frames = _max_frames(WARPGROUP_ROWS, params.input.rows_per_frame)
         window_rows = WARPGROUP_ROWS + num_frames * (params.num_taps - 1) * params.dilation
+        num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
+        all_weights = params.num_columns == self.columns and num_steps <= self.stages
         return (
             self.planes == params.input.num_planes
             and self.columns == params.warpgroup_columns
-            and window_rows <= MAX_WARPGROUP_WINDOW_ROWS
-            and 2 * 4 * self.planes * window_rows <= self.window_pool
+            and window_rows <= self.window_rows
+            and (all_weights or not self.is_resident)
+            and (self.has_residual or not (params.residual or params.residual_out))
         )
 
 
-# The last one has three warpgroups, and all weights of a layer of 96 channels fit.
+# The last one is for layers of 96 channels.
 WARPGROUP_TILES = tuple(
     WarpgroupTile(*sizes)
     for sizes in (
-        (96, 2, 1, 14, 3584),
-        (128, 2, 1, 10, 3584),
-        (192, 2, 1, 8, 3584),
-        (96, 2, 2, 14, 3584),
-        (96, 3, 1, 21, 1920),
+        (96, 2, 1, 14, 5, 172, False),
+        (128, 2, 1, 10, 5, 172, False),
+        (192, 2, 1, 8, 6, 118, False),
+        (96, 2, 2, 10, 4, 160, False),
+        (96, 3, 1, 21, 4, 118, True),
     )
 )
 
@@ -280,7 +291,7 @@ def warpgroup_columns(params: ProjectionParams) -> int:
     faster with narrow tiles.
     """
     one_plane = params.input.num_planes == 1
-    if params.epilogue != Epilogue.SNAKE or params.num_columns % 96:
+    if params.epilogue != Epilogue.SNAKE or params.output.num_channels % 96:
         return 0
     if one_plane and params.num_taps > 1:
         return {192: 192, 384: 128}.get(params.num_columns, 96)
@@ -391,8 +402,8 @@ def codec_program() -> Program:
         for tile in MANY_ROW_TILES
     )
     warpgroup_tiles = " ".join(
-        f"X({tile.columns}, {tile.warpgroups}, {tile.planes}, {tile.stages}, {tile.window_pool}, "
-        f"{tile.shared_bytes})"
+        f"X({tile.columns}, {tile.warpgroups}, {tile.planes}, {tile.stages}, {tile.windows}, "
+        f"{tile.window_rows}, {str(tile.is_resident).lower()}, {tile.shared_bytes})"
         for tile in WARPGROUP_TILES
     )
     kernels = (

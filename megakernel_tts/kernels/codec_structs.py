@@ -22,8 +22,6 @@ ATTENTION_WARPS = 4
 # Of csrc/codec/warpgroup_rows.cuh.
 WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
-MAX_WINDOWS = 8
-MAX_WARPGROUP_WINDOW_ROWS = 256
 
 
 class Epilogue(DeviceEnum):
@@ -178,8 +176,6 @@ CODEC_DECLARATIONS: tuple[Declaration, ...] = (
     DeviceConstant("megakernel::codec::kAttentionWarps", ATTENTION_WARPS),
     DeviceConstant("megakernel::codec::kWarpgroupThreads", WARPGROUP_THREADS),
     DeviceConstant("megakernel::codec::kWarpgroupRows", WARPGROUP_ROWS),
-    DeviceConstant("megakernel::codec::kMaxWindows", MAX_WINDOWS),
-    DeviceConstant("megakernel::codec::kMaxWarpgroupWindowRows", MAX_WARPGROUP_WINDOW_ROWS),
     Epilogue,
     Frame,
     Activations,

@@ -21,7 +21,8 @@ from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
 from megakernel_tts.kernels.codec import (
     MANY_ROW_TILES,
-    ManyRowTile,
+    WARPGROUP_TILES,
+    AnyTile,
     Tile,
     choose_tile,
     fitting_tiles,
@@ -204,11 +205,11 @@ class RandomTiles:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.used: set[Tile | ManyRowTile] = set()
+        self.used: set[AnyTile] = set()
 
-    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
         fitting = fitting_tiles(params)
-        new = [t for t in fitting if isinstance(t, ManyRowTile) and t not in self.used]
+        new = [t for t in fitting if not isinstance(t, Tile) and t not in self.used]
         tile = self._rng.choice(new or fitting)
         self.used.add(tile)
         return tile
@@ -240,7 +241,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     codes, tiles = some_codes(2, 10), RandomTiles(0)
     samples = decode_chunks(make(codec, choose=tiles), 0, codes, [2])
     np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [1, 1]))
-    assert tiles.used >= set(MANY_ROW_TILES)
+    assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
 
 
 def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:

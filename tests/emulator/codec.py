@@ -39,4 +39,6 @@ class EmulatedCodecModule:
 
 def emulated_codec_kernels(num_sms: int = 4, choose: ChooseTile = choose_tile) -> CodecKernels:
     """The codec's emulated kernels, with the tiles for a GPU of `num_sms` multiprocessors."""
-    return CodecKernels(EmulatedCodecModule(), num_sms, overlap=True, choose=choose)
+    return CodecKernels(
+        EmulatedCodecModule(), num_sms, overlap=True, has_warpgroups=True, choose=choose
+    )
