@@ -113,9 +113,11 @@ TILES = tuple(tile for splits_and_planes in _SIZES for tile in _tiles(*splits_an
 
 
 def _max_frames(num_rows: int, rows_per_frame: int) -> int:
-    """The most frames that a tile of `num_rows` rows has rows of."""
+    """The most frames of which a tile has rows; it begins at a multiple of `num_rows` rows."""
     if num_rows % rows_per_frame == 0:
         return num_rows // rows_per_frame
+    if rows_per_frame % num_rows == 0:
+        return 1
     return (num_rows + rows_per_frame - 2) // rows_per_frame + 1
 
 
@@ -291,7 +293,7 @@ def warpgroup_columns(params: ProjectionParams) -> int:
     faster with narrow tiles.
     """
     one_plane = params.input.num_planes == 1
-    if params.epilogue != Epilogue.SNAKE or params.output.num_channels % 96:
+    if params.epilogue.value != Epilogue.SNAKE or params.output.num_channels % 96:
         return 0
     if one_plane and params.num_taps > 1:
         return {192: 192, 384: 128}.get(params.num_columns, 96)
