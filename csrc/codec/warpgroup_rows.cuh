@@ -103,7 +103,8 @@ DEVICE void wait_for_completion(const Mbarrier& barrier, uint32_t parity) {
   sync_warp();
 }
 
-// A warp copies the windows of `consumer`, [planes, window rows, channels of a step] each.
+// A warp copies the windows of `consumer` from input [rows, planes, channels] and its history: of
+// each step of channels [planes, window rows, kStepChannels].
 template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int consumer) {
@@ -135,7 +136,8 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
   }
 }
 
-// A warp copies the weights of every step of every tile, or once if they are resident.
+// A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8], step by step for every tile,
+// or once if they are resident.
 template <class T>
 DEVICE void copy_step_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule) {
@@ -338,6 +340,7 @@ DEVICE void finish_warpgroup_rows(const ProjectionParams& p, const float (&total
 // 8]. Writes what `finish_warpgroup_rows` names.
 template <class T>
 DEVICE void project_with_warpgroups(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared) {
+  static_assert(sizeof(shared) <= kSharedMemoryBytes, "the tile exceeds the shared memory");
   trigger_dependent_grids();
   if (thread_idx() == 0) {
     for (int i = 0; i < T::kStages; ++i) {

@@ -228,8 +228,15 @@ def test_no_tile_changes_samples(
         assert len(tiles.used) > 15
 
 
+def _joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:
+    return np.concatenate([np.empty(0, np.int16), *samples])
+
+
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:
-    """Tiles with more columns, or more rows of a frame, than the layers of the small codec have."""
+    """Tiles with more columns, or more rows of a frame, than the layers of the small codec have.
+
+    Streams have chunks of different lengths in a call.
+    """
     content = small_codec_config(CODES)
     content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
     content["decoder_config"] |= {"decoder_dim": 768, "upsample_rates": [8, 4, 2, 2]}
@@ -238,9 +245,22 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     file.write_text(json.dumps(content))
     config = read_codec_config(file)
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    codes, tiles = some_codes(2, 10), RandomTiles(0)
-    samples = decode_chunks(make(codec, choose=tiles), 0, codes, [2])
-    np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [1, 1]))
+    plain, tiles = make(codec), RandomTiles(0)
+    other = make(codec, choose=tiles)
+    codes = [some_codes(3, seed) for seed in range(3)]
+    made: list[list[NDArray[np.int16]]] = [[], [], []]
+    for slot in range(3):
+        other.load_slot(slot)
+    for ends in ((1, 2, 0), (3, 3, 3)):  # chunks of all lengths, with a history and without
+        starts = [len(samples) // other.frame for samples in map(_joined, made)]
+        slots = [slot for slot in range(3) if ends[slot] > starts[slot]]
+        requests = [DecodeRequest(slot, codes[slot][starts[slot] : ends[slot]]) for slot in slots]
+        for slot, samples in zip(slots, other.decode(requests)(), strict=True):
+            assert samples is not None
+            made[slot].append(samples)
+    for slot in range(3):
+        expected = decode_chunks(plain, slot, codes[slot], [1, 2])
+        np.testing.assert_array_equal(_joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
 
 
