@@ -392,6 +392,27 @@ def test_both_launch_paths_give_the_same_samples(large: tuple[Codec, CudaDecoder
 
 
 @pytest.mark.gpu
+def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDecoder]) -> None:
+    codec, decoder = large
+    codes = [some_codes(16, seed, 2048) for seed in range(8)]
+    solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
+    tiles = RandomTiles(0)
+    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles)
+    other = CudaDecoder(*codec, slots=8, kernels=kernels)
+    for slot in range(8):
+        other.load_slot(slot)
+    made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
+    for chunk in (slice(0, 7), slice(7, 15), slice(15, 16)):
+        requests = [DecodeRequest(slot, codes[slot][chunk]) for slot in range(8)]
+        for slot, samples in enumerate(other.decode(requests)()):
+            assert samples is not None
+            made[slot].append(samples)
+    for slot in range(8):
+        np.testing.assert_array_equal(_joined(made[slot]), solo[slot])
+    assert not kernels.has_warpgroups or tiles.used >= set(WARPGROUP_TILES)
+
+
+@pytest.mark.gpu
 def test_batching_does_not_change_samples_of_the_released_size(
     large: tuple[Codec, CudaDecoder],
 ) -> None:
