@@ -1,6 +1,6 @@
 """Time of every projection of the codec's decoder with every tile that it may have.
 
-`choose_tile` in megakernel_tts/kernels/codec.py estimates these times. The codec has the released
+`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times. The codec has the released
 size and random weights. A launch is repeated in a CUDA graph, so that its time contains neither the
 host nor the start of the graph; several launches of one shape are timed once.
 
@@ -18,13 +18,9 @@ import torch
 from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
-from megakernel_tts.kernels.codec import (
-    AnyTile,
-    choose_tile,
-    fitting_tiles,
-    load_codec_kernels,
-)
+from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import AnyTile, choose_tile, fitting_tiles
 from megakernel_tts.model.random_released import random_codec_weights
 
 _FRAMES = (1, 8, 64, 256)

@@ -27,9 +27,9 @@ namespace megakernel::codec {
   static_assert(                                                                                  \
       sizeof(ProjectionSharedMemory<Tile<row_groups, column_groups, k_splits, planes>>) ==        \
           shared_bytes,                                                                           \
-      "the shared memory of a tile differs from kernels/codec.py");                               \
+      "the shared memory of a tile differs from codec_tiles.py");                                 \
   static_assert(Tile<row_groups, column_groups, k_splits, planes>::kBlocksPerSm == blocks_per_sm, \
-                "the blocks per multiprocessor of a tile differ from kernels/codec.py");
+                "the blocks per multiprocessor of a tile differ from codec_tiles.py");
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
 #undef MEGAKERNEL_CHECK_TILE
 
@@ -38,7 +38,7 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
   static_assert(                                                                                \
       sizeof(ManyRowSharedMemory<ManyRowTile<row_groups, column_groups, row_warps, planes>>) == \
           shared_bytes,                                                                         \
-      "the shared memory of a tile of many rows differs from kernels/codec.py");
+      "the shared memory of a tile of many rows differs from codec_tiles.py");
 MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
 #undef MEGAKERNEL_CHECK_MANY_ROW_TILE
 
@@ -48,7 +48,7 @@ MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
   static_assert(                                                                                   \
       sizeof(WarpgroupSharedMemory<WarpgroupTile<columns, warpgroups, planes, stages, windows,     \
                                                  window_rows, is_resident>>) == shared_bytes,      \
-      "the shared memory of a tile of sm_90a differs from kernels/codec.py");
+      "the shared memory of a tile of sm_90a differs from codec_tiles.py");
 MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_CHECK_WARPGROUP_TILE)
 #undef MEGAKERNEL_CHECK_WARPGROUP_TILE
 #endif

@@ -14,6 +14,7 @@ struct RowWindow {
   int halo;       // rows before a frame's first row
   int num_rows;   // of the window
 
+  // Of the rows from `first_row` on.
   DEVICE RowWindow(const ProjectionParams& p, int first_row)
       : p(p), first_row(first_row), halo((p.num_taps - 1) * p.dilation) {
     num_rows = position(kRows - 1) + halo + 1;

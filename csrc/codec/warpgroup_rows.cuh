@@ -70,6 +70,7 @@ struct WarpgroupSchedule {
 
   int num_steps, column_tiles, num_tiles;
 
+  // Of the launch.
   DEVICE explicit WarpgroupSchedule(const ProjectionParams& p)
       : num_steps(p.num_taps * p.input.num_channels / kStepChannels),
         column_tiles(p.num_columns / T::kColumns),
@@ -136,8 +137,8 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
   }
 }
 
-// A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8], step by step for every tile,
-// or once if they are resident.
+// A warp copies warpgroup_weights [column tiles, steps, 4, kColumns, 8], step by step for every
+// tile, or once if they are resident.
 template <class T>
 DEVICE void copy_step_weights(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                               const WarpgroupSchedule<T>& schedule) {
@@ -172,6 +173,7 @@ class WarpgroupConsumer {
   float totals[T::kColumns / 2];            // of the splits before
   float sums[T::kPlanes][T::kColumns / 2];  // of the split
 
+  // Consumer `consumer` of the block, before its first tile.
   DEVICE WarpgroupConsumer(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                            const WarpgroupSchedule<T>& schedule, int consumer)
       : p_(p), shared_(shared), schedule_(schedule), consumer_(consumer) {}

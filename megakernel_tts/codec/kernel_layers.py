@@ -16,7 +16,7 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
-from megakernel_tts.kernels.codec import CodecKernels, num_k_splits, warpgroup_columns
+from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
@@ -29,6 +29,7 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     StateUpdateParams,
 )
+from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
 from megakernel_tts.model.config import CodecConfig
 
 MAX_FRAMES = 8  # of one stream in a call

@@ -19,16 +19,16 @@ from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec import (
+from megakernel_tts.kernels.codec import load_codec_kernels
+from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     WARPGROUP_TILES,
     AnyTile,
     Tile,
     choose_tile,
     fitting_tiles,
-    load_codec_kernels,
 )
-from megakernel_tts.kernels.codec_structs import ProjectionParams
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config

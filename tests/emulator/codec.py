@@ -7,8 +7,9 @@ from torch import Tensor
 
 from megakernel_common.kernels.declarations import declaration_checks
 from megakernel_common.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.codec import ChooseTile, CodecKernels, choose_tile, codec_program
+from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
+from megakernel_tts.kernels.codec_tiles import ChooseTile, choose_tile
 from tests.emulator.build import load_library
 
 
