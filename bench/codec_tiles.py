@@ -1,8 +1,8 @@
 """Time of every projection of the codec's decoder with every tile that it may have.
 
-`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times. The codec has the released
-size and random weights. A launch is repeated in a CUDA graph, so that its time contains neither the
-host nor the start of the graph; several launches of one shape are timed once.
+`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times. The codec has the
+released size and random weights. A launch is repeated in a CUDA graph, so that its time contains
+neither the host nor the start of the graph; several launches of one shape are timed once.
 
 python -m bench.codec_tiles --json bench/results/codec-tiles.json
 """
