@@ -89,6 +89,7 @@ struct RingPosition {
   int entry = 0;
   uint32_t parity = 0;
 
+  // Moves to the next entry.
   DEVICE void advance() {
     if (++entry == kSize) entry = 0, parity ^= 1;
   }
