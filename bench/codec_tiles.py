@@ -1,8 +1,8 @@
 """Time of every projection of the codec's decoder with every tile that it may have.
 
-`choose_tile` in megakernel_tts/kernels/codec.py estimates these times. The codec has the released
-size and random weights. A launch is repeated in a CUDA graph, so that its time contains neither the
-host nor the start of the graph; several launches of one shape are timed once.
+`choose_tile` in megakernel_tts/kernels/codec_tiles.py estimates these times. The codec has the
+released size and random weights. A launch is repeated in a CUDA graph, so that its time contains
+neither the host nor the start of the graph; several launches of one shape are timed once.
 
 python -m bench.codec_tiles --json bench/results/codec-tiles.json
 """
@@ -18,14 +18,9 @@ import torch
 from bench.events import event_times
 from bench.report import write
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
-from megakernel_tts.kernels.codec import (
-    ManyRowTile,
-    Tile,
-    choose_tile,
-    fitting_tiles,
-    load_codec_kernels,
-)
+from megakernel_tts.kernels.codec import load_codec_kernels
 from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import AnyTile, choose_tile, fitting_tiles
 from megakernel_tts.model.random_released import random_codec_weights
 
 _FRAMES = (1, 8, 64, 256)
@@ -46,16 +41,16 @@ class _Chooser:
     """
 
     def __init__(self) -> None:
-        self.fixed: Tile | ManyRowTile | None = None
+        self.fixed: AnyTile | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forgets the last projection."""
-        self.chosen: Tile | ManyRowTile | None = None
-        self.fitting: list[Tile | ManyRowTile] = []
+        self.chosen: AnyTile | None = None
+        self.fitting: list[AnyTile] = []
         self.shape: Shape = ()
 
-    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
         self.chosen = self.fixed or choose_tile(params, num_sms)
         self.fitting = fitting_tiles(params)
         self.shape = (

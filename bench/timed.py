@@ -211,6 +211,8 @@ class TimedKernel(Megakernel):
 class _CodecKernels:
     """Replaces `CodecKernels`; its launches do nothing."""
 
+    has_warpgroups = False
+
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
 

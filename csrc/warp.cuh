@@ -1,8 +1,8 @@
 // Threads, warps and thread blocks: indices, barriers, warp collectives, register limits.
 //
-// The files warp.cuh, math.cuh, mbarrier.cuh and memory.cuh contain every PTX instruction and CUDA
-// intrinsic of the kernels. The tests replace them by tests/emulator/emulator.h, which runs the
-// same kernels on a CPU.
+// The files warp.cuh, math.cuh, mbarrier.cuh, memory.cuh and warpgroup.cuh contain every PTX
+// instruction and CUDA intrinsic of the kernels. The tests replace them by
+// tests/emulator/emulator.h, which runs the same kernels on a CPU.
 #pragma once
 
 #include "shapes.cuh"
@@ -49,15 +49,17 @@ DEVICE void warp_barrier() {
 
 // --- register limits ---
 
-// setmaxnreg moves registers from the copy warps to the compute warps.
+// setmaxnreg moves registers from the copy warps to the compute warps; multiples of 8 for a thread.
+template <int kRegisters = 232>
 DEVICE void raise_register_limit() {
 #ifdef MEGAKERNEL_MOVES_REGISTERS
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
+template <int kRegisters = 40>
 DEVICE void lower_register_limit() {
 #ifdef MEGAKERNEL_MOVES_REGISTERS
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 

@@ -37,6 +37,20 @@ DEVICE void store_activations(const Activations& output, long long row, int chan
   *reinterpret_cast<uint32_t*>(at + output.num_channels) =
       pack_f16(low - rounded.x, high - rounded.y);
 }
+// The same for eight adjacent channels at `to`, the first a multiple of eight. The second plane is
+// `plane_size` channels further on; 0: there is none.
+DEVICE void store_eight_activations(f16* to, int plane_size, const float (&v)[8]) {
+  uint32_t rounded[4], errors[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    rounded[i] = pack_f16(v[2 * i], v[2 * i + 1]);
+    const float2 pair = unpack_f16(rounded[i]);
+    errors[i] = pack_f16(v[2 * i] - pair.x, v[2 * i + 1] - pair.y);
+  }
+  *reinterpret_cast<uint4*>(to) = {rounded[0], rounded[1], rounded[2], rounded[3]};
+  if (plane_size == 0) return;
+  *reinterpret_cast<uint4*>(to + plane_size) = {errors[0], errors[1], errors[2], errors[3]};
+}
 // The same for one channel.
 DEVICE void store_activations(const Activations& output, long long row, int channel, float value) {
   f16* at = output.data + row * output.num_planes * output.num_channels + channel;

@@ -28,6 +28,27 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_DEFINE_PROJECTION)
 MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION)
 #undef MEGAKERNEL_DEFINE_MANY_ROW_PROJECTION
 
+// On other architectures these kernels exist, but are empty and never launched.
+#ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                   \
+  extern __shared__ __align__(16) unsigned char shared_bytes[]; \
+  project_with_warpgroups<T>(p, *reinterpret_cast<WarpgroupSharedMemory<T>*>(shared_bytes));
+#else
+#define MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)
+#endif
+#define MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,   \
+                                               window_rows, is_resident, shared_bytes_)        \
+  extern "C" __global__ void __launch_bounds__(kWarpgroupThreads*(warpgroups + 1), 1)          \
+      codec_project_warpgroups_##columns##_##warpgroups##_##planes(                            \
+          const __grid_constant__ ProjectionParams p) {                                        \
+    using T =                                                                                  \
+        WarpgroupTile<columns, warpgroups, planes, stages, windows, window_rows, is_resident>; \
+    MEGAKERNEL_PROJECT_WITH_WARPGROUPS(T)                                                      \
+  }
+MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION)
+#undef MEGAKERNEL_DEFINE_WARPGROUP_PROJECTION
+#undef MEGAKERNEL_PROJECT_WITH_WARPGROUPS
+
 #define MEGAKERNEL_DEFINE_ATTENTION(head_dim)                                 \
   extern "C" __global__ void __launch_bounds__(32 * kAttentionWarps)          \
       codec_attention_##head_dim(const __grid_constant__ AttentionParams p) { \

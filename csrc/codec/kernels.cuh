@@ -8,13 +8,15 @@
 #include "many_rows.cuh"
 #include "projection.cuh"
 #include "state_update.cuh"
+#include "warpgroup_rows.cuh"
 
 // Lists that kernels/codec.py defines: X(row_groups, column_groups, k_splits, planes,
 // blocks_per_sm, shared_bytes) for each tile of the projection kernel, X(row_groups,
 // column_groups, row_warps, planes, blocks_per_sm, shared_bytes) for each tile of many rows,
-// X(head_dim) for each attention kernel.
+// X(columns, warpgroups, planes, stages, windows, window_rows, is_resident, shared_bytes) for each
+// tile of sm_90a, X(head_dim) for each attention kernel.
 #if !defined(MEGAKERNEL_CODEC_TILES) || !defined(MEGAKERNEL_CODEC_MANY_ROW_TILES) || \
-    !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
+    !defined(MEGAKERNEL_CODEC_WARPGROUP_TILES) || !defined(MEGAKERNEL_CODEC_HEAD_DIMS)
 #error "define the lists of kernels as kernels/codec.py does"
 #endif
 
@@ -25,9 +27,9 @@ namespace megakernel::codec {
   static_assert(                                                                                  \
       sizeof(ProjectionSharedMemory<Tile<row_groups, column_groups, k_splits, planes>>) ==        \
           shared_bytes,                                                                           \
-      "the shared memory of a tile differs from kernels/codec.py");                               \
+      "the shared memory of a tile differs from codec_tiles.py");                                 \
   static_assert(Tile<row_groups, column_groups, k_splits, planes>::kBlocksPerSm == blocks_per_sm, \
-                "the blocks per multiprocessor of a tile differ from kernels/codec.py");
+                "the blocks per multiprocessor of a tile differ from codec_tiles.py");
 MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
 #undef MEGAKERNEL_CHECK_TILE
 
@@ -36,8 +38,19 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_CHECK_TILE)
   static_assert(                                                                                \
       sizeof(ManyRowSharedMemory<ManyRowTile<row_groups, column_groups, row_warps, planes>>) == \
           shared_bytes,                                                                         \
-      "the shared memory of a tile of many rows differs from kernels/codec.py");
+      "the shared memory of a tile of many rows differs from codec_tiles.py");
 MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_CHECK_MANY_ROW_TILE)
 #undef MEGAKERNEL_CHECK_MANY_ROW_TILE
+
+#ifndef MEGAKERNEL_EMULATOR  // whose mbarriers are larger
+#define MEGAKERNEL_CHECK_WARPGROUP_TILE(columns, warpgroups, planes, stages, windows, window_rows, \
+                                        is_resident, shared_bytes)                                 \
+  static_assert(                                                                                   \
+      sizeof(WarpgroupSharedMemory<WarpgroupTile<columns, warpgroups, planes, stages, windows,     \
+                                                 window_rows, is_resident>>) == shared_bytes,      \
+      "the shared memory of a tile of sm_90a differs from codec_tiles.py");
+MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_CHECK_WARPGROUP_TILE)
+#undef MEGAKERNEL_CHECK_WARPGROUP_TILE
+#endif
 
 }  // namespace megakernel::codec

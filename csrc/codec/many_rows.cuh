@@ -7,6 +7,7 @@
 #pragma once
 
 #include "projection.cuh"
+#include "row_window.cuh"
 
 namespace megakernel::codec {
 
@@ -33,11 +34,8 @@ constexpr int kMaxWindowRows = 448;
 
 // --- shared memory ---
 
-// The weights of the stages, [stages, columns / 8, lanes]; a ring of windows, each [planes, window
-// rows, 4]; the address of each row of a window.
-//
-// The window of a step of channels holds, frame by frame, the rows before the frame's first row in
-// the block that the taps need, then the frame's rows in the block.
+// The weights of the stages, [stages, columns / 8, lanes]; a ring of windows (RowWindow) of a step
+// of channels, each [planes, window rows, 4]; the address of each row of a window.
 template <class T>
 struct alignas(16) ManyRowSharedMemory {
   uint4 weights[kManyRowStages][T::kColumns / 8][32];
@@ -51,51 +49,13 @@ struct alignas(16) ManyRowSharedMemory {
 // columns 2 t and 2 t + 1 of every eight, as the matrix instruction leaves them; in the epilogue
 // too.
 
-// The rows of a block in shared memory.
-struct RowWindow {
-  int halo;       // rows before a frame's first row
-  int num_rows;   // of a window
-  int num_slots;  // of the ring of windows
-};
-
-// The window of the rows from `first_row` on.
-template <class T>
-DEVICE RowWindow row_window(const ProjectionParams& p, int first_row) {
-  const int halo = (p.num_taps - 1) * p.dilation;
-  const int rows_per_frame = p.input.rows_per_frame;
-  const int num_frames =
-      (first_row + T::kRows - 1) / rows_per_frame - first_row / rows_per_frame + 1;
-  // Steps that are copied ahead reach into this many windows.
-  const int num_slots = (kManyRowStages - 2 + p.num_taps) / p.num_taps + 1;
-  return {halo, T::kRows + num_frames * halo, num_slots};
-}
-
-// The address of row `at` of the window.
-template <class T>
-DEVICE const f16* row_source(const ProjectionParams& p, const RowWindow& window, int first_row,
-                             int at) {
-  const int rows_per_frame = p.input.rows_per_frame;
-  const int rows_of_first_frame = min(T::kRows, rows_per_frame - first_row % rows_per_frame);
-  int first = first_row, offset = at;  // the frame's first row in the block; row of its part
-  if (at >= window.halo + rows_of_first_frame) {
-    const int further = at - window.halo - rows_of_first_frame;
-    const int frame = further / (window.halo + rows_per_frame);
-    first += rows_of_first_frame + frame * rows_per_frame;
-    offset = further % (window.halo + rows_per_frame);
-  }
-  const int row = min(max(first, first - window.halo + offset), p.num_rows - 1);
-  const int back = max(window.halo - offset, 0);
-  const RowAddress address = row_address(p.input, p.frames, row);
-  const f16* from = address.rows_since_start >= back ? address.current : address.history;
-  return from - back * T::kPlanes * p.input.num_channels;
-}
-
 // Copies of a block into shared memory; a thread copies 16 bytes at a time.
 template <class T>
 struct ManyRowCopies {
   const ProjectionParams& p;
   ManyRowSharedMemory<T>& shared;
-  const RowWindow window;
+  const RowWindow<T::kRows, T::kPlanes> window;
+  const int num_slots;  // of the ring of windows
   const uint4* weights;
   const int num_steps;
 
@@ -114,7 +74,7 @@ struct ManyRowCopies {
 
   // Copies the window [planes, rows, channels of a step] of step `chunk` of channels.
   DEVICE void copy_rows(int chunk) {
-    uint4* to = shared.rows + chunk % window.num_slots * (T::kPlanes * window.num_rows * 4);
+    uint4* to = shared.rows + chunk % num_slots * (T::kPlanes * window.num_rows * 4);
     for (int i = thread_idx(); i < 4 * window.num_rows; i += kBlockThreads) {
       const f16* from = shared.sources[i / 4] + chunk * kStepChannels + i % 4 * 8;
 #pragma unroll
@@ -313,23 +273,25 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
   const int warp_row = warp_idx() / T::kColumnWarps * 8 * T::kRowGroups;
   const int warp_column_group = warp_idx() % T::kColumnWarps * T::kColumnGroups;
   const bool normed = p.norm_channels > 0;
-  ManyRowCopies<T> copies{p, shared, row_window<T>(p, first_row),
+  // Steps that are copied ahead reach into this many windows.
+  const int num_slots = (kManyRowStages - 2 + p.num_taps) / p.num_taps + 1;
+  ManyRowCopies<T> copies{p,
+                          shared,
+                          {p, first_row},
+                          num_slots,
                           p.weights + static_cast<long long>(first_column / 8) * num_steps * 32,
                           num_steps};
-  const RowWindow& window = copies.window;
+  const auto& window = copies.window;
 
   // Weights do not depend on the previous kernel.
   for (int step = 0; step < min(kAhead, num_steps); ++step) copies.copy_weights(step);
   for (int i = thread_idx(); i < window.num_rows; i += kBlockThreads) {
-    shared.sources[i] = row_source<T>(p, window, first_row, i);
+    shared.sources[i] = window.source(i);
   }
   int rows[T::kRowGroups];  // of the current tap, relative to a window, in units of 16 bytes
 #pragma unroll
   for (int i = 0; i < T::kRowGroups; ++i) {
-    const int row = warp_row + 8 * i + lane_idx() / 4;
-    const int frame =
-        (first_row + row) / p.input.rows_per_frame - first_row / p.input.rows_per_frame;
-    rows[i] = 4 * (row + frame * window.halo) + lane_idx() % 4;
+    rows[i] = 4 * window.position(warp_row + 8 * i + lane_idx() / 4) + lane_idx() % 4;
   }
   wait_for_prerequisite_grids();
   sync_all_threads();
@@ -360,7 +322,7 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
           &shared.weights[step % kManyRowStages][warp_column_group][lane_idx()], normed);
       if (++tap == p.num_taps) {
         tap = 0;
-        if (++slot == window.num_slots) slot = 0;
+        if (++slot == num_slots) slot = 0;
       }
     }
     accumulator.finish_split(normed);

@@ -60,6 +60,10 @@ struct ProjectionParams {
   int num_taps, dilation;
   const uint4* weights;               // [columns / 8][steps][32 lanes], see weight_packing.py
   const ColumnParams* column_params;  // [num_columns]
+  // The same for tiles of warpgroup_columns columns, see weight_packing.py. 0: not packed.
+  const uint4* warpgroup_weights;
+  const ColumnParams* warpgroup_column_params;
+  int warpgroup_columns;
   int num_columns;
   int num_k_splits;   // ranges of K whose sums are added in order
   int norm_channels;  // channels of the input's RMS norm; 0: no norm

@@ -16,7 +16,7 @@ from torch import Tensor
 from megakernel_tts.codec import weight_packing as packing
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import codebook_tables
-from megakernel_tts.kernels.codec import CodecKernels, num_k_splits
+from megakernel_tts.kernels.codec import CodecKernels
 from megakernel_tts.kernels.codec_structs import (
     ATTENTION_WINDOW,
     MAX_HISTORIES,
@@ -29,6 +29,7 @@ from megakernel_tts.kernels.codec_structs import (
     ProjectionParams,
     StateUpdateParams,
 )
+from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
 from megakernel_tts.model.config import CodecConfig
 
 MAX_FRAMES = 8  # of one stream in a call
@@ -318,10 +319,13 @@ class KernelLayers:
             non_finite=self._address(self.non_finite),
         )
         self._fill(params.input, x)
-        params.num_k_splits = num_k_splits(params)
-        writes = [self._queries, self.kv_cache, self.pcm, self.non_finite]
         if output is not None:
             self._fill(params.output, output)
+        params.num_k_splits = num_k_splits(params)
+        if self._kernels.has_warpgroups:
+            self._pack_for_warpgroups(params, packed)
+        writes = [self._queries, self.kv_cache, self.pcm, self.non_finite]
+        if output is not None:
             writes.append(output.data)
         if residual_out is not None:
             writes.append(residual_out)
@@ -332,6 +336,16 @@ class KernelLayers:
             self._kernels.project(params, writes, overlap_previous=overlap_previous)
 
         self._append(launch)
+
+    def _pack_for_warpgroups(self, params: ProjectionParams, packed: packing.Packed) -> None:
+        """Adds the weights for the tiles of sm_90a to a projection, if there are such tiles."""
+        columns = warpgroup_columns(params)
+        if columns == 0:
+            return
+        weights, column_params = packing.for_warpgroups(packed, columns)
+        params.warpgroup_columns = columns
+        params.warpgroup_weights = self._address(weights)
+        params.warpgroup_column_params = self._address(column_params)
 
     def _build_state_update(self) -> StateUpdateParams:
         num_layers = len(self.with_history)

@@ -88,6 +88,31 @@ def pack(
     )
 
 
+def for_warpgroups(packed: Packed, tile_columns: int) -> tuple[Tensor, Tensor]:
+    """Packs a layer once more, for csrc/codec/warpgroup_rows.cuh.
+
+    The matrix instruction i of a step takes channels 8 t + 4 i to 8 t + 4 i + 3 of every lane t, as
+    the instructions of the other kernels do. It leaves columns 2 t and 2 t + 1 of every eight in
+    lane t; the columns are permuted so that of every 32 these are channels 8 t to 8 t + 7.
+
+    Args:
+        packed: The layer.
+        tile_columns: Columns of a tile, a multiple of 32 that divides the layer's.
+
+    Returns:
+        float16 [columns / tile_columns, steps, 2 instructions, 2 halves of K, tile_columns, 8], and
+        float32 [columns, 4]: `Packed.columns`; of every 32, first channel 0 of each lane's eight,
+        then channel 1 of each.
+    """
+    steps = packed.taps * packed.channels // STEP_CHANNELS
+    # [tile, 32 columns, t, pair, odd, step, t of K, instruction, half, pair of channels]
+    w = packed.weights.unflatten(2, (8, 4)).movedim(1, 2)  # [columns / 8, 8, steps, 4, 8]
+    w = w.reshape(-1, tile_columns // 32, 4, 4, 2, steps, 4, 2, 2, 2)
+    w = w.permute(0, 5, 7, 8, 1, 3, 2, 4, 6, 9).flatten(4, 7).flatten(5, 6)
+    columns = packed.columns.unflatten(0, (-1, 4, 8)).transpose(1, 2).flatten(0, 2)
+    return w.contiguous(), columns.contiguous()
+
+
 def linear(
     weight: Tensor,
     bias: Tensor | None = None,

@@ -1,7 +1,6 @@
-"""The codec's kernels: their program, the tiles of the projection kernel, launches."""
+"""The codec's kernels: their program, launches."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megakernel_common.kernels.loader import LaunchPath, load_module
@@ -12,12 +11,19 @@ from megakernel_tts.kernels.codec_structs import (
     BLOCK_THREADS,
     CODEC_DECLARATIONS,
     MAX_HISTORIES,
-    STEP_CHANNELS,
     AttentionParams,
     DepthwiseParams,
     EmbedParams,
     ProjectionParams,
     StateUpdateParams,
+)
+from megakernel_tts.kernels.codec_tiles import (
+    MANY_ROW_TILES,
+    TILES,
+    WARPGROUP_TILES,
+    ChooseTile,
+    WarpgroupTile,
+    choose_tile,
 )
 
 if TYPE_CHECKING:
@@ -26,233 +32,8 @@ if TYPE_CHECKING:
 
 
 HEAD_DIMS = (16, 32, 64)  # of the attention kernels
-# Of csrc/codec/many_rows.cuh.
-_MANY_ROW_STAGES = 4
-_ROW_POOL_SIZE = 3328  # units of 16 bytes
-_MAX_WINDOW_ROWS = 448
-_NUM_WARPS = BLOCK_THREADS // 32
 _OVERLAP_CAPABILITY = 9  # compute capability with programmatic dependent launch
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of the projection kernel; `Tile` in csrc/codec/projection.cuh.
-
-    Attributes:
-        row_groups: Groups of 8 rows of a warp.
-        column_groups: Groups of 8 columns of a warp.
-        k_splits: Warps that split K.
-        planes: Planes of the input.
-    """
-
-    row_groups: int
-    column_groups: int
-    k_splits: int
-    planes: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of a thread block."""
-        return 8 * self.row_groups * (_NUM_WARPS // self.k_splits)
-
-    @property
-    def columns(self) -> int:
-        """Columns of a thread block."""
-        return 8 * self.column_groups
-
-    @property
-    def blocks_per_sm(self) -> int:
-        """Thread blocks of a multiprocessor."""
-        small = self.row_groups <= 2 and self.column_groups <= 2
-        return 2 if small and self.planes == 1 else 1
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: padded sums, and the sums of squares of the RMS norm."""
-        return 4 * self.k_splits * self.rows * (self.columns + 8 + 1)
-
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel."""
-        return f"codec_project_{self.row_groups}_{self.column_groups}_{self.k_splits}_{self.planes}"
-
-    def num_blocks(self, num_rows: int, num_columns: int) -> int:
-        """Thread blocks of a launch."""
-        return -(-num_rows // self.rows) * (num_columns // self.columns)
-
-
-# (Splits of K, planes) -> groups of rows and of columns of the tiles; of equal estimates the first
-# one is chosen. Only sizes that some GPU would choose for the released codec, and for two planes
-# those of one group of columns: the last convolution has no more.
-_SIZES = {
-    (2, 1): ((2, 1), (2, 2), (4, 4), (8, 4)),
-    (4, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
-    (8, 1): ((2, 2), (2, 4), (4, 4), (8, 4)),
-    (2, 2): ((2, 1), (2, 2), (2, 4), (4, 4)),
-    (4, 2): ((2, 1), (2, 4), (4, 4)),
-    (8, 2): ((2, 1), (2, 4), (4, 4), (1, 1), (1, 2), (1, 4)),
-}
-
-
-def _tiles(k_splits: int, planes: int) -> Iterator[Tile]:
-    """The tiles for a layer."""
-    for row_groups, column_groups in _SIZES[k_splits, planes]:
-        yield Tile(row_groups, column_groups, k_splits, planes)
-
-
-TILES = tuple(tile for splits_and_planes in _SIZES for tile in _tiles(*splits_and_planes))
-
-
-@dataclass(frozen=True)
-class ManyRowTile:
-    """A tile of the projection kernel of many rows; `ManyRowTile` in csrc/codec/many_rows.cuh.
-
-    Attributes:
-        row_groups: Groups of 8 rows of a warp.
-        column_groups: Groups of 8 columns of a warp.
-        row_warps: Warps with different rows; the others have different columns.
-        planes: Planes of the input.
-    """
-
-    row_groups: int
-    column_groups: int
-    row_warps: int
-    planes: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of a thread block."""
-        return 8 * self.row_groups * self.row_warps
-
-    @property
-    def columns(self) -> int:
-        """Columns of a thread block."""
-        return 8 * self.column_groups * (_NUM_WARPS // self.row_warps)
-
-    @property
-    def blocks_per_sm(self) -> int:
-        """Thread blocks of a multiprocessor, by their registers."""
-        return 2 if self.row_groups * self.column_groups * self.planes <= 16 else 1
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory: stages of weights, windows of rows, addresses of rows."""
-        weights = _MANY_ROW_STAGES * self.columns * 2 * STEP_CHANNELS
-        return weights + 16 * _ROW_POOL_SIZE + 8 * _MAX_WINDOW_ROWS
-
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel."""
-        return (
-            f"codec_project_many_{self.row_groups}_{self.column_groups}_{self.row_warps}"
-            f"_{self.planes}"
-        )
-
-    def num_blocks(self, num_rows: int, num_columns: int) -> int:
-        """Thread blocks of a launch."""
-        return -(-num_rows // self.rows) * (num_columns // self.columns)
-
-    def fits(self, params: ProjectionParams) -> bool:
-        """Whether a launch has whole tiles of columns, and its windows of rows fit."""
-        rows_per_frame, taps = params.input.rows_per_frame, params.num_taps
-        if self.rows % rows_per_frame == 0:
-            num_frames = self.rows // rows_per_frame
-        else:
-            num_frames = (self.rows + rows_per_frame - 2) // rows_per_frame + 1
-        window_rows = self.rows + num_frames * (taps - 1) * params.dilation
-        num_windows = (_MANY_ROW_STAGES - 2 + taps) // taps + 1
-        return (
-            self.planes == params.input.num_planes
-            and params.num_columns % self.columns == 0
-            and window_rows <= _MAX_WINDOW_ROWS
-            and 4 * num_windows * self.planes * window_rows <= _ROW_POOL_SIZE
-        )
-
-
-MANY_ROW_TILES = tuple(
-    ManyRowTile(*sizes)
-    for sizes in (
-        (4, 6, 4, 1),
-        (4, 4, 4, 1),
-        (4, 3, 4, 1),
-        (4, 4, 2, 2),
-        (4, 3, 2, 2),
-        (4, 6, 4, 2),
-        (2, 1, 8, 2),
-    )
-)
-
-
-def num_k_splits(params: ProjectionParams) -> int:
-    """Warps that split K: as many as have work for a single frame.
-
-    A property of the layer, so that the number of rows does not change the order of the sums.
-    """
-    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_tiles = params.input.rows_per_frame * params.num_columns // 512
-    wanted = 8 if num_tiles < 200 else 4 if num_tiles < 300 else 2
-    if num_steps >= 2 * wanted:
-        return wanted
-    return 4 if num_steps >= 8 else 2
-
-
-def _estimate_us(tile: Tile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch, fitted to the times of bench.codec_tiles on an H100.
-
-    The terms are launch and tail of every wave of blocks, and the loads of a multiprocessor through
-    its first-level cache.
-    """
-    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
-    num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
-    blocks_per_sm = -(-num_blocks // num_sms)
-    groups = tile.row_groups * tile.planes + tile.column_groups
-    return (
-        num_waves * (1.0 + 1.2e-3 * tile.rows * tile.columns)
-        + blocks_per_sm * 0.033 * num_steps / tile.k_splits * groups
-    )
-
-
-def _estimate_many_rows_us(tile: ManyRowTile, params: ProjectionParams, num_sms: int) -> float:
-    """Estimated time of a launch of many rows, fitted in the same way.
-
-    Every wave of blocks has a prologue, an epilogue that grows with the tile, and for each step the
-    matrix instructions and the loads of a warp's operands. A block that is alone on its
-    multiprocessor overlaps less.
-    """
-    num_steps = params.num_taps * params.input.num_channels // STEP_CHANNELS
-    num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
-    num_waves = -(-num_blocks // (tile.blocks_per_sm * num_sms))
-    products = tile.rows * tile.columns * (4.2e-4 + 1.6e-5 * tile.planes * num_steps)
-    loads = 7e-3 * num_steps * (tile.row_groups * tile.planes + tile.column_groups)
-    alone = 1.07 if tile.blocks_per_sm == 1 else 1.0
-    return alone * num_waves * (7.0 + tile.blocks_per_sm * (products + loads))
-
-
-def fitting_tiles(params: ProjectionParams) -> list[Tile | ManyRowTile]:
-    """The tiles that a launch may have."""
-    tiles = _tiles(params.num_k_splits, params.input.num_planes)
-    few = [tile for tile in tiles if params.num_columns % tile.columns == 0]
-    return [*few, *(tile for tile in MANY_ROW_TILES if tile.fits(params))]
-
-
-def choose_tile(params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
-    """The tile with the least estimated time.
-
-    Args:
-        params: The launch.
-        num_sms: Multiprocessors of the GPU.
-    """
-
-    def estimate_us(tile: Tile | ManyRowTile) -> float:
-        if isinstance(tile, Tile):
-            return _estimate_us(tile, params, num_sms)
-        return _estimate_many_rows_us(tile, params, num_sms)
-
-    return min(fitting_tiles(params), key=estimate_us)
-
-
-ChooseTile = Callable[[ProjectionParams, int], Tile | ManyRowTile]
+_WARPGROUP_CAPABILITY = 9  # the only one with warpgroup instructions
 
 
 def codec_program() -> Program:
@@ -267,9 +48,13 @@ def codec_program() -> Program:
         f"{tile.blocks_per_sm}, {tile.shared_bytes})"
         for tile in MANY_ROW_TILES
     )
+    warpgroup_tiles = " ".join(
+        f"X({tile.columns}, {tile.warpgroups}, {tile.planes}, {tile.stages}, {tile.windows}, "
+        f"{tile.window_rows}, {str(tile.is_resident).lower()}, {tile.shared_bytes})"
+        for tile in WARPGROUP_TILES
+    )
     kernels = (
-        *(tile.kernel for tile in TILES),
-        *(tile.kernel for tile in MANY_ROW_TILES),
+        *(tile.kernel for tile in (*TILES, *MANY_ROW_TILES, *WARPGROUP_TILES)),
         *(f"codec_attention_{head_dim}" for head_dim in HEAD_DIMS),
         "codec_embed",
         "codec_depthwise",
@@ -279,6 +64,7 @@ def codec_program() -> Program:
     definitions = (
         ("MEGAKERNEL_CODEC_TILES(X)", tiles),
         ("MEGAKERNEL_CODEC_MANY_ROW_TILES(X)", many_row_tiles),
+        ("MEGAKERNEL_CODEC_WARPGROUP_TILES(X)", warpgroup_tiles),
         ("MEGAKERNEL_CODEC_HEAD_DIMS(X)", head_dims),
     )
     return Program("codec", "codec/kernels.cu", kernels, CODEC_DECLARATIONS, definitions)
@@ -306,6 +92,7 @@ def load_codec_kernels(
         load_module(codec_program(), device, path),
         properties.multi_processor_count,
         overlap=properties.major >= _OVERLAP_CAPABILITY,
+        has_warpgroups=properties.major == _WARPGROUP_CAPABILITY,
         choose=choose,
     )
 
@@ -314,6 +101,9 @@ class CodecKernels:
     """Launches the codec's kernels on one GPU, on torch's current stream; does not wait.
 
     `writes` are the tensors that a kernel writes.
+
+    Attributes:
+        has_warpgroups: Whether the GPU has the instructions of `WARPGROUP_TILES`.
     """
 
     def __init__(
@@ -322,6 +112,7 @@ class CodecKernels:
         num_sms: int,
         *,
         overlap: bool,
+        has_warpgroups: bool,
         choose: ChooseTile = choose_tile,
     ) -> None:
         """Stores the module.
@@ -330,11 +121,13 @@ class CodecKernels:
             module: The compiled kernels.
             num_sms: Multiprocessors of the GPU.
             overlap: Whether the GPU can start a kernel while the previous one ends.
+            has_warpgroups: Whether the GPU has the instructions of `WARPGROUP_TILES`.
             choose: The tile of a launch on that many multiprocessors. No tile changes a bit of the
                 samples; tests and benchmarks compare them.
         """
         self._module, self._num_sms, self._overlap = module, num_sms, overlap
         self._choose = choose
+        self.has_warpgroups = has_warpgroups
 
     def embed(self, params: EmbedParams, writes: "Sequence[Tensor]") -> None:
         """Launches the embedding: one block per frame."""
@@ -353,9 +146,12 @@ class CodecKernels:
                 must be complete then.
         """
         tile = self._choose(params, self._num_sms)
+        num_blocks = tile.num_blocks(params.num_rows, params.num_columns)
+        if isinstance(tile, WarpgroupTile):
+            num_blocks = min(num_blocks, self._num_sms)  # a block has several tiles
         config = LaunchConfig(
-            tile.num_blocks(params.num_rows, params.num_columns),
-            BLOCK_THREADS,
+            num_blocks,
+            tile.threads,
             tile.shared_bytes,
             overlap_previous=overlap_previous and self._overlap,
         )

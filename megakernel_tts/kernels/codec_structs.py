@@ -19,6 +19,9 @@ STEP_CHANNELS = 32  # channels of a step of K
 MAX_DEPTHWISE_CHANNELS = 1024
 BLOCK_THREADS = 256
 ATTENTION_WARPS = 4
+# Of csrc/codec/warpgroup_rows.cuh.
+WARPGROUP_THREADS = 128
+WARPGROUP_ROWS = 64
 
 
 class Epilogue(DeviceEnum):
@@ -76,6 +79,9 @@ class ProjectionParams(DeviceStruct):
         ("dilation", c_int),
         ("weights", pointer("const uint4")),
         ("column_params", pointer("const megakernel::codec::ColumnParams")),
+        ("warpgroup_weights", pointer("const uint4")),
+        ("warpgroup_column_params", pointer("const megakernel::codec::ColumnParams")),
+        ("warpgroup_columns", c_int),
         ("num_columns", c_int),
         ("num_k_splits", c_int),
         ("norm_channels", c_int),
@@ -168,6 +174,8 @@ CODEC_DECLARATIONS: tuple[Declaration, ...] = (
     DeviceConstant("megakernel::codec::kMaxDepthwiseChannels", MAX_DEPTHWISE_CHANNELS),
     DeviceConstant("megakernel::codec::kBlockThreads", BLOCK_THREADS),
     DeviceConstant("megakernel::codec::kAttentionWarps", ATTENTION_WARPS),
+    DeviceConstant("megakernel::codec::kWarpgroupThreads", WARPGROUP_THREADS),
+    DeviceConstant("megakernel::codec::kWarpgroupRows", WARPGROUP_ROWS),
     Epilogue,
     Frame,
     Activations,

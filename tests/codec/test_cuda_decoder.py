@@ -19,15 +19,16 @@ from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec import (
+from megakernel_tts.kernels.codec import load_codec_kernels
+from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
-    ManyRowTile,
+    WARPGROUP_TILES,
+    AnyTile,
     Tile,
     choose_tile,
     fitting_tiles,
-    load_codec_kernels,
 )
-from megakernel_tts.kernels.codec_structs import ProjectionParams
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
@@ -204,11 +205,11 @@ class RandomTiles:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self.used: set[Tile | ManyRowTile] = set()
+        self.used: set[AnyTile] = set()
 
-    def __call__(self, params: ProjectionParams, num_sms: int) -> Tile | ManyRowTile:
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
         fitting = fitting_tiles(params)
-        new = [t for t in fitting if isinstance(t, ManyRowTile) and t not in self.used]
+        new = [t for t in fitting if not isinstance(t, Tile) and t not in self.used]
         tile = self._rng.choice(new or fitting)
         self.used.add(tile)
         return tile
@@ -227,8 +228,15 @@ def test_no_tile_changes_samples(
         assert len(tiles.used) > 15
 
 
+def _joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:
+    return np.concatenate([np.empty(0, np.int16), *samples])
+
+
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:
-    """Tiles with more columns, or more rows of a frame, than the layers of the small codec have."""
+    """Tiles with more columns, or more rows of a frame, than the layers of the small codec have.
+
+    Streams have chunks of different lengths in a call.
+    """
     content = small_codec_config(CODES)
     content |= {"decode_upsample_rate": 512, "encode_downsample_rate": 512}
     content["decoder_config"] |= {"decoder_dim": 768, "upsample_rates": [8, 4, 2, 2]}
@@ -237,10 +245,23 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     file.write_text(json.dumps(content))
     config = read_codec_config(file)
     codec = map_leaves(w.decoder_specs(config.decoder), random_tensor), config
-    codes, tiles = some_codes(2, 10), RandomTiles(0)
-    samples = decode_chunks(make(codec, choose=tiles), 0, codes, [2])
-    np.testing.assert_array_equal(samples, decode_chunks(make(codec), 0, codes, [1, 1]))
-    assert tiles.used >= set(MANY_ROW_TILES)
+    plain, tiles = make(codec), RandomTiles(0)
+    other = make(codec, choose=tiles)
+    codes = [some_codes(3, seed) for seed in range(3)]
+    made: list[list[NDArray[np.int16]]] = [[], [], []]
+    for slot in range(3):
+        other.load_slot(slot)
+    for ends in ((1, 2, 0), (3, 3, 3)):  # chunks of all lengths, with a history and without
+        starts = [len(samples) // other.frame for samples in map(_joined, made)]
+        slots = [slot for slot in range(3) if ends[slot] > starts[slot]]
+        requests = [DecodeRequest(slot, codes[slot][starts[slot] : ends[slot]]) for slot in slots]
+        for slot, samples in zip(slots, other.decode(requests)(), strict=True):
+            assert samples is not None
+            made[slot].append(samples)
+    for slot in range(3):
+        expected = decode_chunks(plain, slot, codes[slot], [1, 2])
+        np.testing.assert_array_equal(_joined(made[slot]), expected)
+    assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
 
 
 def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:
@@ -368,6 +389,27 @@ def test_both_launch_paths_give_the_same_samples(large: tuple[Codec, CudaDecoder
         kernels = load_codec_kernels(torch.device("cuda", 0), path)
         other = CudaDecoder(*codec, slots=1, kernels=kernels)
         np.testing.assert_array_equal(decode_chunks(other, 0, codes, [1, 8, 3]), expected)
+
+
+@pytest.mark.gpu
+def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDecoder]) -> None:
+    codec, decoder = large
+    codes = [some_codes(16, seed, 2048) for seed in range(8)]
+    solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
+    tiles = RandomTiles(0)
+    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles)
+    other = CudaDecoder(*codec, slots=8, kernels=kernels)
+    for slot in range(8):
+        other.load_slot(slot)
+    made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
+    for chunk in (slice(0, 7), slice(7, 15), slice(15, 16)):
+        requests = [DecodeRequest(slot, codes[slot][chunk]) for slot in range(8)]
+        for slot, samples in enumerate(other.decode(requests)()):
+            assert samples is not None
+            made[slot].append(samples)
+    for slot in range(8):
+        np.testing.assert_array_equal(_joined(made[slot]), solo[slot])
+    assert not kernels.has_warpgroups or tiles.used >= set(WARPGROUP_TILES)
 
 
 @pytest.mark.gpu

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from megakernel_tts.kernels.codec import choose_tile, num_k_splits
 from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import choose_tile, num_k_splits
 
 _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h100.json"
 _NUM_SMS = 132

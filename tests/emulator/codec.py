@@ -7,8 +7,9 @@ from torch import Tensor
 
 from megakernel_common.kernels.declarations import declaration_checks
 from megakernel_common.kernels.module import LaunchConfig, Struct
-from megakernel_tts.kernels.codec import ChooseTile, CodecKernels, choose_tile, codec_program
+from megakernel_tts.kernels.codec import CodecKernels, codec_program
 from megakernel_tts.kernels.codec_structs import CODEC_DECLARATIONS
+from megakernel_tts.kernels.codec_tiles import ChooseTile, choose_tile
 from tests.emulator.build import load_library
 
 
@@ -39,4 +40,6 @@ class EmulatedCodecModule:
 
 def emulated_codec_kernels(num_sms: int = 4, choose: ChooseTile = choose_tile) -> CodecKernels:
     """The codec's emulated kernels, with the tiles for a GPU of `num_sms` multiprocessors."""
-    return CodecKernels(EmulatedCodecModule(), num_sms, overlap=True, choose=choose)
+    return CodecKernels(
+        EmulatedCodecModule(), num_sms, overlap=True, has_warpgroups=True, choose=choose
+    )

@@ -7,7 +7,7 @@ using namespace megakernel::codec;
 
 template <class Body>
 static void run(int num_blocks, int num_threads, Body body) {
-  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, body, b);
+  for (int b = 0; b < num_blocks; ++b) launch(1, num_threads, 0, body, b, num_blocks);
 }
 
 #define MEGAKERNEL_EMULATE_PROJECTION(row_groups, column_groups, k_splits, planes, blocks_per_sm, \
@@ -29,6 +29,17 @@ MEGAKERNEL_CODEC_TILES(MEGAKERNEL_EMULATE_PROJECTION)
     run(num_blocks, kBlockThreads, [&] { project_many_rows<T>(*p, shared); });                \
   }
 MEGAKERNEL_CODEC_MANY_ROW_TILES(MEGAKERNEL_EMULATE_MANY_ROW_PROJECTION)
+
+#define MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION(columns, warpgroups, planes, stages, windows,  \
+                                                window_rows, is_resident, shared_bytes)        \
+  extern "C" void codec_project_warpgroups_##columns##_##warpgroups##_##planes(                \
+      const ProjectionParams* p, int num_blocks) {                                             \
+    using T =                                                                                  \
+        WarpgroupTile<columns, warpgroups, planes, stages, windows, window_rows, is_resident>; \
+    static WarpgroupSharedMemory<T> shared;                                                    \
+    run(num_blocks, T::kThreads, [&] { project_with_warpgroups<T>(*p, shared); });             \
+  }
+MEGAKERNEL_CODEC_WARPGROUP_TILES(MEGAKERNEL_EMULATE_WARPGROUP_PROJECTION)
 
 #define MEGAKERNEL_EMULATE_ATTENTION(head_dim)                                           \
   extern "C" void codec_attention_##head_dim(const AttentionParams* p, int num_blocks) { \

@@ -23,7 +23,9 @@ inline void sync_compute_threads() { wait_at(block_barrier(0), machine().num_thr
 inline void sync_all_threads() { wait_at(block_barrier(1), machine().num_threads); }
 inline void sync_warp() { wait_at(own_warp_barrier(), 32); }
 inline void warp_barrier() { sync_warp(); }
+template <int kRegisters = 0>
 inline void raise_register_limit() {}
+template <int kRegisters = 0>
 inline void lower_register_limit() {}
 
 // The values of all lanes, valid until the warp's next call but one: a lane may still read while
@@ -237,6 +239,7 @@ inline void load_shared_if(bool wanted, const uint4& at, uint4& v) {
   if (wanted) v = at;
 }
 inline uint4 load_shared_volatile(const uint4* shared) { return *shared; }
+inline float4 load_in_order(const float* at) { return *reinterpret_cast<const float4*>(at); }
 inline void copy_async_8_bytes(uint2* shared, const void* global) { memcpy(shared, global, 8); }
 inline void copy_async_wait_all() {}
 inline void copy_async_16_bytes(uint4* shared, const void* global) { memcpy(shared, global, 16); }

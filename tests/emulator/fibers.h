@@ -188,13 +188,13 @@ inline void run_warp(int warp) {
 }
 
 // Runs `body` for every thread of thread blocks that are resident together. Block 0 begins after
-// `late` turns.
+// `late` turns. The blocks may be some of a larger grid.
 inline void launch(int num_blocks, int num_threads, int late, std::function<void()> body,
-                   int first_block = 0) {
+                   int first_block = 0, int num_grid_blocks = 0) {
   Machine& m = machine();
   m = Machine();
   m.first_block = first_block;
-  m.num_blocks = num_blocks;
+  m.num_blocks = max(num_blocks, num_grid_blocks);
   m.num_threads = num_threads;
   m.body = std::move(body);
   const int num_fibers = num_blocks * num_threads;

@@ -15,7 +15,10 @@ SUPPORT_FILES = {
         f"decode/{name}.cuh"
         for name in ("phase_context", "rope", "shared_memory", "stream_context")
     ),
-    *(f"codec/{name}.cuh" for name in ("activations", "epilogue", "kernels", "params")),
+    *(
+        f"codec/{name}.cuh"
+        for name in ("activations", "epilogue", "kernels", "params", "row_window")
+    ),
     *(
         f"transducer/{name}.cuh"
         for name in ("grid_barrier", "kernels", "params", "shared_memory", "tiles")

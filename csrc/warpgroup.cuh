@@ -1,0 +1,122 @@
+// Matrix instructions of a warpgroup (wgmma), which sm_90a alone has.
+//
+// A warpgroup is four adjacent warps, the first of them a multiple of four. Together they issue one
+// instruction. It multiplies 64 rows of A by columns of B in shared memory; warp w has rows 16 w to
+// 16 w + 15. It runs asynchronously: until `warpgroup_wait` has returned, the registers of A and of
+// the sums must not be accessed, and B must stay in shared memory.
+#pragma once
+
+#include "math.cuh"
+
+#ifdef MEGAKERNEL_EMULATOR
+#include "warpgroup.h"
+#else
+
+// Whether the architecture has the instructions; the macro is defined by the compiler for sm_90a.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+#endif
+
+#ifdef MEGAKERNEL_HAS_WARPGROUP_INSTRUCTIONS
+
+namespace megakernel {
+
+// B [16, columns] of half-precision numbers in shared memory, without a swizzle. Core matrices of
+// eight columns, each with eight adjacent numbers of K, have 128 contiguous bytes: column after
+// column.
+class MatrixDescriptor {
+ public:
+  // `k_stride` bytes from a core matrix to the one of the next eight numbers of K, `column_stride`
+  // to the one of the next eight columns; multiples of 16. PTX calls them leading and stride
+  // dimension byte offset.
+  DEVICE MatrixDescriptor(const void* shared, int k_stride, int column_stride)
+      : bits_(static_cast<uint64_t>(shared_address(shared) >> 4) |
+              static_cast<uint64_t>(k_stride >> 4) << 16 |
+              static_cast<uint64_t>(column_stride >> 4) << 32) {}
+
+  // The same matrix `bytes` further on, a multiple of 16.
+  DEVICE MatrixDescriptor operator+(int bytes) const {
+    MatrixDescriptor moved = *this;
+    moved.bits_ += bytes >> 4;
+    return moved;
+  }
+  DEVICE uint64_t bits() const { return bits_; }
+
+ private:
+  uint64_t bits_;
+};
+
+// Precedes the first instruction after the warpgroup has accessed registers of A or of sums.
+DEVICE void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Ends a group of instructions.
+DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most kPending of the warpgroup's groups are incomplete.
+template <int kPending>
+DEVICE void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving accesses to sums to before this. Follows a wait.
+template <int kSize>
+DEVICE void pin_sums(float (&sums)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+#define MEGAKERNEL_SUMS_8(i)                                                                 \
+  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
+      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define MEGAKERNEL_SUMS_32(i)                                                \
+  MEGAKERNEL_SUMS_8(i), MEGAKERNEL_SUMS_8(i + 8), MEGAKERNEL_SUMS_8(i + 16), \
+      MEGAKERNEL_SUMS_8(i + 24)
+#define MEGAKERNEL_REGISTERS_48                                            \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
+  "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
+  "%44, %45, %46, %47"
+#define MEGAKERNEL_REGISTERS_64 \
+  MEGAKERNEL_REGISTERS_48       \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MEGAKERNEL_REGISTERS_96                                                   \
+  MEGAKERNEL_REGISTERS_64                                                         \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, " \
+  "%79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, "   \
+  "%94, %95"
+// Operands: the sums, then the four registers of A, the descriptor of B, whether sums are added to.
+#define MEGAKERNEL_WARPGROUP_MMA(columns, registers, a0, a1, a2, a3, b_, add_, ...)            \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_                                        \
+               ", 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" registers \
+               "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b_ ", p, 1, 1, 0; }"          \
+               : __VA_ARGS__                                                                   \
+               : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b.bits()),                        \
+                 "r"(static_cast<uint32_t>(adds)))
+
+// sums = A B, or sums += A B if `adds`. A lane has the registers of mma_m16n8k16_f16 for the 16
+// rows of its warp: those of A, and for columns 8 i to 8 i + 7 the sums 4 i to 4 i + 3. The sums
+// are the bits of mma_m16n8k16_f16.
+template <int kSize>
+DEVICE void warpgroup_mma_f16(float (&sums)[kSize], uint4 a, MatrixDescriptor b, bool adds) {
+  static_assert(kSize == 48 || kSize == 64 || kSize == 96, "96, 128 or 192 columns");
+  if constexpr (kSize == 48) {
+    MEGAKERNEL_WARPGROUP_MMA(96, MEGAKERNEL_REGISTERS_48, 48, 49, 50, 51, 52, 53,
+                             MEGAKERNEL_SUMS_32(0), MEGAKERNEL_SUMS_8(32), MEGAKERNEL_SUMS_8(40));
+  } else if constexpr (kSize == 64) {
+    MEGAKERNEL_WARPGROUP_MMA(128, MEGAKERNEL_REGISTERS_64, 64, 65, 66, 67, 68, 69,
+                             MEGAKERNEL_SUMS_32(0), MEGAKERNEL_SUMS_32(32));
+  } else {
+    MEGAKERNEL_WARPGROUP_MMA(192, MEGAKERNEL_REGISTERS_96, 96, 97, 98, 99, 100, 101,
+                             MEGAKERNEL_SUMS_32(0), MEGAKERNEL_SUMS_32(32), MEGAKERNEL_SUMS_32(64));
+  }
+}
+
+#undef MEGAKERNEL_WARPGROUP_MMA
+#undef MEGAKERNEL_REGISTERS_96
+#undef MEGAKERNEL_REGISTERS_64
+#undef MEGAKERNEL_REGISTERS_48
+#undef MEGAKERNEL_SUMS_32
+#undef MEGAKERNEL_SUMS_8
+
+}  // namespace megakernel
+
+#endif
+
+#endif
