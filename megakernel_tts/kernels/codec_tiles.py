@@ -1,5 +1,6 @@
 """The tiles of the codec's projection kernels, and the choice between them."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -342,6 +343,9 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile
 
+# With fewer frames the estimates of warpgroup tiles have not been compared with measured times.
+_MIN_WARPGROUP_FRAMES = 64
+
 
 def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
     """The tiles that a launch may have."""
@@ -358,12 +362,13 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
         params: The launch.
         num_sms: Multiprocessors of the GPU.
     """
+    has_many_frames = params.num_rows >= _MIN_WARPGROUP_FRAMES * params.input.rows_per_frame
 
     def estimate_us(tile: AnyTile) -> float:
         if isinstance(tile, Tile):
             return _estimate_us(tile, params, num_sms)
         if isinstance(tile, WarpgroupTile):
-            return _estimate_warpgroups_us(tile, params, num_sms)
+            return _estimate_warpgroups_us(tile, params, num_sms) if has_many_frames else math.inf
         return _estimate_many_rows_us(tile, params, num_sms)
 
     return min(fitting_tiles(params), key=estimate_us)
