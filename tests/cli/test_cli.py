@@ -141,7 +141,7 @@ def test_saved_voice_gives_the_same_speech_as_the_cloned_one(
         (["say", "x", "-o", "z.wav", "--voice", "a", "--clone", "b"], 2, "select two voices"),
         (["say", "x", "-o", "z.wav", "--ref-text", "b"], 2, "--ref-text needs a recording"),
         (["say", "  ", "-o", "z.wav"], 1, "nothing to say"),
-        (["say", "x", "-o", "z.wav", "--voice", "nobody"], 1, "clara, henry, olivia, lucia"),
+        (["say", "x", "-o", "z.wav", "--voice", "x"], 1, "clara, henry, olivia, lucia"),
         (["say", "x", "-o", "z.wav", "--language", "xx"], 1, "auto or one of: english, spanish"),
         (["say", "x", "-o", "z.wav", "--model", "/none"], 1, "is not a model: name a folder"),
         (["say", "x", "-o", "z.wav", "--model", "a/b"], 1, "could not be downloaded from the hub"),
@@ -372,9 +372,8 @@ def test_voices_lists_voices_with_languages(
     capsys: pytest.CaptureFixture[str], checkpoint: Callable[..., Path]
 ) -> None:
     assert main(["voices"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = ("clara", "henry", "olivia", "lucia")
-    assert [line.split(maxsplit=1) for line in lines] == [[n, "english, spanish"] for n in names]
+    voices = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert voices == dict.fromkeys(("clara", "henry", "olivia", "lucia"), "english, spanish")
     assert main(["voices", "--model", str(checkpoint())]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["serena", "ryan", "eric", "dylan"]

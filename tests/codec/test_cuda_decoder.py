@@ -1,10 +1,9 @@
-"""CudaDecoder against plain torch: with emulated kernels on the CPU, with the kernels on a GPU."""
+"""CudaDecoder against plain torch, with emulated kernels on the CPU."""
 
 import json
-import math
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,28 +14,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_common.checkpoint import Checkpoint, map_leaves
-from megakernel_common.kernels import build, nvrtc
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.cuda_decoder import CudaDecoder, rounds
 from megakernel_tts.codec.decoder import Decoder, DecodeRequest, PendingDecodeRequest
-from megakernel_tts.kernels.codec import load_codec_kernels
-from megakernel_tts.kernels.codec_structs import ProjectionParams
 from megakernel_tts.kernels.codec_tiles import (
     MANY_ROW_TILES,
     WARPGROUP_TILES,
-    AnyTile,
-    Tile,
     choose_tile,
-    fitting_tiles,
 )
 from megakernel_tts.model.config import CodecConfig, read_codec_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.model.random_checkpoint import random_tensor, small_codec_config
-from megakernel_tts.model.random_released import random_codec_weights
+from tests.codec.decoding import (
+    CODES,
+    Codec,
+    RandomTiles,
+    decode_chunks,
+    decode_one,
+    decode_with_torch,
+    joined,
+    signal_to_noise,
+    some_codes,
+)
 from tests.emulator.codec import emulated_codec_kernels
 
-CODES = 64
-Codec = tuple[w.DecoderWeights, CodecConfig]
 Make = Callable[..., CudaDecoder]
 
 
@@ -69,37 +70,6 @@ def make() -> Make:
 @pytest.fixture(scope="module")
 def decoder(codec: Codec, make: Make) -> CudaDecoder:
     return make(codec)
-
-
-def some_codes(frames: int, seed: int, codes: int = CODES) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, codes, (frames, 16), generator=generator)
-
-
-def decode_with_torch(codec: Codec, codes: Tensor) -> NDArray[np.float32]:
-    """The waveform of plain torch, on the weights' device."""
-    reference = Decoder(*codec)
-    device = codec[0].input.device
-    return reference.decode(codes[None].to(device), reference.start())[0][0].cpu().numpy()
-
-
-def decode_chunks(
-    decoder: CudaDecoder, slot: int, codes: Tensor, sizes: Sequence[int]
-) -> NDArray[np.int16]:
-    decoder.load_slot(slot)
-    return np.concatenate([decode_one(decoder, slot, chunk) for chunk in codes.split(list(sizes))])
-
-
-def decode_one(decoder: CudaDecoder, slot: int, codes: Tensor) -> NDArray[np.int16]:
-    (samples,) = decoder.decode([DecodeRequest(slot, codes)])()
-    assert samples is not None
-    return samples
-
-
-def signal_to_noise(samples: NDArray[np.int16], reference: NDArray[np.float32]) -> float:
-    """In dB; the constant part is excluded, because it would hide noise."""
-    error = samples / 32767.0 - reference
-    return 20 * math.log10(float(reference.std()) / float(error.std()))
 
 
 def test_samples_match_plain_torch(codec: Codec, decoder: CudaDecoder) -> None:
@@ -196,25 +166,6 @@ def test_tile_choice_does_not_change_samples(
     )
 
 
-class RandomTiles:
-    """Chooses any tile that a launch may have, first those of many rows that were not chosen yet.
-
-    Attributes:
-        used: The tiles that were chosen.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-        self.used: set[AnyTile] = set()
-
-    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
-        fitting = fitting_tiles(params)
-        new = [t for t in fitting if not isinstance(t, Tile) and t not in self.used]
-        tile = self._rng.choice(new or fitting)
-        self.used.add(tile)
-        return tile
-
-
 @pytest.mark.parametrize("sizes", [[1, 8, 2], [11], [3, 7, 1]])
 def test_no_tile_changes_samples(
     codec: Codec, decoder: CudaDecoder, make: Make, sizes: list[int]
@@ -226,10 +177,6 @@ def test_no_tile_changes_samples(
         samples = decode_chunks(make(codec, choose=tiles), 1, codes, sizes)
         np.testing.assert_array_equal(samples, expected)
         assert len(tiles.used) > 15
-
-
-def _joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:
-    return np.concatenate([np.empty(0, np.int16), *samples])
 
 
 def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) -> None:
@@ -252,7 +199,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     for slot in range(3):
         other.load_slot(slot)
     for ends in ((1, 2, 0), (3, 3, 3)):  # chunks of all lengths, with a history and without
-        starts = [len(samples) // other.frame for samples in map(_joined, made)]
+        starts = [len(samples) // other.frame for samples in map(joined, made)]
         slots = [slot for slot in range(3) if ends[slot] > starts[slot]]
         requests = [DecodeRequest(slot, codes[slot][starts[slot] : ends[slot]]) for slot in slots]
         for slot, samples in zip(slots, other.decode(requests)(), strict=True):
@@ -260,7 +207,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
             made[slot].append(samples)
     for slot in range(3):
         expected = decode_chunks(plain, slot, codes[slot], [1, 2])
-        np.testing.assert_array_equal(_joined(made[slot]), expected)
+        np.testing.assert_array_equal(joined(made[slot]), expected)
     assert tiles.used >= {*MANY_ROW_TILES, *WARPGROUP_TILES}
 
 
@@ -359,111 +306,3 @@ def test_rounds_fill_the_capacity_in_order() -> None:
     ]
     slot_1 = np.concatenate([codes for chunks in made for slot, codes in chunks if slot == 1])
     assert slot_1[:, 0].tolist() == list(range(20))
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Codec, CudaDecoder]:
-    """A codec of the released size with random weights, on the GPU."""
-    codec = random_codec_weights(tmp_path_factory.mktemp("codec") / "config.json", seed=0)
-    return codec, CudaDecoder(*codec, slots=8)
-
-
-@pytest.mark.gpu
-def test_released_size_matches_plain_torch(large: tuple[Codec, CudaDecoder]) -> None:
-    codec, decoder = large
-    codes = some_codes(100, 0, 2048)
-    samples = decode_chunks(decoder, 0, codes, [100])
-    assert signal_to_noise(samples, decode_with_torch(codec, codes)) >= 60
-    np.testing.assert_array_equal(decode_chunks(decoder, 1, codes, [1] * 100), samples)
-
-
-@pytest.mark.gpu
-def test_both_launch_paths_give_the_same_samples(large: tuple[Codec, CudaDecoder]) -> None:
-    codec, decoder = large
-    for reason in (build.obstacle(), nvrtc.obstacle()):
-        if reason:
-            pytest.skip(reason)
-    codes = some_codes(12, 4, 2048)
-    expected = decode_chunks(decoder, 0, codes, [1, 8, 3])
-    for path in ("extension", "nvrtc"):
-        kernels = load_codec_kernels(torch.device("cuda", 0), path)
-        other = CudaDecoder(*codec, slots=1, kernels=kernels)
-        np.testing.assert_array_equal(decode_chunks(other, 0, codes, [1, 8, 3]), expected)
-
-
-@pytest.mark.gpu
-def test_no_tile_changes_samples_of_the_released_size(large: tuple[Codec, CudaDecoder]) -> None:
-    codec, decoder = large
-    codes = [some_codes(16, seed, 2048) for seed in range(8)]
-    solo = [decode_chunks(decoder, 0, c, [16]) for c in codes]
-    tiles = RandomTiles(0)
-    kernels = load_codec_kernels(torch.device("cuda", 0), choose=tiles)
-    other = CudaDecoder(*codec, slots=8, kernels=kernels)
-    for slot in range(8):
-        other.load_slot(slot)
-    made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
-    for chunk in (slice(0, 7), slice(7, 15), slice(15, 16)):
-        requests = [DecodeRequest(slot, codes[slot][chunk]) for slot in range(8)]
-        for slot, samples in enumerate(other.decode(requests)()):
-            assert samples is not None
-            made[slot].append(samples)
-    for slot in range(8):
-        np.testing.assert_array_equal(_joined(made[slot]), solo[slot])
-    assert not kernels.has_warpgroups or tiles.used >= set(WARPGROUP_TILES)
-
-
-@pytest.mark.gpu
-def test_batching_does_not_change_samples_of_the_released_size(
-    large: tuple[Codec, CudaDecoder],
-) -> None:
-    _, decoder = large
-    codes = [some_codes(32, seed, 2048) for seed in range(8)]
-    solo = [decode_chunks(decoder, 0, c, [32]) for c in codes]
-    for slot in range(8):
-        decoder.load_slot(slot)
-    made: list[list[NDArray[np.int16]]] = [[] for _ in codes]
-    rng, at = random.Random(0), [0] * 8
-    while min(at) < 32:
-        slots = [s for s in rng.sample(range(8), rng.randint(1, 8)) if at[s] < 32]
-        ends = {s: min(32, at[s] + rng.randint(1, 10)) for s in slots}
-        requests = [DecodeRequest(s, codes[s][at[s] : ends[s]]) for s in slots]
-        for s, samples in zip(slots, decoder.decode(requests)(), strict=True):
-            assert samples is not None
-            made[s].append(samples)
-            at[s] = ends[s]
-    for s in range(8):
-        np.testing.assert_array_equal(np.concatenate(made[s]), solo[s])
-
-
-@pytest.mark.gpu
-def test_pending_codes_are_read_in_stream_order(large: tuple[Codec, CudaDecoder]) -> None:
-    """The codes are written 20 ms after the call, by work launched before it."""
-    _, decoder = large
-    codes, rng = some_codes(40, 3, 2048), random.Random(0)
-    solo = decode_chunks(decoder, 0, codes, [40])
-    decoder.load_slot(0)
-    pending = torch.zeros(8, 16, dtype=torch.int32, pin_memory=True)
-    made: list[NDArray[np.int16]] = []
-    for at in range(0, 40, 5):
-        count = rng.choice([5, 5, 3])
-        written = codes[at : at + 5].int().cuda()
-        pending.fill_(2150)
-        torch.cuda._sleep(40_000_000)
-        pending[:5].copy_(written, non_blocking=True)
-        confirm = decoder.decode_pending(
-            [PendingDecodeRequest(0, codes[:0].numpy(), pending.numpy())]
-        )
-        torch.cuda.current_stream().synchronize()
-        (first,) = confirm([count])()
-        made += [first, decode_one(decoder, 0, codes[at + count : at + 5])]
-    np.testing.assert_array_equal(np.concatenate(made), solo)
-
-
-@pytest.mark.gpu
-def test_plain_torch_on_the_gpu_computes_in_float32(large: tuple[Codec, CudaDecoder]) -> None:
-    (weights, config), _ = large
-    codes = some_codes(4, 1, 2048)
-    on_cpu = map_leaves(weights, lambda t: t.cpu())
-    expected = decode_with_torch((on_cpu, config), codes)
-    made = decode_with_torch((weights, config), codes)
-    assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max()

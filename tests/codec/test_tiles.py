@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from megakernel_tts.kernels.codec_structs import ProjectionParams
-from megakernel_tts.kernels.codec_tiles import choose_tile, num_k_splits
+from megakernel_tts.kernels.codec_structs import Epilogue, ProjectionParams
+from megakernel_tts.kernels.codec_tiles import (
+    WarpgroupTile,
+    choose_tile,
+    num_k_splits,
+    warpgroup_columns,
+)
 
 _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h100.json"
 _NUM_SMS = 132
@@ -36,3 +41,24 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
         fastest_us += min(us.values())
     assert fastest_us > 0
     assert chosen_us <= most * fastest_us
+
+
+@pytest.mark.parametrize("channels", [96, 192, 384, 768])
+def test_warpgroup_tiles_are_chosen_from_64_frames_on(channels: int) -> None:
+    """For the 7-tap convolutions of a codec whose weights are packed for them."""
+    rows_per_frame = {96: 1920, 192: 640, 384: 160, 768: 32}[channels]
+    for num_frames in (1, 8, 63, 64, 256):
+        params = ProjectionParams(
+            num_rows=num_frames * rows_per_frame,
+            num_columns=channels,
+            num_taps=7,
+            dilation=1,
+            epilogue=Epilogue.SNAKE,
+        )
+        params.input.num_channels, params.input.num_planes = channels, 1
+        params.input.rows_per_frame = rows_per_frame
+        params.output.num_channels = channels
+        params.num_k_splits = num_k_splits(params)
+        params.warpgroup_columns = warpgroup_columns(params)
+        tile = choose_tile(params, _NUM_SMS)
+        assert isinstance(tile, WarpgroupTile) == (num_frames >= 64), num_frames

@@ -1,0 +1,74 @@
+"""Codes for the codec's decoders, what they make of them, and a random choice of tiles."""
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megakernel_tts.codec import weights as w
+from megakernel_tts.codec.cuda_decoder import CudaDecoder
+from megakernel_tts.codec.decoder import Decoder, DecodeRequest
+from megakernel_tts.kernels.codec_structs import ProjectionParams
+from megakernel_tts.kernels.codec_tiles import AnyTile, Tile, fitting_tiles
+from megakernel_tts.model.config import CodecConfig
+
+CODES = 64
+Codec = tuple[w.DecoderWeights, CodecConfig]
+
+
+def some_codes(frames: int, seed: int, codes: int = CODES) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, codes, (frames, 16), generator=generator)
+
+
+def decode_with_torch(codec: Codec, codes: Tensor) -> NDArray[np.float32]:
+    """The waveform of plain torch, on the weights' device."""
+    reference = Decoder(*codec)
+    device = codec[0].input.device
+    return reference.decode(codes[None].to(device), reference.start())[0][0].cpu().numpy()
+
+
+def decode_chunks(
+    decoder: CudaDecoder, slot: int, codes: Tensor, sizes: Sequence[int]
+) -> NDArray[np.int16]:
+    decoder.load_slot(slot)
+    return np.concatenate([decode_one(decoder, slot, chunk) for chunk in codes.split(list(sizes))])
+
+
+def decode_one(decoder: CudaDecoder, slot: int, codes: Tensor) -> NDArray[np.int16]:
+    (samples,) = decoder.decode([DecodeRequest(slot, codes)])()
+    assert samples is not None
+    return samples
+
+
+def signal_to_noise(samples: NDArray[np.int16], reference: NDArray[np.float32]) -> float:
+    """In dB; the constant part is excluded, because it would hide noise."""
+    error = samples / 32767.0 - reference
+    return 20 * math.log10(float(reference.std()) / float(error.std()))
+
+
+class RandomTiles:
+    """Chooses any tile that a launch may have, first those of many rows that were not chosen yet.
+
+    Attributes:
+        used: The tiles that were chosen.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.used: set[AnyTile] = set()
+
+    def __call__(self, params: ProjectionParams, num_sms: int) -> AnyTile:
+        fitting = fitting_tiles(params)
+        new = [t for t in fitting if not isinstance(t, Tile) and t not in self.used]
+        tile = self._rng.choice(new or fitting)
+        self.used.add(tile)
+        return tile
+
+
+def joined(samples: list[NDArray[np.int16]]) -> NDArray[np.int16]:
+    return np.concatenate([np.empty(0, np.int16), *samples])
