@@ -153,6 +153,21 @@ class Chunking:
         num_missing = self.num_required(first=first) - len(segment.pending)
         return min(num_missing, segment.num_possible, self._policy.ahead - num_unread)
 
+    def num_until_next_due(self, segment: Segment, num_unread: int, *, first: bool) -> int:
+        """Returns the frames to make at most before a chunk is delivered, if it is not urgent.
+
+        A chunk that is due earlier may wait for the end of a step that other streams share, but not
+        until another one is due.
+
+        Args:
+            segment: The stream's segment.
+            num_unread: As in `num_until_due`.
+            first: Whether it is the stream's first chunk.
+        """
+        num_missing = self.num_required(first=first) - len(segment.pending)
+        num_frames = max(num_missing, self.size)
+        return min(num_frames, segment.num_possible, self._policy.ahead - num_unread)
+
     def reader_keeps_up(self, num_unread: int) -> bool:
         """Returns whether more frames may be made while `num_unread` are unread."""
         return num_unread < self._policy.ahead

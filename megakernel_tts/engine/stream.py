@@ -320,6 +320,13 @@ class Stream:
             self.active_segment, self._num_unread, first=self._first_chunk
         )
 
+    @property
+    def num_until_next_due(self) -> int:
+        """Frames of a step at most; see `Chunking.num_until_next_due`."""
+        return self.chunking.num_until_next_due(
+            self.active_segment, self._num_unread, first=self._first_chunk
+        )
+
     def num_expected(self, num_upcoming: int) -> int:
         """Returns the frames of the chunk due after a step; see `Chunking.num_expected`."""
         return self.chunking.num_expected(
