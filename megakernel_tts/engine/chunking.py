@@ -142,31 +142,20 @@ class Chunking:
             return num_pending
         return min(num_pending, self.size) if num_pending >= self.num_required(first=first) else 0
 
-    def num_until_due(self, segment: Segment, num_unread: int, *, first: bool) -> int:
-        """Returns the frames to make before a chunk is due, the text runs dry or the reader lags.
+    def step_range(self, segment: Segment, num_unread: int, *, first: bool) -> tuple[int, int]:
+        """Returns the frames to make before a chunk is due, and the most that a step may make.
+
+        A chunk that is due may wait for the end of a step that other streams share, but not until
+        another one is due. Both are fewer if the text runs dry or the reader lags.
 
         Args:
             segment: The stream's segment.
             num_unread: Frames that the reader has not read, including those not yet decoded.
             first: Whether it is the stream's first chunk.
         """
+        limit = min(segment.num_possible, self._policy.ahead - num_unread)
         num_missing = self.num_required(first=first) - len(segment.pending)
-        return min(num_missing, segment.num_possible, self._policy.ahead - num_unread)
-
-    def num_until_next_due(self, segment: Segment, num_unread: int, *, first: bool) -> int:
-        """Returns the frames to make at most before a chunk is delivered, if it is not urgent.
-
-        A chunk that is due earlier may wait for the end of a step that other streams share, but not
-        until another one is due.
-
-        Args:
-            segment: The stream's segment.
-            num_unread: As in `num_until_due`.
-            first: Whether it is the stream's first chunk.
-        """
-        num_missing = self.num_required(first=first) - len(segment.pending)
-        num_frames = max(num_missing, self.size)
-        return min(num_frames, segment.num_possible, self._policy.ahead - num_unread)
+        return min(num_missing, limit), min(max(num_missing, self.size), limit)
 
     def reader_keeps_up(self, num_unread: int) -> bool:
         """Returns whether more frames may be made while `num_unread` are unread."""

@@ -73,11 +73,10 @@ class DeadlineScheduler:
             left_out: Streams that can make a frame and are not among them.
             now_s: Clock time in seconds.
         """
-        num_frames = max((stream.num_until_due for stream in chosen), default=0)
-        for stream in chosen:
-            is_late = stream.deadline_s < now_s
-            limit = stream.num_until_due if is_late else stream.num_until_next_due
-            num_frames = min(num_frames, limit)
+        ranges = [stream.step_range() for stream in chosen]
+        num_frames = max((least for least, _ in ranges), default=0)
+        for stream, (least, most) in zip(chosen, ranges, strict=True):
+            num_frames = min(num_frames, least if stream.deadline_s < now_s else most)
         if any(stream.deadline_s < now_s for stream in left_out):
             return min(num_frames, 1)
         frame_s = self.times.frame_s(len(chosen))

@@ -11,10 +11,11 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
 - beside the next work of the device, a prefill or a step, so that the device does not wait for it
   (before a prefill, if the backend runs it on this thread);
-- at the start of an iteration, if a stream may leave its slot in it, or if the iteration before
-  launched no step that could hide it.
+- at the start of an iteration, if a stream must leave its slot in it, or if there is no step that
+  could hide the delivery.
 
-Hence a slot never changes hands while its codes are being decoded (asserted in `Scheduler`).
+A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
+not needed at once. Prompts of streams that get slots next are built beside a step, too. Hence a slot never changes hands while its codes are being decoded (asserted in `Scheduler`).
 """
 
 import time
@@ -174,10 +175,20 @@ class Loop:
         self._work.step_s = self.scheduler.clock() - now_s
 
     def _deliver_if_required(self) -> None:
-        """Delivers the batch in flight if no device work overlaps it, or a slot may become free."""
-        scheduler = self.scheduler
-        if not self._stepped or scheduler.leaving or scheduler.choose_swap() is not None:
+        """Delivers the batch in flight if no step will overlap it, or a slot is to become free."""
+        if not self._stepped or self._must_free_slot():
             self.decoding.deliver()
+
+    def _must_free_slot(self) -> bool:
+        """Whether a stream must leave its slot before the next step."""
+        scheduler = self.scheduler
+        if scheduler.choose_swap() is not None:
+            return True
+        if not (leaving := scheduler.leaving):
+            return False
+        if scheduler.lacks_slot or any(stream.abandoned for stream in leaving):
+            return True
+        return not any(stream.movable for stream in scheduler.streams)  # no step follows
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
         """Runs while the device computes: delivers the batch in flight and reads new text."""
@@ -185,6 +196,29 @@ class Loop:
             time.sleep(_READER_PAUSE_S)
         for stream in moving:
             self._isolate(stream, Stream.read_text)
+
+    def _beside_step(self, moving: Sequence[Stream]) -> None:
+        """Runs while the device makes frames: what would delay the next iteration, too."""
+        self._beside_device_work(moving)
+        stepped = set(moving)
+        for stream in self.scheduler.leaving:
+            if stream not in stepped and stream.delivered:
+                self._isolate(stream, self._end_segment)
+                if stream.exhausted:
+                    self._isolate(stream, partial(self._finish, reason=stream.reason))
+        self._build_prompts()
+        self.reader_wakeups.wake()
+
+    def _build_prompts(self) -> None:
+        """Builds the prompts of the streams that get slots in the next iteration."""
+        num_left = self.scheduler.policy.prefill_budget_positions
+        for stream in self.scheduler.waiting[: self.scheduler.num_free_slots]:
+            if num_left <= 0 or stream.segment is not None:
+                return
+            if stream.prompt is None:
+                self._isolate(stream, self._feeder.build_prompt)
+            if stream.prompt is not None:
+                num_left -= stream.num_left_to_prefill
 
     def _end_segments(self) -> None:
         """Ends streams that were abandoned or failed, and segments that are over."""
@@ -278,7 +312,7 @@ class Loop:
                     break
                 self._isolate(stream, self._swap_in)
                 return beginning, True
-            if stream.prompt is None:  # else it lacked memory before
+            if stream.prompt is None:  # else it was built beside a step, or lacked memory before
                 self._isolate(stream, self._feeder.build_prompt)
             if stream.prompt is not None:
                 if not scheduler.acquire(stream, len(stream.prompt.prefill)):
@@ -319,7 +353,7 @@ class Loop:
         """
         if not moving:
             return 0
-        overlap = partial(self._beside_device_work, moving)
+        overlap = partial(self._beside_step, moving)
         on_last_frame = partial(self.decoding.begin_early, moving)
         try:
             slots = [stream.active_slot for stream in moving]

@@ -136,6 +136,11 @@ class Scheduler:
         """Whether a stream waits, and nothing has kept it from getting a slot."""
         return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
 
+    @property
+    def lacks_slot(self) -> bool:
+        """Whether a stream waits for a slot that another has, or for its memory."""
+        return bool((not self._free_slots or self._slot_lacks_memory) and self.waiting)
+
     def choose_swap(self) -> Stream | None:
         """Returns the stream to swap out, if another needs its slot or its memory.
 
