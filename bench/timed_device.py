@@ -8,7 +8,7 @@ the interpreter lock, as it does for a GPU. The driver's time per launch or copy
 import ctypes
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -92,13 +92,15 @@ class SimulatedDevice:
         times: Duration of each kind of work.
         free_s: Time at which all work is over.
         busy_s: Seconds of work so far, by kind.
-        idle_s: Seconds without work before each work, by what the host did then.
+        num_launches: How often there was work, by kind.
+        idle_s: Seconds without work between launches, by what the host did then.
         moments_s: When the host did a thing for the first time since this was cleared.
     """
 
     times: Times
     free_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    num_launches: Counter[str] = field(default_factory=Counter[str])
     idle_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     moments_s: dict[str, float] = field(default_factory=dict[str, float])
     _stages: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
@@ -117,11 +119,12 @@ class SimulatedDevice:
         """Queues work behind all earlier work; returns the time at which it ends."""
         now_s = time.perf_counter()
         stages = [*self._stages, (now_s, "")]
-        for (begin_s, stage), (end_s, _) in pairwise(stages):
+        for (begin_s, stage), (end_s, _) in pairwise(stages if self.num_launches else ()):
             self.idle_s[stage] += max(0.0, end_s - max(begin_s, self.free_s))
         self._stages = [(now_s, self._stages[-1][1])] if self._stages else []
         self.free_s = max(now_s, self.free_s) + 1e-3 * duration_ms
         self.busy_s[kind] += 1e-3 * duration_ms
+        self.num_launches[kind] += 1
         return self.free_s
 
     def shorten(self, kind: str, seconds: float) -> None:

@@ -26,7 +26,6 @@ from megakernel_tts.engine.decoding import DecodePipeline
 from megakernel_tts.engine.loop import Loop
 
 _STREAMS, _CHUNK_FRAMES = 64, 4
-_ROUNDS = 16
 _TEXT = "Hello, it is good to hear you."
 # The 0.6B size on an H100: bench/results/wide-h100.json and bench/results/codec-h100.json. Batches
 # of prompts are those of an H200: docs/design-notes/prefill.md.
@@ -65,11 +64,12 @@ class ManyStreams:
     Attributes:
         streams: Number of streams.
         chunk_frames: Frames of every chunk.
-        codec_factor: The codec's times, divided by those that were measured.
+        codec_factor: The codec's times, divided by the times that were measured.
         frame: From the first request to the last chunk.
         audio_seconds_per_second: Throughput.
         last_first_chunk: Milliseconds to the first chunk of the stream that is served last.
         device: Work of the device, by kind.
+        launches: Launches of a round, by kind; neighbouring prefill batches are one.
         engine_thread: CPU time of the engine thread.
         idle_share: Share of the time from the first work to the last in which there was none.
         idle: The same as time, by what the engine thread did.
@@ -82,14 +82,10 @@ class ManyStreams:
     audio_seconds_per_second: float
     last_first_chunk: float
     device: dict[str, float]
+    launches: dict[str, float]
     engine_thread: float
     idle_share: float
     idle: dict[str, float]
-
-
-def measure_many_streams() -> list[ManyStreams]:
-    """Measures with the codec's times, and with those that its warpgroup kernels are to have."""
-    return [_measure(factor, _ROUNDS) for factor in (1.0, 0.54)]
 
 
 @contextmanager
@@ -109,13 +105,17 @@ def _stages(device: SimulatedDevice) -> Iterator[None]:
 
     with ExitStack() as patches:
         for owner, name, stage in _STAGES:
-            patches.enter_context(
-                patch.object(owner, name, staged(getattr(owner, name), stage))
-            )
+            patches.enter_context(patch.object(owner, name, staged(getattr(owner, name), stage)))
         yield
 
 
-def _measure(codec_factor: float, rounds: int) -> ManyStreams:
+def measure_many_streams(codec_factor: float = 1.0, rounds: int = 16) -> ManyStreams:
+    """Measures rounds of streams.
+
+    Args:
+        codec_factor: Of the codec's times that were measured.
+        rounds: Number of rounds.
+    """
     codec_ms = {frames: codec_factor * ms for frames, ms in _CODEC_MS.items()}
     tts, device = timed_tts(Times(_FRAME_MS, _PROMPT_MS, codec_ms), _STREAMS)
     with tts, _stages(device):
@@ -139,6 +139,7 @@ def _measure(codec_factor: float, rounds: int) -> ManyStreams:
         round(means["throughput"], 1),
         round(means["last first chunk"], 1),
         group("device "),
+        group("launches "),
         round(means["engine thread"], 3),
         round(idle_ms / (idle_ms + busy_ms), 3),
         group("idle "),
@@ -150,6 +151,7 @@ def _measure_round(tts: TTS, device: SimulatedDevice) -> dict[str, float]:
     request = BenchmarkRequest(_TEXT, tts.sampling, next(iter(tts.voices)))
     engine_clock = time.pthread_getcpuclockid(_engine_thread().ident or 0)
     device.busy_s.clear()
+    device.num_launches.clear()
     device.idle_s.clear()
     begin_s = time.clock_gettime(engine_clock)
     result = time_streams(tts, request, _CHUNK_FRAMES, _STREAMS, rounds=1)
@@ -158,6 +160,7 @@ def _measure_round(tts: TTS, device: SimulatedDevice) -> dict[str, float]:
     seconds |= {f"idle {stage}": s for stage, s in device.idle_s.items() if stage != _NO_WORK}
     seconds["engine thread"] = engine_s
     figures = {name: 1e3 * value / REQUEST_FRAMES for name, value in seconds.items()}
+    figures |= {f"launches {kind}": count for kind, count in device.num_launches.items()}
     return figures | {
         "frame": 1e3 * _STREAMS / result.frames_per_second,
         "throughput": result.audio_seconds_per_second,

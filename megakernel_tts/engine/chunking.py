@@ -134,8 +134,9 @@ class Chunking:
             num_upcoming: Frames that the step makes if nothing ends it early.
             first: Whether it is the stream's first chunk.
         """
-        num_pending = len(segment.pending) + num_upcoming
-        runs_dry = num_upcoming >= segment.num_possible
+        num_possible = segment.num_possible
+        num_pending = len(segment.pending) + min(num_upcoming, num_possible)
+        runs_dry = num_upcoming >= num_possible
         if segment.outcome is not None:
             return 0
         if runs_dry:
@@ -146,16 +147,19 @@ class Chunking:
         """Returns the frames to make before a chunk is due, and the most that a step may make.
 
         A chunk that is due may wait for the end of a step that other streams share, but not until
-        another one is due. Both are fewer if the text runs dry or the reader lags.
+        another one is due. Both are fewer if the reader lags or more text is to come. A step may go
+        beyond the frame limit of a stream, whose other frames are dropped.
 
         Args:
             segment: The stream's segment.
             num_unread: Frames that the reader has not read, including those not yet decoded.
             first: Whether it is the stream's first chunk.
         """
-        limit = min(segment.num_possible, self._policy.ahead - num_unread)
+        num_possible, num_readable = segment.num_possible, self._policy.ahead - num_unread
         num_missing = self.num_required(first=first) - len(segment.pending)
-        return min(num_missing, limit), min(max(num_missing, self.size), limit)
+        least = min(num_missing, num_possible, num_readable)
+        most = min(max(num_missing, self.size), num_readable)
+        return least, most if segment.text_complete else min(most, num_possible)
 
     def reader_keeps_up(self, num_unread: int) -> bool:
         """Returns whether more frames may be made while `num_unread` are unread."""

@@ -3,7 +3,7 @@
 One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
 finished segments, swaps out a stalled stream, feeds text, assigns slots to waiting streams and runs
 a limited part of their prompts. It then chooses the size of each stream's next chunk, steps the
-streams that can move until the first chunk is due or a playback deadline is near (`deadlines`), and
+streams that can move until their chunks are due or a playback deadline is near (`deadlines`), and
 starts to decode the chunks that are due. Streams join and leave between steps. A new session, a
 cancellation, or text for a stream that lacks it ends the step with the frame under way.
 
@@ -15,7 +15,9 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
   could hide the delivery.
 
 A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
-not needed at once. Prompts of streams that get slots next are built beside a step, too. Hence a slot never changes hands while its codes are being decoded (asserted in `Scheduler`).
+not needed at once. Prompts of streams that get slots next are built beside a step, too.
+
+A slot never changes hands while its codes are being decoded (asserted in `Stream`).
 """
 
 import time
@@ -158,7 +160,7 @@ class Loop:
         return movable
 
     def _step_until_due(self, movable: Sequence[Stream], *, others_wait: bool) -> None:
-        """Steps as many streams as a launch takes until a chunk is due or a deadline is near.
+        """Steps as many streams as a launch takes until chunks are due or a deadline is near.
 
         Args:
             movable: Streams that can make a frame, whose chunks are planned.
@@ -257,11 +259,12 @@ class Loop:
         """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
 
         New streams begin together: their prompts share prefills, and their first frames share
-        steps. That includes streams opened while the first prompts run. A small first prefill keeps
-        the device busy while the other prompts are built. Streams that speak already wait during
-        all of this with little more than one frame (80 ms) of audio unread. So every stream gets a
-        frame after one stream was swapped in, or after the prefill budget. A prompt that exceeds
-        the budget continues in the next iteration.
+        steps. That includes streams opened while the first prompts run. The first prefill, of the
+        prompts that were built beside a step or else a small one, keeps the device busy while the
+        other prompts are built. Streams that speak already wait during all of this with little more
+        than one frame (80 ms) of audio unread. So every stream gets a frame after one stream was
+        swapped in, or after the prefill budget. A prompt that exceeds the budget continues in the
+        next iteration.
 
         Returns:
             Whether another stream may start in the next iteration.
@@ -271,7 +274,8 @@ class Loop:
         budget = 0
         if prefilling or (waiting and scheduler.num_free_slots):
             budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
-        max_positions = min(policy.first_prefill_positions, budget)
+        num_built = sum(s.num_left_to_prefill for s in waiting if s.prompt is not None)
+        max_positions = min(max(policy.first_prefill_positions, num_built), budget)
         swapped_in = False
         while self._work.num_positions < budget and not swapped_in:
             num_left = max_positions - self._work.num_positions

@@ -31,7 +31,7 @@ class SchedulingPolicy:
 
     Attributes:
         first_prefill_positions: Positions after which the first prefill of an iteration is
-            launched: the device runs it while the other prompts are built.
+            launched if no prompts are built yet: the device runs it while the others are built.
         prefill_budget_positions: Positions of an iteration's prefills, without those in the prefix
             cache. Streams that speak already wait for no more, and for fewer if one of them would
             miss its deadline. A longer prompt is run in parts. On an H200 128 take 6 ms (0.6B) or

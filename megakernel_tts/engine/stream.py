@@ -302,6 +302,7 @@ class Stream:
     def add_frames(self, frames: Frames, now_s: float) -> None:
         """Adds frames from a step that ended at `now_s` seconds."""
         segment = self.active_segment
+        frames = segment.within_limit(frames)
         self.delivery.observe(frames, segment.text)
         segment.add_frames(frames, now_s)
 
