@@ -180,33 +180,36 @@ def test_streams_that_began_at_different_times_share_long_steps(rig: Rig) -> Non
     assert 1 in lengths[:5] and set(lengths[-8:-1]) == {4}, "first chunks do not wait"
 
 
+def begin_together(rig: Rig, limits: list[int]) -> list[Session]:
+    """Opens streams of so many frames in chunks of eight, whose prompts share a prefill."""
+    sessions = [
+        rig.open(None, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
+        for seed, limit in enumerate(limits)
+    ]
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    return sessions
+
+
 def test_a_stream_that_reaches_its_limit_does_not_shorten_a_step(rig: Rig) -> None:
     """Its frames beyond the limit are dropped."""
     rig.backend.endless = True
-    with rig.paused():
-        limits = (41, 10, 22)
-        sessions = [
-            rig.open(TEXT, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
-            for seed, limit in enumerate(limits)
-        ]
-    for seed, (session, limit) in enumerate(zip(sessions, limits, strict=True)):
+    limits = [41, 10, 22]
+    for seed, session in enumerate(begin_together(rig, limits)):
         chunks, finish = drain(session)
-        assert finish == Finish("length", limit)
-        np.testing.assert_array_equal(codes(chunks), scripted(seed, limit))
+        assert finish == Finish("length", limits[seed])
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, limits[seed]))
     assert rig.backend.step_lengths == [8, 8, 8, 8, 8, 1]
     assert rig.idle()
 
 
 def test_a_stream_that_has_ended_finishes_beside_the_next_step(rig: Rig) -> None:
     rig.backend.endless = True
-    with rig.paused():
-        ending, speaking = (
-            rig.open(TEXT, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
-            for seed, limit in enumerate((8, 400))
-        )
+    ending, speaking = begin_together(rig, [8, 400])
     assert isinstance(next(iter(ending)), AudioChunk)
-    rig.backend.gate.clear()
     rig.hold()
-    assert drain(ending)[1] == Finish("length", 8)  # while the other stream's step is under way
+    assert drain(ending)[1] == Finish("length", 8)  # while a step of the other is under way
     rig.resume()
     speaking.cancel()
