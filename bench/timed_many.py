@@ -1,6 +1,5 @@
 """64 streams over a simulated device: how long it is idle, and what the host does meanwhile."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -149,7 +148,7 @@ def measure_many_streams(codec_factor: float = 1.0, rounds: int = 16) -> ManyStr
 def _measure_round(tts: TTS, device: SimulatedDevice) -> dict[str, float]:
     """Times one round of streams; returns the figures by name."""
     request = BenchmarkRequest(_TEXT, tts.sampling, next(iter(tts.voices)))
-    engine_clock = time.pthread_getcpuclockid(_engine_thread().ident or 0)
+    engine_clock = time.pthread_getcpuclockid(tts._loaded.engine._thread.ident or 0)
     device.busy_s.clear()
     device.num_launches.clear()
     device.idle_s.clear()
@@ -166,8 +165,3 @@ def _measure_round(tts: TTS, device: SimulatedDevice) -> dict[str, float]:
         "throughput": result.audio_seconds_per_second,
         "last first chunk": result.first_chunk_ms[-1],
     }
-
-
-def _engine_thread() -> threading.Thread:
-    (thread,) = (t for t in threading.enumerate() if t.name == "megakernel-tts-engine")
-    return thread
