@@ -43,9 +43,9 @@
 //     leaves at the next projection. The abort flag makes the other thread blocks time out as well,
 //     and `failure` marks the launch as failed for the host.
 //
-// Two epochs suffice. The third makes U(n + 1) and U(n - 2) distinguishable from U(n - 1). The
-// emulator counts polls that find them (`observe_epoch`), under random schedules, in
-// tests/kernels/test_exchange.py.
+// Tags modulo 2 would separate U(n) from U(n - 1). The third tag lets a test detect U(n + 1) and
+// U(n - 2): the emulator counts polls that find them (`observe_epoch`), under random schedules, in
+// tests/kernels/test_exchange.py and, for wide kernels, tests/backends/test_wide.py.
 //
 // Keys and values are ordinary memory. Their writer fences them at the end of a pass, before it
 // stores values that thread blocks of a later pass depend on.
@@ -216,7 +216,7 @@ DEVICE_NOINLINE uint64_t check_timeout_or_abort(const Params& p, Phase phase, in
 }
 
 // The timeout of one wait. When it expires, `timed_out` in shared memory is set and the thread
-// continues. The thread block leaves at the end of the phase.
+// continues. The thread block leaves at the end of the projection, or of the next one.
 class SpinTimeout {
  public:
   DEVICE SpinTimeout(const Params& p, Phase phase, int& timed_out)

@@ -375,7 +375,7 @@ class Megakernel:
     def _wait(self, num_frames: int, on_last_frame: Callable[[], object] = lambda: None) -> None:
         """Waits for the launch; calls `on_last_frame` while the last frame is generated.
 
-        A thread that sleeps until the end wakes up half a millisecond late (bench/wait.py). So the
+        A thread that sleeps until the end wakes up 0.3 ms late (bench/wait.py). So the
         host polls while more than a frame is left, and spins for the end of the last one. Both
         release the GIL.
         """

@@ -10,7 +10,7 @@ MAX_BEHIND_S = 30.0  # beyond which a client that does not read is disconnected
 
 
 class PlaybackClock:
-    """Plays a stream's audio in thought: from its first chunk on, without a gap if it can.
+    """Simulates the playback of a stream's audio, from its first chunk on.
 
     Attributes:
         underrun_s: Seconds for which playback had to wait for audio.
