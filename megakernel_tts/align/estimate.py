@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from megakernel_tts.align.words import Transcript, Word, split_words
+from megakernel_tts.align.words import Transcript, Word, WrittenWord, split_words
 from megakernel_tts.audio import audible
 from megakernel_tts.text.markup import Replacement
 
@@ -32,8 +32,13 @@ _MIN_CORRECTION_RANGE = 0.3
 
 def spoken_seconds(text: str) -> float:
     """Estimates the duration of a text at an ordinary pace, without pauses, in seconds."""
-    words = [word for word in split_words(text) if word.spoken]
-    return sum(_UNSPACED if word.unspaced else _WORD + _letters(word.text) for word in words)
+    return _spoken_seconds(split_words(text))
+
+
+def _spoken_seconds(words: Sequence[WrittenWord]) -> float:
+    return sum(
+        _UNSPACED if word.unspaced else _WORD + _letters(word.text) for word in words if word.spoken
+    )
 
 
 def _letters(word: str) -> float:
@@ -69,10 +74,10 @@ class EstimatedWordTimer:
         """See `WordTimer.update_text`."""
         self._transcript.update(ids, num_whole, replacements)
         for i in range(self._num_queued, self._transcript.num_complete):
-            spoken = self._transcript.spoken(i)
+            spoken = split_words(self._transcript.spoken(i))
             self._pending.append((self._transcript[i], self._text_end))
-            self._text_end += spoken_seconds(spoken)
-            if split_words(spoken)[-1].ends_clause:
+            self._text_end += _spoken_seconds(spoken)
+            if spoken[-1].ends_clause:
                 self._clause_starts.append(self._text_end)
         self._num_queued = self._transcript.num_complete
 

@@ -41,8 +41,10 @@ class PagedCache:
 
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns pages to a slot; see `Backend.reserve`."""
-        num_before = len(self._pool.pages(slot))
         num_positions = min(num_positions, self._max_positions)
+        if num_positions <= self._pool.num_positions(slot):
+            return True  # of most frames of many streams
+        num_before = len(self._pool.pages(slot))
         if not self._pool.reserve(slot, num_positions, beginning=beginning):
             return False
         for page in self._pool.pages(slot)[max(num_before, 1) :]:

@@ -288,7 +288,7 @@ class Backend(Protocol):
         ...
 
     def release(self, slot: int) -> None:
-        """Frees a slot; may be called at any time between other calls."""
+        """Frees a slot, between other calls or in a step's `overlap`; there, one not stepped."""
         ...
 
     def swap_out(self, slot: int) -> SlotSnapshot[Any]:

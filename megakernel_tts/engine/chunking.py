@@ -134,24 +134,32 @@ class Chunking:
             num_upcoming: Frames that the step makes if nothing ends it early.
             first: Whether it is the stream's first chunk.
         """
-        num_pending = len(segment.pending) + num_upcoming
-        runs_dry = num_upcoming >= segment.num_possible
+        num_possible = segment.num_possible
+        num_pending = len(segment.pending) + min(num_upcoming, num_possible)
+        runs_dry = num_upcoming >= num_possible
         if segment.outcome is not None:
             return 0
         if runs_dry:
             return num_pending
         return min(num_pending, self.size) if num_pending >= self.num_required(first=first) else 0
 
-    def num_until_due(self, segment: Segment, num_unread: int, *, first: bool) -> int:
-        """Returns the frames to make before a chunk is due, the text runs dry or the reader lags.
+    def step_range(self, segment: Segment, num_unread: int, *, first: bool) -> tuple[int, int]:
+        """Returns the frames to make before a chunk is due, and the most that a step may make.
+
+        A chunk that is due may wait for the end of a step that other streams share, but not until
+        another one is due. Both are fewer if the reader lags or more text is to come. A step may go
+        beyond the frame limit of a stream, whose other frames are dropped.
 
         Args:
             segment: The stream's segment.
             num_unread: Frames that the reader has not read, including those not yet decoded.
             first: Whether it is the stream's first chunk.
         """
+        num_possible, num_readable = segment.num_possible, self._policy.ahead - num_unread
         num_missing = self.num_required(first=first) - len(segment.pending)
-        return min(num_missing, segment.num_possible, self._policy.ahead - num_unread)
+        least = min(num_missing, num_possible, num_readable)
+        most = min(max(num_missing, self.size), num_readable)
+        return least, most if segment.text_complete else min(most, num_possible)
 
     def reader_keeps_up(self, num_unread: int) -> bool:
         """Returns whether more frames may be made while `num_unread` are unread."""

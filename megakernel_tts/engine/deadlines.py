@@ -63,14 +63,20 @@ class DeadlineScheduler:
         return ranked[: self._max_streams], ranked[self._max_streams :]
 
     def num_frames(self, chosen: Sequence[Stream], left_out: Sequence[Stream], now_s: float) -> int:
-        """Returns the frames of a step: until a chunk is due, or a deadline is near.
+        """Returns the frames of a step: until the last chunk is due, or a deadline is near.
+
+        Chunks that are due earlier wait for it, so that streams with chunks of one size are decoded
+        together whenever they began. A late stream does not wait, and none until a second chunk.
 
         Args:
             chosen: Streams of the step, whose chunks are planned.
             left_out: Streams that can make a frame and are not among them.
             now_s: Clock time in seconds.
         """
-        num_frames = min((stream.num_until_due for stream in chosen), default=0)
+        ranges = [stream.step_range() for stream in chosen]
+        num_frames = max((least for least, _ in ranges), default=0)
+        for stream, (least, most) in zip(chosen, ranges, strict=True):
+            num_frames = min(num_frames, least if stream.deadline_s < now_s else most)
         if any(stream.deadline_s < now_s for stream in left_out):
             return min(num_frames, 1)
         frame_s = self.times.frame_s(len(chosen))

@@ -3,7 +3,7 @@
 One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
 finished segments, swaps out a stalled stream, feeds text, assigns slots to waiting streams and runs
 a limited part of their prompts. It then chooses the size of each stream's next chunk, steps the
-streams that can move until the first chunk is due or a playback deadline is near (`deadlines`), and
+streams that can move until their chunks are due or a playback deadline is near (`deadlines`), and
 starts to decode the chunks that are due. Streams join and leave between steps. A new session, a
 cancellation, or text for a stream that lacks it ends the step with the frame under way.
 
@@ -11,10 +11,13 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
 - beside the next work of the device, a prefill or a step, so that the device does not wait for it
   (before a prefill, if the backend runs it on this thread);
-- at the start of an iteration, if a stream may leave its slot in it, or if the iteration before
-  launched no step that could hide it.
+- at the start of an iteration, if a stream must leave its slot in it, or if there is no step that
+  could hide the delivery.
 
-Hence a slot never changes hands while its codes are being decoded (asserted in `Scheduler`).
+A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
+not needed at once. Prompts of streams that get slots next are built beside a step, too.
+
+A slot never changes hands while its codes are being decoded (asserted in `Stream`).
 """
 
 import time
@@ -157,7 +160,7 @@ class Loop:
         return movable
 
     def _step_until_due(self, movable: Sequence[Stream], *, others_wait: bool) -> None:
-        """Steps as many streams as a launch takes until a chunk is due or a deadline is near.
+        """Steps as many streams as a launch takes until chunks are due or a deadline is near.
 
         Args:
             movable: Streams that can make a frame, whose chunks are planned.
@@ -174,10 +177,20 @@ class Loop:
         self._work.step_s = self.scheduler.clock() - now_s
 
     def _deliver_if_required(self) -> None:
-        """Delivers the batch in flight if no device work overlaps it, or a slot may become free."""
-        scheduler = self.scheduler
-        if not self._stepped or scheduler.leaving or scheduler.choose_swap() is not None:
+        """Delivers the batch in flight if no step will overlap it, or a slot is to become free."""
+        if not self._stepped or self._must_free_slot():
             self.decoding.deliver()
+
+    def _must_free_slot(self) -> bool:
+        """Whether a stream must leave its slot before the next step."""
+        scheduler = self.scheduler
+        if scheduler.choose_swap() is not None:
+            return True
+        if not (leaving := scheduler.leaving):
+            return False
+        if scheduler.lacks_slot or any(stream.abandoned for stream in leaving):
+            return True
+        return not any(stream.movable for stream in scheduler.streams)  # no step follows
 
     def _beside_device_work(self, moving: Sequence[Stream] = ()) -> None:
         """Runs while the device computes: delivers the batch in flight and reads new text."""
@@ -185,6 +198,29 @@ class Loop:
             time.sleep(_READER_PAUSE_S)
         for stream in moving:
             self._isolate(stream, Stream.read_text)
+
+    def _beside_step(self, moving: Sequence[Stream]) -> None:
+        """Runs while the device makes frames: what would delay the next iteration, too."""
+        self._beside_device_work(moving)
+        stepped = set(moving)
+        for stream in self.scheduler.leaving:
+            if stream not in stepped and stream.delivered:
+                self._isolate(stream, self._end_segment)
+                if stream.exhausted:
+                    self._isolate(stream, partial(self._finish, reason=stream.reason))
+        self._build_prompts()
+        self.reader_wakeups.wake()
+
+    def _build_prompts(self) -> None:
+        """Builds the prompts of the streams that get slots in the next iteration."""
+        num_left = self.scheduler.policy.prefill_budget_positions
+        for stream in self.scheduler.waiting[: self.scheduler.num_free_slots]:
+            if num_left <= 0 or stream.segment is not None:
+                return
+            if stream.prompt is None:
+                self._isolate(stream, self._feeder.build_prompt)
+            if stream.prompt is not None:
+                num_left -= stream.num_left_to_prefill
 
     def _end_segments(self) -> None:
         """Ends streams that were abandoned or failed, and segments that are over."""
@@ -223,11 +259,12 @@ class Loop:
         """Assigns free slots to waiting streams: one that was swapped out, or as many new ones.
 
         New streams begin together: their prompts share prefills, and their first frames share
-        steps. That includes streams opened while the first prompts run. A small first prefill keeps
-        the device busy while the other prompts are built. Streams that speak already wait during
-        all of this with little more than one frame (80 ms) of audio unread. So every stream gets a
-        frame after one stream was swapped in, or after the prefill budget. A prompt that exceeds
-        the budget continues in the next iteration.
+        steps. That includes streams opened while the first prompts run. The first prefill, of the
+        prompts that were built beside a step or else a small one, keeps the device busy while the
+        other prompts are built. Streams that speak already wait during all of this with little more
+        than one frame (80 ms) of audio unread. So every stream gets a frame after one stream was
+        swapped in, or after the prefill budget. A prompt that exceeds the budget continues in the
+        next iteration.
 
         Returns:
             Whether another stream may start in the next iteration.
@@ -237,7 +274,8 @@ class Loop:
         budget = 0
         if prefilling or (waiting and scheduler.num_free_slots):
             budget = scheduler.deadlines.prefill_budget(self._plan_chunks(), scheduler.clock())
-        max_positions = min(policy.first_prefill_positions, budget)
+        num_built = sum(s.num_left_to_prefill for s in waiting if s.prompt is not None)
+        max_positions = min(max(policy.first_prefill_positions, num_built), budget)
         swapped_in = False
         while self._work.num_positions < budget and not swapped_in:
             num_left = max_positions - self._work.num_positions
@@ -278,7 +316,7 @@ class Loop:
                     break
                 self._isolate(stream, self._swap_in)
                 return beginning, True
-            if stream.prompt is None:  # else it lacked memory before
+            if stream.prompt is None:  # else it was built beside a step, or lacked memory before
                 self._isolate(stream, self._feeder.build_prompt)
             if stream.prompt is not None:
                 if not scheduler.acquire(stream, len(stream.prompt.prefill)):
@@ -319,7 +357,7 @@ class Loop:
         """
         if not moving:
             return 0
-        overlap = partial(self._beside_device_work, moving)
+        overlap = partial(self._beside_step, moving)
         on_last_frame = partial(self.decoding.begin_early, moving)
         try:
             slots = [stream.active_slot for stream in moving]

@@ -31,7 +31,7 @@ class SchedulingPolicy:
 
     Attributes:
         first_prefill_positions: Positions after which the first prefill of an iteration is
-            launched: the device runs it while the other prompts are built.
+            launched if no prompts are built yet: the device runs it while the others are built.
         prefill_budget_positions: Positions of an iteration's prefills, without those in the prefix
             cache. Streams that speak already wait for no more, and for fewer if one of them would
             miss its deadline. A longer prompt is run in parts. On an H200 128 take 6 ms (0.6B) or
@@ -135,6 +135,11 @@ class Scheduler:
     def can_begin(self) -> bool:
         """Whether a stream waits, and nothing has kept it from getting a slot."""
         return bool(self._free_slots and not self._slot_lacks_memory and self.waiting)
+
+    @property
+    def lacks_slot(self) -> bool:
+        """Whether a stream waits for a slot that another has, or for its memory."""
+        return bool((not self._free_slots or self._slot_lacks_memory) and self.waiting)
 
     def choose_swap(self) -> Stream | None:
         """Returns the stream to swap out, if another needs its slot or its memory.

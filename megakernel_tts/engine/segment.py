@@ -96,8 +96,16 @@ class Segment:
         self.num_fed += num_vectors
         self.text_complete = text_complete
 
+    def within_limit(self, frames: Frames) -> Frames:
+        """Drops the frames of a step beyond the frame limit, and an end behind it."""
+        num_left = self.max_frames - self.num_frames
+        if frames.codes.shape[0] < num_left:
+            return frames
+        scores = None if frames.scores is None else frames.scores[:num_left]
+        return Frames(frames.codes[:num_left], False, scores)
+
     def add_frames(self, frames: Frames, now_s: float) -> None:
-        """Adds frames from a step; the segment may end with them."""
+        """Adds frames from a step, within the limit; the segment may end with them."""
         self.last_step_s = now_s
         codes = frames.codes.numpy()
         self.pending = np.concatenate([self.pending, codes]) if len(self.pending) else codes

@@ -134,6 +134,12 @@ class Stream:
         return self.abandoned or (self.segment is not None and self.segment.outcome is not None)
 
     @property
+    def delivered(self) -> bool:
+        """Whether all frames that the segment has made were delivered."""
+        segment = self.segment
+        return segment is None or not (segment.num_decoding or len(segment.pending))
+
+    @property
     def exhausted(self) -> bool:
         """Whether the text has ended, and all of it was spoken."""
         if self.segment is not None:
@@ -296,6 +302,7 @@ class Stream:
     def add_frames(self, frames: Frames, now_s: float) -> None:
         """Adds frames from a step that ended at `now_s` seconds."""
         segment = self.active_segment
+        frames = segment.within_limit(frames)
         self.delivery.observe(frames, segment.text)
         segment.add_frames(frames, now_s)
 
@@ -313,10 +320,9 @@ class Stream:
         """Makes a chunk due after a step of `num_upcoming` frames; see `Chunking.shorten`."""
         self.chunking.shorten(len(self.active_segment.pending) + num_upcoming)
 
-    @property
-    def num_until_due(self) -> int:
-        """Frames to make before the stream needs attention; see `Chunking.num_until_due`."""
-        return self.chunking.num_until_due(
+    def step_range(self) -> tuple[int, int]:
+        """Returns the frames of a step, at least and at most; see `Chunking.step_range`."""
+        return self.chunking.step_range(
             self.active_segment, self._num_unread, first=self._first_chunk
         )
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from bench.timed import Times, measure, measure_stages, timed_tts
+from bench.timed import measure, measure_stages
+from bench.timed_device import REQUEST_FRAMES, Times, timed_tts
+from bench.timed_many import measure_many_streams
 
-TIMES = Times(frame=(3.0, 5.0), prompt=1.0, codec=(1.0, 2.0))
+TIMES = Times(frame={1: 3.0, 8: 5.0}, prompt={8: 1.0}, codec={1: 1.0, 8: 2.0})
 
 
 @pytest.mark.parametrize(("num_streams", "num_batches"), [(1, 2), (2, 3)])
@@ -14,11 +16,12 @@ def test_request_time_is_at_least_the_device_time(num_streams: int, num_batches:
     with tts:
         tts.warmup()
         figures = measure(tts, device, num_streams, chunk=1, rounds=3)
-    frame, codec = TIMES.frame_of(num_streams), TIMES.codec_of(num_streams)
+    prompt, frame = TIMES.prompt_of(8), TIMES.frame_of(num_streams)
+    codec = TIMES.codec_of(num_streams)
     assert len(figures.first_chunk) == num_streams
-    assert min(figures.first_chunk) >= 2 * TIMES.prompt + TIMES.frame_of(1) + TIMES.codec_of(1)
+    assert min(figures.first_chunk) >= 2 * prompt + TIMES.frame_of(1) + TIMES.codec_of(1)
     if num_streams > 1:
-        assert max(figures.first_chunk) >= num_batches * TIMES.prompt + frame + codec
+        assert max(figures.first_chunk) >= num_batches * prompt + frame + codec
     assert figures.frame > figures.device >= frame + codec
 
 
@@ -27,8 +30,17 @@ def test_the_device_works_during_the_stages_in_which_the_host_waits() -> None:
     with tts:
         tts.warmup()
         stages = measure_stages(tts, device, runs=3)
-    prompt, frame, codec = 2 * TIMES.prompt, TIMES.frame_of(1), TIMES.codec_of(1)
+    prompt, frame, codec = 2 * TIMES.prompt_of(8), TIMES.frame_of(1), TIMES.codec_of(1)
     assert stages.step_launched + stages.frame_read >= prompt + frame
     assert sum(vars(stages).values()) >= prompt + frame + codec
     assert min(vars(stages).values()) >= 0  # the moments are in the order of the stages
     assert min(stages.prefill_launched, stages.chunk_read) > 0
+
+
+def test_the_device_is_busy_or_idle_from_the_first_launch_to_the_last() -> None:
+    """Idle time is divided among the parts of an iteration; 64 streams are stepped together."""
+    row = measure_many_streams(rounds=1)
+    span = sum(row.device.values()) + sum(row.idle.values())
+    assert span <= row.frame
+    assert 0 < row.idle_share < 1
+    assert row.launches["frames"] < REQUEST_FRAMES, "the streams began at different times"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from megakernel_tts import AudioChunk, ChunkPolicy, Sampling, Session
+from megakernel_tts import AudioChunk, ChunkPolicy, Finish, Sampling, Session
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.engine.engine import Engine
 from megakernel_tts.loader import LoadedModel
@@ -162,3 +162,54 @@ def test_interruptions_do_not_change_codes(rig: Rig, monkeypatch: pytest.MonkeyP
     chunks, _ = drain(rig.open(seed=4, first=100, largest=100))
     np.testing.assert_array_equal(codes(chunks), scripted(4, rig.num_frames))
     assert len(rig.backend.step_lengths) > 5
+
+
+def test_streams_that_began_at_different_times_share_long_steps(rig: Rig) -> None:
+    """Chunks that are due within a step wait for its end; their sizes stay the same."""
+    rig.backend.endless = True
+    rig.backend.gate.clear()
+    sessions = [rig.open(seed=0, layout="full", first=4, largest=4, max_frames=41)]
+    rig.hold()
+    sessions += [rig.open(seed=1, layout="full", first=4, largest=4, max_frames=41)]
+    rig.resume()
+    for seed, session in enumerate(sessions):
+        chunks, _ = drain(session)
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, 41))
+        assert {len(chunk.codes) for chunk in chunks[:-1]} == {4}
+    lengths = rig.backend.step_lengths
+    assert 1 in lengths[:5] and set(lengths[-8:-1]) == {4}, "first chunks do not wait"
+
+
+def begin_together(rig: Rig, limits: list[int]) -> list[Session]:
+    """Opens streams of so many frames in chunks of eight, whose prompts share a prefill."""
+    sessions = [
+        rig.open(None, seed=seed, layout="full", first=8, largest=8, max_frames=limit)
+        for seed, limit in enumerate(limits)
+    ]
+    with rig.paused():
+        for session in sessions:
+            session.push_text(TEXT)
+            session.end()
+    return sessions
+
+
+def test_a_stream_that_reaches_its_limit_does_not_shorten_a_step(rig: Rig) -> None:
+    """Its frames beyond the limit are dropped."""
+    rig.backend.endless = True
+    limits = [41, 10, 22]
+    for seed, session in enumerate(begin_together(rig, limits)):
+        chunks, finish = drain(session)
+        assert finish == Finish("length", limits[seed])
+        np.testing.assert_array_equal(codes(chunks), scripted(seed, limits[seed]))
+    assert rig.backend.step_lengths == [8, 8, 8, 8, 8, 1]
+    assert rig.idle()
+
+
+def test_a_stream_that_has_ended_finishes_beside_the_next_step(rig: Rig) -> None:
+    rig.backend.endless = True
+    ending, speaking = begin_together(rig, [8, 400])
+    assert isinstance(next(iter(ending)), AudioChunk)
+    rig.hold()
+    assert drain(ending)[1] == Finish("length", 8)  # while a step of the other is under way
+    rig.resume()
+    speaking.cancel()
