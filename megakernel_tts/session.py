@@ -84,8 +84,7 @@ class ChunkPolicy:
 
     Attributes:
         first: Frames of the first chunk; 1 has the lowest latency.
-        largest: Frames of a chunk at most; larger chunks cost less to decode. The last chunk of a
-            text has the frames that are left, up to twice as many.
+        largest: Frames of a chunk at most; larger chunks cost less to decode.
         ahead: Unread frames at which the stream pauses until some are read.
     """
 

@@ -124,7 +124,12 @@ class Chunking:
 
     def next_chunk(self, segment: Segment) -> NDArray[np.int64]:
         """Returns the codes [frames, groups] of the chunk that is due."""
-        return segment.pending[: self.size] if segment.ready else segment.pending
+        return segment.pending[: self.size if segment.ready else self._max_last]
+
+    @property
+    def _max_last(self) -> int:
+        """The most frames of a chunk that no more text follows; the rest is the next chunk."""
+        return self._policy.largest + self._num_lookahead
 
     def num_expected(self, segment: Segment, num_upcoming: int, *, first: bool) -> int:
         """Returns the frames of the chunk that will be due after a step under way; 0 for none.
@@ -140,7 +145,7 @@ class Chunking:
         if segment.outcome is not None:
             return 0
         if runs_dry:
-            return num_pending
+            return min(num_pending, self._max_last)
         return min(num_pending, self.size) if num_pending >= self.num_required(first=first) else 0
 
     def step_range(self, segment: Segment, num_unread: int, *, first: bool) -> tuple[int, int]:

@@ -17,7 +17,7 @@ _FILE = Path(__file__).parents[2] / "bench/results/codec-tiles-h100.json"
 _NUM_SMS = 132
 
 
-@pytest.mark.parametrize(("num_frames", "most"), [(1, 1.04), (8, 1.02), (64, 1.01), (256, 1.01)])
+@pytest.mark.parametrize(("num_frames", "most"), [(1, 1.02), (8, 1.01), (64, 1.01), (256, 1.01)])
 def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> None:
     """In sum over the projections of different shapes."""
     launches = json.loads(_FILE.read_text())[f"us_of_{num_frames}_frames"]["launches"]
@@ -35,19 +35,23 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
         )
         params.input.num_channels, params.input.num_planes = channels, planes
         params.input.rows_per_frame = rows // num_frames
+        params.output.num_channels = columns
         params.num_k_splits = num_k_splits(params)
+        if taps == 1 and epilogue == Epilogue.SNAKE:  # the end of a residual unit
+            params.residual = params.residual_out = 1
         us = launch["us_by_tile"]
-        chosen_us += us[choose_tile(params, _NUM_SMS).kernel.removeprefix("codec_project_")]
+        params.warpgroup_columns = warpgroup_columns(params)
+        chosen_us += us[choose_tile(params, _NUM_SMS).kernel]
         fastest_us += min(us.values())
     assert fastest_us > 0
     assert chosen_us <= most * fastest_us
 
 
 @pytest.mark.parametrize("channels", [96, 192, 384, 768])
-def test_warpgroup_tiles_are_chosen_from_64_frames_on(channels: int) -> None:
-    """For the 7-tap convolutions of a codec whose weights are packed for them."""
+def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
+    """For the 7-tap convolutions of a codec whose weights are packed for them; not for one frame."""
     rows_per_frame = {96: 1920, 192: 640, 384: 160, 768: 32}[channels]
-    for num_frames in (1, 8, 63, 64, 256):
+    for num_frames in (1, 64, 256):
         params = ProjectionParams(
             num_rows=num_frames * rows_per_frame,
             num_columns=channels,
@@ -61,4 +65,4 @@ def test_warpgroup_tiles_are_chosen_from_64_frames_on(channels: int) -> None:
         params.num_k_splits = num_k_splits(params)
         params.warpgroup_columns = warpgroup_columns(params)
         tile = choose_tile(params, _NUM_SMS)
-        assert isinstance(tile, WarpgroupTile) == (num_frames >= 64), num_frames
+        assert isinstance(tile, WarpgroupTile) == (num_frames > 1), num_frames
