@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
 from megakernel_tts.backends.memory import MAX_FRAMES
-from megakernel_tts.backends.prefill_batching import PrefillSegment
+from megakernel_tts.backends.prefill_batching import PromptPart
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
@@ -302,7 +302,7 @@ class DecodeBuffers:
         return self.upload(torch.frombuffer(host, dtype=torch.uint8))
 
     def upload_prompts(
-        self, tiles: Sequence[PrefillSegment], batches: "ctypes.Array[PrefillBatch]"
+        self, tiles: Sequence[PromptPart], batches: "ctypes.Array[PrefillBatch]"
     ) -> UploadedPrompts:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 

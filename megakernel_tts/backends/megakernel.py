@@ -19,7 +19,7 @@ from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
 from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
 from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
-    PrefillSegment,
+    PromptPart,
     num_tiled_positions,
     pack_batches,
     part_end,
@@ -172,14 +172,14 @@ class Megakernel:
         for request in requests:
             self._cache.require(request.slot, request.num_positions)
         in_place, num_run = self._prepare_prefixes(requests, budget)
-        segments: list[PrefillSegment] = []
+        parts: list[PromptPart] = []
         for i, request in enumerate(requests):
             begin, length = in_place[i], request.num_positions
             if begin >= self._num_tiled(request):
                 end = self._part_end(begin, length, num_run, budget)
-                segments.append(PrefillSegment(request.slot, request.prompt, begin, end))
+                parts.append(PromptPart(request.slot, request.prompt, begin, end))
                 in_place[i], num_run = end, num_run + end - begin
-        self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
+        self._launch_prompts([part for part in parts if part.end > part.begin])
         for request, end in zip(requests, in_place, strict=True):
             if end == request.num_positions:
                 stream = _new_stream(request.sampling.in_float32(), request.first_frame)
@@ -233,18 +233,18 @@ class Megakernel:
             elif not request.begin:
                 self._cache.drop_prefix(request.slot)
         new: dict[bytes, int] = {}  # the request whose prefix is run, or a part of it
-        segments: list[PrefillSegment] = []
+        parts: list[PromptPart] = []
         num_run = 0
         for i, key in keys.items():
             slot, prompt = requests[i].slot, requests[i].prompt
             if cached[key] is None and key not in new:
                 new[key] = i
                 end = self._part_end(in_place[i], counts[i], num_run, budget)
-                segments.append(PrefillSegment(slot, prompt, in_place[i], end))
-                in_place[i], num_run = end, num_run + end - segments[-1].begin
+                parts.append(PromptPart(slot, prompt, in_place[i], end))
+                in_place[i], num_run = end, num_run + end - parts[-1].begin
             if cached[key] is None or not self._cache.has_prefix(slot, key):
                 self._cache.drop_prefix(slot)
-        self._launch_prompts([segment for segment in segments if segment.end > segment.begin])
+        self._launch_prompts([part for part in parts if part.end > part.begin])
         for key, i in new.items():
             if in_place[i] == counts[i]:
                 slot = requests[i].slot
@@ -261,18 +261,18 @@ class Megakernel:
                 self._cache.set_prefix(slot, key, counts[i])
         return in_place, num_run
 
-    def _launch_prompts(self, segments: Sequence[PrefillSegment]) -> None:
-        """Launches segments of prompts; does not wait."""
-        if not segments:
+    def _launch_prompts(self, parts: Sequence[PromptPart]) -> None:
+        """Launches parts of prompts; does not wait."""
+        if not parts:
             return
-        tiles, batches = pack_batches(segments, self._narrow_streams, self._max_columns)
+        tiles, batches = pack_batches(parts, self._narrow_streams, self._max_columns)
         buffers = self._buffers
         params = buffers.params
         self._cache.upload_table()
         uploaded = buffers.upload_prompts(tiles, batches)
         params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
-        end, written = max(segment.end for segment in segments), buffers.written_tensors()
+        end, written = max(part.end for part in parts), buffers.written_tensors()
         self._kernels.prefill(params, batches, end, buffers.workspace, written)
 
     def clear_prefix_cache(self) -> None:

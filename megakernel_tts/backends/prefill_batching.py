@@ -20,7 +20,7 @@ from megakernel_tts.kernels.structs import BATCH_COLUMNS, PrefillBatch
 _COLUMN_FIELDS = 3  # ints of a `PrefillColumn`
 
 
-class PrefillSegment(NamedTuple):
+class PromptPart(NamedTuple):
     """Positions of a prompt that are to be run, or one tile of them.
 
     Attributes:
@@ -47,12 +47,12 @@ class _BatchBuilder:
         prompt_end_mask: Bit c is set if column c is the last position of its prompt.
     """
 
-    tiles: list[PrefillSegment] = field(default_factory=list[PrefillSegment])
+    tiles: list[PromptPart] = field(default_factory=list[PromptPart])
     num_columns: int = 0
     columns: list[int] = field(default_factory=list[int])
     prompt_end_mask: int = 0
 
-    def add(self, tile: PrefillSegment) -> None:
+    def add(self, tile: PromptPart) -> None:
         """Adds a tile."""
         first_column = self.num_columns
         self.tiles.append(tile)
@@ -101,21 +101,21 @@ def part_end(begin: int, end: int, budget: int, first_size: int, tile_size: int)
     return min(end, first_end + max(0, begin + budget - first_end) // tile_size * tile_size)
 
 
-def _tiles(segment: PrefillSegment, first_size: int, tile_size: int) -> Iterator[PrefillSegment]:
-    slot, prompt, begin, last = segment
+def _tiles(part: PromptPart, first_size: int, tile_size: int) -> Iterator[PromptPart]:
+    slot, prompt, begin, last = part
     while begin < last:
         end = begin + (tile_size if begin else first_size)
-        yield PrefillSegment(slot, prompt, begin, min(end, last))
+        yield PromptPart(slot, prompt, begin, min(end, last))
         begin = end
 
 
 def pack_batches(
-    segments: Sequence[PrefillSegment], first_size: int, tile_size: int
-) -> tuple[list[PrefillSegment], "ctypes.Array[PrefillBatch]"]:
-    """Packs segments into batches: each tile into the first batch behind its predecessor's.
+    parts: Sequence[PromptPart], first_size: int, tile_size: int
+) -> tuple[list[PromptPart], "ctypes.Array[PrefillBatch]"]:
+    """Packs parts into batches: each tile into the first batch behind its predecessor's.
 
     Args:
-        segments: Of different slots.
+        parts: Of different slots.
         first_size: Positions of a prompt's first tile.
         tile_size: Positions of each other tile, and columns of a batch at most.
 
@@ -124,8 +124,8 @@ def pack_batches(
     """
     batches: list[_BatchBuilder] = []
     earliest: dict[int, int] = {}  # the first batch for the next tile of a slot
-    # In rounds: the first tiles of all segments, then the second ones, and so on.
-    rounds = zip_longest(*[_tiles(segment, first_size, tile_size) for segment in segments])
+    # In rounds: the first tiles of all parts, then the second ones, and so on.
+    rounds = zip_longest(*[_tiles(part, first_size, tile_size) for part in parts])
     for tile in filter(None, chain.from_iterable(rounds)):
         i = earliest.get(tile.slot, 0)
         while i < len(batches) and batches[i].num_columns + tile.end - tile.begin > tile_size:

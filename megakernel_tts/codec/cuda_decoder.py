@@ -20,7 +20,7 @@ from megakernel_common.inference import in_inference_mode
 from megakernel_tts.codec import weights as w
 from megakernel_tts.codec.decoder import DecodeRequest, PendingDecodeRequest, State
 from megakernel_tts.codec.decoder_kernels import DecoderKernels
-from megakernel_tts.codec.kernel_layers import MAX_FRAMES
+from megakernel_tts.codec.kernel_layers import MAX_STREAM_FRAMES
 from megakernel_tts.kernels.codec import CodecKernels, load_codec_kernels
 from megakernel_tts.model.config import CodecConfig
 
@@ -82,11 +82,11 @@ class CudaDecoder:
             ValueError: The kernels are not compiled for these shapes.
         """
         self._device = weights.input.device
-        self.max_pending_frames = MAX_FRAMES
+        self.max_pending_frames = MAX_STREAM_FRAMES
         self.slots = slots
         self.frame, self.sample_rate = config.samples_per_frame, config.sample_rate
         self._codebook_size = config.decoder.codebook_size
-        self.capacity = self.max_pending_total = min(_CAPACITY, slots * MAX_FRAMES)
+        self.capacity = self.max_pending_total = min(_CAPACITY, slots * MAX_STREAM_FRAMES)
         with torch.inference_mode():
             self._kernels = DecoderKernels(
                 weights,
@@ -167,8 +167,8 @@ class CudaDecoder:
     def decode(self, requests: Sequence[DecodeRequest]) -> Callable[[], Samples]:
         """Starts decoding the next frames of several streams; see `Vocoder.decode`.
 
-        Long requests are split into rounds of at most `MAX_FRAMES` frames per stream. Only the
-        first round is started here. Later work on torch's current stream is ordered after it,
+        Long requests are split into rounds of at most `MAX_STREAM_FRAMES` frames per stream. Only
+        the first round is started here. Later work on torch's current stream is ordered after it,
         because the decode kernel occupies every multiprocessor for a frame.
 
         Args:
@@ -360,14 +360,14 @@ class _CodecStream:
 
 
 def rounds(chunks: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:
-    """Splits chunks into rounds of at most `MAX_FRAMES` frames per stream and `capacity` in all."""
+    """Splits chunks into rounds: `MAX_STREAM_FRAMES` of a stream and `capacity` in all at most."""
     left = [(slot, codes) for slot, codes in chunks if len(codes)]
     while left:
-        taken = [(slot, codes[:MAX_FRAMES]) for slot, codes in left]
+        taken = [(slot, codes[:MAX_STREAM_FRAMES]) for slot, codes in left]
         ends = list(accumulate(len(codes) for _, codes in taken))
         taken = taken[: sum(end <= capacity for end in ends)]
         yield taken
-        rest = [(slot, codes[MAX_FRAMES:]) for slot, codes in left[: len(taken)]]
+        rest = [(slot, codes[MAX_STREAM_FRAMES:]) for slot, codes in left[: len(taken)]]
         left = [(slot, codes) for slot, codes in rest if len(codes)] + left[len(taken) :]
 
 

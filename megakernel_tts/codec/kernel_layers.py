@@ -32,7 +32,7 @@ from megakernel_tts.kernels.codec_structs import (
 from megakernel_tts.kernels.codec_tiles import num_k_splits, warpgroup_columns
 from megakernel_tts.model.config import CodecConfig
 
-MAX_FRAMES = 8  # of one stream in a call
+MAX_STREAM_FRAMES = 8  # of one stream in a call
 FRAME = np.dtype[np.void](Frame)
 _NORM_EPS = 1e-6  # of the layer norms; not in the configuration
 _ALIGNMENT = 16  # bytes
@@ -113,7 +113,7 @@ class KernelLayers:
         self._tensors: list[Tensor] = []  # whose addresses the parameters hold
         self._history_size = 0  # elements of a slot
         width = stack.num_heads * stack.head_dim
-        self.ring_size = ATTENTION_WINDOW - 1 + MAX_FRAMES
+        self.ring_size = ATTENTION_WINDOW - 1 + MAX_STREAM_FRAMES
         requests = self._host_buffer(capacity * sizeof(Frame) // 4, torch.int32)
         self._requests = requests.view(capacity, -1)
         self.requests: NDArray[Any] = self._requests.numpy().view(FRAME)[:, 0]

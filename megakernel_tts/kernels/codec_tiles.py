@@ -342,6 +342,7 @@ def _estimate_warpgroups_us(tile: WarpgroupTile, params: ProjectionParams, num_s
 
 AnyTile = Tile | ManyRowTile | WarpgroupTile
 
+
 def fitting_tiles(params: ProjectionParams) -> list[AnyTile]:
     """The tiles that a launch may have."""
     tiles = _tiles(params.num_k_splits, params.input.num_planes)
@@ -357,6 +358,7 @@ def choose_tile(params: ProjectionParams, num_sms: int) -> AnyTile:
         params: The launch.
         num_sms: Multiprocessors of the GPU.
     """
+
     def estimate_us(tile: AnyTile) -> float:
         if isinstance(tile, Tile):
             return _estimate_us(tile, params, num_sms)

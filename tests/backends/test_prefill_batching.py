@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megakernel_tts.backends.prefill_batching import (
-    PrefillSegment,
+    PromptPart,
     num_tiled_positions,
     pack_batches,
     part_end,
@@ -26,16 +26,14 @@ def tile_begin(tile: int) -> int:
 
 @given(prompts)
 def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]]) -> None:
-    segments = [
-        PrefillSegment(
-            slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length
-        )
+    parts = [
+        PromptPart(slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length)
         for slot, (length, num_run) in enumerate(lengths)
         if tile_begin(num_run) < length
     ]
-    if not segments:
+    if not parts:
         return
-    tiles, batches = pack_batches(segments, FIRST_SIZE, TILE_SIZE)
+    tiles, batches = pack_batches(parts, FIRST_SIZE, TILE_SIZE)
     vectors = torch.cat([tile.prompt[tile.begin : tile.end] for tile in tiles])
     row, packed = 0, defaultdict[int, list[int]](list)
     for batch in batches:
@@ -53,14 +51,14 @@ def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]])
             packed[slot].append(position)
         row += num_columns
     assert row == len(vectors)
-    assert packed == {s.slot: list(range(s.begin, s.end)) for s in segments}
+    assert packed == {s.slot: list(range(s.begin, s.end)) for s in parts}
 
 
-def test_short_segments_share_a_batch() -> None:
+def test_short_parts_share_a_batch() -> None:
     """Eight prompts of ten positions, eight of which were run before: one batch, not eight."""
     prompt = torch.zeros(10, 1)
     num_batches = [
-        len(pack_batches([PrefillSegment(s, prompt, begin, 10) for s in range(8)], 8, 16)[1])
+        len(pack_batches([PromptPart(s, prompt, begin, 10) for s in range(8)], 8, 16)[1])
         for begin in (0, 8)
     ]
     assert (FIRST_SIZE, TILE_SIZE) == (8, 16)

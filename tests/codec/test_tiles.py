@@ -49,7 +49,7 @@ def test_chosen_tiles_are_nearly_the_fastest(num_frames: int, most: float) -> No
 
 @pytest.mark.parametrize("channels", [96, 192, 384, 768])
 def test_warpgroup_tiles_are_chosen_for_many_frames(channels: int) -> None:
-    """For the 7-tap convolutions of a codec whose weights are packed for them; not for one frame."""
+    """For the 7-tap convolutions of a codec whose weights are packed; not for one frame."""
     rows_per_frame = {96: 1920, 192: 640, 384: 160, 768: 32}[channels]
     for num_frames in (1, 64, 256):
         params = ProjectionParams(
