@@ -1,0 +1,191 @@
+"""Runs the stages that need a GPU, each in a process of its own with a log, and times them.
+
+With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
+`vocoder` on the second one. Stages continue where an earlier run was stopped.
+
+python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from examples.train_voice.layout import Work, summary
+
+_POLL_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command of the recipe.
+
+    Attributes:
+        name: Its module, or its name in the log.
+        command: Arguments of Python.
+        after: Stages that must have ended before it starts.
+        beside: Whether it may run on a second GPU.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    beside: bool = False
+
+
+class StageError(RuntimeError):
+    """A stage ended with an error."""
+
+
+class Process(Protocol):
+    """A running stage, such as `subprocess.Popen`."""
+
+    def poll(self) -> int | None:
+        """Returns the exit status; None while the stage runs."""
+        ...
+
+    def terminate(self) -> None:
+        """Ends the stage."""
+        ...
+
+
+def stages(work: Work, teacher: Path, synthesis_minutes: float) -> list[Stage]:
+    """The stages from the tokenizer to the speech that `evaluate` judges.
+
+    Args:
+        work: The run's folder, after `pronunciation`.
+        teacher: Folder of the teacher.
+        synthesis_minutes: Minutes in which the teacher speaks texts.
+    """
+    folder, truth = str(work.folder), str(work.folder / "truth.json")
+
+    def module(name: str, *arguments: str, after: Sequence[str], beside: bool = False) -> Stage:
+        command = ("-m", f"examples.train_voice.{name}", folder, *arguments)
+        return Stage(name, command, tuple(after), beside)
+
+    calibrate = ("-m", "megakernel_tts", "calibrate", str(work.voice), "--truth", truth)
+    minutes = ("--minutes", str(synthesis_minutes))
+    return [
+        module("tokenizer", after=()),
+        module("synthesis", str(teacher), *minutes, after=["tokenizer"], beside=True),
+        module("codec", after=["tokenizer"]),
+        module("codes", after=["synthesis", "codec"]),
+        module("vocoder", after=["synthesis", "codec"], beside=True),
+        module("talker", after=["codes"]),
+        module("export", after=["talker", "vocoder"]),
+        module("truth", truth, after=["export"]),
+        Stage("calibrate", calibrate, ("truth",)),
+        module("speak", "--device", "cuda", after=["calibrate"]),
+    ]
+
+
+def start_stage(logs: Path, gpus: Sequence[str], stage: Stage) -> Process:
+    """Starts a stage; its output goes to `logs`/NAME.log."""
+    gpu = gpus[-1] if stage.beside else gpus[0]
+    with (logs / f"{stage.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, *stage.command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+        )
+
+
+def run_stages(
+    all_stages: Sequence[Stage],
+    start: Callable[[Stage], Process],
+    report: Callable[[str], object] = print,
+    *,
+    num_gpus: int = 1,
+    wait: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Mapping[str, float]:
+    """Runs stages in their order, each as soon as it may start.
+
+    On one GPU only `synthesis` runs beside another stage, since `codec` begins with its first
+    recordings.
+
+    Args:
+        all_stages: Each behind those that it depends on.
+        start: Starts a stage.
+        report: Receives a line whenever a stage starts or ends.
+        num_gpus: One or two.
+        wait: Waits for so many seconds; called while no stage has ended.
+        clock: Returns the time in seconds.
+
+    Returns:
+        Seconds of each stage.
+
+    Raises:
+        StageError: A stage failed. The others have been ended.
+    """
+    left, seconds = list(all_stages), dict[str, float]()
+    running: dict[str, tuple[Process, float]] = {}
+    try:
+        while left or running:
+            for stage in list(left):
+                is_alone = num_gpus == 1 and stage.name != "codec" and running
+                if is_alone or any(name not in seconds for name in stage.after):
+                    continue
+                left.remove(stage)
+                running[stage.name] = start(stage), clock()
+                report(f"{stage.name}: started")
+            ended = [name for name, (process, _) in running.items() if process.poll() is not None]
+            for name in ended:
+                process, begin_s = running.pop(name)
+                if (status := process.poll()) != 0:
+                    raise StageError(
+                        f"The stage {name} ended with status {status}; its log says why. "
+                        "Run the command again: stages that ended are not repeated in full."
+                    )
+                seconds[name] = round(clock() - begin_s, 1)
+                report(f"{name}: {seconds[name]:g} s")
+            if not ended:
+                wait(_POLL_INTERVAL_S)
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+    return seconds
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=summary(__doc__))
+    parser.add_argument("work", type=Path, help="the run's folder, after `pronunciation`")
+    parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
+    parser.add_argument("--gpus", default="0", help="one GPU, or two: 0,1 (default: 0)")
+    parser.add_argument(
+        "--synthesis-minutes", type=float, default=8.5, help="of the teacher (default: 8.5)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the durations")
+    options = parser.parse_args()
+    gpus = options.gpus.split(",")
+    work = Work(options.work)
+    if not work.phonemes.exists():
+        parser.error(f"{work.phonemes} is missing; run examples.train_voice.pronunciation first")
+    logs = work.folder / "logs"
+    logs.mkdir(exist_ok=True)
+    print(f"Logs are in {logs}.", flush=True)
+    begin_s = time.monotonic()
+    seconds = run_stages(
+        stages(work, options.teacher, options.synthesis_minutes),
+        partial(start_stage, logs, gpus),
+        partial(print, flush=True),
+        num_gpus=len(gpus),
+    )
+    figures = {"gpus": len(gpus), "seconds": seconds, "all_s": round(time.monotonic() - begin_s, 1)}
+    print(f"all: {figures['all_s']:g} s, in sum {sum(seconds.values()):g} s")
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

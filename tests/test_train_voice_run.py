@@ -1,0 +1,96 @@
+"""The order in which the stages of the voice recipe run, and what happens when one fails."""
+
+from pathlib import Path
+
+import pytest
+
+from examples.train_voice.layout import Work
+from examples.train_voice.run import Stage, StageError, run_stages, stages
+
+
+class Stages:
+    """Simulated stages that take one tick each; their starts and ends."""
+
+    def __init__(self, failing: str | None = None) -> None:
+        self.tick = 0
+        self.events: list[tuple[str, str]] = []  # (start, end or terminate; name)
+        self._failing = failing
+
+    def start(self, stage: Stage) -> "Simulated":
+        self.events.append(("start", stage.name))
+        return Simulated(self, stage.name, self.tick + 1)
+
+    def advance(self, _seconds: float) -> None:
+        self.tick += 1
+
+    def status(self, name: str) -> int:
+        return 1 if name == self._failing else 0
+
+    def index(self, event: str, name: str) -> int:
+        return self.events.index((event, name))
+
+
+class Simulated:
+    """A stage that ends at a tick."""
+
+    def __init__(self, owner: Stages, name: str, end: int) -> None:
+        self._owner, self._name, self._end = owner, name, end
+
+    def poll(self) -> int | None:
+        if self._owner.tick < self._end:
+            return None
+        if ("end", self._name) not in self._owner.events:
+            self._owner.events.append(("end", self._name))
+        return self._owner.status(self._name)
+
+    def terminate(self) -> None:
+        self._owner.events.append(("terminate", self._name))
+
+
+def recipe(folder: Path) -> list[Stage]:
+    return stages(Work(folder), folder / "teacher", 1.0)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_a_stage_starts_when_those_it_depends_on_have_ended(tmp_path: Path, num_gpus: int) -> None:
+    simulated, all_stages = Stages(), recipe(tmp_path)
+    seconds = run_stages(
+        all_stages,
+        simulated.start,
+        lambda line: None,
+        num_gpus=num_gpus,
+        wait=simulated.advance,
+        clock=lambda: float(simulated.tick),
+    )
+    assert set(seconds) == {stage.name for stage in all_stages}
+    for stage in all_stages:
+        for name in stage.after:
+            assert simulated.index("end", name) < simulated.index("start", stage.name)
+    # The codec begins with the first recordings, the vocoder has a GPU of its own if there are two.
+    assert simulated.index("start", "codec") < simulated.index("end", "synthesis")
+    is_beside = simulated.index("start", "vocoder") < simulated.index("end", "codes")
+    assert is_beside == (num_gpus == 2)
+
+
+def test_a_stage_that_fails_ends_the_others(tmp_path: Path) -> None:
+    simulated = Stages(failing="codes")
+    with pytest.raises(StageError, match="stage codes ended with status 1"):
+        run_stages(
+            recipe(tmp_path),
+            simulated.start,
+            lambda line: None,
+            num_gpus=2,
+            wait=simulated.advance,
+            clock=lambda: float(simulated.tick),
+        )
+    started = {name for event, name in simulated.events if event == "start"}
+    assert "talker" not in started and "export" not in started
+    ended = {name for event, name in simulated.events if event in ("end", "terminate")}
+    assert started == ended
+
+
+def test_each_stage_is_a_module_of_the_recipe(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[1] / "examples/train_voice"
+    modules = {stage.command[1].rpartition(".")[2] for stage in recipe(tmp_path)}
+    modules.remove("megakernel_tts")
+    assert all((folder / f"{name}.py").exists() for name in modules)
