@@ -175,12 +175,15 @@ def main() -> None:
     logs.mkdir(exist_ok=True)
     print(f"Logs are in {logs}.", flush=True)
     begin_s = time.monotonic()
-    seconds = run_stages(
-        stages(work, options.teacher, options.synthesis_minutes),
-        partial(start_stage, logs, gpus),
-        partial(print, flush=True),
-        num_gpus=len(gpus),
-    )
+    try:
+        seconds = run_stages(
+            stages(work, options.teacher, options.synthesis_minutes),
+            partial(start_stage, logs, gpus),
+            partial(print, flush=True),
+            num_gpus=len(gpus),
+        )
+    except StageError as error:
+        sys.exit(str(error))
     figures = {"gpus": len(gpus), "seconds": seconds, "all_s": round(time.monotonic() - begin_s, 1)}
     print(f"all: {figures['all_s']:g} s, in sum {sum(seconds.values()):g} s")
     if options.json:
