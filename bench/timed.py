@@ -22,9 +22,6 @@ from megakernel_tts.bench.timing import BenchmarkRequest, time_request, time_str
 
 _TEXT = "Hello, it is good."  # nine tokens, as many as the benchmark's text
 _ROUNDS = 50
-# Times of the codec with warpgroup instructions, by those of a prototype: 1.8 ms instead of 3.3 for
-# 64 frames (docs/design-notes/codec.md), divided by the times without them.
-_WARPGROUP_FACTOR = 0.54
 # The 0.6B size on an H200: bench/results/step-h200.json and bench/results/codec-h200.json.
 _FEW_TIMES = Times(frame={1: 1.17, 8: 1.82}, prompt={8: 0.48}, codec={1: 0.36, 8: 0.99})
 _STAGE_RUNS, _STAGE_FRAMES = 300, 4  # requests whose first chunks are timed by stage; of each
@@ -126,8 +123,7 @@ def main() -> None:
     if options.only != "many":
         result |= _measure_few()
     if options.only != "few":
-        factors = 1.0, _WARPGROUP_FACTOR
-        result["many_streams"] = [asdict(measure_many_streams(factor)) for factor in factors]
+        result["many_streams"] = asdict(measure_many_streams())
     write(result, options.json, packages=("torch",))
 
 

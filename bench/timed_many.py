@@ -30,7 +30,7 @@ _TEXT = "Hello, it is good to hear you."
 # of prompts are those of an H200: docs/design-notes/prefill.md.
 _FRAME_MS = {1: 1.311, 8: 1.858, 16: 2.016, 32: 2.701, 64: 4.435}
 _PROMPT_MS = {2: 0.35, 8: 0.46, 9: 0.62, 12: 0.65, 16: 0.72}
-_CODEC_MS = {1: 0.321, 8: 0.777, 16: 1.263, 32: 2.012, 64: 3.563, 128: 6.545, 256: 11.97}
+_CODEC_MS = {1: 0.325, 8: 0.772, 16: 1.244, 32: 1.997, 64: 1.986, 128: 3.626, 256: 6.693}
 _NO_WORK = "no work"
 # Parts of an iteration; time within another part counts for that one only.
 _STAGES: tuple[tuple[type, str, str], ...] = (
@@ -63,7 +63,6 @@ class ManyStreams:
     Attributes:
         streams: Number of streams.
         chunk_frames: Frames of every chunk.
-        codec_factor: The codec's times, divided by the times that were measured.
         frame: From the first request to the last chunk.
         audio_seconds_per_second: Throughput.
         last_first_chunk: Milliseconds to the first chunk of the stream that is served last.
@@ -76,7 +75,6 @@ class ManyStreams:
 
     streams: int
     chunk_frames: int
-    codec_factor: float
     frame: float
     audio_seconds_per_second: float
     last_first_chunk: float
@@ -108,15 +106,13 @@ def _stages(device: SimulatedDevice) -> Iterator[None]:
         yield
 
 
-def measure_many_streams(codec_factor: float = 1.0, rounds: int = 16) -> ManyStreams:
+def measure_many_streams(rounds: int = 16) -> ManyStreams:
     """Measures rounds of streams.
 
     Args:
-        codec_factor: Of the codec's times that were measured.
         rounds: Number of rounds.
     """
-    codec_ms = {frames: codec_factor * ms for frames, ms in _CODEC_MS.items()}
-    tts, device = timed_tts(Times(_FRAME_MS, _PROMPT_MS, codec_ms), _STREAMS)
+    tts, device = timed_tts(Times(_FRAME_MS, _PROMPT_MS, _CODEC_MS), _STREAMS)
     with tts, _stages(device):
         tts.warmup()
         measured = [_measure_round(tts, device) for _ in range(rounds)]
@@ -133,7 +129,6 @@ def measure_many_streams(codec_factor: float = 1.0, rounds: int = 16) -> ManyStr
     return ManyStreams(
         _STREAMS,
         _CHUNK_FRAMES,
-        codec_factor,
         round(means["frame"], 3),
         round(means["throughput"], 1),
         round(means["last first chunk"], 1),
