@@ -44,15 +44,15 @@ def decreases(batches: list[PrefillBatch]) -> bool:
 def test_a_launch_ends_only_where_its_kernel_changes_or_spans_decrease(
     kernels: DecodeKernels, prompts: list[tuple[int, int]]
 ) -> None:
-    segments = [
+    parts = [
         PromptPart(slot, torch.zeros(begin + length, 1), begin, begin + length)
         for slot, (tiles, length) in enumerate(prompts)
         for begin in [_MAX_STREAMS + (tiles - 1) * _MAX_COLUMNS if tiles else 0]
     ]
-    _, packed = pack_batches(segments, _MAX_STREAMS, _MAX_COLUMNS)
+    _, packed = pack_batches(parts, _MAX_STREAMS, _MAX_COLUMNS)
     launches: list[tuple[str, list[PrefillBatch]]] = []
     batches = iter(packed)
-    num_positions = max(segment.end for segment in segments)
+    num_positions = max(part.end for part in parts)
     for kernel, num_batches in kernels._prefill_launches(packed, num_positions):
         launches.append((kernel, [next(batches) for _ in range(num_batches)]))
     assert next(batches, None) is None
