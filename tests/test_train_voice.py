@@ -140,6 +140,20 @@ def assert_inputs_are_predicted(work: Work) -> None:
     assert (codes[fed][:, 1:] != recorded[fed][:, 1:]).any(1).all()
 
 
+def assert_recordings_are_encoded_twice(work: Work) -> None:
+    """The second time half a frame later, and without the held-out text, the first one."""
+    with np.load(work.codes) as file:
+        tables = dict(file)
+    texts, ends = tables["text"], np.cumsum(tables["frames"])
+    count = len(texts) // 2 + 1
+    assert texts.tolist() == [*range(count), *range(1, count)]
+    assert ends[-1] == len(tables["codes"])
+    for name in ("phones", "words"):
+        halves = np.split(tables[name], ends[:-1])
+        for once, later in zip(halves[1:count], halves[count:], strict=True):
+            assert (later.flatten()[1:] == once.flatten()[:-1]).all()
+
+
 @pytest.mark.usefixtures("as_on_gpu", "virtual_time")
 def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stages after `pronunciation`, on noise instead of speech, for a second each."""
@@ -151,6 +165,7 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(synthesise(work, hum)) > 20
     codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
     codes.encode(work)
+    assert_recordings_are_encoded_twice(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
     talker.train(work, minutes=0.02, positions=600, seed=0)
     predictions.predict(work, hours=0.004, positions=600, temperature=0.3, seed=0)
