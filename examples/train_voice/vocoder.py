@@ -39,9 +39,9 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-# Of the decoder's gradient, log-mels and features contribute about as much, scores a fifth of it.
-_WEIGHTS = {"mel": 1.0, "adversarial": 1.0, "features": 2.0}
-_MAX_NORMS = 50.0, 200.0  # of the gradients of decoder and discriminators
+# Of the decoder's gradient features contribute two thirds of the log-mels', scores a third.
+_WEIGHTS = {"mel": 1.0, "adversarial": 0.2, "features": 0.5}
+_MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
 _RAMP_STEPS = 1000  # over which their losses reach their weights then
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
