@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,8 @@ def assert_is_evaluated(work: Work) -> None:
     speech = evaluate.recordings(work)
     assert all(len(recorded) == 3 for recorded in speech.values())
     heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
-    rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES)
+    with ThreadPoolExecutor(1) as pool:
+        rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES, pool)
     assert all(found["rate"] == 0.2 and found["relative"] == 1 for found in rates.values())
     assert rates["live"]["groups"]["lucia"] == 0.5
     assert set(evaluate.durations(speech)) == set(speak.MANNERS)
