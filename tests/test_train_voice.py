@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,8 @@ def assert_is_evaluated(work: Work) -> None:
     speech = evaluate.recordings(work)
     assert all(len(recorded) == 3 for recorded in speech.values())
     heard = iter(4 * ["Maybe.", "Not to-day.", "Hasta pronto."])
-    rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES)
+    with ThreadPoolExecutor(1) as pool:
+        rates = evaluate.understanding(speech, lambda *_: next(heard), LANGUAGES, pool)
     assert all(found["rate"] == 0.2 and found["relative"] == 1 for found in rates.values())
     assert rates["live"]["groups"]["lucia"] == 0.5
     assert set(evaluate.durations(speech)) == set(speak.MANNERS)
@@ -140,6 +142,20 @@ def assert_inputs_are_predicted(work: Work) -> None:
     assert (codes[fed][:, 1:] != recorded[fed][:, 1:]).any(1).all()
 
 
+def assert_recordings_are_encoded_twice(work: Work) -> None:
+    """The second time half a frame later, and without the held-out text, the first one."""
+    with np.load(work.codes) as file:
+        tables = dict(file)
+    texts, ends = tables["text"], np.cumsum(tables["frames"])
+    count = len(texts) // 2 + 1
+    assert texts.tolist() == [*range(count), *range(1, count)]
+    assert ends[-1] == len(tables["codes"])
+    for name in ("phones", "words"):
+        halves = np.split(tables[name], ends[:-1])
+        for once, later in zip(halves[1:count], halves[count:], strict=True):
+            assert (later.flatten()[1:] == once.flatten()[:-1]).all()
+
+
 @pytest.mark.usefixtures("as_on_gpu", "virtual_time")
 def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stages after `pronunciation`, on noise instead of speech, for a second each."""
@@ -151,6 +167,7 @@ def test_stages_train_on_given_speech(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(synthesise(work, hum)) > 20
     codec.train(work, minutes=0.02, crops=4, frames=2, seed=0)
     codes.encode(work)
+    assert_recordings_are_encoded_twice(work)
     vocoder.train(work, minutes=0.01, crops=4, frames=2, channels=2, seed=0)
     talker.train(work, minutes=0.02, positions=600, seed=0)
     predictions.predict(work, hours=0.004, positions=600, temperature=0.3, seed=0)
@@ -184,7 +201,7 @@ def write_random_codes(work: Work, corpus: list[tuple[str, str]], frames: list[i
         work.codes,
         codes=rng.integers(0, CODES, (total, 16)).astype(np.uint8),
         phones=rng.integers(0, len(PHONES), (total, 2)).astype(np.uint8),
-        words=np.concatenate(words).astype(np.int16),
+        words=np.repeat(np.concatenate(words)[:, None], 2, 1).astype(np.int16),
         frames=np.array(frames),
         text=np.arange(len(corpus)),
         speaker=np.array([list(VOICES).index(voice) for voice, _ in corpus]),
@@ -339,7 +356,7 @@ def test_crops_contain_no_held_out_recording(tmp_path: Path) -> None:
             shard,
             wave=marks[np.repeat(chosen, 3 * FRAME)].astype(np.int16),
             phones=np.zeros((3 * chosen.sum(), 2), np.uint8),
-            words=np.zeros(3 * chosen.sum(), np.int16),
+            words=np.zeros((3 * chosen.sum(), 2), np.int16),
             frames=frames[chosen],
             text=texts[chosen],
             speaker=np.zeros(chosen.sum(), np.int64),

@@ -41,9 +41,22 @@ def test_frames_are_labelled_with_phones_and_words() -> None:
     assert len(samples) == len(words) * FRAME and samples.dtype == np.int16
     names = [PHONES[i] for i in phones[:8, 0]]  # at 1/4 of a frame; 60 ms of silence precede
     assert names == ["pause", "a", "b", "pause", "k", "pause", "pause", "d"]
-    spoken = [word for word in dict.fromkeys(words.tolist()) if word >= 0]
-    assert spoken == [0, 1, 2] and words[-1] == -1
+    spoken = [word for word in dict.fromkeys(words.flatten().tolist()) if word >= 0]
+    assert spoken == [0, 1, 2] and (words[-1] == -1).all()
     assert speech.word_starts(spans) == pytest.approx([0.06, 0.30, 0.54])
+
+
+def test_recordings_have_one_level_and_no_peak() -> None:
+    tone = np.sin(np.arange(SAMPLE_RATE) / 10).astype(np.float32)
+    tone[: SAMPLE_RATE // 2] = 0  # a pause does not count
+    for scale in (0.01, 1.0):
+        speech = TeacherSpeech(scale * tone, "a", np.zeros(1), np.ones(1)).levelled()
+        spoken = speech.audio[SAMPLE_RATE // 2 :]
+        assert np.sqrt(np.square(spoken).mean()) == pytest.approx(0.1, rel=0.01)
+    tone[-1] = 20
+    loud = TeacherSpeech(tone, "a", np.zeros(1), np.ones(1)).levelled().audio
+    assert np.abs(loud).max() == pytest.approx(0.8)
+    assert not TeacherSpeech(0 * tone, "a", np.zeros(1), np.ones(1)).levelled().audio.any()
 
 
 def test_a_word_that_is_not_spoken_starts_with_the_next() -> None:

@@ -68,7 +68,7 @@ class Dataset:
             tables = dict(file)
         self.codes = torch.from_numpy(tables["codes"]).to(device)
         self.phones = torch.from_numpy(tables["phones"]).to(device)
-        self._words = torch.from_numpy(tables["words"].astype(np.int64)).to(device)
+        self._words = torch.from_numpy(tables["words"][:, 0].astype(np.int64)).to(device)
         tokenizer = TextTokenizer(work.voice, config.talker.text_vocab_size)
         role = [config.text.im_start, config.text.assistant, tokenizer.encode("\n")[0]]
         self._role = torch.tensor(role, device=device)

@@ -10,6 +10,9 @@ from examples.train_voice.spectral import Spectra
 
 _PERIODS = 2, 3, 5, 7, 11
 _SIZES = 2048, 1024, 512  # of the spectra
+_SLOPE = 0.1  # of activations for negative values
+_FIRST_SCORES = 0.1  # deviation of untrained scores
+_GAIN = 10.0  # of waveforms, to unit variance: recordings have a level of 0.1
 _FLOOR = 1e-2  # magnitude below which spectra are not compressed further
 
 Output = tuple[Tensor, list[Tensor]]  # scores, and the features of every layer
@@ -21,9 +24,19 @@ def _conv(
     kernel: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
     dilation: tuple[int, int] = (1, 1),
+    deviation: float = 1.0,
 ) -> nn.Module:
+    """A convolution whose output has a given deviation before the training.
+
+    With torch's initial weights the signal vanishes, and the scores are biases.
+    """
     padding = dilation[0] * (kernel[0] // 2), dilation[1] * (kernel[1] // 2)
     conv = nn.Conv2d(into, out, kernel, stride, padding, dilation)
+    nn.init.normal_(
+        conv.weight, 0, deviation * (2 / (1 + _SLOPE**2) / conv.weight[0].numel()) ** 0.5
+    )
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
     return nn.utils.parametrizations.weight_norm(conv)
 
 
@@ -38,7 +51,7 @@ class _Network(nn.Module):
         *layers, last = list(self._layers)
         features: list[Tensor] = []
         for layer in layers:
-            x = F.leaky_relu(layer(x), 0.1)
+            x = F.leaky_relu(layer(x), _SLOPE)
             x = x.contiguous(memory_format=torch.channels_last)  # for tensor cores
             features.append(x)
         return last(x), features
@@ -50,7 +63,7 @@ def _period_network(channels: int) -> _Network:
         _conv(into, out, (5, 1), (3, 1) if i < 4 else (1, 1))
         for i, (into, out) in enumerate(pairwise(widths))
     ]
-    return _Network([*layers, _conv(widths[-1], 1, (3, 1))])
+    return _Network([*layers, _conv(widths[-1], 1, (3, 1), deviation=_FIRST_SCORES)])
 
 
 def _spectral_network(channels: int) -> _Network:
@@ -60,7 +73,7 @@ def _spectral_network(channels: int) -> _Network:
             _conv(2, channels, (3, 9)),
             *strided,
             _conv(channels, channels, (3, 3)),
-            _conv(channels, 1, (3, 3)),
+            _conv(channels, 1, (3, 3), deviation=_FIRST_SCORES),
         ]
     )
 
@@ -79,7 +92,7 @@ class Discriminators(nn.Module):
         outputs: list[Output] = []
         for period, network in zip(_PERIODS, self._period_networks, strict=True):
             padded = F.pad(wave, (0, -wave.shape[1] % period))
-            outputs.append(network(padded.unflatten(1, (-1, period))[:, None]))
+            outputs.append(network(_GAIN * padded.unflatten(1, (-1, period))[:, None]))
         for size, network in zip(_SIZES, self._spectral_networks, strict=True):
             outputs.append(network(self._compressed(wave, size)))
         return outputs

@@ -8,10 +8,13 @@ python -m examples.train_voice.evaluate WORK --json RESULTS.json --whisper WHEEL
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,10 @@ def _decoder(work: Work) -> Callable[[NDArray[np.int16]], NDArray[np.int16]]:
 
 
 def understanding(
-    speech: dict[str, Recordings], transcribe: Transcribe, languages: tuple[str, ...]
+    speech: dict[str, Recordings],
+    transcribe: Transcribe,
+    languages: tuple[str, ...],
+    pool: Executor,
 ) -> dict[str, Any]:
     """Word error rates.
 
@@ -78,6 +84,7 @@ def understanding(
         speech: Recordings of all held-out sentences under each condition.
         transcribe: Samples, rate and language to text.
         languages: Of the sentences that are used.
+        pool: Runs `transcribe`.
 
     Returns:
         For each condition the rate over all words, its ratio to the teacher's, the rates by voice
@@ -94,9 +101,13 @@ def understanding(
     for condition, recorded in speech.items():
         counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         wrong: list[str] = []
-        for i, category, voice, text in tqdm(sentences, desc=condition, disable=None):
+        transcripts = pool.map(
+            partial(_apply, transcribe),
+            [(recorded[i], SAMPLE_RATE, VOICES[voice].language) for i, _, voice, _ in sentences],
+        )
+        found = tqdm(transcripts, total=len(sentences), desc=condition, disable=None)
+        for (_, category, voice, text), heard in zip(sentences, found, strict=True):
             language = VOICES[voice].language
-            heard = transcribe(recorded[i], SAMPLE_RATE, language)
             num_errors = text_errors(text, heard, language)
             for group in ("all", voice, category):
                 counts[group][0] += num_errors
@@ -111,15 +122,19 @@ def understanding(
     return results
 
 
-def naturalness(speech: dict[str, Recordings]) -> dict[str, Any]:
+def _apply(transcribe: Transcribe, arguments: tuple[NDArray[np.int16], int, str]) -> str:
+    return transcribe(*arguments)
+
+
+def naturalness(speech: dict[str, Recordings], pool: Executor) -> dict[str, Any]:
     """Mean scores of DNSMOS for each condition, and by voice; silence at the end is cut off."""
     voices = [voice for voice, _ in texts.held_out_corpus()]
     results: dict[str, Any] = {}
     for condition, recorded in speech.items():
-        scores = np.array([
-            listeners.naturalness(_without_end(pcm), SAMPLE_RATE)
-            for pcm in tqdm(recorded, desc=condition, disable=None)
-        ])  # fmt: skip
+        rated = pool.map(
+            partial(listeners.naturalness, rate=SAMPLE_RATE), map(_without_end, recorded)
+        )
+        scores = np.array([*tqdm(rated, total=len(recorded), desc=condition, disable=None)])
         results[condition] = _scores(scores) | {
             name: _scores(scores[[voice == name for voice in voices]]) for name in VOICES
         }
@@ -216,6 +231,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
     parser.add_argument("--whisper", type=Path, help="folder of the wheels of Whisper base")
     parser.add_argument("--threads", type=int, default=2, help="for the speed of the voice")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=max((os.cpu_count() or 1) // 2, 1),
+        help="that recognise and rate, with two threads each (default: half of the processors)",
+    )
     options = parser.parse_args()
     work, start = Work(options.work), time.monotonic()
     missing = listeners.missing_packages()
@@ -229,13 +250,16 @@ def main() -> None:
         results["cpu"] = speed(tts)
         results["word_starts"] = word_times(work, tts, speech["teacher"])
     results["ends"] = json.loads(work.ends.read_text(encoding="utf-8"))
-    if not missing:
-        results["naturalness"] = naturalness(speech)
-    if not missing and options.whisper:
-        whisper = listeners.Whisper(options.whisper).transcribe
-        results["whisper"] = understanding(speech, whisper, ("english", "spanish"))
-    pocketsphinx = partial(_transcribe, Judge(None))
-    results["pocketsphinx"] = understanding(speech, pocketsphinx, ("english",))
+    # Spawned, since threads of torch run in this process.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:
+        if not missing:
+            results["naturalness"] = naturalness(speech, pool)
+        if not missing and options.whisper:
+            whisper = partial(_transcribe_by_whisper, options.whisper)
+            results["whisper"] = understanding(speech, whisper, ("english", "spanish"), pool)
+        pocketsphinx = _transcribe_by_pocketsphinx
+        results["pocketsphinx"] = understanding(speech, pocketsphinx, ("english",), pool)
     for judge in {"whisper", "pocketsphinx"} & results.keys():
         for condition, found in results[judge].items():
             print(f"{judge:12} {condition:10} {found['rate']:.3f} ({found['relative']})")
@@ -244,8 +268,24 @@ def main() -> None:
     options.json.write_text(text + "\n", encoding="utf-8")
 
 
-def _transcribe(judge: Judge, pcm: NDArray[np.int16], rate: int, _language: str) -> str:
-    return judge.transcribe(pcm, rate)
+@cache
+def _whisper(wheels: Path) -> listeners.Whisper:
+    """The recogniser of this process."""
+    return listeners.Whisper(wheels)
+
+
+def _transcribe_by_whisper(wheels: Path, pcm: NDArray[np.int16], rate: int, language: str) -> str:
+    return _whisper(wheels).transcribe(pcm, rate, language)
+
+
+@cache
+def _judge() -> Judge:
+    """The recogniser of this process."""
+    return Judge(None)
+
+
+def _transcribe_by_pocketsphinx(pcm: NDArray[np.int16], rate: int, _language: str) -> str:
+    return _judge().transcribe(pcm, rate)
 
 
 if __name__ == "__main__":

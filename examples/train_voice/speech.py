@@ -1,7 +1,7 @@
 """Speech of the teacher with the times of its phonemes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,11 @@ from examples.train_voice.phonemes import PUNCTUATION, phone_indices
 SAMPLE_RATE = 24_000
 FRAME = 1920  # samples, 80 ms
 _BEFORE_S, _AFTER_S = 0.06, 0.16  # silence that is kept around the speech
+# The teacher's voices differ by 4 dB and are quiet. The losses of the codec have absolute floors.
+_LEVEL = 0.1  # root mean square of speech without pauses: -20 dBFS
+_PEAK = 0.8  # largest sample; `Recordings.crops` amplifies by up to 1.26
+_WINDOW = 480  # samples of a level
+_QUIET = 0.03  # level of a pause, relative to the loudest window
 _SILENT = PUNCTUATION | {" "}
 
 
@@ -40,6 +45,14 @@ class TeacherSpeech:
             self.audio[first:last], self.phonemes, self.starts - shift, self.ends - shift
         )
 
+    def levelled(self) -> "TeacherSpeech":
+        """The speech, of at least a window, at the level of all recordings; quieter with a peak."""
+        windows = self.audio[: len(self.audio) // _WINDOW * _WINDOW].reshape(-1, _WINDOW)
+        power = np.square(windows).mean(1)
+        level = np.sqrt(power[power >= _QUIET**2 * power.max()].mean())
+        gain = min(_LEVEL / max(level, 1e-6), _PEAK / max(np.abs(self.audio).max(), 1e-6))
+        return replace(self, audio=(self.audio * gain).astype(np.float32))
+
     def frames(
         self, spans: Sequence[tuple[int, int]]
     ) -> tuple[NDArray[np.int16], NDArray[np.uint8], NDArray[np.int16]]:
@@ -50,7 +63,7 @@ class TeacherSpeech:
 
         Returns:
             int16 samples, padded with silence to whole frames; phones [frames, 2] at 1/4 and 3/4 of
-            each frame, indices into `PHONES`; words [frames] at 1/4, -1 between words.
+            each frame, indices into `PHONES`; words [frames, 2] at these times, -1 between words.
         """
         wave = np.pad(self.audio, (0, -len(self.audio) % FRAME))
         samples = np.clip(np.round(wave * 32767), -32768, 32767).astype(np.int16)
@@ -61,8 +74,8 @@ class TeacherSpeech:
         after = times > self.ends[-1]
         phones = np.array(phone_indices(self.phonemes))[position]
         phones[before | after] = 0
-        words = np.array(self._words(spans))[position[:, 0]]
-        words[(before | after)[:, 0]] = -1
+        words = np.array(self._words(spans))[position]
+        words[before | after] = -1
         return samples, phones.astype(np.uint8), words.astype(np.int16)
 
     def _words(self, spans: Sequence[tuple[int, int]]) -> list[int]:

@@ -91,8 +91,8 @@ def label(lines: Lines, speeches: list[TeacherSpeech], first: int) -> dict[str, 
 
     Returns:
         Arrays of a shard: `wave` int16 [samples], `phones` uint8 [frames, 2], `words` int16
-        [frames] and `starts` float32 [words], the words' starts in seconds, of all texts; `frames`,
-        `text` and `speaker` of each text.
+        [frames, 2] and `starts` float32 [words], the words' starts in seconds, of all texts;
+        `frames`, `text` and `speaker` of each text.
     """
     names = list(VOICES)
     columns: dict[str, list[Any]] = {
@@ -102,7 +102,7 @@ def label(lines: Lines, speeches: list[TeacherSpeech], first: int) -> dict[str, 
         speech, (_, spans) = whole.trimmed(), split_words(line)
         if not _MIN_S <= len(speech.audio) / SAMPLE_RATE <= _MAX_S:
             continue
-        wave, phones, words = speech.frames(spans)
+        wave, phones, words = speech.levelled().frames(spans)
         starts = np.array(speech.word_starts(spans), np.float32)
         row = (wave, phones, words, starts, len(words), first + i, names.index(voice))
         for column, value in zip(columns.values(), row, strict=True):

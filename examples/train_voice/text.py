@@ -20,7 +20,7 @@ from examples.train_voice.replies import Replies
 
 _MAX_CHARS = 360
 _MAX_WORDS = 62
-_SPANISH_SHARE = 0.2
+_SPANISH_SHARE = 0.25
 _SHARES = {  # of the texts of a language
     "english": {"replies": 44, "grammar": 16, "novels": 9, "verses": 8, "examples": 17, "words": 6},
     "spanish": {"replies": 64, "verses": 20, "words": 16},

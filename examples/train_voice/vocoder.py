@@ -1,10 +1,9 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
 The losses are those of HiFi-GAN and the Descript Audio Codec: log-mels at several resolutions,
-least-squares scores, and features of discriminators by period and by spectrum. Their gradients have
-fixed shares.
+least-squares scores, and features of discriminators by period and by spectrum.
 
-python -m examples.train_voice.vocoder WORK --minutes 10
+python -m examples.train_voice.vocoder WORK --minutes 8
 """
 
 import argparse
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from examples.train_voice.codec_model import CodecModel
@@ -38,11 +37,13 @@ from examples.train_voice.training import (
     set_rate,
 )
 
-_PEAK_RATE = 3e-4
+_PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-_SHARES = {"mel": 1.0, "adversarial": 0.1, "features": 0.3}  # of the waveform's gradient
-_MAX_NORM = 200.0  # of the discriminators' gradients
-_RAMP_STEPS = 300  # over which the adversarial losses reach their weight
+# Of the decoder's gradient features contribute two thirds of the log-mels', scores a third.
+_WEIGHTS = {"mel": 1.0, "adversarial": 0.2, "features": 0.5}
+_MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
+_ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
+_RAMP_STEPS = 1000  # over which their losses reach their weights then
 _SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
 _LONG_INTERVAL = 3  # one step in so many has a quarter of the crops, four times as long
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
@@ -59,7 +60,6 @@ class _Training:
         self._spectra = Spectra(device)
         self._fast = fast_type(device)
         self._device = device
-        self._norms = torch.zeros(len(_SHARES), device=device)  # moving averages
         self._parameters = model.decoder_parameters(), list(self.discriminators.parameters())
         self._optimizers = [adamw(p, betas=_BETAS, decay=_DECAY) for p in self._parameters]
 
@@ -80,61 +80,37 @@ class _Training:
         if len(predicted):
             codes = torch.cat([codes, predicted])
         decoded = self.model.decoder(self.model.embed_codes(codes))
-        judged = decoded.detach().requires_grad_()
         enabled = self._fast != torch.float32
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(wave[:, _SKIPPED_SAMPLES:])
-            fake = self.discriminators(judged[:, _SKIPPED_SAMPLES:])
-        mels = self._spectra.mel_distances(judged, wave)
+            fake = self.discriminators(decoded[:, _SKIPPED_SAMPLES:])
+        mels = self._spectra.mel_distances(decoded, wave)
         losses = {
             "mel": torch.stack(list(mels.values())).sum(),
             "adversarial": adversarial_loss(fake),
             "features": feature_loss(real, fake),
         }
-        discriminator = discriminator_loss(real, fake)
-        grad = self._balanced(losses, judged, weight)
-        generator, discriminating = self._parameters
-        norm = _descend(self._optimizers[1], discriminating, discriminator, None, _MAX_NORM)
-        _descend(self._optimizers[0], generator, decoded, grad, float("inf"))
+        weights = {name: w if name == "mel" else w * weight for name, w in _WEIGHTS.items()}
+        decoding = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
+        discriminating = discriminator_loss(real, fake)
+        # Both gradients before both steps: they belong to the parameters of the forward pass.
+        for loss, parameters in zip((decoding, discriminating), self._parameters, strict=True):
+            for p in parameters:
+                p.grad = None
+            loss.backward(inputs=parameters, retain_graph=loss is decoding)
+        norms = [
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+            for parameters, limit in zip(self._parameters, _MAX_NORMS, strict=True)
+        ]
+        for optimizer in self._optimizers:
+            optimizer.step()
         return {
             **{name: loss.detach() for name, loss in losses.items()},
-            **{f"norm_{name}": n for name, n in zip(losses, self._norms, strict=True)},
             "wave_mel": mels[1024].detach(),
-            "discriminator": discriminator.detach(),
-            "norm_discriminator": norm,
+            "discriminator": discriminating.detach(),
+            "norm_decoder": norms[0],
+            "norm_discriminator": norms[1],
         }
-
-    def _balanced(self, losses: dict[str, Tensor], wave: Tensor, weight: Tensor) -> Tensor:
-        """Gradient of the waveform, to which each loss contributes its share (as in EnCodec).
-
-        Without it the log-mels' gradient is hundreds of times the others'. A gradient that exceeds
-        its moving average is limited to its share: scores' gradients grow tenfold within tens of
-        steps while the discriminators learn, and would destroy the trained decoder.
-        """
-        grads = [torch.autograd.grad(x, wave, retain_graph=True)[0] for x in losses.values()]
-        norms = torch.stack([grad.norm() for grad in grads])
-        self._norms.copy_(torch.where(self._norms > 0, self._norms.lerp(norms, 0.02), norms))
-        total = torch.zeros_like(wave)
-        scales = torch.maximum(self._norms, norms)
-        for grad, norm, (name, share) in zip(grads, scales, _SHARES.items(), strict=True):
-            total += share / (norm + 1e-12) * grad * (1.0 if name == "mel" else weight)
-        return total
-
-
-def _descend(
-    optimizer: torch.optim.Optimizer,
-    parameters: list[nn.Parameter],
-    output: Tensor,
-    grad: Tensor | None,
-    limit: float,
-) -> Tensor:
-    """Makes a step with clipped gradients, given the output's gradient; gives their norm."""
-    optimizer.zero_grad(set_to_none=True)
-    # `autograd.grad` gives transposed gradients, which the fused optimiser of a GPU rejects.
-    output.backward(grad, inputs=parameters)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    optimizer.step()
-    return norm
 
 
 @torch.no_grad()
@@ -187,7 +163,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
     training = _Training(model, device, channels)
     if discriminators_file.exists():
         training.discriminators.load_state_dict(load_state(discriminators_file, device))
-    ramp_steps = 0 if discriminators_file.exists() else _RAMP_STEPS
+    judged_steps = _ALONE_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
     average = Average(model.parameters.values())
     budget, steps, step_idx = Budget(minutes, used_s), dict[bool, CapturedStep](), 0
     predicted, weight = _load_predictions(work, device), torch.zeros((), device=device)
@@ -208,7 +184,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
             long = step_idx % _LONG_INTERVAL == 0
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
-            weight.fill_(min(1.0, step_idx / max(1, ramp_steps)))
+            weight.fill_(min(1.0, max(0.0, (judged_steps + step_idx - _ALONE_STEPS) / _RAMP_STEPS)))
             training.set_rate(budget.rate(_PEAK_RATE))
             if long not in steps:
                 steps[long] = CapturedStep(training.step, wave, given, weight)
@@ -233,7 +209,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec`")
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--crops", type=int, default=16, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument(
