@@ -1,8 +1,10 @@
 """`examples/voice_agent.py` with a scripted recogniser and language model, for Pipecat's runner."""
 
+import math
 from collections.abc import AsyncGenerator
 
-from pipecat.frames.frames import Frame, TranscriptionFrame
+from pipecat.frames.frames import BotStoppedSpeakingFrame, Frame, TranscriptionFrame
+from pipecat.processors.frame_processor import FrameDirection
 from pipecat.runner.types import RunnerArguments
 from pipecat.runner.utils import create_transport
 from pipecat.services.settings import STTSettings
@@ -16,15 +18,21 @@ GREETING = "Hello, and welcome. What can I do for you today?"
 ANSWER = "I am sorry, I have heard that before."
 QUESTION = "Tell me a joke."
 
-_QUESTION_AFTER_S = 6.0  # of audio from the microphone
+_QUESTION_AFTER_S = 4.0  # of audio from the microphone, after the greeting
 
 
 class ScriptedSTT(STTService):
-    """Transcribes one sentence after some seconds of audio, whatever it contains."""
+    """Transcribes one sentence some seconds after the greeting, whatever the audio contains."""
 
     def __init__(self) -> None:
         super().__init__(settings=STTSettings(model="scripted", language=None))
-        self._remaining_s = _QUESTION_AFTER_S
+        self._remaining_s = math.inf
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """See `FrameProcessor`; the agent's speech ends."""
+        await super().process_frame(frame, direction)
+        if isinstance(frame, BotStoppedSpeakingFrame) and self._remaining_s == math.inf:
+            self._remaining_s = _QUESTION_AFTER_S
 
     async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame | None, None]:
         """Takes a chunk of audio."""

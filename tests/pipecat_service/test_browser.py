@@ -94,14 +94,14 @@ ENERGY = """
   return energy;
 })()
 """
-AUDIBLE = 0.01  # energy of a second at -20 dBFS
+AUDIBLE = 0.001  # energy of a second at -30 dBFS
 
 # Whether the received audio was silent for a second.
 PAUSED = f"""
 (async () => {{
   const before = await {ENERGY};
   await new Promise((next) => setTimeout(next, 1000));
-  return (await {ENERGY}) - before < {AUDIBLE / 100};
+  return (await {ENERGY}) - before < {AUDIBLE / 10};
 }})()
 """
 
