@@ -9,7 +9,7 @@ from examples.train_voice.run import Stage, StageError, run_stages, stages
 
 
 class Stages:
-    """Simulated stages that take one tick each; their starts and ends."""
+    """Simulated stages that take two ticks each, a failing one takes one; their starts and ends."""
 
     def __init__(self, failing: str | None = None) -> None:
         self.tick = 0
@@ -18,7 +18,8 @@ class Stages:
 
     def start(self, stage: Stage) -> "Simulated":
         self.events.append(("start", stage.name))
-        return Simulated(self, stage.name, self.tick + 1)
+        num_ticks = 1 if stage.name == self._failing else 2
+        return Simulated(self, stage.name, self.tick + num_ticks)
 
     def advance(self, _seconds: float) -> None:
         self.tick += 1
@@ -85,6 +86,7 @@ def test_a_stage_that_fails_ends_the_others(tmp_path: Path) -> None:
         )
     started = {name for event, name in simulated.events if event == "start"}
     assert "talker" not in started and "export" not in started
+    assert ("terminate", "vocoder") in simulated.events  # it ran beside the one that failed
     ended = {name for event, name in simulated.events if event in ("end", "terminate")}
     assert started == ended
 

@@ -1,7 +1,7 @@
 """Runs the stages that need a GPU, each in a process of its own with a log, and times them.
 
 With two GPUs the stages that do not depend on each other run beside each other: `synthesis` and
-`vocoder` on the second one. Stages continue where an earlier run was stopped.
+`vocoder` on the second one. Trainings and `synthesis` continue where an earlier run was stopped.
 
 python -m examples.train_voice.run WORK TEACHER --gpus 0,1 --json durations.json
 """
@@ -144,7 +144,7 @@ def run_stages(
                 if (status := process.poll()) != 0:
                     raise StageError(
                         f"The stage {name} ended with status {status}; its log says why. "
-                        "Run the command again: stages that ended are not repeated in full."
+                        "Then run the command again: trainings and synthesis continue."
                     )
                 seconds[name] = round(clock() - begin_s, 1)
                 report(f"{name}: {seconds[name]:g} s")
@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the durations")
     options = parser.parse_args()
     gpus = options.gpus.split(",")
+    if len(gpus) > 2:
+        parser.error(f"--gpus takes one or two GPUs, found {options.gpus}")
     work = Work(options.work)
     if not work.phonemes.exists():
         parser.error(f"{work.phonemes} is missing; run examples.train_voice.pronunciation first")
