@@ -33,7 +33,7 @@ from megakernel_stt import STT, Final, MegakernelTTSError, Partial, Session, Tra
 from pipecat_service.arguments import check_engine, check_keywords, check_settings, choose_model
 from pipecat_service.errors import check_warm, error_category, report_error
 from pipecat_service.loading import shared_engine
-from pipecat_service.segments import SpeechSegments
+from pipecat_service.stt_results import UnreportedTokens
 from pipecat_service.stt_settings import (
     AUTOMATIC,
     MegakernelSTTSettings,
@@ -105,7 +105,7 @@ class MegakernelSTTService(STTService):
         self._engine: STT | None = None
         self._session: Session | None = None
         self._reader: asyncio.Task[None] | None = None  # of the session's events
-        self._segments = SpeechSegments(0.0, gated=False)
+        self._unreported = UnreportedTokens(0.0, gated=False)
         self._gated = False  # whether the pipeline has a voice activity detector
         self._audio_s = 0.0  # received so far
         self._session_start_s = 0.0  # of this audio
@@ -201,11 +201,11 @@ class MegakernelSTTService(STTService):
             return
         self._session, self._session_start_s = session, self._audio_s
         self._failing = False
-        self._segments = SpeechSegments(self._audio_s, gated=self._gated)
+        self._unreported = UnreportedTokens(self._audio_s, gated=self._gated)
         self._latest, self._interim_text = None, ""
         self._num_requests = self._num_outdated = 0
         if self._user_speaking:
-            self._segments.begin_speech(0.0)
+            self._unreported.begin_speech(0.0)
         self._reader = self.create_task(self._read(session), "results")
 
     async def _read(self, session: Session) -> None:
@@ -297,7 +297,7 @@ class MegakernelSTTService(STTService):
 
     def _has_paused(self) -> bool:
         """Whether words without a final result are followed by a pause."""
-        tokens = self._segments.new(self._latest).tokens if self._latest is not None else ()
+        tokens = self._unreported.new(self._latest).tokens if self._latest is not None else ()
         return bool(tokens) and self._audio_s - tokens[-1].end > _PAUSE_S
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
@@ -310,14 +310,14 @@ class MegakernelSTTService(STTService):
             self._expect_detector()
             await self._begin_speech(frame.start_secs)
         elif isinstance(frame, VADUserStoppedSpeakingFrame):
-            self._segments.end_speech(self._session_s)
+            self._unreported.end_speech(self._session_s)
             self._request_final()
 
     def _expect_detector(self) -> None:
         """Notes that the pipeline has a voice activity detector: words outside speech are noise."""
         if not self._gated:
             self._gated = True
-            self._segments.gate()
+            self._unreported.gate()
 
     async def _begin_speech(self, start_secs: float) -> None:
         """Begins speech, with the words since its beginning.
@@ -326,10 +326,10 @@ class MegakernelSTTService(STTService):
             start_secs: Seconds of speech that the detector needed.
         """
         self._num_outdated = self._num_requests  # they would end the turn that begins
-        self._segments.begin_speech(self._session_s - start_secs)
+        self._unreported.begin_speech(self._session_s - start_secs)
         self._interim_text = ""
         if self._latest is not None:
-            await self._send_interim(self._segments.new(self._latest))
+            await self._send_interim(self._unreported.new(self._latest))
 
     # Results
 
@@ -342,8 +342,8 @@ class MegakernelSTTService(STTService):
 
     async def _handle_partial(self, transcript: Transcript) -> None:
         self._latest = transcript
-        self._segments.settle(transcript)
-        new = self._segments.new(transcript)
+        self._unreported.settle(transcript)
+        new = self._unreported.new(transcript)
         if not self._gated or self._user_speaking:
             await self._send_interim(new)
         elif new.text and not self._num_requests:
@@ -362,16 +362,16 @@ class MegakernelSTTService(STTService):
 
     async def _handle_final(self, final: Final) -> None:
         """Sends a final result, unless it has no words or speech has begun again meanwhile."""
-        if self._segments.new(final.transcript).text:
+        if self._unreported.new(final.transcript).text:
             await self.emit_stt_usage_metrics()  # before the frame, which ends the span of a trace
         self._num_requests = max(self._num_requests - 1, 0)  # the end of the audio is no request
         if self._num_outdated:
             self._num_outdated -= 1
             return
-        new = self._segments.new(final.transcript)
+        new = self._unreported.new(final.transcript)
         if not new.text:
             return
-        self._segments.report(final.transcript)
+        self._unreported.report(final.transcript)
         self._interim_text = ""
         self.confirm_finalize()
         language = self._language(new)

@@ -11,8 +11,8 @@ _REPEATED_S = 0.3  # of audio after a final result, in which the stream may deco
 _ROUNDING_S = 0.001  # a frame may begin where the audio of a final result ends, and is part of it
 
 
-class SpeechSegments:
-    """Divides the transcripts of one session.
+class UnreportedTokens:
+    """Finds the new tokens in the transcripts of one session.
 
     A transcript is that of the whole session, and each final result of a pipeline has new words
     only. A final result comes from a fork of the stream, and the stream itself decodes the end of
