@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megakernel_common.kernels.program import (
-    ARCHITECTURES,
     COMMON_FLAGS,
     CSRC,
     Program,
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 FLAGS = ("-O3", *COMMON_FLAGS, "-Werror", "all-warnings")
 _LAUNCHER = "launcher.cpp"
 _HOST_FLAGS = ("-O2", "-std=c++20")
-_USED = re.compile(r"Used (\d+) registers")
 _HEADERS = re.compile(r'INCLUDES="-I([^"]+)"')
-_SPILLED = re.compile(r"(\d+) bytes spill stores")
 
 
 def find_nvcc() -> str | None:
@@ -95,6 +91,19 @@ def compile_program(program: Program, architecture: str) -> bytes:
     return _compile(program, architecture)[0]
 
 
+def report_usage(program: Program, architecture: str) -> str:
+    """Compiles a program; returns what ptxas prints of registers and spills.
+
+    Args:
+        program: The program.
+        architecture: As nvcc names it.
+
+    Raises:
+        RuntimeError: There is no nvcc, or the text does not compile; the message has its output.
+    """
+    return _compile(program, architecture, "-Xptxas", "-v")[1]
+
+
 def _compile(program: Program, architecture: str, *options: str) -> tuple[bytes, str]:
     """The cubin of a program, and what nvcc printed."""
     with tempfile.TemporaryDirectory() as folder:
@@ -159,41 +168,3 @@ def cuda_headers() -> Path:
     if folder is None:
         raise RuntimeError(f"nvcc does not name the folder of cuda.h:\n{run.stdout}{run.stderr}")
     return Path(folder[1])
-
-
-def check(programs: list[Program]) -> bool:
-    """Compiles programs for their architectures; prints registers, spills and shared memory.
-
-    Args:
-        programs: The programs.
-
-    Returns:
-        Whether all of them compile without warnings, and nothing is spilled.
-
-    Raises:
-        RuntimeError: There is no nvcc.
-    """
-    nvcc("90a")  # raises once, before any job does
-
-    def compile_one(architecture: str, program: Program) -> tuple[bool, str]:
-        label = f"sm_{architecture} {program.name}"
-        try:
-            _, output = _compile(program, architecture, "-Xptxas", "-v")
-        except RuntimeError as error:
-            return False, f"{label}: {error}"
-        used = [int(count) for count in _USED.findall(output)]
-        spilled = max(map(int, _SPILLED.findall(output)), default=0)
-        return spilled == 0, (
-            f"{label}: {len(used)} kernels, at most {max(used, default=0)} registers and "
-            f"{spilled} bytes spilled, at most {ARCHITECTURES[architecture]} KiB of shared memory"
-        )
-
-    fine = True
-    jobs = [
-        (architecture, program) for program in programs for architecture in program.architectures
-    ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for passed, line in pool.map(compile_one, *zip(*jobs, strict=True)):
-            print(line)
-            fine &= passed
-    return fine

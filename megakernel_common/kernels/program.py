@@ -1,6 +1,8 @@
 """A program: the text of a family of kernels, for one model and one build variant."""
 
 import hashlib
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ CSRC = _find_sources()
 ARCHITECTURES = {"80": 163, "86": 99, "89": 99, "90a": 227, "100a": 227, "120a": 99}
 # Without contraction, or kernels compiled for one column and for many would round differently.
 COMMON_FLAGS = ("-std=c++20", "-fmad=false")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,24 @@ class Program:
         )
 
     def digest(self, *build: str) -> str:
-        """Digest of the text, of all sources, and of what else a build depends on.
+        """Digest of the text, of the sources that it includes, and of what else a build depends on.
 
         Args:
             build: Flags and versions of the compiler, and the like.
         """
         digest = hashlib.sha256("\0".join((self.text, *build)).encode())
-        for file in sorted(CSRC.rglob("*.cu*")):
+        for file in sorted({*_with_included((CSRC / self.source).resolve())}):
             digest.update(file.read_bytes())
         return digest.hexdigest()[:16]
+
+
+def _with_included(source: Path) -> Iterator[Path]:
+    """A source of csrc and what it includes of csrc; a file may come several times."""
+    yield source
+    for name in _INCLUDE.findall(source.read_text(encoding="utf-8")):
+        included = (source.parent / name).resolve()
+        if included.exists():  # the emulator's header is only where the emulator is built
+            yield from _with_included(included)
 
 
 def architecture_flags(architecture: str) -> list[str]:

@@ -14,9 +14,6 @@ _RELEASED = {
     "1.7B": (StackShape(2048, 16, 8, 6144), _RELEASED_PREDICTOR, 2048),
 }
 _SIZES = {**_RELEASED, "demo": (StackShape(256, 4, 2, 512), StackShape(256, 2, 1, 512), 256)}
-# Architecture -> the size whose decode kernels have the most registers; with equal numbers the
-# 1.7B. sm_89 is left out: its machine code is that of sm_86, byte for byte.
-_MOST_REGISTERS = {"80": "0.6B", "86": "1.7B", "100a": "1.7B", "120a": "1.7B"}
 
 
 def released_programs() -> list[Program]:
@@ -28,24 +25,6 @@ def all_programs() -> list[Program]:
     """All kernels: decode kernels of the released sizes and of the demo voice, codec, alignment."""
     decode = [program for size in _SIZES for program in _decode_programs(size)]
     return [*decode, codec_program(), align_program()]
-
-
-def most_registers_programs() -> list[Program]:
-    """All kernels for sm_90a, and of similar ones for another architecture a single one.
-
-    Of the decode kernels, another architecture has the size with the most registers. The codec's
-    machine code for sm_89 is that for sm_86.
-    """
-    programs: list[Program] = []
-    for size in _SIZES:
-        checked = {"90a", *(a for a, largest in _MOST_REGISTERS.items() if largest == size)}
-        for program in _decode_programs(size):
-            common = tuple(a for a in program.architectures if a in checked)
-            if common:
-                programs.append(replace(program, architectures=common))
-    codec = codec_program()
-    without_89 = tuple(a for a in codec.architectures if a != "89")
-    return [*programs, replace(codec, architectures=without_89), align_program()]
 
 
 def _decode_programs(size: str) -> list[Program]:

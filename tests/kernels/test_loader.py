@@ -1,5 +1,6 @@
 """The cache of compiled kernels, and the choice of how to compile and launch them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from megakernel_common.kernels import build, loader, nvrtc
-from megakernel_common.kernels.program import Program
+from megakernel_common.kernels.program import CSRC, Program
+from megakernel_tts.kernels.codec import codec_program
 from megakernel_tts.kernels.models import all_programs, released_programs
 
 CUDA = torch.device("cuda", 0)
@@ -64,6 +66,25 @@ def test_what_a_build_depends_on_is_part_of_its_digest() -> None:
     assert len(variants) == 6
     assert program.digest("90a", "compiler 1") in variants
     assert len({program.text for program in all_programs()}) == len(all_programs())
+
+
+def test_a_digest_changes_with_the_sources_that_the_program_includes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    monkeypatch.setattr("megakernel_common.kernels.program.CSRC", tmp_path / "csrc")
+    codec = codec_program()
+    before = codec.digest()
+    for name, affects in (
+        ("codec/kernels.cu", True),
+        ("codec/row_window.cuh", True),  # included by a file that kernels.cu includes
+        ("memory.cuh", True),
+        ("transducer/joint.cuh", False),
+    ):
+        with (tmp_path / "csrc" / name).open("a") as file:
+            file.write("// changed\n")
+        assert (codec.digest() != before) == affects, name
+        before = codec.digest()
 
 
 @pytest.mark.parametrize(
