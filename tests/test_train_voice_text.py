@@ -14,10 +14,17 @@ from examples.train_voice.judge import errors, normalised_words, text_errors, wo
 from examples.train_voice.numerals import ordinal, roman, spell, spell_es, to_roman, year
 from examples.train_voice.phonemes import LANGUAGES, VOICES
 from examples.train_voice.replies import Replies
+from examples.train_voice.sample import sentences
 from examples.train_voice.slots import Slots
 from examples.train_voice.spoken import spoken_words
 from examples.train_voice.symbols import SPELLED
-from examples.train_voice.text import contains_held_out, held_out, held_out_corpus, is_suitable
+from examples.train_voice.text import (
+    contains_held_out,
+    held_out,
+    held_out_corpus,
+    is_suitable,
+    language_of,
+)
 
 WORDS = ["apple", "river", "letter", "window", "Alice", "Boston"]
 
@@ -234,3 +241,11 @@ def test_definitions_and_examples_are_read_from_wordnet(tmp_path: Path) -> None:
         ("example", "big cat", "the big cat slept all day"),
         ("noun", "big cat", "a large cat"),
     ]
+
+
+def test_the_sample_has_every_voice_in_its_language_and_ten_different_sentences() -> None:
+    chosen = sentences()
+    category = {text: category for category, text in held_out()}
+    assert len({text for _, text in chosen}) == 10
+    assert {voice for voice, _ in chosen} == {*VOICES}
+    assert all(VOICES[voice].language == language_of(category[text]) for voice, text in chosen)
