@@ -156,7 +156,7 @@ class EventQueue(BaseEventQueue[Event]):
         """Creates an empty queue.
 
         Args:
-            on_read: Called by the reader after each event that it takes.
+            on_read: Called by the reader after each chunk that it takes.
             on_abandon: Called when the session is abandoned; must not take a lock.
             clock: The engine's clock, in seconds.
             wakeups: Receives the queue after each event. None: of the queue's own.
@@ -184,7 +184,8 @@ class EventQueue(BaseEventQueue[Event]):
 
     def end_slot_wait(self) -> None:
         """Records that the stream has a slot; called by the engine thread."""
-        self._slot_waits = self.slot_wait_s, None
+        if self._slot_waits[1] is not None:
+            self._slot_waits = self.slot_wait_s, None
 
     def put(self, event: Event) -> None:
         """Appends an event; called by the engine thread, which then wakes the readers."""
@@ -214,7 +215,7 @@ class EventQueue(BaseEventQueue[Event]):
             if isinstance(event, AudioChunk):
                 self._events.popleft()
                 self.num_unread -= _num_frames(event)
-        if event is not None:
+        if isinstance(event, AudioChunk):
             self._on_read()
         return event
 
@@ -351,9 +352,9 @@ class Session:
     def cancel(self) -> None:
         """Stops the speech within one frame; no chunk is read after this returns.
 
-        Does nothing in a forked process.
+        Does nothing if the `Finish` was read, or in a forked process.
         """
-        if self._process.is_current:
+        if self._finish is None and self._process.is_current:
             self._events.mute()
             self._events.abandon()
 
@@ -389,4 +390,5 @@ class Session:
         self.cancel()
 
     def __del__(self) -> None:
-        self._events.abandon()  # takes no lock: a collector may run this within any code
+        if self._finish is None:  # else the engine, which has left the stream, would be woken
+            self._events.abandon()  # takes no lock: a collector may run this within any code

@@ -85,3 +85,29 @@ def _chunk(frame: int) -> AudioChunk:
 
 async def _read(session: Session) -> list[int]:
     return [event.frame async for event in session if isinstance(event, AudioChunk)]
+
+
+def test_a_session_that_was_read_to_its_end_does_not_wake_the_engine() -> None:
+    """The engine has left its stream; a wake-up would be in the way of the next request."""
+    calls = list[str]()
+    wakeups = ReaderWakeups()
+    queue = EventQueue(
+        lambda: calls.append("read"), lambda: calls.append("abandoned"), wakeups=wakeups
+    )
+    for event in (_chunk(0), Finish("eos", 1)):
+        queue.put(event)
+    session = Session(_NoText(), queue, lambda: None)  # pyright: ignore[reportArgumentType]
+    with session:
+        assert [type(event) for event in session] == [AudioChunk, Finish]
+    del session
+    assert calls == ["read"]
+
+
+def test_a_session_that_is_left_or_dropped_before_its_end_wakes_the_engine() -> None:
+    for leave in (Session.cancel, lambda session: None):
+        calls = list[str]()
+        queue = EventQueue(lambda: None, lambda calls=calls: calls.append("abandoned"))
+        session = Session(_NoText(), queue, lambda: None)  # pyright: ignore[reportArgumentType]
+        leave(session)
+        del session
+        assert calls and queue.abandoned

@@ -39,6 +39,8 @@ class PagePool:
         """
         self.num_pages, self.page_size = num_pages, page_size
         self.table: NDArray[np.int32] = np.zeros((num_slots, num_columns), np.int32)
+        # The table as lists: reading a row of an array takes several operations of NumPy.
+        self._rows: list[list[int]] = self.table.tolist()
         self._slot_pages = slot_pages
         self.num_changes = 0
         self._free = deque(range(num_pages))
@@ -96,8 +98,8 @@ class PagePool:
 
     def _write(self, slot: int) -> None:
         """Writes a slot's row of the table, unless its last stream left the same pages there."""
-        pages = self._pages[slot]
-        row = self.table[slot, : len(pages)]
-        if row.tolist() != pages:
-            row[:] = pages
+        pages, row = self._pages[slot], self._rows[slot]
+        if row[: len(pages)] != pages:
+            row[: len(pages)] = pages
+            self.table[slot, : len(pages)] = pages
             self.num_changes += 1

@@ -15,7 +15,7 @@ stream alone has enough memory for all of its positions, so that none waits for 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megakernel_tts.backends.protocol import Backend
@@ -57,7 +57,7 @@ class Scheduler:
         policy: Limits.
         deadlines: Decides which streams are stepped.
         clock: Returns the time in seconds.
-        lock: Guards the list of streams.
+        lock: Held while streams are added or removed.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class Scheduler:
         self.lock = threading.Lock()
         self._backend = backend
         self._vocoder = vocoder
-        self._streams: list[Stream] = []  # in the order in which they get slots
+        # In the order in which they get slots; replaced under `lock`, so that reading needs none.
+        self._streams: tuple[Stream, ...] = ()
         self._free_slots = list(range(backend.num_slots))
         # Whether memory was too small, when it was last asked for: for the next frame of a stream
         # that speaks, or for the stream at the front of the queue.
@@ -83,10 +84,9 @@ class Scheduler:
     # --- streams ---
 
     @property
-    def streams(self) -> list[Stream]:
-        """A copy of the list of open streams, in the order in which they get slots."""
-        with self.lock:
-            return list(self._streams)
+    def streams(self) -> Sequence[Stream]:
+        """The open streams at present, in the order in which they get slots."""
+        return self._streams
 
     @property
     def num_live(self) -> int:
@@ -95,21 +95,23 @@ class Scheduler:
 
     def add(self, stream: Stream) -> None:
         """Appends a new stream; `lock` must be held."""
-        self._streams.append(stream)
+        self._streams = (*self._streams, stream)
 
     def remove(self, stream: Stream) -> bool:
         """Removes a stream; returns False if it was removed before."""
         with self.lock:
             if stream not in self._streams:
                 return False
-            self._streams.remove(stream)
+            self._streams = self._without(stream)
             return True
 
     def requeue(self, stream: Stream) -> None:
         """Moves a stream to the end of the queue."""
         with self.lock:
-            self._streams.remove(stream)
-            self._streams.append(stream)
+            self._streams = (*self._without(stream), stream)
+
+    def _without(self, stream: Stream) -> tuple[Stream, ...]:
+        return tuple(other for other in self._streams if other is not stream)
 
     # --- decisions ---
 
