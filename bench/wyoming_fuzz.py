@@ -16,6 +16,7 @@ _NUM_CONNECTIONS = 8
 _CLOSED_SHARE, _ABORTED_SHARE = 0.02, 0.02  # of the sequences, after which a connection is closed
 _CHANGED_SHARE, _BROKEN_SHARE, _MISSING_SHARE = 0.1, 0.02, 0.05  # of the events
 _PORTION = 10  # sequences, after which the connections are read
+_TIMEOUT_S = 60.0  # of the speech of valid events
 
 Event = tuple[str, dict[str, Any]]
 
@@ -95,7 +96,7 @@ class _Connection(FuzzConnection):
 async def send_events(
     address: tuple[str, int], num_events: int, rng: random.Random, report: FuzzReport
 ) -> None:
-    """Sends events over several connections, which are closed at random.
+    """Sends events over several connections, which are closed at random, then valid ones.
 
     Args:
         address: Host and port of the service.
@@ -127,4 +128,23 @@ async def send_events(
     report.messages += num_sent
     for connection in connections:
         await connection.close()
+    await _speak(address, report)
     report.rss_growth_mb += rss_mb() - settled_mb
+
+
+async def _speak(address: tuple[str, int], report: FuzzReport) -> None:
+    """Sends the events of live text; the speech must come, since a client waits for it."""
+    reader, writer = await asyncio.open_connection(*address)
+    frames = (_frame(kind, data, b"") for kind, data in (_START, _CHUNK, _STOP))
+    writer.writelines(json.dumps(header).encode() + b"\n" + content for header, content in frames)
+    received: list[str] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S):
+            while "synthesize-stopped" not in received and (
+                event := await async_read_event(reader)
+            ):
+                received.append(event.type)
+    report.events.update(received)
+    if "synthesize-stopped" not in received:
+        report.failures["no speech of valid events"] = str(received)
+    writer.close()

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from examples.train_voice import pitch
 from examples.train_voice.phonemes import PHONES, join_words, phone_indices, split_words
 from examples.train_voice.speak import SpokenCodes, ends
-from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech
+from examples.train_voice.speech import FRAME, SAMPLE_RATE, TeacherSpeech, starts_of_words
 
 RATE = 24_000
 
@@ -65,6 +65,11 @@ def test_a_word_that_is_not_spoken_starts_with_the_next() -> None:
         np.zeros(9000, np.float32), phonemes, np.array([0.1, 0.2]), np.array([0.2, 0.3])
     )
     assert speech.word_starts(spans) == [0.1, 0.1]
+
+
+def test_a_piece_without_letters_or_digits_is_no_word() -> None:
+    starts = starts_of_words("Cuesta 14,50 € hoy.", [0.1, 0.5, 1.2, 1.4])
+    assert starts == [0.1, 0.5, 1.4]
 
 
 @pytest.mark.parametrize("low", [90, 160, 300])

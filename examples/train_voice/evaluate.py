@@ -29,7 +29,7 @@ from examples.train_voice.judge import Judge, normalised_words, text_errors
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.speak import MANNERS
-from examples.train_voice.speech import SAMPLE_RATE
+from examples.train_voice.speech import SAMPLE_RATE, starts_of_words
 from megakernel_common.checkpoint import Checkpoint
 from megakernel_tts import TTS, AudioChunk
 from megakernel_tts.calibration.capture import SpeechCapture
@@ -189,9 +189,10 @@ def word_times(work: Work, tts: TTS, originals: Recordings) -> dict[str, Any]:
     capture = SpeechCapture(tts._loaded, None, None)
     off: list[float] = []
     rows = zip(corpus, originals, np.split(starts, ends[:-1]), strict=True)
-    for (voice, text), pcm, truth in rows:
+    for (voice, text), pcm, pieces in rows:
+        truth = starts_of_words(text, pieces.tolist())
         codes = encoder.encode(torch.from_numpy(pcm.astype(np.float32) / 32768))
-        speech = TimedSpeech(text, voice, codes.numpy(), truth.tolist())
+        speech = TimedSpeech(text, voice, codes.numpy(), truth)
         for captured in capture.capture_attention(speech):
             found = captured.word_starts(alignment.heads, alignment.lookahead)
             off += np.abs(np.subtract(found, truth)).tolist()

@@ -102,3 +102,18 @@ class TeacherSpeech:
 
 # Speaks a list of (phonemes, style).
 Synthesiser = Callable[[list[tuple[str, str]]], list[TeacherSpeech]]
+
+
+def starts_of_words(text: str, starts: Sequence[float]) -> list[float]:
+    """Starts of the words that the engine counts.
+
+    Args:
+        text: A text.
+        starts: Start of each of its pieces between spaces, in seconds.
+
+    Returns:
+        Those of pieces with a letter or digit. A piece without, such as a currency's sign, belongs
+        to the word before it.
+    """
+    pieces = zip(text.split(), starts, strict=True)
+    return [start for piece, start in pieces if any(map(str.isalnum, piece))]

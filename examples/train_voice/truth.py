@@ -13,6 +13,7 @@ import numpy as np
 from examples.train_voice.layout import Work, summary
 from examples.train_voice.phonemes import VOICES
 from examples.train_voice.recordings import is_held_out
+from examples.train_voice.speech import starts_of_words
 from examples.train_voice.synthesis import shard_files
 from megakernel_tts.calibration.ground_truth import FORMAT
 
@@ -38,9 +39,7 @@ def timed_speeches(work: Work, count: int) -> list[dict[str, Any]]:
         count: Number of recordings, at most.
 
     Returns:
-        For each `text`, `voice`, `codes` [frames, groups] and `starts` in seconds: of each piece
-        between spaces that has a letter or digit. A piece without, such as a currency's sign,
-        belongs to the word before it.
+        For each `text`, `voice`, `codes` [frames, groups] and `starts` in seconds of its words.
     """
     corpus, starts = work.read_corpus(), word_starts(work)
     with np.load(work.codes) as file:
@@ -54,11 +53,7 @@ def timed_speeches(work: Work, count: int) -> list[dict[str, Any]]:
             "text": (text := corpus[index][1]),
             "voice": list(VOICES)[tables["speaker"][i]],
             "codes": tables["codes"][frames].tolist(),
-            "starts": [
-                round(start, 3)
-                for piece, start in zip(text.split(), starts[index], strict=True)
-                if any(map(str.isalnum, piece))
-            ],
+            "starts": [round(start, 3) for start in starts_of_words(text, starts[index])],
         })  # fmt: skip
     return speeches
 
