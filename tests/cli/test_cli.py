@@ -17,6 +17,7 @@ import soundfile
 
 import megakernel_tts
 from megakernel_tts.cli.main import main
+from megakernel_tts.engine import guard
 from tests.comparison import assert_same_speech
 
 Run = subprocess.CompletedProcess[bytes]
@@ -203,9 +204,11 @@ def test_incomplete_speech_is_explained_and_its_random_seed_printed(
     tmp_path: Path,
     checkpoint: Callable[..., Path],
     capsysbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
     sampling: dict[str, float],
     reason: str,
 ) -> None:
+    monkeypatch.setattr(guard, "_GRACE_FRAMES", 0)  # ends the speech earlier
     model = shutil.copytree(checkpoint(), tmp_path / "model")
     (model / "generation_config.json").write_text(json.dumps(sampling))
     command = ["say", "Hi.", "--model", str(model), "--device", "cpu"]
