@@ -57,7 +57,9 @@ def run_command(name: str, folder: Path, text: str = "") -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_warm_up: None
+) -> Iterator[Callable[..., None]]:
     """Runs an example in this process, in an empty folder; `text` is its standard input.
 
     A warm-up, which would take most of an example's time, does nothing here; commands warm up.
@@ -72,7 +74,6 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..
         sinks.append(add(*arguments, **keywords))
         return sinks[-1]
 
-    monkeypatch.setattr("megakernel_tts.tts.warm_up", lambda *_: None)
     monkeypatch.setattr(logger, "add", add_sink)
     with monkeypatch.context() as patch:
         patch.setattr(logger, "remove", lambda: None)

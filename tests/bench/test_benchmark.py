@@ -225,11 +225,11 @@ def test_blocking_work_on_the_event_loop_is_measured(
 def test_command_prints_a_table_and_writes_json(
     tmp_path: Path,
     short_copy: Callable[..., str],
+    no_warm_up: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("megakernel_tts.bench.benchmark._NUM_WARMUP_ROUNDS", 1)
-    monkeypatch.setattr("megakernel_tts.tts.warm_up", lambda *_: None)
     file, model = tmp_path / "figures.json", short_copy()
     few = ["--runs", "2", "--chunks", "8", "--streams", "1,2", "--rate", "5", "--duration", "0.5"]
     assert main(["bench", model, "--device", "cpu", *few, "--json", str(file)]) == 0

@@ -18,14 +18,15 @@ from megakernel_tts import TTS
 def test_other_work_on_the_device_does_not_change_codes(
     checkpoint: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     device: str,
     backend: str,
     num_exchanges: int,
     matrix_size: int,
 ) -> None:
     monkeypatch.setattr(exchange_soak, "_MATRIX_SIZE", matrix_size)
-    if device == "cpu":  # without kernels, which a warm-up would load
-        monkeypatch.setattr("megakernel_tts.tts.warm_up", lambda *_: None)
+    if device == "cpu":
+        request.getfixturevalue("no_warm_up")
     folder = checkpoint("custom_voice", "1b7")
     with TTS.load(folder, device, slots=3) as tts, TTS.load(folder, device, slots=1) as other:
         report = soak(tts, other, num_exchanges)
