@@ -128,6 +128,12 @@ def tts(checkpoint: Maker) -> Iterator[TTS]:
 
 
 @pytest.fixture
+def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm-up speaks nothing: plain torch has nothing to load or compile."""
+    monkeypatch.setattr("megakernel_tts.tts.warm_up", lambda *_: None)
+
+
+@pytest.fixture
 def rig(load: Callable[..., LoadedModel]) -> Iterator[Rig]:
     """An engine over a scripted backend with two slots."""
     one = Rig(load(), ScriptedBackend())

@@ -96,8 +96,13 @@ def test_every_block_has_a_known_language_and_mark() -> None:
 
 
 @by_id(select("python", marked=False))
-def test_python_blocks_run(block: CodeBlock, tmp_path: Path) -> None:
-    run_in(tmp_path, sys.executable, "-c", block.text)
+def test_python_blocks_run(
+    block: CodeBlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "block.py"
+    file.write_text(block.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(file), run_name="__main__")
     for name in re.findall(r"save\(\"(.*?)\"", block.text):
         assert (tmp_path / name).stat().st_size > 1000
 

@@ -1,7 +1,8 @@
-"""The examples, run as commands, with a local endpoint for the language model."""
+"""The examples, run in this process and as commands, with a local endpoint for the answers."""
 
 import asyncio
 import gc
+import io
 import json
 import os
 import runpy
@@ -12,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import aiohttp
 import numpy as np
@@ -22,6 +24,7 @@ from livekit import rtc
 from livekit.agents import Agent
 from livekit.agents.voice.io import AudioOutput, AudioOutputCapabilities
 from livekit.plugins import cartesia
+from loguru import logger
 from pipecat.frames import frames
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.tests.utils import run_test
@@ -34,37 +37,68 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 ANSWER = "Hello, it is good to hear from you. How are you today?"
 
 
-def run(
-    name: str, folder: Path, *arguments: str, text: str = "", **environment: str
-) -> subprocess.CompletedProcess:
-    keyless = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "DEEPGRAM_"))}
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+def keyless() -> dict[str, str]:
+    """The environment without keys and endpoints."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "DEEPGRAM_"))}
+
+
+def run_command(name: str, folder: Path, text: str = "") -> None:
+    """Runs an example as a command, which must succeed."""
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
         cwd=folder,
-        env=keyless | environment,
+        env=keyless(),
         input=text,
         capture_output=True,
         text=True,
         timeout=120,
     )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """Runs an example in this process, in an empty folder; returns the message that it ends with.
+def run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_warm_up: None
+) -> Iterator[Callable[..., None]]:
+    """Runs an example in this process, in an empty folder; `text` is its standard input.
+
+    A warm-up, which would take most of an example's time, does nothing here; commands warm up.
+    """
+    for variable in os.environ.keys() - keyless().keys():
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(tmp_path)
+    sinks: list[int] = []  # that examples add to this process's log
+    add = logger.add
+
+    def add_sink(*arguments: Any, **keywords: Any) -> int:
+        sinks.append(add(*arguments, **keywords))
+        return sinks[-1]
+
+    monkeypatch.setattr(logger, "add", add_sink)
+    with monkeypatch.context() as patch:
+        patch.setattr(logger, "remove", lambda: None)
+
+        def run_here(name: str, *arguments: str, text: str = "") -> None:
+            file = str(EXAMPLES / f"{name}.py")
+            patch.setattr(sys, "argv", [file, *arguments])
+            patch.setattr(sys, "stdin", io.StringIO(text))
+            runpy.run_path(file, run_name="__main__")
+
+        yield run_here
+    for sink in sinks:
+        logger.remove(sink)
+
+
+@pytest.fixture
+def refused(run: Callable[..., None]) -> Callable[..., str]:
+    """Runs an example in this process; returns the message that it ends with.
 
     An interpreter prints the message of `SystemExit` and returns 1.
     """
-    for variable in [*os.environ]:
-        if variable.startswith(("OPENAI_", "DEEPGRAM_")):
-            monkeypatch.delenv(variable)
-    monkeypatch.chdir(tmp_path)
 
     def run_here(name: str, *arguments: str) -> str:
-        file = str(EXAMPLES / f"{name}.py")
-        monkeypatch.setattr(sys, "argv", [file, *arguments])
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(file, run_name="__main__")
+            run(name, *arguments)
         assert isinstance(ended.value.code, str)
         return ended.value.code
 
@@ -76,18 +110,20 @@ def assert_speech(file: Path, seconds: float) -> None:
     assert len(pcm) / rate >= seconds and np.abs(pcm).max() > 0.05
 
 
-@pytest.mark.parametrize("example", ["say", "live_text"])
-def test_examples_run_and_leave_a_wav(example: str, tmp_path: Path) -> None:
-    result = run(example, tmp_path)
-    assert result.returncode == 0, result.stderr
-    (wav,) = tmp_path.glob("*.wav")
-    assert_speech(wav, 0.5)
+def test_an_example_runs_as_a_command(tmp_path: Path) -> None:
+    run_command("say", tmp_path)
+    assert_speech(tmp_path / "hello.wav", 0.5)
+
+
+def test_live_text_writes_its_speech(run: Callable[..., None], tmp_path: Path) -> None:
+    run("live_text")
+    assert_speech(tmp_path / "live.wav", 0.5)
 
 
 def test_text_only_repeats_typed_text(tmp_path: Path) -> None:
-    result = run("text_only", tmp_path, text="Hello there, how are you?\nThank you.\n")
-    assert result.returncode == 0, result.stderr
-    assert_speech(tmp_path / "text_only.wav", 1.5)
+    """As a command."""
+    run_command("text_only", tmp_path, text="Hello there.\nThank you.\n")
+    assert_speech(tmp_path / "text_only.wav", 1.0)
 
 
 class Completions(BaseHTTPRequestHandler):
@@ -131,11 +167,17 @@ def endpoint() -> Iterator[str]:
         thread.join()
 
 
-def test_text_only_speaks_the_endpoints_answer(endpoint: str, tmp_path: Path) -> None:
-    result = run(
-        "text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=endpoint, OPENAI_MODEL="some-model"
-    )
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+def test_text_only_speaks_the_endpoints_answer(
+    endpoint: str,
+    run: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint)
+    monkeypatch.setenv("OPENAI_MODEL", "some-model")
+    run("text_only", text="Hi.\n")
+    assert "Traceback" not in capsys.readouterr().err
     ((path, content),) = Completions.requests
     assert path == "/v1/chat/completions"
     assert content["stream"] and content["model"] == "some-model"
@@ -143,43 +185,45 @@ def test_text_only_speaks_the_endpoints_answer(endpoint: str, tmp_path: Path) ->
     assert_speech(tmp_path / "text_only.wav", len(ANSWER.split()) * 0.15)  # far more than "Hi."
 
 
-def test_text_only_reports_an_endpoint_that_does_not_answer(tmp_path: Path) -> None:
+def test_text_only_reports_an_endpoint_that_does_not_answer(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as closed:
         closed.bind(("localhost", 0))  # does not accept connections
-        address = f"http://localhost:{closed.getsockname()[1]}/v1"
-        result = run("text_only", tmp_path, text="Hi.\n", OPENAI_BASE_URL=address)
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    assert "Connection error" in result.stderr
+        monkeypatch.setenv("OPENAI_BASE_URL", f"http://localhost:{closed.getsockname()[1]}/v1")
+        run("text_only", text="Hi.\n")
+    error = capsys.readouterr().err
+    assert "Connection error" in error and "Traceback" not in error
+
+
+class NoLoudspeaker:
+    """Replaces `pyaudio.PyAudio`."""
+
+    def get_default_output_device_info(self) -> None:
+        raise OSError
 
 
 @pytest.mark.parametrize(
     ("pyaudio", "sentence"),
     [
-        ("raise ImportError", "--speaker needs PyAudio"),
-        (
-            "class PyAudio:\n    def get_default_output_device_info(self):\n        raise OSError",
-            "--speaker finds no loudspeaker",
-        ),
+        (None, "--speaker needs PyAudio"),  # importing it raises ImportError
+        (SimpleNamespace(PyAudio=NoLoudspeaker), "--speaker finds no loudspeaker"),
     ],
 )
 def test_text_only_reports_a_missing_loudspeaker(
-    pyaudio: str, sentence: str, tmp_path: Path
+    pyaudio: object, sentence: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "pyaudio.py").write_text(pyaudio)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    result = run("text_only", tmp_path, "--speaker", PYTHONPATH=path)
-    assert result.returncode == 1
-    assert sentence in result.stderr and "Traceback" not in result.stderr
+    monkeypatch.setitem(sys.modules, "pyaudio", pyaudio)
+    assert sentence in refused("text_only", "--speaker")
 
 
 def test_clone_voice_speaks_with_a_recording(
-    checkpoint: Callable[..., Path], tmp_path: Path
+    checkpoint: Callable[..., Path], run: Callable[..., None], tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
     soundfile.write(tmp_path / "me.wav", rng.uniform(-0.3, 0.3, 24_000 * 3), 24_000)
     model = str(checkpoint("base"))
-    result = run("clone_voice", tmp_path, "me.wav", "The text.", "--model", model, "--seconds", "1")
-    assert result.returncode == 0, result.stderr
+    run("clone_voice", "me.wav", "The text.", "--model", model, "--seconds", "1")
     pcm, rate = soundfile.read(tmp_path / "clone_voice.wav")
     assert 0 < len(pcm) / rate <= 1 and (tmp_path / "voice.safetensors").is_file()
 
@@ -198,17 +242,18 @@ def test_clone_voice_reports_that_it_made_no_speech(
     assert "is in voice.safetensors" not in capsys.readouterr().out
 
 
-def test_an_invalid_duration_is_a_usage_error(tmp_path: Path) -> None:
-    result = run("clone_voice", tmp_path, "me.wav", "The text.", "--seconds", "nan")
-    assert result.returncode == 2
-    assert "invalid duration value: 'nan'" in result.stderr.splitlines()[-1]
+def test_an_invalid_duration_is_a_usage_error(
+    run: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("clone_voice", "me.wav", "The text.", "--seconds", "nan")
+    assert ended.value.code == 2
+    assert "invalid duration value: 'nan'" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_error_is_reported_in_one_line(tmp_path: Path) -> None:
-    result = run("text_only", tmp_path, "--model", "no model")
-    assert result.returncode == 1
-    assert "'no model' is not a model" in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
+def test_error_is_reported_in_one_line(refused: Callable[..., str], tmp_path: Path) -> None:
+    message = refused("text_only", "--model", "no model")
+    assert "'no model' is not a model" in message and "\n" not in message
     assert not list(tmp_path.iterdir())
 
 
@@ -330,10 +375,8 @@ def test_livekit_agent_speaks_the_endpoints_answer(
     assert path == "/v1/chat/completions" and content["messages"][-1]["content"] == "Hi."
 
 
-def test_livekit_agent_reports_a_missing_key(tmp_path: Path) -> None:
-    result = run("livekit_agent", tmp_path, "console")
-    assert result.returncode == 1
-    assert "OPENAI_API_KEY is not set" in result.stderr and "Traceback" not in result.stderr
+def test_livekit_agent_reports_a_missing_key(refused: Callable[..., str]) -> None:
+    assert "OPENAI_API_KEY is not set" in refused("livekit_agent", "console")
 
 
 @pytest.mark.parametrize("example", ["text_only", "voice_agent", "clone_voice", "livekit_agent"])

@@ -7,11 +7,8 @@ import pytest
 
 
 @pytest.fixture
-def short_model(
-    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
-    """Copies of small checkpoints whose speech is four frames long; nothing is run beforehand."""
-    monkeypatch.setattr("megakernel_tts.bench.benchmark._warm_up", lambda *_: None)
+def short_copy(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., str]:
+    """Copies of small checkpoints whose speech is four frames long."""
 
     def make(*kind_and_size: str) -> str:
         model = shutil.copytree(checkpoint(*kind_and_size), tmp_path / "model")
@@ -19,3 +16,12 @@ def short_model(
         return str(model)
 
     return make
+
+
+@pytest.fixture
+def short_model(
+    short_copy: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Such copies; nothing is run before the measurement."""
+    monkeypatch.setattr("megakernel_tts.bench.benchmark._warm_up", lambda *_: None)
+    return short_copy

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,6 +62,12 @@ def hello(demo: TTS) -> BenchmarkRequest:
     return BenchmarkRequest("Hello.", demo.sampling, "clara")
 
 
+@pytest.fixture
+def brief(hello: BenchmarkRequest) -> BenchmarkRequest:
+    """A request whose speech is cut after three frames."""
+    return replace(hello, sampling=replace(hello.sampling, max_frames=3))
+
+
 def test_request_is_timed_from_its_text_to_its_end(demo: TTS, hello: BenchmarkRequest) -> None:
     before = perf_counter()
     times = time_request(demo, hello, 1, seed=3)
@@ -88,7 +95,7 @@ def test_stages_add_up_to_the_first_chunk_and_leave_the_engine_unchanged(
 
 
 def test_delay_of_a_call_is_attributed_to_its_stage(
-    demo: TTS, hello: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
+    demo: TTS, brief: BenchmarkRequest, clock: OffsetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = demo._loaded.engine
     for owner, name, stage in (
@@ -105,24 +112,24 @@ def test_delay_of_a_call_is_attributed_to_its_stage(
                 return call(self, *arguments, **keywords)
 
             patch.setattr(type(owner), name, slow)
-            milliseconds = vars(measure_stages(demo, hello, 1))
+            milliseconds = vars(measure_stages(demo, brief, 1))
         assert milliseconds[stage] >= 10_000
         assert max(milliseconds, key=lambda name: milliseconds[name]) == stage, milliseconds
 
 
-def test_percentiles_of_the_first_chunk_are_ordered(demo: TTS, hello: BenchmarkRequest) -> None:
-    first_chunk = time_first_chunk(demo, hello, 4)
+def test_percentiles_of_the_first_chunk_are_ordered(demo: TTS, brief: BenchmarkRequest) -> None:
+    first_chunk = time_first_chunk(demo, brief, 4)
     assert first_chunk.runs == 4
     assert 0 < first_chunk.p50 <= first_chunk.p95 <= first_chunk.p99
 
 
 def test_cold_requests_clear_the_prefix_cache(
-    demo: TTS, hello: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
+    demo: TTS, brief: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleared: list[bool] = []
     backend = demo._loaded.engine.backend
     monkeypatch.setattr(backend, "clear_prefix_cache", lambda: cleared.append(True))
-    assert time_first_chunk(demo, hello, 3, cold=True).runs == len(cleared) == 3
+    assert time_first_chunk(demo, brief, 3, cold=True).runs == len(cleared) == 3
 
 
 def test_figures_of_streams_include_every_stream(demo: TTS, hello: BenchmarkRequest) -> None:
@@ -216,14 +223,19 @@ def test_blocking_work_on_the_event_loop_is_measured(
 
 
 def test_command_prints_a_table_and_writes_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    short_copy: Callable[..., str],
+    no_warm_up: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = tmp_path / "figures.json"
+    monkeypatch.setattr("megakernel_tts.bench.benchmark._NUM_WARMUP_ROUNDS", 1)
+    file, model = tmp_path / "figures.json", short_copy()
     few = ["--runs", "2", "--chunks", "8", "--streams", "1,2", "--rate", "5", "--duration", "0.5"]
-    assert main(["bench", "--device", "cpu", *few, "--json", str(file)]) == 0
+    assert main(["bench", model, "--device", "cpu", *few, "--json", str(file)]) == 0
     printed = capsys.readouterr().out
     report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["model"] == "demo" and report["backend"] == "reference"
+    assert report["model"] == model and report["backend"] == "reference"
     assert report["device"] == "cpu" and report["dtype"] == "float32" and report["memory"] is None
     assert {"machine", "python", "torch", "date"} <= set(report)
     first, cold = report["first_chunk"], report["first_chunk_cold"]
@@ -321,6 +333,7 @@ def test_speech_of_random_weights_is_limited(
 
     monkeypatch.setattr("megakernel_tts.bench.benchmark.write_released_checkpoint", small)
     monkeypatch.setattr("megakernel_tts.bench.benchmark.RANDOM_FRAMES", 5)
+    monkeypatch.setattr("megakernel_tts.bench.benchmark._warm_up", lambda *_: None)
     file = tmp_path / "a.json"
     few = ["--device", "cpu", "--runs", "1", "--chunks", "8", "--streams", "1"]
     assert main(["bench", "--random-weights", "1.7B", *few, "--json", str(file)]) == 0
@@ -329,17 +342,24 @@ def test_speech_of_random_weights_is_limited(
     assert report["sampling"]["max_frames"] == 5 and report["sampling"]["guard"] is False
 
 
-def test_requests_use_the_requested_layout(demo: TTS, hello: BenchmarkRequest) -> None:
-    """With the same seeds, the lengths of the speech differ between the layouts."""
-    text = "Your order is on its way, and it will arrive tonight."
-    seeds, streaming = range(2), replace(hello, text=text, layout="streaming")
-    timed = [time_request(demo, streaming, 1, seed).frames for seed in seeds]
-    samplings = [replace(demo.sampling, seed=seed) for seed in seeds]
-    lengths = {
-        layout: [
-            len(demo.say(text, "clara", layout=layout, sampling=sampling).codes)
-            for sampling in samplings
-        ]
+def test_requests_use_the_requested_layout(
+    demo: TTS, hello: BenchmarkRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same seed, the codes differ between the layouts."""
+    sampling = replace(demo.sampling, seed=0, max_frames=6)
+    full, streaming = (
+        demo.say(hello.text, "clara", layout=layout, sampling=sampling).codes
         for layout in ("full", "streaming")
-    }
-    assert lengths["full"] != lengths["streaming"] == timed
+    )
+    assert not np.array_equal(full, streaming)
+    timed: list[np.ndarray] = []
+    stream = demo.stream
+
+    def observed(*arguments: Any, **keywords: Any) -> Iterator[AudioChunk]:
+        for chunk in stream(*arguments, **keywords):
+            timed.append(chunk.codes)
+            yield chunk
+
+    monkeypatch.setattr(demo, "stream", observed)
+    time_request(demo, replace(hello, sampling=sampling, layout="streaming"), 1, seed=0)
+    np.testing.assert_array_equal(np.concatenate(timed), streaming)

@@ -126,14 +126,14 @@ def pending_request(
 
 
 def test_discarded_pending_frames_do_not_change_samples(decoder: CudaDecoder) -> None:
-    codes = [some_codes(60, seed) for seed in range(3)]
-    solo = [decode_chunks(decoder, 0, c, [60]) for c in codes]
+    codes = [some_codes(40, seed) for seed in range(3)]
+    solo = [decode_chunks(decoder, 0, c, [40]) for c in codes]
     for slot in range(3):
         decoder.load_slot(slot)
     made: list[list[NDArray[np.int16]]] = [[], [], []]
     rng, at, fewer = random.Random(0), [0, 0, 0], 0
-    while min(at) < 60:
-        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 60]
+    while min(at) < 40:
+        slots = [s for s in rng.sample(range(3), rng.randint(1, 3)) if at[s] < 40]
         requests: list[PendingDecodeRequest] = []
         counts: list[int] = []
         for s in slots:

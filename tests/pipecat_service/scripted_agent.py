@@ -52,5 +52,8 @@ async def bot(args: RunnerArguments) -> None:
 if __name__ == "__main__":
     from pipecat.runner.run import main
 
+    from megakernel_tts import tts
+
+    tts.warm_up = lambda *_: None  # plain torch has nothing to load or compile
     voice_agent.engine()
     main()

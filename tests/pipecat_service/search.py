@@ -40,7 +40,7 @@ def search_interruptions(num_seeds: int) -> tuple[int, list[str]]:
     with test_underruns.make_engine() as engine:
         for seed in tqdm(range(num_seeds), desc="interruptions", disable=None):
             try:
-                num_interruptions += check_interruptions(engine, seed)
+                num_interruptions += check_interruptions(engine, seed, num_turns=40)
             except AssertionError as error:
                 failures.append(f"interruptions with seed {seed}: {error}")
     return num_interruptions, failures

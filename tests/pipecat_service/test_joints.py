@@ -1,6 +1,8 @@
 """Where a phrase is divided between two segments, speech has no click, cut or long silence."""
 
 import asyncio
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,14 +32,20 @@ async def speak(demo: TTS, seed: int, rate: int) -> tuple[list[OutputChunk], int
     return [*outputs, speech.end()], num_first
 
 
+@pytest.fixture(scope="module")
+def speech_of(demo: TTS) -> Callable[[int, int], tuple[list[OutputChunk], int]]:
+    """The speech of a seed at a rate, spoken once."""
+    return cache(lambda seed, rate: asyncio.run(speak(demo, seed, rate)))
+
+
 @pytest.mark.parametrize("rate", [24_000, 8_000])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_phrase_of_the_demo_voice_continues_after_a_flush(
-    demo: TTS, seed: int, rate: int
+    speech_of: Callable[[int, int], tuple[list[OutputChunk], int]], seed: int, rate: int
 ) -> None:
-    outputs, joint = asyncio.run(speak(demo, seed, RATE))
+    outputs, joint = speech_of(seed, RATE)
     if rate != RATE:  # the resampler delays its output: the joint is not where a chunk ends
-        outputs, joint = asyncio.run(speak(demo, seed, rate))[0], joint * rate // RATE
+        outputs, joint = speech_of(seed, rate)[0], joint * rate // RATE
     pcm = np.concatenate([output.pcm for output in outputs]).astype(int)
     words = [word for output in outputs for word in output.words]
     assert [word.text for word in words] == f"{FIRST} {SECOND}".split()

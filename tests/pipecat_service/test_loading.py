@@ -220,7 +220,7 @@ def test_a_voice_that_the_model_lacks_is_a_permanent_error(disk: Disk) -> None:
     assert not bot.tts.is_usable
 
 
-def test_loading_is_logged_with_its_duration(tmp_path: Path) -> None:
+def test_loading_is_logged_with_its_duration(tmp_path: Path, no_warm_up: None) -> None:
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
     missing = Bot(None, "Good morning.", model=tmp_path)

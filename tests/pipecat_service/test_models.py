@@ -19,6 +19,8 @@ SHORT = Sampling(seed=3, max_frames=6)
 TEXT = "Hello to you, world."
 Settings = MegakernelTTSService.Settings
 
+pytestmark = pytest.mark.usefixtures("no_warm_up")
+
 
 def warm(folder: Path) -> TTS:
     tts = TTS.load(folder, device="cpu", slots=2)

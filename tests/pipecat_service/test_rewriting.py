@@ -81,7 +81,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 SENTENCES = st.lists(
     st.builds("{} {}. ".format, st.sampled_from(WORDS), PLAIN | MARKED), min_size=1, max_size=5
 )
-CODE = "x = 1 + 2\n" * 76  # 760 characters
+CODE = "x += 1234\n" * 76  # 760 characters
 
 
 def cut(text: str, cuts: Sequence[int]) -> list[str]:

@@ -123,6 +123,7 @@ def test_http_reports_the_engines_and_their_errors(running: RunningCluster, loca
 def command() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`megakernel-tts serve --gpus 0,1` with the demo voice, and its base URL."""
     arguments = [sys.executable, "-m", "megakernel_tts", "serve", "--gpus", "0,1", "--port", "0"]
+    arguments += ["--slots", "1"]  # the warm-up uses all of them
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -160,7 +161,7 @@ def test_the_command_serves_without_torch_and_lets_streams_finish() -> None:
         assert process.wait(TIMEOUT_S) == 0
         assert not any(child.is_running() for child in children)
         assert process.stderr is not None and "Traceback" not in process.stderr.read()
-    with TTS.load(device="cpu") as tts:
+    with TTS.load(device="cpu", slots=1) as tts:
         speech = tts.say(body["input"], "clara", sampling=replace(tts.sampling, seed=5))
     assert_same_speech(bytes(pcm), speech.pcm.tobytes())
 
