@@ -2,17 +2,19 @@
 
 A thread that is inside torch when the interpreter is finalised aborts the process. Each run is a
 process of its own that ends with status 0 or 3. Several run at a time, so that threads are
-preempted anywhere. The command fails if a run ends with another status.
+preempted anywhere. The command fails if a run ends with another status. An interrupt or SIGTERM
+ends it with the figures of the runs so far.
 
 python -m bench.exit_status --runs 200 --json bench/results/exit-status-cpu.json
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -98,26 +100,35 @@ def main() -> int:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here")
     options = parser.parse_args()
-    wrong = Counter[str]()
     run = partial(run_state, model=options.model, device=options.device)
     states = [*STATES] * options.runs
     statuses = [_STATUSES[i // len(STATES) % len(_STATUSES)] for i in range(len(states))]
+    ended, wrong = Counter[str](), Counter[str]()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = pool.map(run, states, statuses)
-        for failure in tqdm(outcomes, total=len(states), disable=None):
-            if failure is not None:
-                wrong[failure.state] += 1
-                print(failure, file=sys.stderr)
+        runs = {
+            pool.submit(run, state, status): state
+            for state, status in zip(states, statuses, strict=True)
+        }
+        try:
+            for one in tqdm(as_completed(runs), total=len(runs), mininterval=10):
+                ended[runs[one]] += 1
+                if (failure := one.result()) is not None:
+                    wrong[failure.state] += 1
+                    print(failure, file=sys.stderr)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
     figures = {
         "command": "bench.exit_status",
         "device": options.device,
         "runs": options.runs,
+        "ended": {state: ended[state] for state in STATES},
         "jobs": options.jobs,
         "cpus": os.cpu_count(),
         "wrong": {state: wrong[state] for state in STATES},
     }
     write(figures, options.json, ("torch",))
-    return 1 if wrong else 0
+    return 0 if ended.total() == len(runs) and not wrong else 1
 
 
 if __name__ == "__main__":
