@@ -1,6 +1,6 @@
 """Trains the codec: first its encoder to predict speech features, then all of it with codebooks.
 
-python -m examples.train_voice.codec WORK --minutes 8.5
+python -m examples.train_voice.codec WORK --minutes 7.5
 """
 
 import argparse
@@ -198,7 +198,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder; `synthesis` may still run")
-    parser.add_argument("--minutes", type=float, default=8.5)
+    parser.add_argument("--minutes", type=float, default=7.5)
     parser.add_argument("--crops", type=int, default=32, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument("--seed", type=int, default=0)

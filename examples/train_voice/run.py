@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("teacher", type=Path, help="folder that `teacher/get.sh` made")
     parser.add_argument("--gpus", default="0", help="one GPU, or two: 0,1 (default: 0)")
     parser.add_argument(
-        "--synthesis-minutes", type=float, default=8.5, help="of the teacher (default: 8.5)"
+        "--synthesis-minutes", type=float, default=7.5, help="of the teacher (default: 7.5)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="file for the durations")
     options = parser.parse_args()

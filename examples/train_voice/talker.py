@@ -1,6 +1,6 @@
 """Trains talker and code predictor on texts and codes.
 
-python -m examples.train_voice.talker WORK --minutes 8
+python -m examples.train_voice.talker WORK --minutes 12
 """
 
 import argparse
@@ -267,7 +267,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codes`")
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--positions", type=int, default=24_000, help="positions of a batch")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -3,7 +3,7 @@
 The losses are those of HiFi-GAN and the Descript Audio Codec: log-mels at several resolutions,
 least-squares scores, and features of discriminators by period and by spectrum.
 
-python -m examples.train_voice.vocoder WORK --minutes 8
+python -m examples.train_voice.vocoder WORK --minutes 6
 """
 
 import argparse
@@ -209,7 +209,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `codec`")
-    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--crops", type=int, default=16, help="crops of a step")
     parser.add_argument("--frames", type=int, default=16, help="frames of a crop")
     parser.add_argument(
