@@ -120,7 +120,7 @@ class Rig:
         return session
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> Sequence[Stream]:
         """The engine's open streams."""
         return self.engine._loop.scheduler.streams
 
