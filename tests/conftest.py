@@ -34,12 +34,9 @@ def pytest_configure() -> None:
         torch.set_num_threads(1)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker where there is a GPU, since persistent kernels cannot share it.
-
-    Otherwise one more than processors: tests wait for other processes and for clocks.
-    """
-    return 1 if torch.cuda.is_available() else (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Tests run in one worker where there is a GPU, since persistent kernels cannot share it."""
+    return 1 if torch.cuda.is_available() else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
