@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megakernel_common.kernels import spill_check
-from megakernel_common.kernels.program import Program
+from megakernel_common.kernels.program import ARCHITECTURES, Program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
 
@@ -70,3 +70,11 @@ def test_registers_are_those_of_the_largest_kernel(
     assert f"sm_90a {ALIGN.name}: 2 kernels, at most 60 registers and 8 bytes spilled" in (
         capsys.readouterr().out
     )
+
+
+def test_other_shared_memory_of_an_architecture_is_a_change(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(ALIGN)
+    monkeypatch.setitem(ARCHITECTURES, "80", 100)
+    assert check(ALIGN) == (True, [f"{ALIGN.name} 80"])
