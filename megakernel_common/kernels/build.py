@@ -70,9 +70,10 @@ def nvcc(architecture: str) -> list[str]:
 
 @cache
 def compiler_id() -> str:
-    """The version of nvcc."""
+    """The version of nvcc and its flags."""
     command = [*nvcc("90a")[:1], "--version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"{version} {FLAGS}"
 
 
 def compile_program(program: Program, architecture: str) -> bytes:

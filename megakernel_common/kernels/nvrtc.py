@@ -8,6 +8,7 @@ from typing import Any
 
 from megakernel_common.kernels.program import COMMON_FLAGS, CSRC, Program, architecture_flags
 
+_FLAGS = ("-default-device",)
 # NVRTC has no standard library. These are all the names of it that csrc uses.
 _STANDARD_NAMES = """#pragma once
 using int8_t = signed char;
@@ -112,8 +113,9 @@ def _package_folders(name: str) -> list[Path]:
 
 
 def compiler_id() -> str:
-    """The versions that a compiled program depends on."""
-    return ".".join(map(str, ("nvrtc", *_nvrtc_version(), version("cuda-bindings"))))
+    """The versions that a compiled program depends on, and NVRTC's flags."""
+    versions = ".".join(map(str, ("nvrtc", *_nvrtc_version(), version("cuda-bindings"))))
+    return f"{versions} {_FLAGS}"
 
 
 def compile_program(program: Program, architecture: str) -> bytes:
@@ -133,7 +135,7 @@ def compile_program(program: Program, architecture: str) -> bytes:
     flags = [
         f"--gpu-architecture=sm_{architecture}",
         *COMMON_FLAGS,
-        "-default-device",
+        *_FLAGS,
         f"-I{CSRC}",
         f"-I{headers}",
         *architecture_flags(architecture),

@@ -52,12 +52,14 @@ class Program:
             [*lines, f'#include "{self.source}"', declaration_checks(self.declarations)]
         )
 
-    def digest(self, *build: str) -> str:
-        """Digest of the text, of the sources that it includes, and of what else a build depends on.
+    def digest(self, architecture: str, compiler: str) -> str:
+        """Digest of what a build depends on: the text, the sources that it includes, the flags.
 
         Args:
-            build: Flags and versions of the compiler, and the like.
+            architecture: As nvcc names it, such as `90a`.
+            compiler: The compiler's name, version and flags of its own.
         """
+        build = (architecture, *COMMON_FLAGS, *architecture_flags(architecture), compiler)
         digest = hashlib.sha256("\0".join((self.text, *build)).encode())
         for file in sorted({*_with_included((CSRC / self.source).resolve())}):
             digest.update(file.read_bytes())

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megakernel_common.kernels.program import ARCHITECTURES, Program, architecture_flags
+from megakernel_common.kernels.program import ARCHITECTURES, Program
 
 # Compiles a program for an architecture and returns what `ptxas -v` printed. Raises RuntimeError
 # if it does not compile.
@@ -72,7 +72,7 @@ def check(
     passed: dict[str, Usage] = {}
 
     def check_one(program: Program, architecture: str) -> str:
-        digest = program.digest(architecture, *architecture_flags(architecture), compiler)
+        digest = program.digest(architecture, compiler)
         usage = recorded.get(digest)
         source = "" if usage is None else " (recorded)"
         if usage is None:

@@ -53,7 +53,7 @@ def test_a_failed_compilation_leaves_no_file(cache: Path) -> None:
     assert not cache.exists()
 
 
-def test_what_a_build_depends_on_is_part_of_its_digest() -> None:
+def test_what_a_build_depends_on_is_part_of_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     program = released_programs()[0]
     variants = {
         program.digest("90a", "compiler 1"),
@@ -65,6 +65,8 @@ def test_what_a_build_depends_on_is_part_of_its_digest() -> None:
     }
     assert len(variants) == 6
     assert program.digest("90a", "compiler 1") in variants
+    monkeypatch.setattr("megakernel_common.kernels.program.COMMON_FLAGS", ("-std=c++20",))
+    assert program.digest("90a", "compiler 1") not in variants
     assert len({program.text for program in all_programs()}) == len(all_programs())
 
 
@@ -74,7 +76,7 @@ def test_a_digest_changes_with_the_sources_that_the_program_includes(
     shutil.copytree(CSRC, tmp_path / "csrc")
     monkeypatch.setattr("megakernel_common.kernels.program.CSRC", tmp_path / "csrc")
     codec = codec_program()
-    before = codec.digest()
+    before = codec.digest("90a", "compiler 1")
     for name, affects in (
         ("codec/kernels.cu", True),
         ("codec/row_window.cuh", True),  # included by a file that kernels.cu includes
@@ -83,8 +85,8 @@ def test_a_digest_changes_with_the_sources_that_the_program_includes(
     ):
         with (tmp_path / "csrc" / name).open("a") as file:
             file.write("// changed\n")
-        assert (codec.digest() != before) == affects, name
-        before = codec.digest()
+        assert (codec.digest("90a", "compiler 1") != before) == affects, name
+        before = codec.digest("90a", "compiler 1")
 
 
 @pytest.mark.parametrize(
