@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,7 +29,11 @@ Maker = Callable[..., Path]
 
 
 def pytest_configure() -> None:
-    """Parallel workers, and the processes that they start, use one thread of torch each."""
+    """Parallel workers, and the processes that they start, use one thread of torch each.
+
+    What is imported and collected stays: it is not searched for garbage.
+    """
+    gc.disable()
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
@@ -37,6 +42,11 @@ def pytest_configure() -> None:
 def pytest_xdist_auto_num_workers() -> int | None:
     """Tests run in one worker where there is a GPU, since persistent kernels cannot share it."""
     return 1 if torch.cuda.is_available() else None
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
