@@ -139,12 +139,11 @@ def test_speech_of_the_demo_voice_is_not_cut() -> None:
     """Real speech as it is, and three times as slow: each frame repeated twice."""
     with TTS.load("demo", device="cpu", slots=1) as tts:
         for seed, text in enumerate(SENTENCES):
-            on = tts.say(text, sampling=replace(tts.sampling, seed=seed))
-            off = tts.say(text, sampling=replace(tts.sampling, seed=seed, guard=False))
-            assert on.finish == off.finish == "eos"
-            np.testing.assert_array_equal(on.codes, off.codes)
+            speech = tts.say(text, sampling=replace(tts.sampling, seed=seed))
+            assert speech.finish == "eos"
             guard, expected = Guard(), ordinary_frames(text)
-            for code, pcm in zip(off.codes[:, 0], np.split(off.pcm, len(off.codes)), strict=True):
+            frames = np.split(speech.pcm, len(speech.codes))
+            for code, pcm in zip(speech.codes[:, 0], frames, strict=True):
                 for _ in range(3):
                     assert not guard.runaway(int(code), peak(pcm), expected, text_used_up=True)
 

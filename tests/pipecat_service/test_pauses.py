@@ -115,7 +115,7 @@ def phrase_ends(text: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("tokenize", "paces"),
-    [(leading_spaces, (3, 4, 5, 7, 10, 13, 30)), (list, (3, 7, 30))],
+    [(leading_spaces, (3, 5, 7, 13, 30)), (list, (3, 7, 30))],
     ids=["words", "characters"],
 )
 def test_a_steady_model_leaves_no_gap_within_a_phrase(
@@ -137,7 +137,7 @@ def test_a_long_clause_is_spoken_without_a_gap(scarce: TTS, num_words: int) -> N
     text = " ".join(LONG_CLAUSE.split()[:num_words]) + "."
     bots = [
         Bot(scarce, text, word_interval_s=1 / words_per_s, tokenize=leading_spaces)
-        for words_per_s in (4, 5, 7, 10, 13, 30)
+        for words_per_s in (4, 7, 13, 30)
     ]
     run_conversations(bots, Bot.reply)
     for bot in bots:
@@ -177,7 +177,7 @@ def test_a_stall_stops_no_word_before_it(
 ) -> None:
     """The words before a stall are spoken during it. Every word boundary has a stall in one run."""
     bots: dict[Bot, tuple[str, range]] = {}
-    for sentence in SENTENCES:
+    for sentence in SENTENCES[::2]:
         words = leading_spaces(sentence)
         for first in (1, 2, 3):
             stalls = range(first, len(words), 3)

@@ -142,7 +142,7 @@ async def whole(engine: TTS, rewriting: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("rewriting", REWRITINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(TEXTS, CUTS)
 @example("[[see " + "this " * 90 + "]] and that.", [])
 @example(f"He **{ELEVEN}** said. More words follow.", [])
@@ -164,7 +164,7 @@ def test_speech_is_that_of_the_whole_text(
 
 
 @pytest.mark.parametrize("rewriting", REWRITINGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SENTENCES, CUTS, st.sets(st.integers(0, 5)))
 def test_speech_with_pauses_between_sentences_is_that_of_the_whole_text(
     engine: TTS, rewriting: str, sentences: list[str], cuts: list[int], pauses: set[int]
