@@ -233,11 +233,11 @@ def test_speech_has_the_codes_that_the_talker_learned(
 
 def test_own_codes_replace_recorded_ones_in_their_share(tmp_path: Path) -> None:
     work, device = Work(tmp_path), torch.device("cpu")
-    write_random_codes(work, [("clara", "A b c.")] * 400, [30] * 400)
+    write_random_codes(work, [("clara", "A b c.")] * 400, [8] * 400)
     dataset = Dataset(work, work.model_config(), device)
     own = OwnCodes(dataset, CODES)
     chosen, flags = torch.arange(400), torch.zeros(400, dtype=torch.bool)
-    batch = dataset.build(chosen, flags, flags, 64)
+    batch = dataset.build(chosen, flags, flags, 20)
     recorded, fed = dataset.codes_of(batch.previous), batch.previous >= 0
     count = batch.frame.numel()
     certain = torch.full((count, CODES), -1e9)
@@ -245,7 +245,7 @@ def test_own_codes_replace_recorded_ones_in_their_share(tmp_path: Path) -> None:
     rest = certain[:, None].expand(-1, 15, -1)
     own.store(batch, certain, torch.arange(count), rest)
     assert torch.equal(own.inputs(batch, torch.tensor(0.0), 0.0), recorded)
-    changed = (own.inputs(batch, torch.tensor(0.5), 0.0) == 7)[fed].view(400, 30, 16)
+    changed = (own.inputs(batch, torch.tensor(0.5), 0.0) == 7)[fed].view(400, 8, 16)
     utterances = changed[..., 1:].all(-1).all(-1)
     assert 0.4 < utterances.float().mean() < 0.6
     assert 0.1 < changed[utterances][..., 0].float().mean() < 0.2
