@@ -10,8 +10,8 @@ from megakernel_tts import TTS
 @pytest.mark.parametrize(
     ("kind", "sessions"),
     [
-        ("custom_voice", 40),
-        ("base", 40),
+        ("custom_voice", 100),
+        ("base", 100),
         pytest.param("custom_voice", 10_000, marks=pytest.mark.slow),
     ],
 )
