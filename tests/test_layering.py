@@ -1,6 +1,7 @@
 """Import rules by folder; a new folder needs a rule here."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import takewhile
 from pathlib import Path
@@ -98,7 +99,8 @@ def module_of(file: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> set[str]:
+@cache
+def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> frozenset[str]:
     """The modules and names that a file imports, dotted.
 
     Args:
@@ -121,7 +123,7 @@ def imported(file: Path, *, lazy: bool = True, typing: bool = True) -> set[str]:
             found.add(node.module or "")
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         pending += ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 COMMON_FILES = sorted(COMMON.rglob("*.py"))
@@ -229,7 +231,8 @@ def lazy_imports(file: Path) -> set[str]:
     return found
 
 
-def packages_of(module: str) -> set[str]:
+@cache
+def packages_of(module: str) -> frozenset[str]:
     """The packages that are imported with a module, itself included."""
     pending, seen = [module], set[str]()
     while pending:
@@ -238,7 +241,7 @@ def packages_of(module: str) -> set[str]:
             seen.add(name)
             if name in FILE_OF:
                 pending += imported(FILE_OF[name], lazy=False, typing=False)
-    return {name.split(".")[0] for name in seen}
+    return frozenset(name.split(".")[0] for name in seen)
 
 
 @pytest.mark.parametrize("file", COMMON_FILES + FILES + STT_FILES + SERVICE, ids=module_of)

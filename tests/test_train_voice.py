@@ -237,7 +237,7 @@ def test_own_codes_replace_recorded_ones_in_their_share(tmp_path: Path) -> None:
     dataset = Dataset(work, work.model_config(), device)
     own = OwnCodes(dataset, CODES)
     chosen, flags = torch.arange(400), torch.zeros(400, dtype=torch.bool)
-    batch = dataset.build(chosen, flags, flags, 64)
+    batch = dataset.build(chosen, flags, flags, 20)
     recorded, fed = dataset.codes_of(batch.previous), batch.previous >= 0
     count = batch.frame.numel()
     certain = torch.full((count, CODES), -1e9)

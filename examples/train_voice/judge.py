@@ -88,14 +88,26 @@ def text_errors(expected: str, heard: str, language: str) -> int:
     return min(errors(words, normalised_words(reading, language)) for reading in readings)
 
 
+def pronunciations() -> list[str]:
+    """Lines of the recogniser's dictionary; further ones of a word begin with `word(2)`."""
+    file = Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
+    return file.read_text(encoding="utf-8").splitlines()
+
+
 def dictionary_words() -> set[str]:
     """Words of the recogniser's pronunciation dictionary."""
-    file = Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
-    return {line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()}
+    return {line.split()[0] for line in pronunciations()}
+
+
+def dictionary_of(language_model: Path) -> Path:
+    """The file with the pronunciations of a language model's words."""
+    return language_model.with_suffix(".dict")
 
 
 def write_language_model(file: Path, corpus: Iterable[str], judged: Iterable[str]) -> None:
-    """Writes a bigram model (ARPA) with absolute discounting.
+    """Writes a bigram model (ARPA) with absolute discounting, and the dictionary of its words.
+
+    With its whole dictionary the recogniser takes seconds to load a model.
 
     Args:
         file: The file.
@@ -133,14 +145,18 @@ def write_language_model(file: Path, corpus: Iterable[str], judged: Iterable[str
             share = (count - _DISCOUNT) / seen[first]
             lines.append(f"{math.log10(share):.4f} {first} {second}")
     file.write_text("\n".join([*lines, "", "\\end\\", ""]), encoding="utf-8")
+    spoken = [line for line in pronunciations() if line.split()[0].split("(")[0] in vocabulary]
+    dictionary_of(file).write_text("\n".join([*spoken, ""]), encoding="utf-8")
 
 
 class Judge:
     """A recogniser with one language model."""
 
     def __init__(self, language_model: Path | None) -> None:
-        """Loads a language model (ARPA), or the package's general English one."""
-        chosen = {} if language_model is None else {"lm": str(language_model)}
+        """Loads a model of `write_language_model`, or the package's general English one."""
+        chosen: dict[str, str] = {}
+        if language_model is not None:
+            chosen = {"lm": str(language_model), "dict": str(dictionary_of(language_model))}
         self._decoder = pocketsphinx.Decoder(samprate=_RATE, loglevel="FATAL", **chosen)
 
     def transcribe(self, samples: NDArray[np.int16], rate: int) -> str:

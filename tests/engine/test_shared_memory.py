@@ -37,8 +37,7 @@ def _read_all(sessions: list[Session]) -> list[tuple[np.ndarray, Finish]]:
     return [results[i] for i in range(len(sessions))]
 
 
-@pytest.mark.parametrize("num_pages", [8, 13])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("num_pages", "seed"), [(8, 0), (13, 1)])
 def test_streams_of_random_lengths_all_finish_with_their_codes(
     make_rig: MakeRig, num_pages: int, seed: int
 ) -> None:

@@ -40,7 +40,7 @@ def engine() -> Iterator[TTS]:
 @pytest.fixture(scope="package")
 def demo() -> Iterator[TTS]:
     """The included voice."""
-    with TTS.load("demo", "cpu", slots=2) as tts:
+    with TTS.load("demo", "cpu", slots=6) as tts:
         with pytest.MonkeyPatch.context() as patch:  # plain torch has nothing to load or compile
             patch.setattr("megakernel_tts.tts.warm_up", lambda *_: None)
             tts.warmup()

@@ -106,4 +106,4 @@ def make_engine() -> Iterator[TTS]:
 def test_long_responses_are_committed_in_the_order_of_speech() -> None:
     """`tests.pipecat_service.search` checks more of them, and longer ones."""
     with make_engine() as engine:
-        check_responses(engine, [1, 2, 3])
+        check_responses(engine, [1, 2])

@@ -1,8 +1,8 @@
 """Where a phrase is divided between two segments, speech has no click, cut or long silence."""
 
 import asyncio
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Mapping
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from megakernel_tts.audio import AUDIBLE
 from pipecat_service.speech import OutputChunk, Speech
 
 RATE = 24_000
+SEEDS, RATES = (1, 2, 3), (RATE, 8_000)
 FIRST, SECOND = "I have turned off the lights in the living", "room and locked the front door."
 
 
@@ -33,19 +34,23 @@ async def speak(demo: TTS, seed: int, rate: int) -> tuple[list[OutputChunk], int
 
 
 @pytest.fixture(scope="module")
-def speech_of(demo: TTS) -> Callable[[int, int], tuple[list[OutputChunk], int]]:
-    """The speech of a seed at a rate, spoken once."""
-    return cache(lambda seed, rate: asyncio.run(speak(demo, seed, rate)))
+def speeches(demo: TTS) -> Mapping[tuple[int, int], tuple[list[OutputChunk], int]]:
+    """The speech of each seed at each rate, in one batch."""
+
+    async def speak_all() -> list[tuple[list[OutputChunk], int]]:
+        return await asyncio.gather(*(speak(demo, *case) for case in product(SEEDS, RATES)))
+
+    return dict(zip(product(SEEDS, RATES), asyncio.run(speak_all()), strict=True))
 
 
-@pytest.mark.parametrize("rate", [24_000, 8_000])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_phrase_of_the_demo_voice_continues_after_a_flush(
-    speech_of: Callable[[int, int], tuple[list[OutputChunk], int]], seed: int, rate: int
+    speeches: Mapping[tuple[int, int], tuple[list[OutputChunk], int]], seed: int, rate: int
 ) -> None:
-    outputs, joint = speech_of(seed, RATE)
+    outputs, joint = speeches[seed, RATE]
     if rate != RATE:  # the resampler delays its output: the joint is not where a chunk ends
-        outputs, joint = speech_of(seed, rate)[0], joint * rate // RATE
+        outputs, joint = speeches[seed, rate][0], joint * rate // RATE
     pcm = np.concatenate([output.pcm for output in outputs]).astype(int)
     words = [word for output in outputs for word in output.words]
     assert [word.text for word in words] == f"{FIRST} {SECOND}".split()

@@ -118,7 +118,7 @@ def check_interruptions(engine: TTS, seed: int, num_turns: int) -> int:
 )
 def test_words_are_committed_when_their_audio_begins(engine: TTS) -> None:
     """`tests.pipecat_service.search` checks other seeds."""
-    assert check_interruptions(engine, seed=11, num_turns=20) == 100
+    assert check_interruptions(engine, seed=11, num_turns=12) == 60
 
 
 BEFORE = "One two three four five six seven eight nine ten eleven twelve. "
