@@ -1,5 +1,7 @@
 """The demo voice: a recogniser transcribes its speech, and times its words."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -216,3 +218,17 @@ def test_word_times_of_the_kernel_agree_with_forced_alignment(layout: Layout) ->
         errors = word_errors(speak(tts, layout))
     assert len(errors) >= 30
     assert np.mean(errors) <= 0.08 and np.percentile(errors, 95) <= 0.2
+
+
+@pytest.mark.gpu
+def test_loading_on_a_gpu_does_not_import_the_compiler_of_torch() -> None:
+    """Its import takes as long as the rest of the load; operators on meta tensors cause it."""
+    program = """
+import sys
+from megakernel_tts import TTS
+with TTS.load("demo", device="cuda") as tts:
+    tts.say("hi")
+print("torch._dynamo" in sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert process.stdout == "False\n", process.stderr

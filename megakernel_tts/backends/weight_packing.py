@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megakernel_common.checkpoint import map_leaves
 from megakernel_tts.kernels.structs import ROW_GROUP_SIZE, STEP_K
 from megakernel_tts.model.weights import Stack
 
@@ -41,9 +40,11 @@ class Packer:
         Returns:
             bfloat16, one dimension.
         """
-        shapes = [matrix.shape for matrix in _matrices(weights, torch.device("meta"))]
+        shapes = [
+            (sum(len(part) for part in parts), parts[0].shape[1]) for parts in _parts(weights)
+        ]
         sizes = [
-            sum(self._share_size(shape, block) for shape in shapes)
+            sum(self._share_size(rows, k, block) for rows, k in shapes)
             for block in range(self.num_blocks)
         ]
         packed = torch.empty(sum(sizes), dtype=torch.bfloat16, device=self.device)
@@ -57,9 +58,8 @@ class Packer:
                     offsets[block] = end
         return packed
 
-    def _share_size(self, shape: torch.Size, block: int) -> int:
-        """Elements of a matrix that a thread block reads."""
-        rows, k = shape
+    def _share_size(self, rows: int, k: int, block: int) -> int:
+        """Elements of a matrix [rows, k] that a thread block reads."""
         first, end = (self._first_row_group(rows // ROW_GROUP_SIZE, b) for b in (block, block + 1))
         return (end - first) * ROW_GROUP_SIZE * (k + -k % STEP_K)
 
@@ -82,19 +82,28 @@ def _tiles(weight: Tensor) -> Tensor:
     return pairs.permute(0, 2, 3, 1, 4, 6, 5, 7).flatten(5).flatten(3, 4)
 
 
+def _parts(weights: Sequence[Stack | Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """The matrices in the order of use, as the parts that have their rows."""
+    for weight in weights:
+        if isinstance(weight, Tensor):
+            yield (weight,)
+            continue
+        for layer in weight.layers:
+            yield layer.q, layer.k, layer.v
+            yield (layer.o,)
+            yield layer.gate, layer.up
+            yield (layer.down,)
+
+
 def _matrices(weights: Sequence[Stack | Tensor], device: torch.device) -> Iterator[Tensor]:
     """The matrices in the order of use, each moved to the device when it is needed.
 
-    The rows of gate and up alternate in groups of four.
+    The rows of gate and up, the only pair of parts, alternate in groups of four.
     """
-    for weight in weights:
-        if isinstance(weight, Tensor):
-            yield weight.to(device)
-            continue
-        for layer in weight.layers:
-            w = map_leaves(layer, lambda tensor: tensor.to(device))
-            gate_up = torch.cat([w.gate.unflatten(0, (-1, 4)), w.up.unflatten(0, (-1, 4))], dim=1)
-            yield torch.cat([w.q, w.k, w.v])
-            yield w.o
+    for parts in _parts(weights):
+        moved = [part.to(device) for part in parts]
+        if len(moved) == 2:
+            gate_up = torch.cat([part.unflatten(0, (-1, 4)) for part in moved], dim=1)
             yield gate_up.flatten(0, 1)
-            yield w.down
+        else:
+            yield torch.cat(moved)
