@@ -1,7 +1,7 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
-The losses are those of HiFi-GAN and the Descript Audio Codec: log-mels at several resolutions,
-least-squares scores, and features of discriminators by period and by spectrum.
+The losses are those of `codec`, spectra at several resolutions, and of HiFi-GAN: least-squares
+scores, and features of discriminators by period and by spectrum.
 
 python -m examples.train_voice.vocoder WORK --minutes 6
 """
@@ -41,8 +41,7 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-# Of the decoder's gradient features contribute two thirds of the log-mels', scores a third.
-_WEIGHTS = {"mel": 1.0, "adversarial": 0.2, "features": 0.5}
+_WEIGHTS = {"spectral": 0.5, "adversarial": 0.2, "features": 0.5}
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
 _RAMP_STEPS = 1000  # over which their losses reach their weights then
@@ -93,13 +92,12 @@ class _Training:
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
             real = self.discriminators(target[:, first:])
             fake = self.discriminators(decoded[:, first:])
-        mels = self._spectra.mel_distances(decoded, target)
         losses = {
-            "mel": torch.stack(list(mels.values())).sum(),
+            "spectral": self._spectra.distance(decoded, target),
             "adversarial": adversarial_loss(fake),
             "features": feature_loss(real, fake),
         }
-        weights = {name: w if name == "mel" else w * weight for name, w in _WEIGHTS.items()}
+        weights = {name: w if name == "spectral" else w * weight for name, w in _WEIGHTS.items()}
         decoding = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         discriminating = discriminator_loss(real, fake)
         # Both gradients before both steps: they belong to the parameters of the forward pass.
@@ -115,7 +113,7 @@ class _Training:
             optimizer.step()
         return {
             **{name: loss.detach() for name, loss in losses.items()},
-            "wave_mel": mels[1024].detach(),
+            "wave_mel": self._spectra.mel_distance(decoded.detach(), target),
             "discriminator": discriminating.detach(),
             "norm_decoder": norms[0],
             "norm_discriminator": norms[1],
