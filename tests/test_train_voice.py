@@ -321,6 +321,22 @@ def test_transposed_convolutions_and_snakes_match_torch() -> None:
     torch.testing.assert_close(actual_grads, expected_grads, rtol=0, atol=1e-3)
 
 
+def test_a_shortened_decoder_gives_the_end_of_the_whole_waveform(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    work = Work(tmp_path)
+    write_folder(work.voice, *train_tokenizer(["a b c."] * 40), TINY)
+    model = codec_model.CodecModel(work.codec_config(), torch.device("cpu"))
+    model.calibrate(0.1 * torch.randn(2, 8 * FRAME))
+    q, wave = torch.randn(2, 8, TINY.codebook), torch.randn(2, 8 * FRAME)
+    whole = model.decoder(q)
+    decoded, target = model.decode_part(q, wave, at_start=False)
+    torch.testing.assert_close(decoded, whole[:, -2 * FRAME :], rtol=1e-4, atol=1e-5)
+    assert torch.equal(target, wave[:, -2 * FRAME :])
+    decoded, target = model.decode_part(q, wave, at_start=True)
+    torch.testing.assert_close(decoded, whole[:, : 2 * FRAME], rtol=1e-4, atol=1e-5)
+    assert torch.equal(target, wave[:, : 2 * FRAME])
+
+
 def test_discriminators_learn_to_tell_waveforms_apart() -> None:
     torch.manual_seed(0)
     time = torch.arange(7680) / 24_000

@@ -4,6 +4,7 @@ python -m examples.train_voice.codec WORK --minutes 7.5
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ _PEAK_RATE = 1e-3
 _CODEBOOKS_FROM, _LONG_CROPS_FROM = 0.1, 0.85  # shares of the time
 _PHONE_WEIGHT = 2.0
 _REDUCED_LEVELS_INTERVAL = 4  # one crop in four uses only the first codebooks
+_START_INTERVAL = 4  # one step in four decodes the start of its crops
 _LOG_EVERY = 100
 
 
@@ -59,7 +61,9 @@ class _Training:
         self._descend(5 * mel + phone + 1e-3 * size, limit=5.0)
         return {"mel": mel.detach(), "phone": phone.detach()}
 
-    def codec_step(self, wave: Tensor, phones: Tensor, active: Tensor) -> dict[str, Tensor]:
+    def codec_step(
+        self, wave: Tensor, phones: Tensor, active: Tensor, *, at_start: bool
+    ) -> dict[str, Tensor]:
         """Trains encoder, codebooks and decoder together; active: [groups, crops].
 
         Only the phones train the semantic projection. With gradients of the waveform and the
@@ -74,12 +78,12 @@ class _Training:
         q = model.join(semantic.detach(), acoustic)
         mel, phone = self._mel_loss(wave, q), self._phone_loss(phones, semantic)
         exact_phone = self._phone_loss(phones, exact)
-        decoded = model.decoder(q)
-        spectral = self._spectra.distance(decoded, wave)
+        decoded, target = model.decode_part(q, wave, at_start=at_start)
+        spectral = self._spectra.distance(decoded, target)
         phone_losses = _PHONE_WEIGHT * (phone + 0.5 * exact_phone)
         self._descend(spectral + 0.25 * quantized[2] + phone_losses + 5 * mel, limit=20.0)
         complete = active.amin(0) > 0  # crops that use all codebooks
-        pair = (decoded.detach() * complete[:, None], wave * complete[:, None])
+        pair = (decoded.detach() * complete[:, None], target * complete[:, None])
         return {
             "spectral": spectral.detach(),
             "mel": mel.detach(),
@@ -134,7 +138,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
     training, groups = _Training(model, device), config.decoder.num_groups
     average = Average(training.parameters)
     budget = Budget(minutes, used_s)
-    steps: dict[str, CapturedStep] = {}
+    steps: dict[tuple[bool, bool, bool], CapturedStep] = {}
     has_codebooks, step_idx = file.exists(), 0
     resynthesis = Resynthesis(work, "codec", model, recordings)
 
@@ -157,9 +161,11 @@ def train(work: Work, minutes: float, crops: int, frames: int, seed: int) -> Non
             wave, phones = recordings.crops(num_crops, num_frames, rng)
             active = _active(groups, num_crops, not long, rng).to(device, non_blocking=True)
             set_rate(training.optimizer, budget.rate(_PEAK_RATE))
-            kind = "features" if features else "long" if long else "codec"
+            at_start = not features and step_idx % _START_INTERVAL == 0
+            kind = (features, long, at_start)
             if kind not in steps:
-                step = training.features_step if features else training.codec_step
+                codec_step = partial(training.codec_step, at_start=at_start)
+                step = training.features_step if features else codec_step
                 steps[kind] = CapturedStep(step, wave, phones, active)
             metrics = steps[kind](wave, phones, active)
             if step_idx % 4 == 0:

@@ -15,11 +15,13 @@ from examples.train_voice.codec_net import (
     unit_gain,
 )
 from examples.train_voice.phonemes import PHONES
+from examples.train_voice.speech import FRAME
 from examples.train_voice.training import bind, fast_type
 from megakernel_common.checkpoint import TensorSpec, leaves
 from megakernel_tts.codec.weights import decoder_specs, encoder_specs
 from megakernel_tts.model.config import CodecConfig
 
+_DECODED_SHARE = 4  # one frame in so many of a crop is decoded
 MELS = 320  # per frame: eight spectra of 40 bands
 _BOOKS = {  # names in the checkpoint, and the group of layer 0
     "decoder.quantizer.rvq_first.vq.layers.{}._codebook.": 0,
@@ -74,6 +76,23 @@ class CodecModel:
         acoustic = sum(books[k][codes[..., k]] for k in range(1, len(books)))
         assert isinstance(acoustic, Tensor)
         return self.join(books[0][codes[..., 0]], acoustic)
+
+    def decode_part(self, q: Tensor, wave: Tensor, *, at_start: bool) -> tuple[Tensor, Tensor]:
+        """Decodes a quarter of each crop, which takes a third of the time.
+
+        Args:
+            q: Input of the decoder [batch, frames, dim].
+            wave: The crops [batch, samples].
+            at_start: Whether the first frames are decoded. Otherwise it is the last ones, with the
+                others as context.
+
+        Returns:
+            The decoded waveform and the crops' part that it should equal, [batch, samples].
+        """
+        frames = max(1, q.shape[1] // _DECODED_SHARE)
+        if at_start:
+            return self.decoder(q[:, :frames]), wave[:, : frames * FRAME]
+        return self.decoder(q, frames), wave[:, -frames * FRAME :]
 
     def calibrate(self, wave: Tensor) -> None:
         """Scales the weights of every layer to unit output variance for a sample of speech."""

@@ -11,6 +11,9 @@ from megakernel_common.layers import apply_rope, merge_heads, rms_norm, rope_tab
 from megakernel_tts.codec import weights as w
 from megakernel_tts.model.config import CodecConfig, StackConfig
 
+_FIRST_SHORTENED = 2  # block before which a signal is shortened; most work is in the later ones
+_CONTEXT = 40  # columns there that precede a waveform's first sample in its receptive field
+
 
 class _Net:
     """Convolutions of both networks.
@@ -92,22 +95,32 @@ class DecoderNet(_Net):
     def __init__(self, tree: w.DecoderWeights, config: CodecConfig, fast: torch.dtype) -> None:
         super().__init__(fast)
         self._w, self._config = tree, config.decoder
+        self._samples_per_frame = config.samples_per_frame
 
-    def __call__(self, q: Tensor) -> Tensor:
-        """Computes the waveform in float32."""
-        tree = self._w
+    def __call__(self, q: Tensor, last: int | None = None) -> Tensor:
+        """Computes the waveform in float32.
+
+        Args:
+            q: Quantised vectors.
+            last: Number of frames at the end whose waveform is computed; fewer than all. The
+                earlier ones are their context.
+        """
+        tree, frames = self._w, q.shape[1]
         x = self._transform(self.conv(q.to(self.fast), tree.pre_conv))
         for up in tree.upsample:
             x = self._convnext(self.transposed(x, up.transposed), up.convnext)
         x = self.conv(x, tree.conv_in)
         for i, block in enumerate(tree.blocks):
+            if i == _FIRST_SHORTENED and last is not None:
+                x = x[:, -(x.shape[1] // frames * last + _CONTEXT) :]
             if i == len(tree.blocks) - 1:
                 x = x.float()  # bfloat16 would add noise to the waveform
             x = self.transposed(snake(x, block.snake), block.transposed)
             for r in block.residuals:
                 y = snake(self.conv(snake(x, r.snake1), r.conv1), r.snake2)
                 x = x + self.conv(y, r.conv2, deviation=0.3)
-        return self.conv(snake(x, tree.snake), tree.conv_out, deviation=0.1)[..., 0]
+        wave = self.conv(snake(x, tree.snake), tree.conv_out, deviation=0.1)[..., 0]
+        return wave if last is None else wave[:, -last * self._samples_per_frame :]
 
     def _transform(self, x: Tensor) -> Tensor:
         tree, s, window = self._w, self._config.stack, self._config.sliding_window

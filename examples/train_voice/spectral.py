@@ -73,14 +73,6 @@ class Spectra:
                 total = total + 1.5 * difference.abs().mean()
         return total
 
-    def mel_distances(self, decoded: Tensor, target: Tensor) -> dict[int, Tensor]:
-        """Mean absolute difference of log-mels at each resolution, by window size."""
-        distances: dict[int, Tensor] = {}
-        for size in _SIZES:
-            a, b = (self.magnitude(x, size) @ self._filters[size] for x in (decoded, target))
-            distances[size] = ((a + 3e-2).log() - (b + 3e-2).log()).abs().mean()
-        return distances
-
     def mel_distance(self, decoded: Tensor, target: Tensor) -> Tensor:
         """The distance at 1,024 samples and 80 bands, as reported in the logs."""
         a, b = (self.log_mel(self.magnitude(x, 1024), 1024) for x in (decoded, target))

@@ -1,12 +1,13 @@
 """Trains the codec's decoder further with discriminators; the codes do not change.
 
-The losses are those of HiFi-GAN and the Descript Audio Codec: log-mels at several resolutions,
-least-squares scores, and features of discriminators by period and by spectrum.
+The losses are those of `codec`, spectra at several resolutions, and of HiFi-GAN: least-squares
+scores, and features of discriminators by period and by spectrum.
 
 python -m examples.train_voice.vocoder WORK --minutes 6
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from examples.train_voice.layout import Work, append_json, summary
 from examples.train_voice.recordings import Recordings
 from examples.train_voice.resynthesis import Resynthesis
 from examples.train_voice.spectral import Spectra
+from examples.train_voice.speech import FRAME
 from examples.train_voice.training import (
     Average,
     Budget,
@@ -39,13 +41,13 @@ from examples.train_voice.training import (
 
 _PEAK_RATE = 2e-4
 _BETAS, _DECAY = (0.8, 0.99), 1e-3
-# Of the decoder's gradient features contribute two thirds of the log-mels', scores a third.
-_WEIGHTS = {"mel": 1.0, "adversarial": 0.2, "features": 0.5}
+_WEIGHTS = {"spectral": 0.5, "adversarial": 0.2, "features": 0.5}
 _MAX_NORMS = 100.0, 200.0  # of the gradients of decoder and discriminators
 _ALONE_STEPS = 300  # in which the discriminators learn before the decoder learns from them
 _RAMP_STEPS = 1000  # over which their losses reach their weights then
-_SKIPPED_SAMPLES = 1920  # at a crop's start, where the decoder has no context
-_LONG_INTERVAL = 3  # one step in so many has a quarter of the crops, four times as long
+# Of four steps one decodes the start of its crops, one has a quarter of the crops, four times as
+# long.
+_INTERVAL, _START_STEP, _LONG_STEP = 4, 0, 2
 _CORRUPTION_SHARE = 0.15  # of the later codes in a quarter of the crops, as in sampled codes
 _CORRUPTION_FROM = 6  # group
 _LOG_EVERY = 100
@@ -68,29 +70,34 @@ class _Training:
         for optimizer in self._optimizers:
             set_rate(optimizer, rate)
 
-    def step(self, wave: Tensor, predicted: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    def step(
+        self, wave: Tensor, predicted: Tensor, weight: Tensor, *, at_start: bool
+    ) -> dict[str, Tensor]:
         """Trains the decoder and the discriminators, both on the same forward pass.
 
         Args:
             wave: [crops, samples].
             predicted: Codes of the last of these crops [0 or more, frames, groups].
             weight: Of the adversarial losses, 0 to 1.
+            at_start: Whether the start of the crops is decoded.
         """
         codes = _codes(self.model, wave[: len(wave) - len(predicted)])
         if len(predicted):
             codes = torch.cat([codes, predicted])
-        decoded = self.model.decoder(self.model.embed_codes(codes))
+        q = self.model.embed_codes(codes)
+        decoded, target = self.model.decode_part(q, wave, at_start=at_start)
+        # Within an utterance the first frame cannot be decoded without its context.
+        first = FRAME if at_start and decoded.shape[1] > FRAME else 0
         enabled = self._fast != torch.float32
         with torch.autocast(self._device.type, self._fast, enabled=enabled, cache_enabled=False):
-            real = self.discriminators(wave[:, _SKIPPED_SAMPLES:])
-            fake = self.discriminators(decoded[:, _SKIPPED_SAMPLES:])
-        mels = self._spectra.mel_distances(decoded, wave)
+            real = self.discriminators(target[:, first:])
+            fake = self.discriminators(decoded[:, first:])
         losses = {
-            "mel": torch.stack(list(mels.values())).sum(),
+            "spectral": self._spectra.distance(decoded, target),
             "adversarial": adversarial_loss(fake),
             "features": feature_loss(real, fake),
         }
-        weights = {name: w if name == "mel" else w * weight for name, w in _WEIGHTS.items()}
+        weights = {name: w if name == "spectral" else w * weight for name, w in _WEIGHTS.items()}
         decoding = torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()
         discriminating = discriminator_loss(real, fake)
         # Both gradients before both steps: they belong to the parameters of the forward pass.
@@ -106,7 +113,7 @@ class _Training:
             optimizer.step()
         return {
             **{name: loss.detach() for name, loss in losses.items()},
-            "wave_mel": mels[1024].detach(),
+            "wave_mel": self._spectra.mel_distance(decoded.detach(), target),
             "discriminator": discriminating.detach(),
             "norm_decoder": norms[0],
             "norm_discriminator": norms[1],
@@ -165,7 +172,7 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
         training.discriminators.load_state_dict(load_state(discriminators_file, device))
     judged_steps = _ALONE_STEPS + _RAMP_STEPS if discriminators_file.exists() else 0
     average = Average(model.parameters.values())
-    budget, steps, step_idx = Budget(minutes, used_s), dict[bool, CapturedStep](), 0
+    budget, steps, step_idx = Budget(minutes, used_s), dict[tuple[bool, bool], CapturedStep](), 0
     predicted, weight = _load_predictions(work, device), torch.zeros((), device=device)
     resynthesis = Resynthesis(work, "vocoder", model, recordings, predicted)
 
@@ -181,14 +188,16 @@ def train(work: Work, minutes: float, crops: int, frames: int, channels: int, se
         while budget.share < 1:
             if step_idx % 10 == 0 and not recordings.complete:
                 recordings.poll()
-            long = step_idx % _LONG_INTERVAL == 0
+            kind = step_idx % _INTERVAL
+            long, at_start = kind == _LONG_STEP, kind == _START_STEP
             num_crops, num_frames = (max(1, crops // 4), 4 * frames) if long else (crops, frames)
             wave, given = _draw(recordings, predicted, num_crops, num_frames, rng)
             weight.fill_(min(1.0, max(0.0, (judged_steps + step_idx - _ALONE_STEPS) / _RAMP_STEPS)))
             training.set_rate(budget.rate(_PEAK_RATE))
-            if long not in steps:
-                steps[long] = CapturedStep(training.step, wave, given, weight)
-            metrics = steps[long](wave, given, weight)
+            if (long, at_start) not in steps:
+                step = partial(training.step, at_start=at_start)
+                steps[long, at_start] = CapturedStep(step, wave, given, weight)
+            metrics = steps[long, at_start](wave, given, weight)
             if step_idx % 4 == 0:
                 average.update(step_idx)
             if step_idx % _LOG_EVERY == 0:
