@@ -34,7 +34,8 @@ from megakernel_stt.network.transducer import Transducer, TransducerState
 TOKENS_PER_FRAME = 0.35
 _NUM_BISECTIONS = 16  # of the bias of blank
 _MAX_BIAS = 60.0
-_CALIBRATION_STREAMS, _CALIBRATION_CHUNKS = 8, 40
+_CALIBRATION_STREAMS = 8
+_NUM_WARMUPS = 20  # chunks that are not measured
 
 MakeTransducer = Callable[[TransducerWeights, TransducerConfig], Transducer]
 
@@ -74,15 +75,15 @@ def calibrated(
     return found, rate
 
 
-def encoder_frames(model: Model, recogniser: SlotRecogniser) -> Tensor:
-    """Frames [streams, frames, hidden] of noise."""
+def encoder_frames(model: Model, recogniser: SlotRecogniser, num_chunks: int) -> Tensor:
+    """Frames [streams, frames, hidden] of so many chunks of noise."""
     encoder = recogniser.encoder
     state = type(encoder.start()).join([encoder.start()] * _CALIBRATION_STREAMS)
     like = model.weights.encoder.subsampling.linear.weight
     lengths = torch.full((_CALIBRATION_STREAMS,), ENDLESS, device=like.device)
-    streams = [noise_mels(model, seed) for seed in range(_CALIBRATION_STREAMS)]
+    streams = [noise_mels(model, num_chunks, seed) for seed in range(_CALIBRATION_STREAMS)]
     frames = []
-    for i in range(_CALIBRATION_CHUNKS):
+    for i in range(num_chunks):
         mels = torch.stack([s[i * encoder.num_mels :][: encoder.num_mels] for s in streams])
         chunk, state = recogniser.encode(mels.to(like), lengths, lengths * 0, state)
         frames.append(chunk)
@@ -97,11 +98,10 @@ def noise(seconds: float, seed: int) -> np.ndarray:
     return (generator.standard_normal(count) * level[:count]).astype(np.float32)
 
 
-def noise_mels(model: Model, seed: int) -> Tensor:
-    """Features [frames, bins] of noise for the calibration."""
+def noise_mels(model: Model, num_chunks: int, seed: int) -> Tensor:
+    """Features [frames, bins] of noise, enough for so many chunks."""
     stream = MelStream(mel_filters(model.config.encoder.num_mels))
-    seconds = FRAME_S * _CALIBRATION_CHUNKS + 1
-    return stream.push(torch.from_numpy(noise(seconds, seed)))
+    return stream.push(torch.from_numpy(noise(FRAME_S * num_chunks + 1, seed)))
 
 
 def measure_chunks(
@@ -115,16 +115,15 @@ def measure_chunks(
         num_chunks: Chunks that are measured, after some that are not.
         bins: Of the features.
     """
-    num_warmups = 20
     samples_per_chunk = round(FRAME_S * SAMPLE_RATE)
     audio = [
-        torch.from_numpy(noise((num_chunks + num_warmups) * FRAME_S, seed))
+        torch.from_numpy(noise((num_chunks + _NUM_WARMUPS) * FRAME_S, seed))
         for seed in range(num_streams)
     ]
     streams = [recogniser.start(0) for _ in audio]
     features = [MelStream(mel_filters(bins)) for _ in audio]
     all_s, step_s = list[float](), list[float]()
-    for i in range(num_chunks + num_warmups):
+    for i in range(num_chunks + _NUM_WARMUPS):
         begin = time.perf_counter()
         for stream, mels, samples in zip(streams, features, audio, strict=True):
             part = samples[i * samples_per_chunk : (i + 1) * samples_per_chunk]
@@ -133,7 +132,7 @@ def measure_chunks(
         computed = time.perf_counter()
         if len(ready) == num_streams:
             recogniser.step(ready)
-            if i >= num_warmups:
+            if i >= _NUM_WARMUPS:
                 end = time.perf_counter()
                 all_s.append(end - begin)
                 step_s.append(end - computed)
@@ -152,7 +151,8 @@ def chunk(options: argparse.Namespace) -> dict[str, object]:
     model = random_model("streaming", RELEASED_SIZE, device, torch.bfloat16)
     config = model.config.transducer
     plain = SlotRecognisers(model, load_transducer(model.weights.transducer, config), 1).make(0)
-    frames = encoder_frames(model, plain)
+    # A random decoder does not keep its rate: it is calibrated for the chunks that are decoded.
+    frames = encoder_frames(model, plain, options.chunks + _NUM_WARMUPS)
     weights, _ = calibrated(model.weights.transducer, config, frames, load_transducer)
     del plain
     model = replace(model, weights=replace(model.weights, transducer=weights))

@@ -17,7 +17,7 @@ def test_the_bias_of_blank_gives_the_tokens_per_frame_that_are_reported() -> Non
     with torch.inference_mode():
         made = SlotRecognisers(model, emulated_transducer(weights, config), 2)
         recogniser = made.make(0)
-        frames = encoder_frames(model, recogniser)
+        frames = encoder_frames(model, recogniser, 40)
         found, rate = calibrated(weights, config, frames, Transducer)
         assert abs(rate - TOKENS_PER_FRAME) < 0.1
         model = replace(model, weights=replace(model.weights, transducer=found))
