@@ -2,8 +2,8 @@
 
 A thread that is inside torch when the interpreter is finalised aborts the process. Each run is a
 process of its own that ends with status 0 or 3. Several run at a time, so that threads are
-preempted anywhere. The command fails if a run ends with another status. An interrupt or SIGTERM
-ends it with the figures of the runs so far.
+preempted anywhere. The command fails if a run ends with another status or hangs. An interrupt or
+SIGTERM ends it once the runs in progress have ended: with the figures of the runs before, status 1.
 
 python -m bench.exit_status --runs 200 --json bench/results/exit-status-cpu.json
 """
@@ -47,6 +47,7 @@ def close(tts):
 raise SystemExit({status})
 """
 _STATUSES = (0, 3)  # of which the runs of a state end with one after the other
+_TIMEOUT_S = 300.0  # a run takes seconds, also beside others
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,22 @@ class WrongStatus:
     Attributes:
         state: Key of `STATES`.
         expected: The program's status.
-        found: Status of the process; negative for a signal.
+        found: Status of the process; negative for a signal; None if it hung and was killed.
         output: The end of its standard error.
     """
 
     state: str
     expected: int
-    found: int
+    found: int | None
     output: str
 
 
 def run_state(
-    state: str, status: int, model: str = "demo", device: str = "auto"
+    state: str,
+    status: int,
+    model: str = "demo",
+    device: str = "auto",
+    timeout_s: float = _TIMEOUT_S,
 ) -> WrongStatus | None:
     """Runs the program of a state in a process of its own.
 
@@ -76,12 +81,17 @@ def run_state(
         status: Status that the program ends with.
         model: As in `TTS.load`.
         device: As in `TTS.load`.
+        timeout_s: Seconds after which the process is killed.
 
     Returns:
         What was wrong, or None.
     """
     program = _PROGRAM.format(model=model, device=device, state=STATES[state], status=status)
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return WrongStatus(state, status, None, f"The process had not ended after {timeout_s:g} s.")
     if process.returncode == status:
         return None
     return WrongStatus(state, status, process.returncode, process.stderr[-500:])
@@ -106,11 +116,11 @@ def main() -> int:
     ended, wrong = Counter[str](), Counter[str]()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(options.jobs) as pool:
-        runs = {
-            pool.submit(run, state, status): state
-            for state, status in zip(states, statuses, strict=True)
-        }
         try:
+            runs = {
+                pool.submit(run, state, status): state
+                for state, status in zip(states, statuses, strict=True)
+            }
             for one in tqdm(as_completed(runs), total=len(runs), mininterval=10):
                 ended[runs[one]] += 1
                 if (failure := one.result()) is not None:
@@ -128,7 +138,7 @@ def main() -> int:
         "wrong": {state: wrong[state] for state in STATES},
     }
     write(figures, options.json, ("torch",))
-    return 0 if ended.total() == len(runs) and not wrong else 1
+    return 0 if ended.total() == len(states) and not wrong else 1
 
 
 if __name__ == "__main__":

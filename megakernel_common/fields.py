@@ -107,11 +107,17 @@ class Fields:
 
 
 def _shown(value: Any) -> str:
+    text = ""
     try:
-        text = json.dumps(value)
+        for part in json.JSONEncoder().iterencode(value):  # of a YAML alias, parts may not end
+            text += part
+            if len(text) > 60:
+                return text[:57] + "..."
     except RecursionError:
         return "a deeply nested value"
-    return text if len(text) <= 60 else text[:57] + "..."
+    except (TypeError, ValueError):  # YAML has dates, sets, bytes and circular values
+        return f"a value of type {type(value).__name__}"
+    return text
 
 
 def read_json(file: Path) -> Any:

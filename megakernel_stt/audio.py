@@ -17,6 +17,7 @@ Pcm = bytes | bytearray | memoryview | NDArray[np.generic]
 
 _MIN_RATE, _MAX_RATE = 4_000, 384_000  # Hz
 _BLOCK_S = 10.0  # of a recording, read at a time
+_MAX_BLOCK_SAMPLES = 1 << 21  # of all channels: a small file may be large when it is decoded
 _FULL_SCALE = np.float32(32768)
 _MEMORY_S = 0.5  # of input; far longer than the resampler's filter
 
@@ -35,12 +36,7 @@ def check_pcm(pcm: Pcm, sample_rate: int) -> NDArray[np.float32]:
     Raises:
         AudioError: It has another type or shape, or the rate is out of range.
     """
-    is_rate = isinstance(sample_rate, int) and not isinstance(sample_rate, bool)
-    if not is_rate or not _MIN_RATE <= sample_rate <= _MAX_RATE:
-        raise AudioError(
-            f"sample_rate is {sample_rate!r}; it must be a whole number from {_MIN_RATE:,} to "
-            f"{_MAX_RATE:,} Hz."
-        )
+    _check_rate(sample_rate)
     if isinstance(pcm, bytes | bytearray | memoryview):
         if len(pcm) % 2:
             raise AudioError(f"pcm has {len(pcm)} bytes; 16-bit samples have an even number.")
@@ -58,8 +54,17 @@ def check_pcm(pcm: Pcm, sample_rate: int) -> NDArray[np.float32]:
     return samples
 
 
+def _check_rate(sample_rate: int) -> None:
+    is_rate = isinstance(sample_rate, int) and not isinstance(sample_rate, bool)
+    if not is_rate or not _MIN_RATE <= sample_rate <= _MAX_RATE:
+        raise AudioError(
+            f"sample_rate is {sample_rate!r}; it must be a whole number from {_MIN_RATE:,} to "
+            f"{_MAX_RATE:,} Hz."
+        )
+
+
 def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """Reads a recording of any length, 10 s at a time.
+    """Reads a recording of any length, at most 10 s and 2,097,152 decoded samples at a time.
 
     Args:
         wav: A path or open file that soundfile reads, or (samples, rate) with 16-bit integers or
@@ -88,7 +93,8 @@ def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
         elif not hasattr(wav, "read"):  # soundfile would take a number for a file descriptor
             raise AudioError(f"found {type(wav).__name__}; give a path, an open file or samples.")
         with soundfile.SoundFile(source) as file:
-            frames = int(_BLOCK_S * file.samplerate)
+            _check_rate(file.samplerate)
+            frames = min(int(_BLOCK_S * file.samplerate), _MAX_BLOCK_SAMPLES // file.channels)
             while len(block := file.read(frames, dtype="float32", always_2d=True)):
                 mono = block.mean(axis=1)
                 yield check_pcm(mono, file.samplerate), file.samplerate

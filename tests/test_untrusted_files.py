@@ -4,11 +4,10 @@ Only `CheckpointError` may escape from a reader. Voice files are tested in `test
 """
 
 import contextlib
-import copy
 import json
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,10 @@ from megakernel_tts.loader import _check_match, _read_sampling
 from megakernel_tts.model.config import read_codec_config, read_model_config
 from megakernel_tts.model.weights import model_specs, speaker_specs
 from megakernel_tts.text.tokenizer import TextTokenizer
+from tests.untrusted import JUNK, MISSING, JsonPath, changed, paths
 
-JsonPath = tuple[str | int, ...]
-
-MISSING = object()
-JUNK = [
-    MISSING, None, True, False, -1, 0, 5, 0.5, -1e300, 10**30, 10**4000, float("nan"), "", "x",
-    "\x00", "\ud800", [], [[]], [None], [5], [0.5], ["x"], [{}], [10**9] * 20, {}, {"x": None},
-    {"x": 5}, {"x": "x"}, {"x": []}, {"rope_type": []},
-]  # fmt: skip
 # Fields that may be absent or null, with their types.
 OPTIONAL = {"layer_types": list, "rope_scaling": dict, "use_sliding_window": bool, "voice": str}
-MAX_ENTRIES = 200  # of an object whose entries are all replaced; of others the first four are
 
 SPEECH = {"text": "One two.", "voice": "clara", "codes": [[1, 2], [3, 4]], "starts": [0.0, 0.1]}
 
@@ -65,29 +56,6 @@ class RecordedFields(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self._found.add((*self._path, key))
         return super().get(key, default)
-
-
-def paths(value: Any, path: JsonPath = ()) -> Iterator[JsonPath]:
-    """The paths of a JSON value, without its root."""
-    keys = list(value) if isinstance(value, dict) else []
-    if isinstance(value, list):
-        keys = list(range(len(value)))
-    for key in keys if len(keys) <= MAX_ENTRIES else keys[:4]:
-        yield (*path, key)
-        yield from paths(value[key], (*path, key))
-
-
-def changed(content: Any, path: JsonPath, value: object) -> Any:
-    """A copy of a JSON value with another value at a path."""
-    content = section = copy.deepcopy(content)
-    for key in path[:-1]:
-        section = section[key]
-    if value is not MISSING:
-        section[path[-1]] = value
-        return content
-    with contextlib.suppress(KeyError):
-        del section[path[-1]]
-    return content
 
 
 @cache

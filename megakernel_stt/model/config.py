@@ -318,8 +318,9 @@ def check_prompt_ids(fields: Fields, name: str, num_prompts: int) -> dict[str, i
         CheckpointError: It is no object of names and indices below the number of prompts.
     """
     values = fields.section(name).values
-    for index in values.values():
-        if type(index) is not int or not 0 <= index < num_prompts:
+    for language, index in values.items():
+        is_index = type(index) is int and 0 <= index < num_prompts
+        if not isinstance(language, str) or not is_index:  # YAML has names of other types
             raise fields.invalid(name, f"an object of languages and numbers below {num_prompts}")
     return dict(values)
 

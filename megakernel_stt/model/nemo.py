@@ -267,7 +267,7 @@ def _streaming(fields: Fields) -> StreamingConfig:
         raise fields.invalid(name, expected)
     left_contexts = [pair[0] for pair in pairs]
     left = left_contexts[0]
-    if type(left) is not int or not 1 <= left <= 4096 or set(left_contexts) != {left}:
+    if type(left) is not int or not 1 <= left <= 4096 or left_contexts != [left] * len(pairs):
         raise fields.invalid(name, expected)
     return StreamingConfig(left, check_lookaheads([pair[1] for pair in pairs], fields, name))
 

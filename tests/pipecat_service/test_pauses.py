@@ -169,15 +169,26 @@ def test_a_steady_model_leaves_no_gap_at_another_speed(scarce: TTS, speed: float
 
 
 @pytest.mark.parametrize(
-    ("words_per_s", "tokenize"),
-    [*((pace, leading_spaces) for pace in (3, 30)), (7, list)],
+    ("sentences", "words_per_s", "tokenize"),
+    [
+        *((SENTENCES[::2], pace, leading_spaces) for pace in (3, 30)),
+        (SENTENCES[::2], 7, list),
+        *(
+            pytest.param(SENTENCES, pace, tokenize, marks=pytest.mark.slow)
+            for pace in (3, 5, 7, 30)
+            for tokenize in (leading_spaces, list)
+        ),
+    ],
 )
 def test_a_stall_stops_no_word_before_it(
-    scarce: TTS, words_per_s: int, tokenize: Callable[[str], list[str]]
+    scarce: TTS,
+    sentences: Sequence[str],
+    words_per_s: int,
+    tokenize: Callable[[str], list[str]],
 ) -> None:
     """The words before a stall are spoken during it. Every word boundary has a stall in one run."""
     bots: dict[Bot, tuple[str, range]] = {}
-    for sentence in SENTENCES[::2]:
+    for sentence in sentences:
         words = leading_spaces(sentence)
         for first in (1, 2, 3):
             stalls = range(first, len(words), 3)
