@@ -8,7 +8,8 @@ The models have the released sizes and random weights, with a bias of blank that
 per frame. `chunk` measures from samples to tokens: features, encoder, decoder and the copy of the
 tokens. `decode` measures the decoder with its projection of frames, and beside it the decoder in
 torch, which runs every operation by itself. `features` measures those of a chunk of 80 ms that
-arrives in packets of 20 ms: of all streams together, as the engine computes them, and of each packet.
+arrives in packets of 20 ms: of all streams together, as the engine computes them, and of each
+packet.
 """
 
 import argparse
