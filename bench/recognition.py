@@ -1,12 +1,15 @@
-"""Speed of recognition on a GPU: chunks of a streaming model, and its decoder.
+"""Speed of recognition: chunks of a streaming model and its decoder on a GPU, features on a CPU.
 
 python -m bench.recognition chunk --streams 1,64 --json bench/results/recognition-chunk.json
 python -m bench.recognition decode --json bench/results/recognition-decode.json
+python -m bench.recognition features --json bench/results/recognition-features-cpu.json
 
 The models have the released sizes and random weights, with a bias of blank that gives 0.35 tokens
 per frame. `chunk` measures from samples to tokens: features, encoder, decoder and the copy of the
 tokens. `decode` measures the decoder with its projection of frames, and beside it the decoder in
-torch, which runs every operation by itself.
+torch, which runs every operation by itself. `features` measures those of a chunk of 80 ms that
+arrives in packets of 20 ms: of all streams together, as the engine computes them, and of each
+packet.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
 from megakernel_stt.model.weights import TransducerWeights
 from megakernel_stt.network.encoder import ENDLESS
-from megakernel_stt.network.features import MelStream, mel_filters
+from megakernel_stt.network.features import MelStream, mel_filters, take_frames
 from megakernel_stt.network.transducer import Transducer, TransducerState
 
 TOKENS_PER_FRAME = 0.35
@@ -36,6 +39,8 @@ _NUM_BISECTIONS = 16  # of the bias of blank
 _MAX_BIAS = 60.0
 _CALIBRATION_STREAMS = 8
 _NUM_WARMUPS = 20  # chunks that are not measured
+_PACKET_S = 0.02  # of audio, as Pipecat sends it
+_NUM_BINS = 128
 
 MakeTransducer = Callable[[TransducerWeights, TransducerConfig], Transducer]
 
@@ -101,7 +106,7 @@ def noise(seconds: float, seed: int) -> np.ndarray:
 def noise_mels(model: Model, num_chunks: int, seed: int) -> Tensor:
     """Features [frames, bins] of noise, enough for so many chunks."""
     stream = MelStream(mel_filters(model.config.encoder.num_mels))
-    return stream.push(torch.from_numpy(noise(FRAME_S * num_chunks + 1, seed)))
+    return stream.push(noise(FRAME_S * num_chunks + 1, seed))
 
 
 def measure_chunks(
@@ -116,18 +121,17 @@ def measure_chunks(
         bins: Of the features.
     """
     samples_per_chunk = round(FRAME_S * SAMPLE_RATE)
-    audio = [
-        torch.from_numpy(noise((num_chunks + _NUM_WARMUPS) * FRAME_S, seed))
-        for seed in range(num_streams)
-    ]
+    seconds = (num_chunks + _NUM_WARMUPS) * FRAME_S
+    audio = [noise(seconds, seed) for seed in range(num_streams)]
     streams = [recogniser.start(0) for _ in audio]
     features = [MelStream(mel_filters(bins)) for _ in audio]
     all_s, step_s = list[float](), list[float]()
     for i in range(num_chunks + _NUM_WARMUPS):
         begin = time.perf_counter()
-        for stream, mels, samples in zip(streams, features, audio, strict=True):
-            part = samples[i * samples_per_chunk : (i + 1) * samples_per_chunk]
-            stream.add(mels.push(part))
+        for mels, samples in zip(features, audio, strict=True):
+            mels.add(samples[i * samples_per_chunk : (i + 1) * samples_per_chunk])
+        for stream, frames in zip(streams, take_frames(features), strict=True):
+            stream.add(frames)
         ready = [stream for stream in streams if recogniser.is_ready(stream)]
         computed = time.perf_counter()
         if len(ready) == num_streams:
@@ -250,6 +254,42 @@ def decode(options: argparse.Namespace) -> dict[str, object]:
     return {"dtype": options.dtype, "tokens_per_frame": TOKENS_PER_FRAME, "rows": rows}
 
 
+def measure_features(num_streams: int, num_chunks: int, bins: int) -> dict[str, float]:
+    """Median times of the features of a chunk.
+
+    Args:
+        num_streams: Streams that advance together.
+        num_chunks: Chunks that are measured.
+        bins: Of the features.
+    """
+    audio = [noise((num_chunks + 1) * FRAME_S, seed) for seed in range(num_streams)]
+    packets_per_chunk = round(FRAME_S / _PACKET_S)
+    size, filters = round(_PACKET_S * SAMPLE_RATE), mel_filters(bins)
+    together, each = ([MelStream(filters) for _ in audio] for _ in range(2))
+    together_s, each_s = list[float](), list[float]()
+    for i in range(num_chunks):
+        starts = [(i * packets_per_chunk + k) * size for k in range(packets_per_chunk)]
+        begin = time.perf_counter()
+        for start in starts:
+            for stream, samples in zip(together, audio, strict=True):
+                stream.add(samples[start : start + size])
+        take_frames(together)
+        middle = time.perf_counter()
+        for start in starts:
+            for stream, samples in zip(each, audio, strict=True):
+                stream.push(samples[start : start + size])
+        together_s.append(middle - begin)
+        each_s.append(time.perf_counter() - middle)
+    together_ms, each_ms = (1000 * float(np.median(times)) for times in (together_s, each_s))
+    row = {"streams": num_streams, "together_ms": round(together_ms, 3)}
+    return row | {"each_packet_ms": round(each_ms, 3)}
+
+
+def features(options: argparse.Namespace) -> dict[str, object]:
+    """Measures features on the CPU."""
+    return {"rows": [measure_features(n, options.chunks, _NUM_BINS) for n in options.streams]}
+
+
 def numbers(text: str) -> list[int]:
     """Numbers between commas."""
     return [int(part) for part in text.split(",")]
@@ -260,10 +300,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("part", choices=["chunk", "decode"])
+    parts = {"chunk": chunk, "decode": decode, "features": features}
+    parser.add_argument("part", choices=parts)
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--streams", type=numbers, default=[1, 64], help="of chunk; default 1,64")
-    parser.add_argument("--chunks", type=int, default=500, help="of chunk; default 500")
+    parser.add_argument(
+        "--streams", type=numbers, default=[1, 64], help="of chunk and features; default 1,64"
+    )
+    parser.add_argument(
+        "--chunks", type=int, default=500, help="of chunk and features; default 500"
+    )
     parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--vocabularies", type=numbers, default=[1025, 8193, 13088])
     parser.add_argument("--frames", type=int, default=50, help="of decode; default 50")
@@ -271,10 +316,10 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options = parser.parse_args()
     with torch.inference_mode():
-        figures = {"chunk": chunk, "decode": decode}[options.part](options)
-    gpu = torch.cuda.get_device_name()
+        figures = parts[options.part](options)
+    device = {} if options.part == "features" else {"gpu": torch.cuda.get_device_name()}
     command = f"bench.recognition {options.part}"
-    write({"gpu": gpu, "command": command} | figures, options.json, packages=("torch",))
+    write(device | {"command": command} | figures, options.json, packages=("torch",))
     return 0
 
 

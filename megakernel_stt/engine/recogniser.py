@@ -40,6 +40,7 @@ class Recognition(Generic[State]):
     Attributes:
         prompt: Index of the language.
         num_mels: Mel frames so far, those that are encoded included.
+        num_waiting: Mel frames whose samples have arrived and that are computed before its step.
         num_frames: Frames that are decoded.
         ended: Whether no features follow.
         state: State of encoder and decoder, of its recogniser's kind.
@@ -58,6 +59,7 @@ class Recognition(Generic[State]):
         self.prompt = prompt
         self._mels = (mels,)
         self.num_mels = 0
+        self.num_waiting = 0
         self.num_frames = 0
         self.ended = False
         self.state = state
@@ -201,7 +203,7 @@ class ChunkRecogniser(ABC, Generic[State]):
         """Whether a stream has a whole chunk, or its last one."""
         if recognition.ended:
             return _num_left(recognition) > 0
-        return len(recognition.mels) >= self.encoder.num_mels
+        return len(recognition.mels) + recognition.num_waiting >= self.encoder.num_mels
 
     def check_length(self, recognition: Recognition[State]) -> None:
         """Does nothing: a stream may have any length."""
@@ -305,7 +307,7 @@ class OfflineRecogniser:
             AudioError: It is longer than the model's positions.
         """
         limit = self._model.config.encoder.max_frames * MELS_PER_FRAME
-        if recognition.num_mels > limit:
+        if recognition.num_mels + recognition.num_waiting > limit:
             raise AudioError(
                 f"The audio is longer than {limit * HOP_SIZE / SAMPLE_RATE:.0f} s, the longest "
                 "that this offline model takes; divide it, or load a streaming model."

@@ -1,6 +1,7 @@
 """One stream: packets to features to events. The engine thread owns it."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ from torch import Tensor
 from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
-from megakernel_stt.network.features import MelStream
+from megakernel_stt.network.features import MelStream, take_frames
 from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
 from megakernel_stt.transcript import Transcript
+
+# A stream computes so many features by itself, so that the samples of a long recording without
+# chunks do not accumulate.
+_MAX_WAITING = 128
 
 
 class Stream:
@@ -102,13 +107,17 @@ class Stream:
         self._push(self._resampler.push(packet.samples))
 
     def _push(self, samples: NDArray[np.float32]) -> None:
-        self._recognition.add(self._mels.push(torch.from_numpy(samples)))
+        self._mels.add(samples)
+        self._recognition.num_waiting = self._mels.num_ready
         self.recogniser.check_length(self._recognition)
+        if self._mels.num_ready >= _MAX_WAITING:
+            compute_features([self])
 
     def _ending(self) -> Recognition[Any]:
         """A fork that ends after the audio so far."""
-        mels = copy.copy(self._mels)  # its tensors are replaced, never changed in place
-        last = mels.push(torch.from_numpy(self._resampler.rest()))
+        compute_features([self])
+        mels = copy.copy(self._mels)  # its arrays are replaced, never changed in place
+        last = mels.push(self._resampler.rest())
         self._fork_seconds = mels.num_samples / SAMPLE_RATE
         return self._recognition.ending(torch.cat([last, mels.rest()]))
 
@@ -117,3 +126,15 @@ class Stream:
         self.finished = self._request == "end"
         self._fork = None
         self._events.put(Final(Transcript(fork.tokens, self._fork_seconds), self.finished))
+
+
+def compute_features(streams: Sequence[Stream]) -> None:
+    """Computes the features of all samples that have arrived, of several streams together.
+
+    Args:
+        streams: Of one model, at least one.
+    """
+    found = take_frames([stream._mels for stream in streams])
+    for stream, frames in zip(streams, found, strict=True):
+        stream._recognition.add(frames)
+        stream._recognition.num_waiting = 0

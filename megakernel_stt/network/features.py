@@ -5,9 +5,11 @@ Samples before and after the recording are zero. Computed in float32.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,10 +21,15 @@ _PREEMPHASIS = 0.97
 _LOG_FLOOR = 2**-24
 _STD_FLOOR = 1e-5
 _REACH = _WINDOW_SIZE // 2  # samples after the centre of a frame that it depends on
+_MARGIN = (_FFT_SIZE - _WINDOW_SIZE) // 2
+_WINDOW = F.pad(torch.hann_window(_WINDOW_SIZE, periodic=False), (_MARGIN, _MARGIN))
 
 
 class MelStream:
-    """The features of one recording, as its samples arrive."""
+    """The features of one recording, as its samples arrive.
+
+    `add` stores samples, and `take_frames` computes the frames of many streams together.
+    """
 
     def __init__(self, filters: Tensor) -> None:
         """Begins a recording.
@@ -31,11 +38,9 @@ class MelStream:
             filters: See `mel_filters`.
         """
         self._filters = filters
-        window = torch.hann_window(_WINDOW_SIZE, periodic=False)
-        margin = (_FFT_SIZE - _WINDOW_SIZE) // 2
-        self._window = torch.nn.functional.pad(window, (margin, margin))
-        self._emphasised = torch.zeros(_FFT_SIZE // 2)  # from the first sample of the next frame
-        self._last: Tensor | None = None  # the last sample [1], for the pre-emphasis
+        # From the first sample of the next frame on. Replaced, never changed in place.
+        self._emphasised = np.zeros(_FFT_SIZE // 2, np.float32)
+        self._last = np.zeros(1, np.float32)  # the last sample, for the pre-emphasis
         self._num_samples = 0
         self._num_frames = 0
 
@@ -44,27 +49,31 @@ class MelStream:
         """Samples so far."""
         return self._num_samples
 
-    def push(self, samples: Tensor) -> Tensor:
+    @property
+    def num_ready(self) -> int:
+        """Frames that later samples do not change and that were not taken yet."""
+        num_complete = max((self._num_samples - _REACH) // HOP_SIZE + 1, 0)
+        return num_complete - self._num_frames
+
+    def add(self, samples: NDArray[np.float32]) -> None:
         """Adds samples.
 
         Args:
             samples: [samples] float32 at 16 kHz, any number of them.
-
-        Returns:
-            [frames, mels], the frames that later samples do not change.
         """
         if not len(samples):
-            return self._frames(0)
-        before = samples[:1] * 0 if self._last is None else self._last
-        shifted = torch.cat([before, samples[:-1]])
-        self._emphasised = torch.cat([self._emphasised, samples - _PREEMPHASIS * shifted])
-        self._last = samples[-1:]
+            return
+        emphasised = samples.copy()
+        emphasised[1:] -= _PREEMPHASIS * samples[:-1]
+        emphasised[:1] -= _PREEMPHASIS * self._last
+        self._emphasised = np.concatenate([self._emphasised, emphasised])
+        self._last = samples[-1:].copy()
         self._num_samples += len(samples)
-        num_complete = max((self._num_samples - _REACH) // HOP_SIZE + 1, 0)
-        frames = self._frames(num_complete - self._num_frames)
-        self._emphasised = self._emphasised[len(frames) * HOP_SIZE :]
-        self._num_frames += len(frames)
-        return frames
+
+    def push(self, samples: NDArray[np.float32]) -> Tensor:
+        """Adds samples and takes the frames that are ready, [frames, mels]."""
+        self.add(samples)
+        return take_frames([self])[0]
 
     def rest(self) -> Tensor:
         """Returns the frames that remain if the recording ends here; the stream can continue.
@@ -72,20 +81,56 @@ class MelStream:
         Returns:
             [frames, mels]; a recording of n samples has n // 160 frames in all.
         """
-        return self._frames(self._num_samples // HOP_SIZE - self._num_frames)
+        count = self._num_samples // HOP_SIZE - self._num_frames
+        return _log_mels(self._windows(count), self._filters)
 
-    def _frames(self, count: int) -> Tensor:
-        """Computes the next frames; missing samples are zero, or have no weight in the window."""
+    def _windows(self, count: int) -> Tensor:
+        """Samples of the next frames [count, 512].
+
+        Missing samples are zero, or have no weight in the window.
+        """
         if count <= 0:
-            return torch.empty(0, len(self._filters))
-        size = (count - 1) * HOP_SIZE + _FFT_SIZE
-        samples = self._emphasised[:size]
-        samples = torch.nn.functional.pad(samples, (0, size - len(samples)))
-        spectrum = torch.fft.rfft(samples.unfold(0, _FFT_SIZE, HOP_SIZE) * self._window)
-        power = torch.view_as_real(spectrum).square().sum(-1)
-        # One product for each frame: its bits do not depend on how the audio arrived.
-        mels = linear(power[:, None], self._filters)[:, 0]
-        return torch.log(mels + _LOG_FLOOR)
+            return torch.empty(0, _FFT_SIZE)
+        samples = self._emphasised
+        missing = (count - 1) * HOP_SIZE + _FFT_SIZE - len(samples)
+        if missing > 0:
+            samples = np.concatenate([samples, np.zeros(missing, np.float32)])
+        return torch.from_numpy(samples).unfold(0, _FFT_SIZE, HOP_SIZE)[:count]
+
+    def _take_windows(self) -> Tensor:
+        """Moves behind the frames that are ready; gives their samples [frames, 512]."""
+        count = self.num_ready
+        windows = self._windows(count)
+        self._emphasised = self._emphasised[count * HOP_SIZE :]
+        self._num_frames += count
+        return windows
+
+
+def take_frames(streams: Sequence[MelStream]) -> list[Tensor]:
+    """Computes the frames of several streams that are ready, and moves behind them.
+
+    A frame's bits do not depend on the other frames, or on how its samples arrived.
+
+    Args:
+        streams: At least one, all with the same filters.
+
+    Returns:
+        [frames, mels] of every stream.
+    """
+    windows = [stream._take_windows() for stream in streams]
+    frames = _log_mels(torch.cat(windows), streams[0]._filters)
+    return list(frames.split([len(one) for one in windows]))
+
+
+def _log_mels(windows: Tensor, filters: Tensor) -> Tensor:
+    """Features [frames, mels] of samples [frames, 512]."""
+    if not len(windows):
+        return torch.empty(0, len(filters))
+    spectrum = torch.fft.rfft(windows * _WINDOW)
+    power = spectrum.real.square() + spectrum.imag.square()
+    # One product for each frame: the BLAS chooses the order of a sum by the number of rows.
+    mels = linear(power[:, None], filters)[:, 0]
+    return torch.log(mels + _LOG_FLOOR)
 
 
 def normalized(mels: Tensor) -> Tensor:

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from bench.recognition import TOKENS_PER_FRAME, calibrated, encoder_frames, measure_chunks
+from bench.recognition import (
+    TOKENS_PER_FRAME,
+    calibrated,
+    encoder_frames,
+    measure_chunks,
+    measure_features,
+)
 from megakernel_stt.engine.slot_recogniser import SlotRecognisers
 from megakernel_stt.model.random_checkpoint import Size, random_model
 from megakernel_stt.network.transducer import Transducer
@@ -24,3 +30,8 @@ def test_the_bias_of_blank_gives_the_tokens_per_frame_that_are_reported() -> Non
         made = SlotRecognisers(model, emulated_transducer(found, config), 2)
         row = measure_chunks(made.make(0), 2, 4, model.config.encoder.num_mels)
     assert row["streams"] == 2 and row["samples_to_tokens"]
+
+
+def test_features_of_several_streams_are_measured_together_and_by_packet() -> None:
+    row = measure_features(num_streams=3, num_chunks=4, bins=80)
+    assert row["streams"] == 3 and 0 < row["together_ms"] < 1000 and 0 < row["each_packet_ms"]
