@@ -101,7 +101,7 @@ class Augmentation:
             level = _rms(speech, lengths)
             speech = self._filtered(speech)
             babble = self._babble(x, level) * has_speech[:, None]
-            level = torch.where(has_speech, level, _LEVEL)
+            level = level.masked_fill(~has_speech, _LEVEL)
             noise = self._noise(x, level) + self._hum(x, level)
             x = speech + babble + noise
             x = self._telephone(x)
@@ -131,9 +131,9 @@ class Augmentation:
         taps = []
         for k in (-1, 0, 1, 2):
             index = first + k
-            known = (index >= 0) & (index < samples[:, None])
+            unknown = (index < 0) | (index >= samples[:, None])
             at = (starts[:, None] + index).clamp(0, len(wave) - 1)
-            taps.append(torch.where(known, wave[at].float() / 32768, 0.0))
+            taps.append((wave[at].float() / 32768).masked_fill(unknown, 0.0))
         a, b, c1, d = taps
         slope, bend = 0.5 * (c1 - a), a - 2.5 * b + 2 * c1 - 0.5 * d
         cubic = 1.5 * (b - c1) + 0.5 * (d - a)

@@ -32,8 +32,8 @@ class LogMel:
             [batch, samples // 160, mels] float32.
         """
         emphasised = torch.cat([wave[:, :1], wave[:, 1:] - _PREEMPHASIS * wave[:, :-1]], 1)
-        inside = torch.arange(wave.shape[1], device=wave.device) < lengths[:, None]
-        emphasised = torch.where(inside, emphasised, 0.0)
+        outside = torch.arange(wave.shape[1], device=wave.device) >= lengths[:, None]
+        emphasised = emphasised.masked_fill(outside, 0.0)
         padded = F.pad(emphasised, (_FFT_SIZE // 2, _FFT_SIZE // 2))
         windows = padded.unfold(1, _FFT_SIZE, HOP_SIZE)[:, : wave.shape[1] // HOP_SIZE]
         spectrum = torch.fft.rfft(windows * self._window)

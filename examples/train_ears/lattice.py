@@ -49,8 +49,8 @@ class _PathSum(torch.autograd.Function):
                 total = torch.logaddexp(total, _from(moved[kind], kind, states))
             beta[step, :, :states] = total
         possible = log_sum > NEVER / 2
-        weight = torch.where(possible, grads[0], 0.0)[:, None]
-        log_sum = torch.where(possible, log_sum, 0.0)[:, None]
+        weight = grads[0].masked_fill(~possible, 0.0)[:, None]
+        log_sum = log_sum.masked_fill(~possible, 0.0)[:, None]
         found = [
             torch.exp(
                 _from(alpha[:-1], margin - kind, states)
@@ -81,9 +81,7 @@ def path_sum(moves: Tensor, final: Tensor) -> Tensor:
     return _PathSum.apply(moves, final)  # pyright: ignore[reportReturnType]
 
 
-def transducer_likelihood(
-    blank: Tensor, label: Tensor, frames: Tensor, labels: Tensor
-) -> Tensor:
+def transducer_likelihood(blank: Tensor, label: Tensor, frames: Tensor, labels: Tensor) -> Tensor:
     """Log-likelihood of texts by a transducer.
 
     Args:
@@ -96,7 +94,7 @@ def transducer_likelihood(
     Returns:
         [batch].
     """
-    batch, most_frames, states = blank.shape
+    _, most_frames, states = blank.shape
     device = blank.device
     step = torch.arange(most_frames + states - 1, device=device)[:, None, None]
     state = torch.arange(states, device=device)
@@ -106,9 +104,8 @@ def transducer_likelihood(
     label = F.pad(label, (1, 0), value=NEVER)
     frame = step - state + 1
     moves = _skewed(label, frame, (frame < frames) & (state <= labels) & (state > 0))
-    has_ended = step >= frames + labels
-    stays = torch.where(has_ended, 0.0, stays)
-    final = torch.where(state == labels, 0.0, NEVER)
+    stays = stays.masked_fill(step >= frames + labels, 0.0)
+    final = torch.zeros_like(blank[:, 0]).masked_fill(state != labels, NEVER)
     return path_sum(torch.stack([stays, moves], 1), final)
 
 
@@ -123,7 +120,7 @@ def _skewed(scores: Tensor, frame: Tensor, allowed: Tensor) -> Tensor:
     most_frames = scores.shape[1]
     index = frame.clamp(0, most_frames - 1).transpose(0, 1).expand(len(scores), -1, -1)
     found = scores.gather(1, index).transpose(0, 1)
-    return torch.where(allowed & (frame >= 0) & (frame < most_frames), found, NEVER)
+    return found.masked_fill(~(allowed & (frame >= 0) & (frame < most_frames)), NEVER)
 
 
 def ctc_likelihood(scores: Tensor, tokens: Tensor, frames: Tensor, labels: Tensor) -> Tensor:
@@ -150,12 +147,12 @@ def ctc_likelihood(scores: Tensor, tokens: Tensor, frames: Tensor, labels: Tenso
     may_skip = inside & (state % 2 == 1) & (state > 1) & (emitted != before)
     step = torch.arange(most_frames, device=device)[:, None, None]
     has_ended = step >= frames[:, None]
-    entered = torch.where(has_ended, NEVER, by_state)
     moves = [
-        torch.where(has_ended, 0.0, torch.where(inside, by_state, NEVER)),
-        torch.where(inside & (state > 0), entered, NEVER),
-        torch.where(may_skip, entered, NEVER),
+        by_state.masked_fill(~inside, NEVER).masked_fill(has_ended, 0.0),
+        by_state.masked_fill(~inside | (state == 0) | has_ended, NEVER),
+        by_state.masked_fill(~may_skip | has_ended, NEVER),
     ]
     last = 2 * labels[:, None]
-    final = torch.where((state == last) | ((state == last - 1) & (last > 0)), 0.0, NEVER)
+    is_last = (state == last) | ((state == last - 1) & (last > 0))
+    final = torch.zeros_like(by_state[0]).masked_fill(~is_last, NEVER)
     return path_sum(torch.stack(moves, 1), final)

@@ -186,15 +186,17 @@ class Net:
         weights, hidden = self._w.transducer, self.config.transducer.hidden_size
         x = weights.embedding[tokens]
         zeros = x.new_zeros(len(weights.lstm), len(tokens), hidden)
-        tensors = [
-            tensor
-            for layer in weights.lstm
-            for tensor in (
-                layer.input.weight, layer.hidden.weight, layer.input.bias, layer.hidden.bias
-            )
-        ]  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
-            x, _, _ = torch.lstm(  # pyright: ignore[reportPrivateImportUsage]
+        tensors: list[Tensor] = []
+        for layer in weights.lstm:
+            assert layer.input.bias is not None and layer.hidden.bias is not None
+            tensors += [layer.input.weight, layer.hidden.weight]
+            tensors += [layer.input.bias, layer.hidden.bias]
+        # cuDNN would copy all weights into one block in each step.
+        with (
+            torch.autocast(x.device.type, enabled=False),
+            torch.backends.cudnn.flags(enabled=False),
+        ):
+            x, _, _ = torch.lstm(
                 x, (zeros, zeros), tensors, True, len(weights.lstm), 0.0, True, False, True
             )
         return x

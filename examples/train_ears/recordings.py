@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from examples.train_ears.layout import Work
 from megakernel_stt.model.config import SAMPLE_RATE

@@ -18,7 +18,7 @@ def target(text: str) -> str:
         letters one by one, without punctuation and accents.
     """
     said = " ".join(" ".join(group) for group in spoken_words(text, "english"))
-    return plain(said.replace(SPELLED, " "))
+    return plain(said.replace(SPELLED, " ").replace("why fie", "wifi"))
 
 
 def plain(words: str) -> str:

@@ -149,7 +149,7 @@ class Trainer:
             ctc = self._net.ctc_scores(frames)
         num_tokens = labels.sum().clamp(min=1)
         by_ctc = ctc_likelihood(ctc, tokens, counts, labels)
-        by_ctc = torch.where(by_ctc > NEVER / 2, by_ctc, 0.0)  # speech too fast for CTC
+        by_ctc = by_ctc.masked_fill(by_ctc < NEVER / 2, 0.0)  # speech too fast for CTC
         by_transducer = transducer_likelihood(blank, label, counts, labels)
         return {
             "transducer": -by_transducer.sum() / num_tokens,
@@ -210,20 +210,22 @@ def train(
     net = Net(work.config(), device)
     trainer = Trainer(net, recordings, conditions, mask=mask)
     used_s, step_idx = 0.0, 0
+    average = Average(trainer.parameters)
     if work.state.exists():
         state = load_state(work.state, device)
         used_s, step_idx = state["used"], state["step"]
         net.load(state["live"])
         trainer.optimizer.load_state_dict(state["optimizer"])
-    else:
-        trainer.calibrate()
-    average = Average(trainer.parameters)
-    if work.state.exists():
         for own, name in zip(average.tensors, net.parameters, strict=True):
             own.copy_(state["parameters"][name])
+        torch.manual_seed(seed + step_idx)
+    else:
+        trainer.calibrate()
     rng = np.random.default_rng(seed + step_idx)
     budget, batches = Budget(minutes, used_s), recordings.batches(rng)
-    print(f"{recordings.hours:.1f} hours of speech, groups of", [g.batch for g in recordings.groups])
+    print(
+        f"{recordings.hours:.1f} hours of speech, groups of", [g.batch for g in recordings.groups]
+    )
 
     def save() -> None:
         names = list(net.parameters)
@@ -278,9 +280,7 @@ def main() -> None:
     parser.add_argument("--batch-s", type=float, default=800.0, help="seconds of speech in a batch")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    train(
-        Work(options.work), options.minutes, options.batch_s, options.seed, options.pause_after
-    )
+    train(Work(options.work), options.minutes, options.batch_s, options.seed, options.pause_after)
 
 
 if __name__ == "__main__":
