@@ -96,9 +96,7 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=summary(__doc__))
     parser.add_argument("work", type=Path, help="the run's folder, after `export`")
-    parser.add_argument(
-        "--recordings", type=Path, help="files of the packages that real_speech.py names"
-    )
+    parser.add_argument("--recordings", type=Path, help="folder that get_recordings.sh made")
     parser.add_argument(
         "--lookahead-ms", type=int, nargs="+", default=[80, 160, 1120], help="of the recogniser"
     )

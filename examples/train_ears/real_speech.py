@@ -1,7 +1,4 @@
-"""Real recordings with their texts, from Debian packages that the user downloads.
-
-    apt-get download asterisk-core-sounds-en asterisk-core-sounds-en-g722 pocketsphinx-testdata
-    for package in *.deb; do dpkg -x $package recordings; done
+"""Real recordings with their texts, from Debian packages that `get_recordings.sh` downloads.
 
 | package | content | licence |
 | --- | --- | --- |
@@ -15,6 +12,7 @@ import gzip
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -56,7 +54,7 @@ def asterisk(root: Path) -> list[Recording]:
     """
     sounds = sorted((root / _ASTERISK).glob("en_US*"))
     if not sounds or not (root / _PROMPTS).exists():
-        raise FileNotFoundError(f"{root / _ASTERISK}: no prompts; see {__name__}.")
+        raise FileNotFoundError(f"{root / _ASTERISK}: no prompts; run get_recordings.sh first.")
     with gzip.open(root / _PROMPTS, "rt", encoding="utf-8", errors="ignore") as file:
         lines = [line.partition(":") for line in file if not line.startswith(";")]
     found: list[Recording] = []
@@ -72,8 +70,8 @@ def _decode_g722(file: Path) -> NDArray[np.int16]:
     import av
 
     with av.open(str(file), format="g722") as container:
-        frames = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
-    return np.array(np.concatenate(frames), np.int16)
+        frames: list[Any] = [frame.to_ndarray().reshape(-1) for frame in container.decode(audio=0)]
+    return np.concatenate(frames)
 
 
 def librivox(root: Path) -> list[Recording]:
