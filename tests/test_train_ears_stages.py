@@ -3,6 +3,8 @@
 import gzip
 import itertools
 import json
+import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,19 +16,22 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from examples.train_ears import evaluate, export, net, programs, real_speech, train
+from examples.train_ears import evaluate, export, net, programs, real_speech, text, train
 from examples.train_ears.augmentation import CLEAN, TRAINING, Augmentation, Conditions, masked
 from examples.train_ears.layout import LOOKAHEADS, TINY, Work, write_folder
+from examples.train_ears.real_speech import Recording
 from examples.train_ears.recordings import Recordings
 from examples.train_ears.run import stages
 from examples.train_ears.synthesis import synthesise, write_shard
 from examples.train_ears.targets import target
-from examples.train_ears.text import write_corpus
 from examples.train_ears.tokenizer import train_tokenizer
+from examples.train_ears.voices import draw_style, held_out_style
 from examples.train_voice import training
 from examples.train_voice.layout import Work as VoiceWork
-from examples.train_voice.text import held_out_corpus
+from examples.train_voice.phonemes import VOICES
+from examples.train_voice.text import contains_held_out, held_out, held_out_corpus
 from megakernel_stt import STT, Final
+from megakernel_stt.comparison import compare
 from megakernel_stt.model.config import SAMPLE_RATE
 from tests.test_train_voice import hum
 
@@ -53,11 +58,11 @@ def tones(seed: int, count: int) -> NDArray[np.float32]:
 
 def write_texts(work: Work, texts: list[str]) -> None:
     """Writes corpus, letters as phonemes, tokenizer and the checkpoint's folder."""
-    write_corpus(work, [("clara", text, target(text)) for text in texts])
+    text.write_corpus(work, [("clara", one, target(one)) for one in texts])
     voice_work = VoiceWork(work.folder)
-    held_out = [text for _, text in held_out_corpus()]
-    for file, said in ((voice_work.phonemes, texts), (voice_work.held_out_phonemes, held_out)):
-        lines = ["|".join(text.lower()[:20].split()) for text in said]
+    others = [one for _, one in held_out_corpus()]
+    for file, said in ((voice_work.phonemes, texts), (voice_work.held_out_phonemes, others)):
+        lines = ["|".join(one.lower()[:20].split()) for one in said]
         file.write_text("\n".join(lines) + "\n")
     targets = work.targets.read_text().splitlines()
     write_folder(work.ears, train_tokenizer(targets, TINY.vocab), TINY)
@@ -114,13 +119,74 @@ def test_stages_make_a_checkpoint_from_given_speech(
     assert export.export(work) < 1e6
     with STT.load(work.ears, device="cpu", slots=1) as stt:
         assert stt.transcribe((tones(0, 5), SAMPLE_RATE)).seconds == 1.0
-        recordings = evaluate.held_out_recordings(work)[:2]
+    assert_is_evaluated(work, monkeypatch)
 
-        def transcribe(wave: NDArray[np.int16]) -> str:
-            return stt.transcribe((wave, SAMPLE_RATE)).text
 
-        found = evaluate.error_rate("noise", recordings, transcribe)
-    assert found["words"] == sum(len(one.text.split()) for one in recordings)
+def assert_is_evaluated(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command writes rates of held-out sentences."""
+    recordings = evaluate.held_out_recordings(work)
+    assert len(recordings) == len([c for c, _ in held_out() if not c.startswith("spanish")])
+    assert {one.text for one in recordings} <= {target(text) for _, text in held_out()}
+    monkeypatch.setattr(evaluate, "held_out_recordings", lambda _: recordings[:2])
+    monkeypatch.setattr(evaluate, "_NOISE_S", 1.0)
+    file = work.folder / "results.json"
+    arguments = ["--lookahead-ms", "80", "1120", "--device", "cpu", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(work.folder), *arguments])
+    evaluate.main()
+    results = json.loads(file.read_text())
+    assert set(results) == {"80 ms", "1120 ms", "noise"}
+    words = sum(len(one.text.split()) for one in recordings[:2])
+    assert results["80 ms"]["synthetic"]["words"] == words
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_recognises_the_same_tokens(tmp_path: Path) -> None:
+    """With weights that emit many tokens; the checkpoint is loaded by the class of its type."""
+    pytest.importorskip("transformers", "5.23")
+    work = Work(tmp_path)
+    write_texts(work, TEXTS)
+    torch.manual_seed(0)
+    network = net.Net(work.config(), CPU)
+    with torch.no_grad():
+        network.parameters["joint.head.weight"].mul_(8)
+    training.save_state(work.state, {"parameters": network.parameters})
+    export.export(work)
+    for lookahead_ms in (80, 1120):
+        found = compare(str(work.ears), (tones(0, 10), SAMPLE_RATE), lookahead_ms=lookahead_ms)
+        assert len(found.ours) > 10 and found.first_difference is None
+
+
+def test_the_corpus_has_suitable_distinct_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without held-out, long and repeated ones; each with its target and an accent."""
+
+    class Kinds:
+        def __init__(self, *_: object) -> None:
+            self._texts = itertools.cycle(
+                [held_out()[0][1], "long " * 60, *(f"It is {i} now." for i in range(90))]
+            )
+
+        def text(self, kind: str) -> str:
+            return f"{kind.title()}. {next(self._texts)}"
+
+    monkeypatch.setattr(text, "Sources", Kinds)
+    corpus = text.make_corpus(100, seed=0)
+    texts = [one for _, one, _ in corpus]
+    assert len(set(texts)) == 100
+    assert not any(contains_held_out(one) or "long" in one for one in texts)
+    assert all(written == target(one) for _, one, written in corpus)
+    assert {VOICES[voice].accent for voice, _, _ in corpus} == {"us", "gb"}
+    assert corpus == text.make_corpus(100, seed=0)
+
+
+@pytest.mark.parametrize("accent", ["us", "gb"])
+def test_held_out_speakers_are_in_no_average(accent: str) -> None:
+    rng = random.Random(0)
+    drawn = [draw_style(accent, rng) for _ in range(2000)]
+    names = {name for style in drawn for name in style.split("+")}
+    held = {held_out_style(accent, i) for i in range(10)}
+    assert len(held) > 1 and not held & names
+    assert len(set(drawn)) > 300 and 0.2 < sum("+" not in one for one in drawn) / 2000 < 0.4
 
 
 def test_groups_have_recordings_of_their_durations(tmp_path: Path) -> None:
@@ -221,6 +287,14 @@ def test_words_to_correct_are_counted() -> None:
     for expected, heard, count in cases:
         assert evaluate.errors(expected.split(), heard.split()) == count
         assert evaluate.errors(heard.split(), expected.split()) == count
+
+
+def test_a_rate_counts_the_wrong_words_of_all_recordings() -> None:
+    heard = iter(["One two!", "four"])
+    texts = ["one two three", "four"]
+    recordings = [Recording("clip", np.ones(10, np.int16), text) for text in texts]
+    found = evaluate.error_rate("clips", recordings, lambda _: next(heard))
+    assert found == {"rate": 0.25, "words": 4, "wrong": ["1 | clip | one two three | one two"]}
 
 
 def test_words_in_noise_are_counted() -> None:

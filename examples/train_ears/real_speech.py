@@ -91,5 +91,7 @@ def librivox(root: Path) -> list[Recording]:
             continue
         wave, rate = soundfile.read(folder / f"{match[2]}.wav", dtype="int16")
         assert rate == SAMPLE_RATE
-        found.append(Recording(match[2], wave, plain(match[1].replace("<sil>", ""))))
+        found.append(
+            Recording(match[2], wave.astype(np.int16), plain(match[1].replace("<sil>", "")))
+        )
     return found

@@ -23,10 +23,11 @@ _MOST_PARTS = 4  # of an average; a style may be in it more than once
 
 
 def draw_style(accent: str, rng: random.Random) -> str:
-    """A random speaker: names of styles to be averaged, separated by `+`."""
-    names = _STYLES[accent][0]
-    parts = 1 if rng.random() < _SINGLE_SHARE else rng.randint(2, _MOST_PARTS)
-    return "+".join(sorted(rng.choices(names, k=parts)))
+    """A random speaker: names of styles to be averaged, of both accents, separated by `+`."""
+    if rng.random() < _SINGLE_SHARE:
+        return rng.choice(_STYLES[accent][0])
+    names = [name for training, _ in _STYLES.values() for name in training]
+    return "+".join(sorted(rng.choices(names, k=rng.randint(2, _MOST_PARTS))))
 
 
 def held_out_style(accent: str, index: int) -> str:
