@@ -184,7 +184,7 @@ class Net:
     def _predict(self, tokens: Tensor) -> Tensor:
         """Outputs of the prediction network [batch, labels, hidden]."""
         weights, hidden = self._w.transducer, self.config.transducer.hidden_size
-        x = weights.embedding[tokens]
+        x = F.embedding(tokens, weights.embedding)
         zeros = x.new_zeros(len(weights.lstm), len(tokens), hidden)
         tensors: list[Tensor] = []
         for layer in weights.lstm:
