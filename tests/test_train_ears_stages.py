@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from numpy.typing import NDArray
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from examples.train_ears import evaluate, export, net, programs, real_speech, text, train
 from examples.train_ears.augmentation import CLEAN, TRAINING, Augmentation, Conditions, masked
@@ -366,3 +367,24 @@ def test_a_stage_follows_those_that_it_depends_on(tmp_path: Path) -> None:
         assert set(stage.after) <= known
         known.add(stage.name)
     assert found[-1].name == "export"
+
+
+def test_a_step_can_be_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape and no branch of a step depends on the data of a tensor."""
+    work = Work(tmp_path)
+    write_texts(work, TEXTS)
+    work.recordings.mkdir()
+    waves = [tones(seed, count) for seed, count in enumerate((5, 9, 10))]
+    write_shard(work.recordings / "tones.npz", waves, range(3))
+    recordings, config = Recordings(work, CPU, batch_s=4), work.config()
+    (group,) = recordings.groups
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = net.Net(config, CPU)
+        trainer = train.Trainer(network, recordings, TRAINING, mask=True)
+        monkeypatch.setattr(trainer.optimizer, "step", lambda: None)
+        metrics = trainer._step(
+            group.samples, group.labels, torch.tensor([1, 2]), torch.tensor(3), torch.tensor(0.5)
+        )
+        with pytest.raises(DataDependentOutputException):
+            metrics["transducer"].item()
+    assert set(metrics) == {"transducer", "ctc", "gradient"}

@@ -213,7 +213,7 @@ def _initial(leaf: TensorSpec) -> Tensor:
     elif "embedding" in name:
         values.normal_(std=0.5)
     elif not name.endswith(("bias_u", "bias_v")):
-        torch.nn.init.trunc_normal_(values, std=1 / math.sqrt(math.prod(shape[1:])))
+        values.normal_(std=1 / math.sqrt(math.prod(shape[1:])))
     return values
 
 
