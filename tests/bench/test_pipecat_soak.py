@@ -31,7 +31,7 @@ def test_a_short_soak_passes_and_covers_every_condition(engine: TTS) -> None:
 def test_words_that_were_not_played_are_found(engine: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words are sent at once, as if gaps in the audio and its order of play did not matter."""
     monkeypatch.setattr(RecordingService, "_add_word_timestamps", _add_words_at_once)
-    report = soak(engine, 20, seed=2)
+    report = soak(engine, 60, seed=2)
     assert not report.passed
     assert any("audio was not played" in violation for violation in report.violations)
 
