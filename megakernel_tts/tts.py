@@ -40,7 +40,6 @@ _log = logging.getLogger("megakernel_tts")
 _MODEL_TYPES, _OPTIONAL_INT = (str, os.PathLike), (int, type(None))
 # Chunks of `say`: sizes that grow with the speed would change samples of plain torch by one step.
 _EQUAL_CHUNKS = ChunkPolicy(first=8, largest=8)
-_WARM_UP_FRAMES = 16  # of a speech: chunks of every size; plain torch compiles nothing for them
 _SENTENCES = SplitLimits(sentence=1)  # live text in the full layout is spoken sentence by sentence
 
 
@@ -391,8 +390,7 @@ class TTS:
         stream and all slots. The prefix cache then holds the prefixes of the named voices in
         language `auto`; those of other languages, instructions and clones are cached at first use.
         """
-        plain_torch = self._loaded.engine.backend.name == "reference"
-        warm_up(self, self._loaded.config, 2 if plain_torch else _WARM_UP_FRAMES)
+        warm_up(self, self._loaded)
         self._warm = True
 
     async def awarmup(self) -> None:

@@ -12,23 +12,27 @@ from megakernel_tts.speed import MAX_SPEED, can_scale
 from megakernel_tts.voice import Voice
 
 if TYPE_CHECKING:
+    from megakernel_tts.loader import LoadedModel
     from megakernel_tts.tts import TTS
 
 _TEXT = "Hello."
+# Of a speech: chunks of every size, for which plain torch compiles nothing.
+_KERNEL_FRAMES, _PLAIN_FRAMES = 16, 2
 
 
-def warm_up(tts: "TTS", config: ModelConfig, num_frames: int) -> None:
+def warm_up(tts: "TTS", loaded: "LoadedModel") -> None:
     """Speaks in every kind of voice, both layouts, sampled and greedy, alone and on all slots.
 
     Args:
         tts: The model.
-        config: Its configuration.
-        num_frames: Frames of each speech.
+        loaded: What it has loaded.
     """
+    plain_torch = loaded.engine.backend.name == "reference"
+    num_frames = _PLAIN_FRAMES if plain_torch else _KERNEL_FRAMES
     sampled = Sampling(seed=0, max_frames=num_frames, guard=False)
     for name in tts.voices:
         tts.say(_TEXT, name, sampling=replace(sampled, max_frames=1))
-    examples = voice_examples(config, tts.info)
+    examples = voice_examples(loaded.config, tts.info)
     for voice, instruct in examples:
         for sampling in (sampled, replace(sampled, temperature=0.0, predictor_temperature=0.0)):
             for layout in ("full", "streaming"):
