@@ -67,7 +67,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Tensor:
-    """Cosines and sines of the rotary position embedding (RoPE).
+    """Factors of the rotary position embedding (RoPE) for `apply_rope`.
 
     Args:
         positions: [batch, positions], integers.
@@ -76,18 +76,19 @@ def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtyp
         dtype: Of the result; the angles are computed in float32 first.
 
     Returns:
-        [2, batch, 1, positions, head_dim / 2]: cosines, then sines.
+        [2, batch, 1, positions, head_dim]: cosines, then sines, which are negative in the lower
+        half of the channels.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
     angles = positions[:, None, :, None].float() * (1.0 / theta**exponents)
-    return torch.stack([angles.cos(), angles.sin()]).to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)]).to(dtype)
 
 
 def apply_rope(x: Tensor, rope: Tensor) -> Tensor:
     """Rotates x [batch, heads, positions, head_dim] by the angles of a `rope_table`."""
     cos, sin = rope
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

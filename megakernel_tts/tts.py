@@ -390,7 +390,7 @@ class TTS:
         stream and all slots. The prefix cache then holds the prefixes of the named voices in
         language `auto`; those of other languages, instructions and clones are cached at first use.
         """
-        warm_up(self, self._loaded.config)
+        warm_up(self, self._loaded)
         self._warm = True
 
     async def awarmup(self) -> None:

@@ -12,31 +12,36 @@ from megakernel_tts.speed import MAX_SPEED, can_scale
 from megakernel_tts.voice import Voice
 
 if TYPE_CHECKING:
+    from megakernel_tts.loader import LoadedModel
     from megakernel_tts.tts import TTS
 
 _TEXT = "Hello."
-_SAMPLING = Sampling(seed=0, max_frames=16, guard=False)
+# Of a speech: chunks of every size, for which plain torch compiles nothing.
+_KERNEL_FRAMES, _PLAIN_FRAMES = 16, 2
 
 
-def warm_up(tts: "TTS", config: ModelConfig) -> None:
+def warm_up(tts: "TTS", loaded: "LoadedModel") -> None:
     """Speaks in every kind of voice, both layouts, sampled and greedy, alone and on all slots.
 
     Args:
         tts: The model.
-        config: Its configuration.
+        loaded: What it has loaded.
     """
+    plain_torch = loaded.engine.backend.name == "reference"
+    num_frames = _PLAIN_FRAMES if plain_torch else _KERNEL_FRAMES
+    sampled = Sampling(seed=0, max_frames=num_frames, guard=False)
     for name in tts.voices:
-        tts.say(_TEXT, name, sampling=replace(_SAMPLING, max_frames=1))
-    examples = voice_examples(config, tts.info)
+        tts.say(_TEXT, name, sampling=replace(sampled, max_frames=1))
+    examples = voice_examples(loaded.config, tts.info)
     for voice, instruct in examples:
-        for sampling in (_SAMPLING, replace(_SAMPLING, temperature=0.0, predictor_temperature=0.0)):
+        for sampling in (sampled, replace(sampled, temperature=0.0, predictor_temperature=0.0)):
             for layout in ("full", "streaming"):
                 tts.say(_TEXT, voice, "auto", instruct, layout, sampling)
     voice, instruct = examples[0]
     if can_scale():
-        tts.say(_TEXT, voice, "auto", instruct, sampling=_SAMPLING, speed=MAX_SPEED)
+        tts.say(_TEXT, voice, "auto", instruct, sampling=sampled, speed=MAX_SPEED)
     sessions = [
-        tts.open(voice, "auto", instruct, sampling=_SAMPLING, text=_TEXT) for _ in range(tts.slots)
+        tts.open(voice, "auto", instruct, sampling=sampled, text=_TEXT) for _ in range(tts.slots)
     ]
     for session in sessions:
         list(session)

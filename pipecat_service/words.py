@@ -8,6 +8,7 @@ lose the words that were spoken before a barge-in.
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from pipecat.utils.text.base_text_aggregator import Aggregation, BaseTextAggregator, TextType
@@ -24,9 +25,14 @@ _MAX_HELD_CHARS = 500  # behind the last block, not divided because of markup wi
 _WIDE_MARKS = "。，、；：！？｡"  # not followed by a space
 
 
+@lru_cache(maxsize=64)  # held text is split several times before more of it arrives
+def _split(text: str) -> tuple[WrittenWord, ...]:
+    return tuple(split_words(text))
+
+
 def has_words(text: str) -> bool:
     """Whether a text contains a letter or a digit outside tags."""
-    return any(word.spoken for word in split_words(text))
+    return any(word.spoken for word in _split(text))
 
 
 def needs_space(last: str, first: str) -> bool:
@@ -42,7 +48,7 @@ def needs_space(last: str, first: str) -> bool:
 
 def unspaced(word: str) -> bool:
     """Whether the script of a word is written without spaces between words."""
-    return any(part.unspaced for part in split_words(word)[:1])
+    return any(part.unspaced for part in _split(word)[:1])
 
 
 @dataclass
@@ -132,8 +138,8 @@ class WordGroupAggregator(BaseTextAggregator):
         return not self._all_released and any(word.spoken for word in self._held_words)
 
     @property
-    def _held_words(self) -> list[WrittenWord]:
-        return split_words(self._text)
+    def _held_words(self) -> tuple[WrittenWord, ...]:
+        return _split(self._text)
 
     async def aggregate(self, text: str) -> AsyncIterator[Aggregation]:
         """Appends text.
@@ -163,7 +169,7 @@ class WordGroupAggregator(BaseTextAggregator):
         """
         self._words_released, self._all_released = True, last_word
         ends = _word_ends(self._text)
-        if last_word and self._text and not split_words(self._text)[-1].in_tag:
+        if last_word and self._text and not _split(self._text)[-1].in_tag:
             ends.append(len(self._text))
         for end in reversed(ends):
             spoken = not self._turn_starts or has_words(self._text[:end])
@@ -184,7 +190,7 @@ class WordGroupAggregator(BaseTextAggregator):
         self._turn_starts = False
         if self._speech_starts:
             self._started_s, self._num_released = self.pace.now_s, 0
-        words = split_words(text)
+        words = _split(text)
         self._num_released += len(words)
         self._num_in_phrase += len(words)
         if words:
@@ -207,7 +213,7 @@ class WordGroupAggregator(BaseTextAggregator):
         block_end = self._rewriting.block_end(self._text)
         text = self._text[: block_end + _MAX_HELD_CHARS]
         ends = [end for end in _word_ends(text) if end >= min_end]
-        spoken = [w.start for w in split_words(text) if w.spoken and w.stop < len(text)]
+        spoken = [w.start for w in _split(text) if w.spoken and w.stop < len(text)]
         for end in ends if len(spoken) >= _LOOKAHEAD_WORDS else ():
             if self._checked_end < end <= spoken[-_LOOKAHEAD_WORDS]:
                 if await self._may_divide(text, end):
@@ -225,7 +231,7 @@ class WordGroupAggregator(BaseTextAggregator):
     def _group_end(self) -> int | None:
         """End of the first group if it is complete: after one space behind its last word."""
         num_words, max_words = 0, self._max_words()
-        for word in split_words(self._text):
+        for word in _split(self._text):
             if word.stop == len(self._text):
                 return None  # the word may continue
             num_words += word.spoken
@@ -287,7 +293,7 @@ def _words_before_phrase(words_per_s: float, frame_s: float) -> int:
 
 def _word_ends(text: str) -> list[int]:
     """Indices after the complete words of a text and one space behind each."""
-    ends = [word.stop for word in split_words(text) if word.stop < len(text)]
+    ends = [word.stop for word in _split(text) if word.stop < len(text)]
     return [end + text[end].isspace() for end in ends if not _joined_by_tag(text, end)]
 
 
@@ -297,4 +303,4 @@ def _joined_by_tag(text: str, end: int) -> bool:
 
 
 def _num_spoken(text: str) -> int:
-    return sum(word.spoken for word in split_words(text))
+    return sum(word.spoken for word in _split(text))

@@ -61,7 +61,7 @@ RULES: dict[str, set[str]] = {
     "request": {"checks", "sampling", "session", "speed", "text", "voice"},
     "tts": {"audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"request", "sampling", "session", "speech", "speed", "text", "voice", "warmup"},
-    "warmup": {"info", "model", "sampling", "speed", "tts", "voice"},
+    "warmup": {"info", "loader", "model", "sampling", "speed", "tts", "voice"},
     "calibration": {"", "align", "audio", "backends", "checks", "errors", "info", "loader", "model"}
     | {"text", "tts", "voice"},
     "bench": {"", "backends", "model", "warmup"},

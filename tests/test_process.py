@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 PROLOGUE = """
 import os, signal, sys
 from megakernel_tts import TTS, ForkedProcessError, Sampling
@@ -33,25 +35,24 @@ def use():
     with load() as tts:
         assert tts.say("hi", sampling=BRIEF).finish == "length"
 """
-INHERITED = "The TTS was loaded before this process was forked"
-TORCH_RAN = "Torch ran, or may have run, before this process was forked"
+# The states of a parent one after another, in one process, since a start takes seconds.
+PARENT = """
+def run_torch():
+    import torch
+    torch.ones(1 << 20).sum()
+    in_child(use)
 
+print("# torch did not run", flush=True)
+in_child(use, use)
 
-def run(program: str, checkpoint: Path, before_import: str = "") -> list[str]:
-    """What a program prints; its torch has a thread pool."""
-    process = subprocess.run(
-        [sys.executable, "-c", before_import + PROLOGUE + program, checkpoint],
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout.splitlines()
+print("# torch ran without a model", flush=True)
+in_child(run_torch)
 
-
-def test_a_forked_process_cannot_use_its_parents_engine(checkpoint: Callable[..., Path]) -> None:
-    program = """
+print("# a model is loaded", flush=True)
 tts = load()
+in_child(use)
+
+print("# a session is open", flush=True)
 session = tts.open(sampling=BRIEF)
 events = iter(session)
 in_child(
@@ -68,14 +69,8 @@ in_child(
 session.push_text("hello to the world.")
 session.end()
 assert [*events][-1].reason == "length"
-"""
-    outputs = run(program, checkpoint())
-    assert len(outputs) == 9 and all(line.startswith(INHERITED) for line in outputs)
 
-
-def test_a_forked_process_may_drop_its_parents_engine(checkpoint: Callable[..., Path]) -> None:
-    """And does not reach the backend, whose flags may be in memory that only the parent has."""
-    program = """
+print("# an engine is dropped", flush=True)
 def fail():
     print("the backend is used", flush=True)
 
@@ -86,7 +81,6 @@ def drop():
     tts.close()
     tts = session = None
 
-tts = load()
 session = tts.open()
 in_child(drop)
 session.cancel()
@@ -95,28 +89,79 @@ if os.fork() == 0:
     tts._loaded.engine.backend.interrupt = fail
     sys.exit(0)  # runs what is registered to run at exit
 assert os.wait()[1] == 0
+
+print("# the model is closed", flush=True)
+tts.close()
+in_child(use)
+use()
 """
-    assert run(program, checkpoint()) == ["done", "length"]
+INHERITED = "The TTS was loaded before this process was forked"
+TORCH_RAN = "Torch ran, or may have run, before this process was forked"
 
 
+def run(program: str, checkpoint: Path) -> list[str]:
+    """What a program prints; its torch has a thread pool."""
+    process = subprocess.run(
+        [sys.executable, "-c", program, checkpoint],
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def outputs(checkpoint: Callable[..., Path]) -> dict[str, list[str]]:
+    """What forked processes print, by the state of their parent."""
+    outputs: dict[str, list[str]] = {}
+    state = ""
+    for line in run(PROLOGUE + PARENT, checkpoint()):
+        if line.startswith("# "):
+            state = line.removeprefix("# ")
+            outputs[state] = []
+        else:
+            outputs[state].append(line)
+    return outputs
+
+
+def test_a_forked_process_cannot_use_its_parents_engine(outputs: dict[str, list[str]]) -> None:
+    lines = outputs["a session is open"]
+    assert len(lines) == 9 and all(line.startswith(INHERITED) for line in lines)
+
+
+def test_a_forked_process_may_drop_its_parents_engine(outputs: dict[str, list[str]]) -> None:
+    """And does not reach the backend, whose flags may be in memory that only the parent has."""
+    assert outputs["an engine is dropped"] == ["done", "length"]
+
+
+@pytest.mark.parametrize("state", ["a model is loaded", "the model is closed"])
 def test_a_forked_process_cannot_load_a_model_after_its_parent(
-    checkpoint: Callable[..., Path],
+    outputs: dict[str, list[str]], state: str
 ) -> None:
-    for parent in ("tts = load()", "use()"):
-        (message,) = run(f"{parent}\nin_child(use)", checkpoint())
-        assert message.startswith(TORCH_RAN) and "get_context('spawn')" in message
+    (message,) = outputs[state]
+    assert message.startswith(TORCH_RAN) and "get_context('spawn')" in message
 
 
+def test_a_forked_process_cannot_load_a_model_after_torch_has_run(
+    outputs: dict[str, list[str]],
+) -> None:
+    message, end = outputs["torch ran without a model"]
+    assert message.startswith(TORCH_RAN) and end == "done"
+
+
+@pytest.mark.parametrize(
+    "before_import", ["import torch", "import torch; torch.ones(1 << 20).sum()"]
+)
 def test_a_forked_process_cannot_load_a_model_after_torch_may_have_run(
-    checkpoint: Callable[..., Path],
+    checkpoint: Callable[..., Path], before_import: str
 ) -> None:
-    run_torch = "import torch\ntorch.ones(1 << 20).sum()\n"
-    for before_import, program in (("", run_torch), (run_torch, ""), ("import torch\n", "")):
-        (message,) = run(program + "in_child(use)", checkpoint(), before_import)
-        assert message.startswith(TORCH_RAN)
+    """Torch was imported before the package, which does not know what it did."""
+    (message,) = run(f"{before_import}\n{PROLOGUE}\nin_child(use)", checkpoint())
+    assert message.startswith(TORCH_RAN)
 
 
 def test_a_forked_process_can_load_a_model_if_torch_did_not_run(
-    checkpoint: Callable[..., Path],
+    outputs: dict[str, list[str]],
 ) -> None:
-    assert run("in_child(use, use)\nuse()", checkpoint()) == ["done", "done"]
+    assert outputs["torch did not run"] == ["done", "done"]

@@ -17,6 +17,7 @@ _WRITTEN_WORD = re.compile(
     rf"{_TAGS}*[{UNSPACED}](?:{_TAGS}|[^\s\w])*|(?:{_TAGS}|[^\s{UNSPACED}])+"
 )
 _SPOKEN_WORD = re.compile(rf"[{UNSPACED}][^\s\w]*|[^\s{UNSPACED}]+")
+_STARTS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _TAG = re.compile(TAG)
 _OPEN_TAG = re.compile(TAG_START)
 _BREAK = re.compile(r"<break\b", re.IGNORECASE)
@@ -115,7 +116,7 @@ def _written_word(text: str, start: int, stop: int) -> WrittenWord:
         written,
         start,
         spoken=any(char.isalnum() for char in untagged),
-        unspaced=bool(re.match(f"[{UNSPACED}]", untagged)),
+        unspaced=bool(_STARTS_UNSPACED.match(untagged)),
         ends_clause=bool(_CLAUSE_END.search(untagged)) or bool(_BREAK.search(written)),
         in_tag=open_tag is not None,
     )

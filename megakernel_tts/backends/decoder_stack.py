@@ -29,6 +29,7 @@ class KVCache:
     Attributes:
         keys: [layers, slots, kv heads, positions, head_dim].
         values: As `keys`.
+        rope: Rotary factors of every position, [2, positions, head_dim]; see `rope_table`.
     """
 
     def __init__(
@@ -44,6 +45,9 @@ class KVCache:
         )
         self.keys = torch.empty(shape, dtype=like.dtype, device=like.device)
         self.values = torch.empty_like(self.keys)
+        positions = torch.arange(max_positions, device=like.device)[None]
+        table = rope_table(positions, config.head_dim, config.rope_theta, like.dtype)
+        self.rope = table[:, 0, 0]
 
     def views(self, slot: int, end: int) -> list[Tensor]:
         """Returns views of a slot's keys and values at the positions before `end`."""
@@ -78,7 +82,7 @@ def run_stack(
     """
     offsets = torch.arange(x.shape[1], device=x.device)
     positions = torch.tensor(starts, device=x.device)[:, None] + offsets
-    rope = rope_table(positions, config.head_dim, config.rope_theta, x.dtype)
+    rope = cache.rope[:, positions].unsqueeze(2)
     for i, layer in enumerate(stack.layers):
         q, k, v = _qkv(x, layer, config, rope)
         keys, values = cache.keys[i], cache.values[i]
@@ -132,14 +136,15 @@ def _attention(
     """
     outputs: list[Tensor] = []
     num_new = q.shape[2]
-    for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-        end = start + num_new
-        keys[slot, :, start:end] = k[row]
-        values[slot, :, start:end] = v[row]
+    rows = zip(q.split(1), k.split(1), v.split(1), slots, starts, strict=True)
+    for queries, new_keys, new_values, slot, start in rows:
+        slot_keys, slot_values = (c[slot : slot + 1, :, : start + num_new] for c in (keys, values))
+        slot_keys[:, :, start:] = new_keys
+        slot_values[:, :, start:] = new_values
         attended = F.scaled_dot_product_attention(
-            q[row : row + 1],
-            keys[slot : slot + 1, :, :end],
-            values[slot : slot + 1, :, :end],
+            queries,
+            slot_keys,
+            slot_values,
             attn_mask=_causal_mask(start, q) if num_new > 1 and start else None,
             is_causal=num_new > 1 and not start,
             enable_gqa=True,

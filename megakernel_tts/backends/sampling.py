@@ -20,14 +20,21 @@ class SamplingTensors:
     """Sampling parameters of one network for a batch of streams.
 
     Attributes:
-        temperature: [batch, 1], float32.
-        top_k: [batch, 1], int64.
-        top_p: [batch, 1], float32.
+        temperature: [batch, 1], float32; 1 in greedy rows.
+        greedy: [batch, 1], bool: rows of temperature 0, which select the argmax; None if there is
+            none.
+        max_k: The largest top k of the rows; 0 if every row keeps all ids.
+        rank: [batch, 1], int64: rank of the last of the row's top k, from 0.
+        limited: [batch, 1], bool: rows with a top k.
+        top_p: [batch, 1], float32; None if every row keeps all ids.
     """
 
     temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
+    greedy: Tensor | None
+    max_k: int
+    rank: Tensor
+    limited: Tensor
+    top_p: Tensor | None
 
     @staticmethod
     def for_talker(samplings: Sequence[Sampling], device: torch.device) -> "SamplingTensors":
@@ -43,10 +50,17 @@ class SamplingTensors:
 
 def _params(rows: list[tuple[float, int, float]], device: torch.device) -> SamplingTensors:
     temperature, top_k, top_p = zip(*rows, strict=True)
+
+    def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
     return SamplingTensors(
-        torch.tensor(temperature, dtype=torch.float32, device=device)[:, None],
-        torch.tensor(top_k, dtype=torch.long, device=device)[:, None],
-        torch.tensor(top_p, dtype=torch.float32, device=device)[:, None],
+        temperature=column([t or 1.0 for t in temperature], torch.float32),
+        greedy=column([t == 0 for t in temperature], torch.bool) if 0 in temperature else None,
+        max_k=max(top_k),
+        rank=column([max(k - 1, 0) for k in top_k], torch.long),
+        limited=column([k > 0 for k in top_k], torch.bool),
+        top_p=column(top_p, torch.float32) if min(top_p) < 1 else None,
     )
 
 
@@ -70,29 +84,30 @@ def sample(logits: Tensor, params: SamplingTensors, noise: Tensor) -> Tensor:
 
     Args:
         logits: [batch, ids], float32; an id with -inf is never sampled.
-        params: Temperature 0 selects the argmax. Ids that tie with the last of the top k are kept.
+        params: Parameters of the rows. Ids that tie with the last of the top k are kept.
         noise: [batch, ids], float32, from `gumbel_noise`.
 
     Returns:
         [batch], int64.
     """
-    greedy = params.temperature == 0
-    scores = logits / torch.where(greedy, 1.0, params.temperature)
-    scores = torch.where(greedy, scores, _top_p(_top_k(scores, params.top_k), params.top_p))
-    return torch.where(greedy, scores, scores + noise).argmax(dim=-1)
+    scores = logits / params.temperature
+    noisy = _top_p(_top_k(scores, params), params.top_p) + noise
+    if params.greedy is not None:
+        noisy = torch.where(params.greedy, scores, noisy)
+    return noisy.argmax(dim=-1)
 
 
-def _top_k(scores: Tensor, top_k: Tensor) -> Tensor:
-    max_k = min(int(top_k.max()), scores.shape[-1])
+def _top_k(scores: Tensor, params: SamplingTensors) -> Tensor:
+    max_k = min(params.max_k, scores.shape[-1])
     if max_k == 0:
         return scores
     largest = scores.topk(max_k, dim=-1).values
-    threshold = largest.gather(-1, (top_k - 1).clamp(0, max_k - 1))
-    return scores.masked_fill((scores < threshold) & (top_k > 0), -torch.inf)
+    threshold = largest.gather(-1, params.rank.clamp(max=max_k - 1))
+    return scores.masked_fill((scores < threshold) & params.limited, -torch.inf)
 
 
-def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    if bool((top_p >= 1).all()):
+def _top_p(scores: Tensor, top_p: Tensor | None) -> Tensor:
+    if top_p is None:
         return scores
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(dim=-1)

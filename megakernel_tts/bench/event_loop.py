@@ -55,13 +55,18 @@ def measure_event_loop(tts: TTS, request: BenchmarkRequest, streams: int, rounds
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Excludes existing objects from garbage collection, as a server does after its warm-up."""
+    """Excludes existing objects from garbage collection, as a server does after its warm-up.
+
+    They stay excluded afterwards if others were excluded before.
+    """
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 async def _timer_delays(

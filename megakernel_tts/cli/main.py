@@ -13,6 +13,7 @@ from megakernel_tts.cli.console import (
     UsageError,
     discard_unwritten_output,
     open_closed_streams,
+    permanent_imports,
     print_status,
 )
 from megakernel_tts.cli.doctor import examine
@@ -144,7 +145,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _voices(options: argparse.Namespace) -> int:
-    from megakernel_tts import TTS
+    with permanent_imports():
+        from megakernel_tts import TTS
 
     info = TTS.describe(options.model)
     if info.note:

@@ -26,6 +26,7 @@ from megakernel_tts.cli.console import (
     arriving_text,
     file_path,
     nonempty,
+    permanent_imports,
     print_status,
     raise_interrupts,
 )
@@ -117,7 +118,8 @@ def run(options: argparse.Namespace) -> int:
     _check_seed(options.seed)
     _check_speed(options.speed)
     table = _read_pronunciations(options.pronunciations)
-    from megakernel_tts import TTS
+    with permanent_imports():
+        from megakernel_tts import TTS
 
     raise_interrupts()
     with TTS.load(options.model, options.device, slots=1) as tts:

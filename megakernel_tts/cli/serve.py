@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from megakernel_tts.cli.configuration import Configuration, Setting
-from megakernel_tts.cli.console import UsageError, file_path, nonempty
+from megakernel_tts.cli.console import UsageError, file_path, nonempty, permanent_imports
 
 if TYPE_CHECKING:
     from megakernel_tts.server.app import Server
@@ -179,7 +179,8 @@ def run(options: argparse.Namespace) -> int:
         if placements:
             run_loop(_serve_cluster(options, placements, serve_engine))
         else:
-            from megakernel_tts import TTS
+            with permanent_imports():
+                from megakernel_tts import TTS
 
             with TTS.load(
                 options.model,

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from megakernel_tts.cli.console import UsageError, nonempty, raise_interrupts
+from megakernel_tts.cli.console import (
+    UsageError,
+    nonempty,
+    permanent_imports,
+    raise_interrupts,
+)
 
 if TYPE_CHECKING:
     from megakernel_stt import STT, Transcript, Word
@@ -51,7 +56,8 @@ def load_recogniser(options: argparse.Namespace) -> "STT":
         MegakernelTTSError: The model cannot be loaded.
         ValueError: The device is invalid.
     """
-    from megakernel_stt import STT
+    with permanent_imports():
+        from megakernel_stt import STT
 
     raise_interrupts()
     return STT.load(options.model, options.device, slots=1)

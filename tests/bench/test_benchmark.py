@@ -1,5 +1,6 @@
 """The benchmark's figures, files and command, and the measurement of peers."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from megakernel_tts import TTS, AudioChunk, EngineBusyError
 from megakernel_tts.bench import event_loop, stages, timing
 from megakernel_tts.bench.arrivals import measure_arrivals
-from megakernel_tts.bench.event_loop import measure_event_loop
+from megakernel_tts.bench.event_loop import frozen_heap, measure_event_loop
 from megakernel_tts.bench.playback import PlaybackGaps
 from megakernel_tts.bench.stages import measure_stages, stage_timer
 from megakernel_tts.bench.timing import (
@@ -220,6 +221,14 @@ def test_blocking_work_on_the_event_loop_is_measured(
     assert (free.streams, free.rounds) == (2, 1)
     assert blocked.max >= 10_000 > free.max >= free.p99 >= free.p50
     assert blocked.max_idle < 10_000
+
+
+def test_objects_that_were_excluded_from_collection_stay_so() -> None:
+    gc.freeze()  # as a server does
+    num_frozen = gc.get_freeze_count()
+    with frozen_heap():
+        pass
+    assert gc.get_freeze_count() >= num_frozen > 0
 
 
 def test_command_prints_a_table_and_writes_json(

@@ -30,12 +30,17 @@ from pipecat.metrics.metrics import MetricsData
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.aggregators.llm_response_universal import (
+    LLMContextAggregatorPair,
+    LLMUserAggregatorParams,
+)
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
+from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
 from bench.virtual_time import VirtualClock, run_in_virtual_time
@@ -245,7 +250,11 @@ class Bot:
         self.errors: list[ErrorFrame] = []
         self._changed = asyncio.Event()
         self._sent, self._played = Recorder(self._notify), Recorder(self._notify)
-        pair = LLMContextAggregatorPair(self.context)
+        # The user says nothing: the default strategy would load a model for each bot.
+        strategies = UserTurnStrategies(stop=[SpeechTimeoutUserTurnStopStrategy()])
+        pair = LLMContextAggregatorPair(
+            self.context, user_params=LLMUserAggregatorParams(user_turn_strategies=strategies)
+        )
         prepared = [[reply] if isinstance(reply, str) else reply for reply in replies]
         self.llm = llm = ScriptedLLM(prepared, word_interval_s, tokenize)
         pipeline = Pipeline(

@@ -6,6 +6,7 @@ kernel does when the front ends in any way.
 """
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -60,6 +61,7 @@ def serve(load: Loader) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to both processes: the front decides
         signal.signal(number, signal.SIG_IGN)
+    gc.disable()  # until the engine is warm
     channel, memory = (int(argument) for argument in sys.argv[1:3])
     os.set_inheritable(channel, False)  # of a compiler, which could keep it open
     rings = map_rings(memory)
@@ -140,6 +142,8 @@ class EngineProcess:
             self.channel.send(Failed(ErrorInfo.of(error)))
             self.channel.close()
         else:
+            gc.freeze()  # a full collection of torch's objects would stop all streams for 0.1 s
+            gc.enable()
             self.channel.send(Warm())
 
     @property
