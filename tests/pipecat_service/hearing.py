@@ -61,5 +61,5 @@ def write_hearing_checkpoint(folder: Path) -> None:
 def _mels(pcm: NDArray[np.int16]) -> Tensor:
     """The features [frames, bins] of a recording."""
     stream = MelStream(mel_filters(128))
-    frames = stream.push(pcm.astype(np.float32) / 32768)
+    frames = stream.push(pcm.astype(np.float32) / np.float32(32768))
     return torch.cat([frames, stream.rest()])
