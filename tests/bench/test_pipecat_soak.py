@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench import pipecat_soak
 from bench.pipecat_soak import soak
 from bench.simulation import simulated_tts
 from bench.soak_pipeline import RecordingService
@@ -29,9 +30,14 @@ def test_a_short_soak_passes_and_covers_every_condition(engine: TTS) -> None:
 
 
 def test_words_that_were_not_played_are_found(engine: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words are sent at once, as if gaps in the audio and its order of play did not matter."""
+    """Words are sent at once, as if gaps in the audio and its order of play did not matter.
+
+    Every turn is interrupted long before its last word.
+    """
     monkeypatch.setattr(RecordingService, "_add_word_timestamps", _add_words_at_once)
-    report = soak(engine, 60, seed=2)
+    monkeypatch.setattr(pipecat_soak, "_TEXTS", (" ".join(["word"] * 60) + ".",))
+    monkeypatch.setattr(pipecat_soak, "_INTERRUPTED_SHARE", 1.0)
+    report = soak(engine, 12, seed=2)
     assert not report.passed
     assert any("audio was not played" in violation for violation in report.violations)
 
