@@ -341,3 +341,8 @@ def test_readme_map_lists_every_top_level_folder() -> None:
 
 def test_readme_stays_short() -> None:
     assert README.count("\n") <= 130
+
+
+def test_the_glossary_has_at_most_40_terms() -> None:
+    rows = re.findall(r"^\| (?!---|term ).*", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert 0 < len(rows) <= 40
