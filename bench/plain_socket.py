@@ -4,7 +4,7 @@ import asyncio
 import base64
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 _MASKED = 0x80  # a bit of the second byte of a client's frame
 _FINAL = 0x80  # a bit of the first byte of the last frame of a message
@@ -55,7 +55,8 @@ class PlainSocket:
             yield cls(reader, writer)
         finally:
             writer.close()
-            await writer.wait_closed()
+            with suppress(ConnectionError):  # the server may have closed it
+                await writer.wait_closed()
 
     def send(self, text: bytes) -> None:
         """Sends a message of text in UTF-8, of less than 64 KiB."""
@@ -63,6 +64,8 @@ class PlainSocket:
 
     async def receive(self) -> bytes:
         """Receives the next message; answers the server's pings before it.
+
+        A server closes the connection of a client that does not answer, so do not leave it unread.
 
         Raises:
             ConnectionError: The server closes the connection.

@@ -49,6 +49,13 @@ class _SocketClient:
         self._socket = socket
         self._num_requests = 0
 
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, host: str, port: int) -> AsyncGenerator["_SocketClient"]:
+        """Opens the connection; the end of the block closes it."""
+        async with PlainSocket.connect(host, port, "/tts/websocket") as socket:
+            yield cls(socket)
+
     async def time_first_chunk(self) -> float:
         """Returns the seconds to the first chunk, and cancels the context."""
         self._num_requests += 1
@@ -208,21 +215,22 @@ async def run(requests: int, other_sockets: int = _OTHER_SOCKETS) -> dict[str, d
         await tts.awarmup()
         authority = await stack.enter_async_context(simulated_server(_SLOTS, _FRAME_S))
         host, port = authority.split(":")
-        connecting = PlainSocket.connect(host, int(port), "/tts/websocket")
-        client = _SocketClient(await stack.enter_async_context(connecting))
         gc.freeze()
 
         def speak() -> Awaitable[None]:
             return _speak_over_socket(authority)
 
         engine = _Side(lambda: time_first_chunk(tts, live=False), lambda: _speak_locally(tts))
-        socket = _Side(client.time_first_chunk, speak)
-        figures["websocket"] = describe(*await _measure((engine, socket), requests, 0))
-        async with _HttpClient.connect(host, int(port)) as http_client:
-            http = _Side(http_client.time_first_chunk, speak)
-            figures["http"] = describe(*await _measure((engine, http), requests, 0))
-        times_s = await _measure((engine, socket), requests, other_sockets)
-        figures[f"websocket_beside_{other_sockets}_sockets"] = describe(*times_s)
+        cases = (
+            ("websocket", _SocketClient, 0),
+            ("http", _HttpClient, 0),
+            (f"websocket_beside_{other_sockets}_sockets", _SocketClient, other_sockets),
+        )
+        for name, client_class, num_others in cases:
+            async with client_class.connect(host, int(port)) as client:
+                server = _Side(client.time_first_chunk, speak)
+                times_s = await _measure((engine, server), requests, num_others)
+            figures[name] = describe(*times_s)
     return figures
 
 
