@@ -20,7 +20,6 @@ Encoding = SampleEncoding | Codec
 SOURCE_RATE = 24_000  # samples per second of every Qwen3-TTS model
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 
-_SAMPLE_ENCODINGS: tuple[SampleEncoding, ...] = get_args(SampleEncoding)
 _UNKNOWN_SIZE = 0xFFFFFFFF  # of a wav stream
 _WAV_HEADER_BYTES = 44
 _MAX_BIT_RATE = 320_000
@@ -48,10 +47,10 @@ class AudioFormat:
         Raises:
             RequestError: There is no such encoding or sample rate.
         """
-        known = next((name for name in _SAMPLE_ENCODINGS if name == encoding), None)
+        known = next((name for name in get_args(SampleEncoding) if name == encoding), None)
         if known is None:
             raise RequestError(
-                f"encoding is {encoding!r}; choose one of {', '.join(_SAMPLE_ENCODINGS)}.",
+                f"encoding is {encoding!r}; choose one of {', '.join(get_args(SampleEncoding))}.",
                 parameter="encoding",
             )
         return cls(known, _checked_rate(sample_rate, SAMPLE_RATES))
