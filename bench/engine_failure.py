@@ -74,11 +74,7 @@ def measure_failure(
     recovery_s = time.monotonic() - killed_s
     wait_with_progress(start_s + duration_s, f"{rate:g} requests/s after the recovery")
     streams = all_streams(clients.records())
-    open_streams = [
-        each
-        for each in streams
-        if each.arrival_s < killed_s - start_s < each.arrival_s + each.end_s
-    ]
+    open_streams = [each for each in streams if each.sent_s < killed_s - start_s < each.ended_s]
     failed = [each for each in streams if each.outcome is Outcome.FAILED]
     lost = [each for each in open_streams if each.outcome is Outcome.FAILED]
     gaps_s = [gap for each in streams if each not in lost for gap in each.gaps_s]

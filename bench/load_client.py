@@ -61,9 +61,9 @@ class StreamRecord:
     Attributes:
         arrival_s: When it should have been sent, after the start of the load.
         delay_s: From the arrival until the client sent it.
-        end_s: From the arrival to the end of the reply.
+        end_s: From then to the end of the reply.
         outcome: What became of it.
-        first_s: From the arrival to the first audio; None if there was none.
+        first_s: From the sending to the first audio; None if there was none.
         audio_s: Duration of its audio.
         gaps_s: Time without audio before each late chunk, if it is played from its first chunk on.
     """
@@ -75,6 +75,16 @@ class StreamRecord:
     first_s: float | None
     audio_s: float
     gaps_s: tuple[float, ...]
+
+    @property
+    def sent_s(self) -> float:
+        """When it was sent, after the start of the load."""
+        return self.arrival_s + self.delay_s
+
+    @property
+    def ended_s(self) -> float:
+        """When its reply ended, after the start of the load."""
+        return self.sent_s + self.end_s
 
 
 @dataclass(frozen=True)
@@ -126,11 +136,12 @@ async def _send_request(
     http: aiohttp.ClientSession, load: RandomLoad, arrival_s: float, seed: int
 ) -> StreamRecord:
     """Sends one request and reads its reply."""
+    sent_s = time.monotonic()
 
     def elapsed_s() -> float:
-        return time.monotonic() - load.start_s - arrival_s
+        return time.monotonic() - sent_s
 
-    delay_s, first_s, num_bytes, playback = elapsed_s(), None, 0, PlaybackGaps()
+    first_s, num_bytes, playback = None, 0, PlaybackGaps()
     try:
         async with http.post(load.url, json={**load.fields, "seed": seed}) as reply:
             if reply.status == 200:
@@ -146,7 +157,7 @@ async def _send_request(
         outcome = Outcome.FAILED
     return StreamRecord(
         arrival_s,
-        delay_s,
+        sent_s - load.start_s - arrival_s,
         elapsed_s(),
         outcome,
         first_s,

@@ -5,7 +5,7 @@ of its own and sends requests over HTTP from several client processes, at each o
 request is 4 s of speech: 50 frames, with the runaway guard off, as speech of random weights seldom
 ends. Short loads then find the largest rate that the service holds: every request is served, no
 stream has an underrun (or at most the share --max-underruns), and the 95th percentile of the time
-to the first audio is at most --p95-ms.
+to the first audio is at most --p95-ms, as is the 99th of the delay of its sending.
 
 python -m bench.scaling --model 0.6B --kill --json bench/results/scaling-0.6B-h100x2.json
 """

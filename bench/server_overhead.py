@@ -2,8 +2,10 @@
 
 Requests to an engine in this process and to a server in another one alternate. Both engines are
 simulated and take a fixed time per frame. The clock starts when the whole text is passed to the
-engine, or sent on a connection that is open; it ends with the first samples, or with the first
-message or bytes of audio. "Beside 63 sockets" each of 63 other streams speaks at the pace of
+engine, or sent on a connection that the server has accepted; it ends with the first samples, or
+with the first message or bytes of audio. The measured client uses plain sockets, as the time of a
+client library is not the server's. A request ends with its first audio, and the next one comes when
+the engine has stopped it. "Beside 63 sockets" each of 63 other streams speaks at the pace of
 playback, on a WebSocket of its own, or in this process.
 
 python -m bench.server_overhead --json bench/results/server-overhead-cpu.json
@@ -24,6 +26,7 @@ import numpy as np
 import websockets
 
 from bench.cartesia import cartesia_message
+from bench.plain_socket import PlainSocket
 from bench.process_boundary import open_session, read_to_end, time_first_chunk
 from bench.report import write
 from bench.simulated_server import simulated_server
@@ -34,45 +37,81 @@ _FRAME_S = 0.005  # of the simulated engines
 _SLOTS = 80  # more than sockets, so that no stream waits for a slot
 _OTHER_SOCKETS = 63
 _ROUNDS = 10
-_MAX_PAUSE_S = 4 * _FRAME_S  # before a request, which comes at any time of a frame
+# Before a request: the frame of the one before has ended, and others' frames are at any point.
+_MIN_PAUSE_S, _MAX_PAUSE_S = 2 * _FRAME_S, 6 * _FRAME_S
 _TEXT = "Certainly, I can help you with that. Which day of the week would suit you best?"
 
 
 class _SocketClient:
     """Requests on one WebSocket."""
 
-    def __init__(self, websocket: websockets.ClientConnection) -> None:
-        self._websocket = websocket
+    def __init__(self, socket: PlainSocket) -> None:
+        self._socket = socket
         self._num_requests = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, host: str, port: int) -> AsyncGenerator["_SocketClient"]:
+        """Opens the connection; the end of the block closes it."""
+        async with PlainSocket.connect(host, port, "/tts/websocket") as socket:
+            yield cls(socket)
 
     async def time_first_chunk(self) -> float:
         """Returns the seconds to the first chunk, and cancels the context."""
         self._num_requests += 1
         context_id = str(self._num_requests)
+        message = json.dumps(cartesia_message(_TEXT, context_id=context_id)).encode()
         start_s = time.perf_counter()
-        await self._websocket.send(json.dumps(cartesia_message(_TEXT, context_id=context_id)))
+        self._socket.send(message)
         while True:
-            event = json.loads(await self._websocket.recv())
+            content = await self._socket.receive()
+            seconds = time.perf_counter() - start_s
+            event = json.loads(content)
             if event["context_id"] == context_id and event["type"] == "chunk":
                 break
-        seconds = time.perf_counter() - start_s
-        await self._websocket.send(json.dumps({"context_id": context_id, "cancel": True}))
+        self._socket.send(json.dumps({"context_id": context_id, "cancel": True}).encode())
         return seconds
 
 
-async def _time_http(host: str, port: int) -> float:
-    """Returns the seconds to the first bytes of audio of an HTTP reply, and closes it."""
-    body = json.dumps({"input": _TEXT, "response_format": "pcm"}).encode()
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-    reader, writer = await asyncio.open_connection(host, port)
-    start_s = time.perf_counter()
-    writer.write(head.encode() + body)
-    await reader.readuntil(b"\r\n\r\n")
-    await reader.readexactly(1)
-    seconds = time.perf_counter() - start_s
-    writer.close()
-    await writer.wait_closed()
-    return seconds
+class _HttpClient:
+    """Requests over HTTP, each on a connection of its own, which is opened before the pause."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        body = json.dumps({"input": _TEXT, "response_format": "pcm"}).encode()
+        lines = ("POST /v1/audio/speech HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}")
+        self._request = "\r\n".join((*lines, "", "")).encode() + body
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, host: str, port: int) -> AsyncGenerator["_HttpClient"]:
+        """Opens the first connection; the end of the block closes the last one."""
+        client = cls(host, port)
+        client._connection = await asyncio.open_connection(host, port)
+        try:
+            yield client
+        finally:
+            await client._disconnect()
+
+    async def time_first_chunk(self) -> float:
+        """Returns the seconds to the first bytes of audio, and opens another connection."""
+        assert self._connection is not None
+        reader, writer = self._connection
+        start_s = time.perf_counter()
+        writer.write(self._request)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(1)
+        seconds = time.perf_counter() - start_s
+        await self._disconnect()
+        self._connection = await asyncio.open_connection(*self._address)
+        return seconds
+
+    async def _disconnect(self) -> None:
+        assert self._connection is not None
+        _, writer = self._connection
+        writer.close()
+        await writer.wait_closed()
 
 
 async def _speak_over_socket(authority: str) -> None:
@@ -149,7 +188,7 @@ async def _measure(
         for side, times in zip(sides, times_s, strict=True):
             async with _others(num_others, side.speak):
                 for _ in range(requests // _ROUNDS):
-                    await asyncio.sleep(rng.uniform(0, _MAX_PAUSE_S))
+                    await asyncio.sleep(rng.uniform(_MIN_PAUSE_S, _MAX_PAUSE_S))
                     times.append(await side.request())
     return times_s
 
@@ -175,21 +214,23 @@ async def run(requests: int, other_sockets: int = _OTHER_SOCKETS) -> dict[str, d
         tts = stack.enter_context(simulated_tts(_SLOTS, _FRAME_S))
         await tts.awarmup()
         authority = await stack.enter_async_context(simulated_server(_SLOTS, _FRAME_S))
-        host, _, port = authority.partition(":")
-        url = f"ws://{authority}/tts/websocket"
-        client = _SocketClient(await stack.enter_async_context(websockets.connect(url)))
+        host, port = authority.split(":")
         gc.freeze()
 
         def speak() -> Awaitable[None]:
             return _speak_over_socket(authority)
 
         engine = _Side(lambda: time_first_chunk(tts, live=False), lambda: _speak_locally(tts))
-        socket = _Side(client.time_first_chunk, speak)
-        http = _Side(lambda: _time_http(host, int(port)), speak)
-        figures["websocket"] = describe(*await _measure((engine, socket), requests, 0))
-        figures["http"] = describe(*await _measure((engine, http), requests, 0))
-        times_s = await _measure((engine, socket), requests, other_sockets)
-        figures[f"websocket_beside_{other_sockets}_sockets"] = describe(*times_s)
+        cases = (
+            ("websocket", _SocketClient, 0),
+            ("http", _HttpClient, 0),
+            (f"websocket_beside_{other_sockets}_sockets", _SocketClient, other_sockets),
+        )
+        for name, client_class, num_others in cases:
+            async with client_class.connect(host, int(port)) as client:
+                server = _Side(client.time_first_chunk, speak)
+                times_s = await _measure((engine, server), requests, num_others)
+            figures[name] = describe(*times_s)
     return figures
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         MegakernelTTSError,
         MissingExtraError,
     )
-    from megakernel_tts.align.words import Word, WrittenWord, split_words
+    from megakernel_tts.align.words import Word, WrittenWord, has_spoken_words, split_words
     from megakernel_tts.audio import audible
     from megakernel_tts.errors import (
         PronunciationError,
@@ -53,7 +53,7 @@ _MODULES = {  # module -> its public names
         "MegakernelTTSError",
         "MissingExtraError",
     ),
-    "megakernel_tts.align.words": ("Word", "WrittenWord", "split_words"),
+    "megakernel_tts.align.words": ("Word", "WrittenWord", "has_spoken_words", "split_words"),
     "megakernel_tts.audio": ("audible",),
     "megakernel_tts.errors": (
         "PronunciationError",
@@ -105,6 +105,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]  # the names come fro
     "WrittenWord",
     "audible",
     "check_speed",
+    "has_spoken_words",
     "split_words",
 ]
 

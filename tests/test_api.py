@@ -13,7 +13,8 @@ NAMES = {
     "EngineClosedError", "Finish", "ForkedProcessError", "LivePolicy", "MegakernelTTSError",
     "MissingExtraError", "ModelInfo", "PronunciationError", "Pronunciations", "ReferenceAudioError",
     "Sampling", "SamplingError", "Session", "Speech", "SpeedError", "SynthesisError", "TextError",
-    "Voice", "VoiceError", "Word", "WrittenWord", "audible", "check_speed", "split_words",
+    "Voice", "VoiceError", "Word", "WrittenWord", "audible", "check_speed", "has_spoken_words",
+    "split_words",
 }  # fmt: skip
 
 VOICE = "voice=None, language='auto', instruct=None, layout='auto', sampling=None"

@@ -77,11 +77,20 @@ def split_words(text: str) -> list[WrittenWord]:
     A tag such as `<break time="1s"/>` is not divided, whatever it contains. It belongs to the word
     before it.
     """
-    words: list[WrittenWord] = []
+    return [*_iterate_words(text)]
+
+
+def has_spoken_words(text: str) -> bool:
+    """Whether a text has a letter or digit outside tags; reads it up to the first such word."""
+    return any(word.spoken for word in _iterate_words(text))
+
+
+def _iterate_words(text: str) -> Iterator[WrittenWord]:
+    """The words of `split_words`, one after the other."""
     for match in _WRITTEN_WORD.finditer(text):
         cuts = [match.start(), *_starts_behind_tags(match), match.end()]
-        words += [_written_word(text, start, stop) for start, stop in pairwise(cuts)]
-    return words
+        for start, stop in pairwise(cuts):
+            yield _written_word(text, start, stop)
 
 
 def _starts_behind_tags(match: re.Match[str]) -> Iterator[int]:

@@ -133,10 +133,13 @@ class Engine:
             self._loop.wakeup.set, self._loop.interrupt, scheduler.clock, self._loop.reader_wakeups
         )
         stream = Stream(request, text_queue, events, self.vocoder.sample_rate)
+        with text_queue.lock:
+            idle = text_queue.idle
         with scheduler.lock:
             self._check_open()
             scheduler.add(stream)
-        self._on_text(stream)
+        if not idle:
+            self._on_text(stream)
         return Session(text_queue, events, partial(self._on_text, stream))
 
     def check_process(self) -> None:

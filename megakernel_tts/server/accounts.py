@@ -123,8 +123,10 @@ class Accounts:
 
         The time does not depend on the keys: all are compared, by digests of one length.
         """
+        if self._shared is not None:
+            return self._shared
         given = [_digest(each) for each in credentials]
-        found = self._shared
+        found: Account | None = None
         for digest, account in self._accounts:
             for each in given:
                 if hmac.compare_digest(digest, each):

@@ -74,17 +74,17 @@ class Server:
         self._stopping = False
         handlers: dict[Any, Any] = {HTTPException: http_error}
         self.app = Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/ready", self._ready),
-                Route("/metrics", self._metrics),
-                Route("/version", self._version),
-                Route("/openapi.json", self._schema),
+            routes=[  # speech first: they are tried in this order
                 *ElevenLabs(self.streams).routes(),
                 WebSocketRoute("/v1/audio/speech/ws", Nari(self.streams).serve),
                 Mount("/v1", OpenAI(self.streams).application()),
                 Mount("/tts", Cartesia(self.streams).application()),
                 Mount("/vapi", Vapi(self.streams).application()),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._metrics),
+                Route("/version", self._version),
+                Route("/openapi.json", self._schema),
                 *Page(self.streams, self._unready_reason).routes(),
             ],
             middleware=[

@@ -18,6 +18,7 @@ from megakernel_tts.server.keys import Priority
 MAX_TEXT_CHARACTERS = 1 << 16  # of a request, or of a context: about 70 minutes of speech
 
 _MAX_PRONUNCIATIONS = 1000  # of a request; checking more of them would delay other requests
+_NO_PRONUNCIATIONS = Pronunciations()
 
 T = TypeVar("T")
 
@@ -145,7 +146,7 @@ def sampling_of(fields: Mapping[str, Any], default: Sampling) -> Sampling:
     for name, ours in _GREEDY.items():
         if not get_field(fields, name, bool, True):
             parameters[ours] = 0.0
-    sampling = replace(default, **parameters)
+    sampling = replace(default, **parameters) if parameters else default
     for name, ours in _SAMPLING.items():
         if fields.get(name) is None or ours in parameters:
             continue
@@ -177,7 +178,9 @@ def pronunciations_of(fields: Mapping[str, Any]) -> Pronunciations:
     Raises:
         RequestError: An entry is invalid, or there are too many.
     """
-    table = get_field(fields, "pronunciations", dict, {})
+    table = get_field(fields, "pronunciations", dict, None)
+    if table is None:
+        return _NO_PRONUNCIATIONS
     if len(table) > _MAX_PRONUNCIATIONS:
         raise RequestError(
             f"pronunciations has {len(table):,} entries; at most {_MAX_PRONUNCIATIONS:,} are "

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from starlette.datastructures import FormData
@@ -35,9 +34,12 @@ async def read_object(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict
         RequestError: It is too large, too slow, or no JSON object.
     """
     body = bytearray()
-    async with _body_timeout():
-        async for part in _parts(request, max_bytes):
-            body += part
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            async for part in _parts(request, max_bytes):
+                body += part
+    except TimeoutError:
+        raise _late_body() from None
     return parse_object(bytes(body))
 
 
@@ -58,8 +60,10 @@ async def read_form(request: Request, max_file_bytes: int) -> FormData:
         request.headers, parts, max_files=1, max_fields=16, max_part_size=_MAX_FIELDS_BYTES
     )
     try:
-        async with _body_timeout():
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             return await parser.parse()
+    except TimeoutError:
+        raise _late_body() from None
     except MultiPartException as error:
         raise RequestError(f"The form is invalid: {error.message}", 400, "invalid_form") from None
 
@@ -87,13 +91,8 @@ async def _parts(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
         raise RequestError("The client has disconnected.", 400, "disconnected") from None
 
 
-@asynccontextmanager
-async def _body_timeout() -> AsyncGenerator[None]:
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            yield
-    except TimeoutError:
-        raise RequestError("The request was not sent in time.", 408, "request_timeout") from None
+def _late_body() -> RequestError:
+    return RequestError("The request was not sent in time.", 408, "request_timeout")
 
 
 class AudioBody(Protocol):
@@ -154,10 +153,9 @@ class SpeechResponse(Response):
 
     def __init__(self, stream: SpeechStream, body: AudioBody, headers: Mapping[str, str]) -> None:
         """Takes over a stream, which the reply closes."""
-        super().__init__(None, 200, headers, body.media_type)
+        streamed = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(None, 200, {**headers, **streamed}, body.media_type)
         del self.headers["content-length"]
-        self.headers["cache-control"] = "no-cache"
-        self.headers["x-accel-buffering"] = "no"
         self.body = body
         self._stream = stream
         self._started = False

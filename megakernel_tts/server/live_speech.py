@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from megakernel_tts import Finish, LivePolicy, split_words
+from megakernel_tts import Finish, LivePolicy, has_spoken_words, split_words
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import MAX_TEXT_CHARACTERS
 from megakernel_tts.server.reports import Caller
@@ -159,7 +159,7 @@ class LiveSpeech(Generic[L]):
     async def _push(self) -> None:
         """Passes new text to the stream, which its first word opens."""
         if self._stream is None:
-            if not _count_words(self._text):
+            if not has_spoken_words(self._text):
                 return
             self._stream = await self._streams.open(self.request, self._caller)
             self._task = asyncio.create_task(self._speak(self._stream))

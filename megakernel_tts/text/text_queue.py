@@ -175,3 +175,8 @@ class TextQueue:
     def exhausted(self) -> bool:
         """Whether the text has ended, and every segment and break was removed."""
         return self.text_ended and not self._segments
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until text is added or the text is ended."""
+        return not (self.text_ended or self._segments)

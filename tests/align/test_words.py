@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.align.words import Transcript, split_words
+from megakernel_tts.align.words import Transcript, has_spoken_words, split_words
 from megakernel_tts.text.markup import Replacement
 from tests.align.texts import GrowingVocabulary, transcript, words_of
 
@@ -82,6 +82,14 @@ def test_a_tag_that_is_not_complete_is_one_word_up_to_the_end(tag: str) -> None:
         assert (last.text, last.in_tag, last.spoken) == (tag[:stop], True, False)
     *_, last = split_words(f"one two, {tag}")
     assert (last.text, last.in_tag, last.spoken) == (tag, False, False)
+
+
+@pytest.mark.parametrize("silent", ["", " \n", "… – (", '<break time="1 s"/>', "<<m|a>> <bre"])
+def test_a_text_has_spoken_words_from_the_first_letter_or_digit_outside_tags(silent: str) -> None:
+    assert not has_spoken_words(silent)
+    for word in ("a", "7", "你"):
+        assert has_spoken_words(f"{word} {silent}")
+        assert has_spoken_words(f"<break/> … {word}<emotion/>{silent}")
 
 
 def test_what_is_spoken_in_place_of_a_word_is_that_word() -> None:

@@ -57,8 +57,10 @@ class Server:
             request.transport.abort()
         return reply
 
-    async def receive(self, duration_s: float, rate: float, seed: int = 0) -> list[StreamRecord]:
-        """Receives a load; gives the records in the order of arrival."""
+    async def receive(
+        self, duration_s: float, rate: float, seed: int = 0, late_s: float = 0.0
+    ) -> list[StreamRecord]:
+        """Receives a load that began `late_s` ago; gives the records in the order of arrival."""
         app = web.Application()
         app.router.add_post("/v1/audio/speech", self._speak)
         runner = web.AppRunner(app)
@@ -68,7 +70,7 @@ class Server:
         try:
             host, port = runner.addresses[0][:2]
             url = f"http://{host}:{port}/v1/audio/speech"
-            start_s = time.monotonic()
+            start_s = time.monotonic() - late_s
             record = await send_load(RandomLoad(url, {"a": 1}, rate, start_s, duration_s, seed))
         finally:
             await runner.cleanup()
@@ -103,7 +105,20 @@ def test_a_request_is_recorded(
         assert (record.first_s is None) is (audio_s == 0)
         assert len(record.gaps_s) == late_chunks
         assert all(gap_s > LATE_S / 2 for gap_s in record.gaps_s)
-        assert 0 <= record.delay_s <= (record.first_s or 0.0) <= record.end_s or not audio_s
+        assert record.delay_s >= 0
+        assert 0 < (record.first_s or 0.0) <= record.end_s or not audio_s
+
+
+def test_a_request_that_is_sent_late_is_timed_from_its_sending() -> None:
+    """The client's process was not scheduled: that is not the server's time."""
+    late_s = 100.0
+    records = asyncio.run(Server([in_time]).receive(0.05, 60.0, late_s=late_s))
+    assert records
+    for record in records:
+        assert record.delay_s > late_s - 0.05
+        assert record.first_s is not None and 0 < record.first_s <= record.end_s < late_s / 2
+        assert record.sent_s == record.arrival_s + record.delay_s
+        assert record.ended_s == record.sent_s + record.end_s
 
 
 def test_arrivals_are_random_and_the_same_in_each_run() -> None:

@@ -143,11 +143,13 @@ def test_text_interrupts_a_step_only_for_a_stream_that_lacks_it(rig: Rig) -> Non
     assert rig.backend.step_lengths[0] > 5, "all of its text in one step"
     speaking.push_text(" And more.")
     assert not rig.backend.interrupted
+    opened = rig.open(None, seed=3)
+    assert not rig.backend.interrupted, "there is nothing to speak yet"
     dry.push_text("the world and more ")
     assert rig.backend.interrupted
     rig.resume()
     assert isinstance(next(iter(dry)), AudioChunk)
-    for session in (dry, speaking):
+    for session in (dry, speaking, opened):
         session.cancel()
 
 
