@@ -10,12 +10,12 @@ import sys
 
 from megakernel_common.kernels import build, spill_check
 from megakernel_common.kernels.program import CSRC
-from megakernel_stt.kernels.conformer import conformer_program
+from megakernel_stt.kernels.conformer import RELEASED_SIZES, conformer_program
 from megakernel_stt.kernels.transducer import RELEASED_HIDDEN, transducer_program
 from megakernel_tts.kernels import models
 
 _RECORD = CSRC / "registers.json"
-_RECOGNITION = (transducer_program(RELEASED_HIDDEN), conformer_program())
+_RECOGNITION = (transducer_program(RELEASED_HIDDEN), conformer_program(*RELEASED_SIZES))
 
 
 def main() -> int:

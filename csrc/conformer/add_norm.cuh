@@ -8,6 +8,7 @@ namespace megakernel::conformer {
 // --- static asserts ---
 
 static_assert(kBlockThreads % 32 == 0, "a block sum adds whole warps");
+static_assert(kHidden % 8 == 0, "a row has whole vectors");
 
 // --- shared memory ---
 
@@ -18,7 +19,7 @@ struct AddNormSharedMemory {
 
 // --- warp roles ---
 
-// All warps do the same. A thread has up to kMaxVectors vectors of a row.
+// All warps do the same. A thread has every kBlockThreads-th vector of a row.
 
 // --- body ---
 
@@ -27,13 +28,15 @@ template <class Number>
 class RowVectors {
  public:
   static constexpr int kSize = kVectorSize<Number>;
+  static constexpr int kNumVectors = kHidden / kSize;
+  static constexpr int kThreadVectors = (kNumVectors + kBlockThreads - 1) / kBlockThreads;
 
-  // Reads a row [width].
-  DEVICE RowVectors(const void* row, int width) : num_vectors_(width / kSize) {
+  // Reads a row [kHidden].
+  DEVICE explicit RowVectors(const void* row) {
     for_each_vector(
         [&](int i, int vector) { unpack(static_cast<const uint4*>(row)[vector], values_[i]); });
   }
-  // Adds scale * y, y [width], rounded as torch rounds.
+  // Adds scale * y, y [kHidden], rounded as torch rounds.
   DEVICE void add(const void* y, float scale) {
     for_each_vector([&](int i, int vector) {
       float added[kSize];
@@ -46,7 +49,7 @@ class RowVectors {
   }
   // Replaces the row by its layer normalisation.
   DEVICE void normalise_row(const Norm& norm, RowSums& sums) {
-    const Moments moments = row_moments(sums, num_vectors_ * kSize, [&](auto act) {
+    const Moments moments = row_moments(sums, [&](auto act) {
       for_each_vector([&](int i, int) {
 #pragma unroll
         for (int c = 0; c < kSize; ++c) act(values_[i][c]);
@@ -62,7 +65,7 @@ class RowVectors {
       }
     });
   }
-  // Writes the row [width].
+  // Writes the row [kHidden].
   DEVICE void store(void* row) {
     for_each_vector(
         [&](int i, int vector) { static_cast<uint4*>(row)[vector] = pack(values_[i]); });
@@ -73,22 +76,21 @@ class RowVectors {
   template <class Act>
   DEVICE void for_each_vector(Act act) {
 #pragma unroll
-    for (int i = 0; i < kMaxVectors; ++i) {
+    for (int i = 0; i < kThreadVectors; ++i) {
       const int vector = thread_idx() + i * kBlockThreads;
-      if (vector < num_vectors_) act(i, vector);
+      if (vector < kNumVectors) act(i, vector);
     }
   }
 
-  int num_vectors_;
-  float values_[kMaxVectors][kSize];
+  float values_[kThreadVectors][kSize];
 };
 
-// The kernel. Reads x, y [rows, width]; writes x if it changes, and h [rows, width].
+// The kernel. Reads x, y [rows, kHidden]; writes x if it changes, and h [rows, kHidden].
 template <class Number>
 DEVICE void add_norm(const AddNormParams& p, AddNormSharedMemory& shared) {
-  const int64_t offset = static_cast<int64_t>(block_idx()) * p.width * sizeof(Number);
+  const int64_t offset = static_cast<int64_t>(block_idx()) * kHidden * sizeof(Number);
   char* const x = static_cast<char*>(p.x) + offset;
-  RowVectors<Number> row(x, p.width);
+  RowVectors<Number> row(x);
   if (p.y) row.add(static_cast<const char*>(p.y) + offset, p.scale);
   if (p.norm_out.weight) row.normalise_row(p.norm_out, shared.out);
   if (p.y || p.norm_out.weight) row.store(x);

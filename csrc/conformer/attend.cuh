@@ -1,6 +1,6 @@
 // Attention of a chunk to itself and to the cached frames, with relative positions.
 //
-//   score(i, j) = ((q_i + u) . k_j + (q_i + w) . r_(chunk - 1 - i + j)) / sqrt(head_dim)
+//   score(i, j) = ((q_i + u) . k_j + (q_i + w) . r_(chunk - 1 - i + j)) / sqrt(kHeadDim)
 //   output_i    = sum over visible j of softmax(score)_j v_j
 //
 // One thread block per stream and head. It also writes the keys and values of the last frames to
@@ -14,24 +14,25 @@ namespace megakernel::conformer {
 
 // --- static asserts ---
 
-static_assert(kBlockThreads % 32 == 0, "a warp has whole queries");
+static_assert(kHidden % kHeadDim == 0, "heads divide the width");
+static_assert(kHeadDim % 8 == 0, "a head has whole vectors");
 
 // --- shared memory ---
 
-// Numbers of float32 that a thread block needs: queries with either bias [2, chunk, head_dim],
-// weights [chunk, keys], and partial sums of outputs [groups, chunk, head_dim], where a group has
+// Numbers of float32 that a thread block needs: queries with either bias [2, chunk, kHeadDim],
+// weights [chunk, keys], and partial sums of outputs [groups, chunk, kHeadDim], where a group has
 // every num_groups-th key.
 struct AttendLayout {
-  int chunk_size, num_keys, head_dim, num_groups;
+  int chunk_size, num_keys, num_groups;
 
   template <class Number>
   DEVICE static AttendLayout of(const AttendParams& p) {
-    const int items = p.streams.chunk_size * (p.head_dim / kVectorSize<Number>);
-    return {p.streams.chunk_size, p.num_cached + p.streams.chunk_size, p.head_dim,
+    const int items = p.streams.chunk_size * (kHeadDim / kVectorSize<Number>);
+    return {p.streams.chunk_size, p.num_cached + p.streams.chunk_size,
             max(kBlockThreads / items, 1)};
   }
-  DEVICE int queries(int bias) const { return bias * chunk_size * head_dim; }
-  DEVICE int weights() const { return 2 * chunk_size * head_dim; }
+  DEVICE int queries(int bias) const { return bias * chunk_size * kHeadDim; }
+  DEVICE int weights() const { return 2 * chunk_size * kHeadDim; }
   DEVICE int partials() const { return weights() + chunk_size * num_keys; }
 };
 
@@ -47,16 +48,17 @@ template <class Number>
 class Attention {
  public:
   static constexpr int kSize = kVectorSize<Number>;
+  static constexpr int kNumVectors = kHeadDim / kSize;  // of a head's channels
 
+  // The head of the stream that this thread block has; `shared` has AttendLayout.
   DEVICE Attention(const AttendParams& p, float* shared)
       : p_(p),
         layout_(AttendLayout::of<Number>(p)),
         shared_(shared),
-        stream_(block_idx() / p.num_heads),
-        head_(block_idx() % p.num_heads),
-        vectors_(p.head_dim / kSize) {
+        stream_(block_idx() / kNumHeads),
+        head_(block_idx() % kNumHeads) {
     const Streams& streams = p.streams;
-    const int64_t head = static_cast<int64_t>(head_) * p.num_cached * p.head_dim;
+    const int64_t head = static_cast<int64_t>(head_) * p.num_cached * kHeadDim;
     source_ = streams.sources[stream_] * p.slot_stride + head;
     target_ = streams.targets[stream_] * p.slot_stride + head;
     const int64_t num_frames = streams.num_frames[streams.sources[stream_]];
@@ -66,6 +68,7 @@ class Attention {
                    static_cast<int>(max(min(num_left, int64_t(streams.chunk_size)), int64_t(0)));
   }
 
+  // Called by all threads.
   DEVICE void run() {
     add_biases();
     update_cache(p_.keys, 1);
@@ -85,25 +88,25 @@ class Attention {
   DEVICE const uint4* chunk_vector(int part, int frame, int vector) const {
     const int64_t row = static_cast<int64_t>(stream_) * layout_.chunk_size + frame;
     return static_cast<const uint4*>(p_.qkv) +
-           ((3 * row + part) * p_.num_heads + head_) * vectors_ + vector;
+           ((3 * row + part) * kNumHeads + head_) * kNumVectors + vector;
   }
   // The same of key or value j of [cached frames, chunk].
   DEVICE const uint4* key_vector(const void* cache, int part, int j, int vector) const {
     if (j >= p_.num_cached) return chunk_vector(part, j - p_.num_cached, vector);
     return reinterpret_cast<const uint4*>(static_cast<const Number*>(cache) + source_) +
-           j * vectors_ + vector;
+           j * kNumVectors + vector;
   }
 
-  // Queries with either bias, [2, chunk, head_dim].
+  // Queries with either bias, [2, chunk, kHeadDim].
   DEVICE void add_biases() {
-    for (int i = thread_idx(); i < layout_.chunk_size * vectors_; i += kBlockThreads) {
+    for (int i = thread_idx(); i < layout_.chunk_size * kNumVectors; i += kBlockThreads) {
       float query[kSize];
-      unpack(*chunk_vector(0, i / vectors_, i % vectors_), query);
+      unpack(*chunk_vector(0, i / kNumVectors, i % kNumVectors), query);
 #pragma unroll
       for (int bias = 0; bias < 2; ++bias) {
         float added[kSize];
         const void* const biases = bias ? p_.position_bias : p_.content_bias;
-        unpack(static_cast<const uint4*>(biases)[head_ * vectors_ + i % vectors_], added);
+        unpack(static_cast<const uint4*>(biases)[head_ * kNumVectors + i % kNumVectors], added);
 #pragma unroll
         for (int c = 0; c < kSize; ++c) {
           shared_[layout_.queries(bias) + i * kSize + c] = round_to<Number>(query[c] + added[c]);
@@ -115,8 +118,8 @@ class Attention {
   // Writes the last num_cached keys or values to the target slot.
   DEVICE void update_cache(void* cache, int part) {
     uint4* const target = reinterpret_cast<uint4*>(static_cast<Number*>(cache) + target_);
-    for (int i = thread_idx(); i < p_.num_cached * vectors_; i += kBlockThreads) {
-      target[i] = *key_vector(cache, part, i / vectors_ + layout_.chunk_size, i % vectors_);
+    for (int i = thread_idx(); i < p_.num_cached * kNumVectors; i += kBlockThreads) {
+      target[i] = *key_vector(cache, part, i / kNumVectors + layout_.chunk_size, i % kNumVectors);
     }
   }
 
@@ -127,20 +130,20 @@ class Attention {
       if (j < first_visible_ || j >= end_visible_) continue;
       const int distance = layout_.chunk_size - 1 - query + j;
       const int num_distances = layout_.num_keys + layout_.chunk_size - 1;
-      const uint4* const position =
-          static_cast<const uint4*>(p_.positions) + (head_ * num_distances + distance) * vectors_;
+      const uint4* const position = static_cast<const uint4*>(p_.positions) +
+                                    (head_ * num_distances + distance) * kNumVectors;
       const float content = dot(query, 0, key_vector(p_.keys, 1, j, 0));
       const float both = round_to<Number>(content + dot(query, 1, position));
       shared_[layout_.weights() + i] = both / p_.root_head_dim;
     }
   }
 
-  // Product of a query with one of the biases and a vector [head_dim], rounded.
+  // Product of a query with one of the biases and a vector [kHeadDim], rounded.
   DEVICE float dot(int query, int bias, const uint4* key) const {
-    const float* const values = shared_ + layout_.queries(bias) + query * layout_.head_dim;
+    const float* const values = shared_ + layout_.queries(bias) + query * kHeadDim;
     float sum = 0;
-#pragma unroll 8
-    for (int vector = 0; vector < vectors_; ++vector) {
+#pragma unroll
+    for (int vector = 0; vector < kNumVectors; ++vector) {
       float numbers[kSize];
       unpack(key[vector], numbers);
 #pragma unroll
@@ -171,11 +174,12 @@ class Attention {
     }
   }
 
-  // Weighted sums of values, by group of keys: [groups, chunk, head_dim].
+  // Weighted sums of values, by group of keys: [groups, chunk, kHeadDim].
   DEVICE void add_values() {
-    const int num_items = layout_.chunk_size * vectors_;
+    const int num_items = layout_.chunk_size * kNumVectors;
     for (int i = thread_idx(); i < layout_.num_groups * num_items; i += kBlockThreads) {
-      const int group = i / num_items, query = i % num_items / vectors_, vector = i % vectors_;
+      const int group = i / num_items, query = i % num_items / kNumVectors,
+                vector = i % kNumVectors;
       const float* const weights = shared_ + layout_.weights() + query * layout_.num_keys;
       float sums[kSize] = {};
 #pragma unroll 4
@@ -190,17 +194,16 @@ class Attention {
     }
   }
 
-  // The output [chunk, head_dim]: the groups' sums in order.
+  // The output [chunk, kHeadDim]: the groups' sums in order.
   DEVICE void add_groups() {
-    const int count = layout_.chunk_size * layout_.head_dim;
+    const int count = layout_.chunk_size * kHeadDim;
     for (int i = thread_idx(); i < count; i += kBlockThreads) {
       float sum = 0;
       for (int group = 0; group < layout_.num_groups; ++group) {
         sum += shared_[layout_.partials() + group * count + i];
       }
-      const int64_t row = static_cast<int64_t>(stream_) * layout_.chunk_size + i / layout_.head_dim;
-      static_cast<Number*>(
-          p_.output)[(row * p_.num_heads + head_) * layout_.head_dim + i % layout_.head_dim] =
+      const int64_t row = static_cast<int64_t>(stream_) * layout_.chunk_size + i / kHeadDim;
+      static_cast<Number*>(p_.output)[(row * kNumHeads + head_) * kHeadDim + i % kHeadDim] =
           to_number<Number>(sum);
     }
   }
@@ -209,13 +212,13 @@ class Attention {
   const AttendLayout layout_;
   float* const shared_;
   const int stream_, head_;
-  const int vectors_;  // of a head's channels
   int64_t source_, target_;
   int first_visible_, end_visible_;  // keys; the visible ones are adjacent
 };
 
-// The kernel. Reads qkv [rows, 3, heads, head_dim] and the source's keys and values [heads,
-// num_cached, head_dim]; writes output [rows, heads, head_dim] and the target's keys and values.
+// The kernel. Reads qkv [rows, 3, kNumHeads, kHeadDim] and the source's keys and values [kNumHeads,
+// num_cached, kHeadDim]; writes output [rows, kNumHeads, kHeadDim] and the target's keys and
+// values.
 template <class Number>
 DEVICE void attend(const AttendParams& p, float* shared) {
   Attention<Number>(p, shared).run();

@@ -8,7 +8,8 @@ namespace megakernel::conformer {
 
 // --- static asserts ---
 
-static_assert(kMaxChannels * kBlockThreads >= 2048, "a row of the widest model must fit");
+constexpr int kThreadChannels = (kHidden + kBlockThreads - 1) / kBlockThreads;
+static_assert(kNumTaps > 1, "a convolution of one frame has no state");
 
 // --- shared memory ---
 
@@ -16,65 +17,73 @@ static_assert(kMaxChannels * kBlockThreads >= 2048, "a row of the widest model m
 
 // --- warp roles ---
 
-// All warps do the same. A thread has up to kMaxChannels channels, kBlockThreads apart.
+// All warps do the same. A thread has every kBlockThreads-th channel of a row. All inputs of a
+// channel are loaded before the first one is used.
 
 // --- body ---
 
 DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
 
-// Whether frame `t` of a stream's chunk is a frame of its recording.
-DEVICE bool is_frame(const Streams& streams, int stream, int t) {
-  return streams.num_frames[streams.sources[stream]] + t < streams.lengths[stream];
+// The inputs v of the convolution at frame t of a stream's chunk, for channel c: [kNumTaps].
+template <class Number>
+DEVICE void load_gated(const ConvolveParams& p, int stream, int t, int c, float (&v)[kNumTaps]) {
+  const Streams& streams = p.streams;
+  const int64_t past = streams.sources[stream] * p.slot_stride + static_cast<int64_t>(c) * kNumPast;
+  float a[kNumTaps], b[kNumTaps];
+#pragma unroll
+  for (int k = 0; k < kNumTaps; ++k) {
+    const int frame = t + k - kNumPast;  // of the chunk; negative: of the past
+    const int64_t row = static_cast<int64_t>(stream) * streams.chunk_size + max(frame, 0);
+    v[k] = a[k] = b[k] = 0;
+    if (frame < 0) v[k] = read_number<Number>(p.gated, past + kNumPast + frame);
+    if (frame >= 0) a[k] = read_number<Number>(p.input, 2 * kHidden * row + c);
+    if (frame >= 0) b[k] = read_number<Number>(p.input, 2 * kHidden * row + kHidden + c);
+  }
+#pragma unroll
+  for (int k = 0; k < kNumTaps; ++k) {
+    if (t + k >= kNumPast) v[k] = round_to<Number>(a[k] * sigmoid(b[k]));
+  }
 }
 
-// The kernel. Reads input [rows, 2, width] and the source's gated [width, kernel_size - 1]; writes
-// output [rows, width] and the target's gated.
+// The kernel. Reads input [rows, 2, kHidden] and the source's gated [kHidden, kNumPast]; writes
+// output [rows, kHidden] and the target's gated.
 template <class Number>
 DEVICE void convolve(const ConvolveParams& p, RowSums& sums) {
   const Streams& streams = p.streams;
   const int stream = block_idx() / streams.chunk_size, t = block_idx() % streams.chunk_size;
-  const int64_t first_row = static_cast<int64_t>(stream) * streams.chunk_size;
-  const int num_past = p.kernel_size - 1;
-  const bool is_last = t == streams.chunk_size - 1;
-  const int64_t source = streams.sources[stream] * p.slot_stride;
-  const int64_t target = streams.targets[stream] * p.slot_stride;
-  float v[kMaxChannels];
+  Number* const target = static_cast<Number*>(p.gated) + streams.targets[stream] * p.slot_stride;
+  float convolved[kThreadChannels];
 #pragma unroll
-  for (int i = 0; i < kMaxChannels; ++i) {
+  for (int i = 0; i < kThreadChannels; ++i) {
     const int c = thread_idx() + i * kBlockThreads;
-    if (c >= p.width) break;
-    float sum = 0;
-    for (int k = 0; k < p.kernel_size; ++k) {
-      const int frame = t + k - num_past;  // of the chunk; negative: of the past
-      const int64_t at = static_cast<int64_t>(c) * num_past;
-      float gated;
-      if (frame < 0) {
-        gated = read_number<Number>(p.gated, source + at + num_past + frame);
-      } else {
-        const int64_t row = 2 * p.width * (first_row + frame);
-        const float a = read_number<Number>(p.input, row + c);
-        const float b = read_number<Number>(p.input, row + p.width + c);
-        gated = is_frame(streams, stream, frame) ? round_to<Number>(a * sigmoid(b)) : 0.0f;
-      }
-      if (is_last && k > 0)
-        static_cast<Number*>(p.gated)[target + at + k - 1] = to_number<Number>(gated);
-      sum += read_number<Number>(p.weights, static_cast<int64_t>(k) * p.width + c) * gated;
-    }
-    v[i] = round_to<Number>(p.bias ? sum + read_number<Number>(p.bias, c) : sum);
-  }
-  const Moments moments = row_moments(sums, p.width, [&](auto act) {
+    if (c >= kHidden) continue;
+    float v[kNumTaps], sum = 0;
+    load_gated<Number>(p, stream, t, c, v);
 #pragma unroll
-    for (int i = 0; i < kMaxChannels; ++i) {
-      if (thread_idx() + i * kBlockThreads < p.width) act(v[i]);
+    for (int k = 0; k < kNumTaps; ++k)
+      sum += read_number<Number>(p.weights, k * kHidden + c) * v[k];
+    convolved[i] = round_to<Number>(p.bias ? sum + read_number<Number>(p.bias, c) : sum);
+    if (t < streams.chunk_size - 1) continue;
+#pragma unroll
+    for (int k = 0; k < kNumPast; ++k) {
+      target[static_cast<int64_t>(c) * kNumPast + k] = to_number<Number>(v[k + 1]);
+    }
+  }
+  const Moments moments = row_moments(sums, [&](auto act) {
+#pragma unroll
+    for (int i = 0; i < kThreadChannels; ++i) {
+      if (thread_idx() + i * kBlockThreads < kHidden) act(convolved[i]);
     }
   });
-  Number* const output = static_cast<Number*>(p.output) + (first_row + t) * p.width;
+  Number* const output =
+      static_cast<Number*>(p.output) + static_cast<int64_t>(block_idx()) * kHidden;
 #pragma unroll
-  for (int i = 0; i < kMaxChannels; ++i) {
+  for (int i = 0; i < kThreadChannels; ++i) {
     const int c = thread_idx() + i * kBlockThreads;
-    if (c >= p.width) break;
-    const float normed = round_to<Number>(normalise(
-        v[i], moments, read_number<Number>(p.norm.weight, c), read_number<Number>(p.norm.bias, c)));
+    if (c >= kHidden) continue;
+    const float weight = read_number<Number>(p.norm.weight, c);
+    const float bias = read_number<Number>(p.norm.bias, c);
+    const float normed = round_to<Number>(normalise(convolved[i], moments, weight, bias));
     output[c] = to_number<Number>(normed * sigmoid(normed));
   }
 }

@@ -4,17 +4,17 @@
 namespace megakernel::conformer {
 
 #define MEGAKERNEL_DEFINE_KERNELS(suffix, Number)                             \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads)                 \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)              \
       conformer_add_norm_##suffix(const __grid_constant__ AddNormParams p) {  \
     __shared__ AddNormSharedMemory shared;                                    \
     add_norm<Number>(p, shared);                                              \
   }                                                                           \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads)                 \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)              \
       conformer_attend_##suffix(const __grid_constant__ AttendParams p) {     \
     extern __shared__ __align__(16) unsigned char bytes[];                    \
     attend<Number>(p, reinterpret_cast<float*>(bytes));                       \
   }                                                                           \
-  extern "C" __global__ void __launch_bounds__(kBlockThreads)                 \
+  extern "C" __global__ void __launch_bounds__(kBlockThreads, 1)              \
       conformer_convolve_##suffix(const __grid_constant__ ConvolveParams p) { \
     __shared__ RowSums shared;                                                \
     convolve<Number>(p, shared);                                              \

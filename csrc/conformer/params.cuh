@@ -1,6 +1,6 @@
 // Parameters of the kernels of a Conformer block with a past, between its matrix products.
 //
-// Activations are rows [streams * chunk_size, width]: the frames of a stream's chunk are adjacent.
+// Activations are rows [streams * chunk_size, ...]: the frames of a stream's chunk are adjacent.
 // What a stream keeps is read from one state slot and written to another one.
 #pragma once
 
@@ -9,10 +9,21 @@
 namespace megakernel::conformer {
 
 constexpr int kBlockThreads = 256;
-constexpr int kMaxVectors = 4;   // of sixteen bytes, of a thread, in a row
-constexpr int kMaxChannels = 8;  // of a thread, in a row
 
-// A layer normalisation; [width] each.
+// The sizes of the model; without them, those of the released ones.
+#ifdef MEGAKERNEL_CONFORMER_HIDDEN
+constexpr int kHidden = MEGAKERNEL_CONFORMER_HIDDEN;
+constexpr int kHeadDim = MEGAKERNEL_CONFORMER_HEAD_DIM;
+constexpr int kNumTaps = MEGAKERNEL_CONFORMER_TAPS;
+#else
+constexpr int kHidden = 1024;
+constexpr int kHeadDim = 128;
+constexpr int kNumTaps = 9;  // of the depthwise convolution
+#endif
+constexpr int kNumHeads = kHidden / kHeadDim;
+constexpr int kNumPast = kNumTaps - 1;  // frames before the first of a chunk that it sees
+
+// A layer normalisation; [kHidden] each.
 struct Norm {
   const void* weight;
   const void* bias;
@@ -30,12 +41,11 @@ struct Streams {
 
 // x += scale * y;  x = norm_out(x), if there is one;  h = norm_next(x), if there is one.
 struct AddNormParams {
-  void* x;        // [rows, width]
-  const void* y;  // [rows, width]; null: nothing is added
-  void* h;        // [rows, width]
+  void* x;        // [rows, kHidden]
+  const void* y;  // [rows, kHidden]; null: nothing is added
+  void* h;        // [rows, kHidden]
   Norm norm_out;
   Norm norm_next;
-  int width;
   float scale;  // a power of two
 };
 
@@ -43,33 +53,30 @@ struct AddNormParams {
 // [cached frames, chunk] have the distance chunk_size - 1 - i + j in `positions`.
 struct AttendParams {
   Streams streams;
-  const void* qkv;            // [rows, 3, heads, head_dim]
-  const void* content_bias;   // [heads, head_dim], added to queries for keys
-  const void* position_bias;  // [heads, head_dim], added to queries for distances
-  const void* positions;      // [heads, num_cached + 2 * chunk_size - 1, head_dim]
-  void* keys;                 // [state slots][heads, num_cached, head_dim], of the block
+  const void* qkv;            // [rows, 3, kNumHeads, kHeadDim]
+  const void* content_bias;   // [kNumHeads, kHeadDim], added to queries for keys
+  const void* position_bias;  // [kNumHeads, kHeadDim], added to queries for distances
+  const void* positions;      // [kNumHeads, num_cached + 2 * chunk_size - 1, kHeadDim]
+  void* keys;                 // [state slots][kNumHeads, num_cached, kHeadDim], of the block
   void* values;               // the same
   int64_t slot_stride;        // of keys and values, in numbers
-  void* output;               // [rows, heads, head_dim]
-  int num_heads;
-  int head_dim;
+  void* output;               // [rows, kNumHeads, kHeadDim]
   int num_cached;
   float root_head_dim;  // sqrt(head_dim), by which scores are divided
 };
 
-// v = a * sigmoid(b) with (a, b) = input, 0 where there is no frame;
-// output = silu(norm(bias + sum over k of weights[k] * v[frame + k - (kernel_size - 1)])).
+// v = a * sigmoid(b) with (a, b) = input;
+// output = silu(norm(bias + sum over k of weights[k] * v[frame + k - kNumPast])).
+// No frame sees later ones, so frames behind a recording's end need no mask.
 struct ConvolveParams {
   Streams streams;
-  const void* input;    // [rows, 2, width]
-  const void* weights;  // [kernel_size, width]
-  const void* bias;     // [width]; null: none
+  const void* input;    // [rows, 2, kHidden]
+  const void* weights;  // [kNumTaps, kHidden]
+  const void* bias;     // [kHidden]; null: none
   Norm norm;
-  void* gated;          // [state slots][width, kernel_size - 1], v of the last frames, of the block
+  void* gated;          // [state slots][kHidden, kNumPast], v of the last frames, of the block
   int64_t slot_stride;  // in numbers
-  void* output;         // [rows, width]
-  int width;
-  int kernel_size;
+  void* output;         // [rows, kHidden]
 };
 
 }  // namespace megakernel::conformer

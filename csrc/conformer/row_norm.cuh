@@ -31,16 +31,16 @@ struct Moments {
   float mean, inverse_deviation;
 };
 
-// The moments of a row of `width` numbers. for_each(act) calls act(value) for those that this
+// The moments of a row [kHidden]. for_each(act) calls act(value) for those that this
 // thread holds. All threads take part; a barrier must separate two calls.
 template <class ForEach>
-DEVICE Moments row_moments(RowSums& sums, int width, ForEach for_each) {
+DEVICE Moments row_moments(RowSums& sums, ForEach for_each) {
   float sum = 0;
   for_each([&](float value) { sum += value; });
-  const float mean = block_sum(sum, sums.warps[0]) / width;
+  const float mean = block_sum(sum, sums.warps[0]) / kHidden;
   float squares = 0;
   for_each([&](float value) { squares += (value - mean) * (value - mean); });
-  return {mean, rsqrtf(block_sum(squares, sums.warps[1]) / width + kNormEps)};
+  return {mean, rsqrtf(block_sum(squares, sums.warps[1]) / kHidden + kNormEps)};
 }
 
 // A normalised number, before it is rounded.

@@ -10,8 +10,8 @@ from megakernel_stt.engine.chunk_step import ChunkStep, GraphRecorder
 from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks
 from megakernel_stt.engine.slots import Slot, SlotPool
 from megakernel_stt.kernels.conformer import ConformerKernels, KernelEncoder
-from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.kernels.transducer import KernelTransducer, read_results
+from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.network.encoder import StreamingEncoder
 from megakernel_stt.network.transducer import Emission
@@ -90,7 +90,9 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         bins, dtype = model.config.encoder.num_mels, pool.encoder.keys.dtype
         shape, chunk_size = (encoder.num_mels, bins), encoder.chunk_size
         self._steps = [
-            ChunkStep(self._encode_slots, transducer, pool, (size, *shape), dtype, chunk_size, recorder)
+            ChunkStep(
+                self._encode_slots, transducer, pool, (size, *shape), dtype, chunk_size, recorder
+            )
             for size in sizes
         ]
 
@@ -103,9 +105,7 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
             self._pool.write(targets, after)
             return frames
         with exact_convolutions(mels.device):
-            frames = self.encoder.encode_slots(
-                mels, lengths, sources, targets, self._pool.encoder
-            )
+            frames = self.encoder.encode_slots(mels, lengths, sources, targets, self._pool.encoder)
         return self.with_prompts(frames, prompts)
 
     def start_state(self) -> Slot:

@@ -20,7 +20,6 @@ from megakernel_common.kernels.program import Program
 from megakernel_stt.kernels.conformer_structs import (
     BLOCK_THREADS,
     CONFORMER_DECLARATIONS,
-    MAX_CHANNELS,
     AddNormParams,
     AttendParams,
     ConvolveParams,
@@ -37,23 +36,36 @@ if TYPE_CHECKING:
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _KERNELS = ("add_norm", "attend", "convolve")
+RELEASED_SIZES = 1024, 128, 9  # width, head, taps of all released streaming models
+_MAX_HIDDEN = 2048  # a thread keeps its channels of a row in registers
 _VECTOR_BYTES = 16
 _MAX_VECTOR_SIZE = 8  # bfloat16 numbers of a vector
 
 
-def conformer_program() -> Program:
-    """The program of the kernels."""
+def conformer_program(hidden_size: int, head_dim: int, kernel_size: int) -> Program:
+    """The program of the kernels.
+
+    Args:
+        hidden_size: Width of the encoder.
+        head_dim: Width of an attention head.
+        kernel_size: Of the depthwise convolution.
+    """
+    definitions = (
+        ("MEGAKERNEL_CONFORMER_HIDDEN", str(hidden_size)),
+        ("MEGAKERNEL_CONFORMER_HEAD_DIM", str(head_dim)),
+        ("MEGAKERNEL_CONFORMER_TAPS", str(kernel_size)),
+    )
     names = tuple(f"conformer_{kernel}_{name}" for kernel in _KERNELS for name in _NAMES.values())
-    return Program("conformer", "conformer/kernels.cu", names, CONFORMER_DECLARATIONS)
+    return Program("conformer", "conformer/kernels.cu", names, CONFORMER_DECLARATIONS, definitions)
 
 
 def conformer_obstacle(config: EncoderConfig) -> str | None:
     """Returns why the kernels do not fit an encoder, as a sentence, or None."""
     if config.streaming is None:
         return "The kernels take streaming encoders; this one is offline."
-    if config.head_dim % _MAX_VECTOR_SIZE or config.hidden_size > MAX_CHANNELS * BLOCK_THREADS:
+    if config.head_dim % _MAX_VECTOR_SIZE or config.hidden_size > _MAX_HIDDEN:
         return (
-            f"The kernels take widths up to {MAX_CHANNELS * BLOCK_THREADS} and heads of multiples "
+            f"The kernels take widths up to {_MAX_HIDDEN} and heads of multiples "
             f"of {_MAX_VECTOR_SIZE}; this encoder has {config.hidden_size} and {config.head_dim}."
         )
     longest = max(config.streaming.lookaheads) + 1
@@ -80,7 +92,8 @@ def load_conformer(
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
     """
-    module = load_module(conformer_program(), weights.subsampling.linear.weight.device, path)
+    program = conformer_program(config.hidden_size, config.head_dim, config.conv_kernel_size)
+    module = load_module(program, weights.subsampling.linear.weight.device, path)
     return ConformerKernels(weights, config, module)
 
 
@@ -164,7 +177,6 @@ class ConformerKernels:
             h=self._address(h, "h"),
             norm_out=self._norm(norm_out),
             norm_next=self._norm(norm_next),
-            width=x.shape[-1],
             scale=scale,
         )
         self._launch("add_norm", params, x.numel() // x.shape[-1], [x, h])
@@ -197,8 +209,6 @@ class ConformerKernels:
             values=self._layer_address(states.values, index, "values"),
             slot_stride=states.keys.stride(0),
             output=self._address(output, "output"),
-            num_heads=self.config.num_heads,
-            head_dim=head_dim,
             num_cached=num_cached,
             root_head_dim=math.sqrt(head_dim),
         )
@@ -234,8 +244,6 @@ class ConformerKernels:
             gated=self._layer_address(states.gated, index, "gated"),
             slot_stride=states.gated.stride(0),
             output=self._address(output, "output"),
-            width=self.config.hidden_size,
-            kernel_size=self.config.conv_kernel_size,
         )
         num_rows = inputs.shape[0] * inputs.shape[1]
         self._launch("convolve", params, num_rows, [output, states.gated])
@@ -292,8 +300,8 @@ class KernelEncoder(StreamingEncoder):
 
         Args:
             mels: [streams, num_mels, bins].
-            lengths: [streams] int64, mel frames in all of a stream that ends in the chunk, otherwise
-                `ENDLESS`.
+            lengths: [streams] int64, mel frames in all of a stream that ends in the chunk,
+                otherwise `ENDLESS`.
             sources: [streams] int64, slots of the states before the chunk.
             targets: [streams] int64, slots for the states after it. None of them is a source.
             states: [slots, ...], changed in place.

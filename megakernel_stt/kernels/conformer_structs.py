@@ -10,8 +10,6 @@ from megakernel_common.kernels.declarations import (
 )
 
 BLOCK_THREADS = 256
-MAX_VECTORS = 4
-MAX_CHANNELS = 8
 
 _NAMESPACE = "megakernel::conformer"
 
@@ -49,7 +47,6 @@ class AddNormParams(DeviceStruct):
         ("h", pointer("void")),
         ("norm_out", Norm),
         ("norm_next", Norm),
-        ("width", c_int),
         ("scale", c_float),
     )
 
@@ -69,8 +66,6 @@ class AttendParams(DeviceStruct):
         ("values", pointer("void")),
         ("slot_stride", c_int64),
         ("output", pointer("void")),
-        ("num_heads", c_int),
-        ("head_dim", c_int),
         ("num_cached", c_int),
         ("root_head_dim", c_float),
     )
@@ -90,8 +85,6 @@ class ConvolveParams(DeviceStruct):
         ("gated", pointer("void")),
         ("slot_stride", c_int64),
         ("output", pointer("void")),
-        ("width", c_int),
-        ("kernel_size", c_int),
     )
 
 
@@ -102,6 +95,4 @@ CONFORMER_DECLARATIONS: tuple[Declaration, ...] = (
     AttendParams,
     ConvolveParams,
     DeviceConstant(f"{_NAMESPACE}::kBlockThreads", BLOCK_THREADS),
-    DeviceConstant(f"{_NAMESPACE}::kMaxVectors", MAX_VECTORS),
-    DeviceConstant(f"{_NAMESPACE}::kMaxChannels", MAX_CHANNELS),
 )

@@ -19,7 +19,8 @@ from megakernel_common.kernels.declarations import (
     pointer,
 )
 from megakernel_common.kernels.program import CSRC
-from megakernel_stt.kernels import transducer_structs
+from megakernel_stt.kernels import conformer_structs, transducer_structs
+from megakernel_stt.kernels.conformer_structs import CONFORMER_DECLARATIONS
 from megakernel_stt.kernels.transducer_structs import TRANSDUCER_DECLARATIONS
 from megakernel_tts.kernels import align_structs, codec_structs, structs
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS

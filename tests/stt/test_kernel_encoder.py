@@ -1,0 +1,206 @@
+"""The encoder with kernels and state slots against the one in torch: emulated, and on a GPU."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from megakernel_common.checkpoint import map_leaves
+from megakernel_stt.kernels.conformer import (
+    ConformerKernels,
+    KernelEncoder,
+    conformer_obstacle,
+    load_conformer,
+)
+from megakernel_stt.model.config import EncoderConfig, StreamingConfig
+from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
+from megakernel_stt.model.weights import EncoderWeights
+from megakernel_stt.network.encoder import ENDLESS, EncoderState, StreamingEncoder
+from megakernel_stt.network.layers import layer_norm
+from tests.emulator.conformer import emulated_conformer
+from tests.stt.conftest import CPU, LoadModel
+
+Place = Literal["emulator", "cuda"]
+PLACES = ["emulator", pytest.param("cuda", marks=pytest.mark.gpu)]
+NUM_SLOTS, START, UNUSED = 12, 0, 1
+ROWS = 5  # of a launch, the last one without a stream
+
+
+def device_of(place: Place) -> torch.device:
+    return CPU if place == "emulator" else torch.device("cuda")
+
+
+def kernels(weights: EncoderWeights, config: EncoderConfig, place: Place) -> ConformerKernels:
+    """The kernels for weights that are where they run."""
+    make = emulated_conformer if place == "emulator" else load_conformer
+    return make(weights, config)
+
+
+def copied(weights: EncoderWeights, place: Place, dtype: torch.dtype) -> EncoderWeights:
+    return map_leaves(weights, lambda tensor: tensor.to(device_of(place), dtype, copy=True))
+
+
+def empty_slots(encoder: StreamingEncoder) -> EncoderState:
+    """Slots with arbitrary numbers, but for `START` and the frames so far."""
+    start = encoder.start()
+    slots = EncoderState.join([start] * NUM_SLOTS)
+    for name in ("stage1", "stage2", "stage3", "keys", "values", "gated"):
+        getattr(slots, name)[1:] = 7
+    return slots
+
+
+def read(slots: EncoderState, indices: list[int]) -> EncoderState:
+    parts = slots.split()
+    return EncoderState.join([parts[i] for i in indices])
+
+
+def assert_close(ours: Tensor, expected: Tensor, bound: float) -> None:
+    difference = (ours.float() - expected.float()).abs().max().item()
+    assert difference <= bound * max(expected.float().abs().max().item(), 1.0), difference
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("lookahead", [0, 1, 3, 6, 13])
+@pytest.mark.parametrize("bias", [False, True])
+def test_streams_at_different_phases_are_encoded_as_in_torch(
+    bias: bool, lookahead: int, place: Place, load: LoadModel
+) -> None:
+    """Frames and states; streams begin, end within a chunk, or have no frame in it."""
+    model = load("streaming", bias=bias)
+    weights, config = model.weights.encoder, model.config.encoder
+    torchs = StreamingEncoder(copied(weights, place, torch.float32), config, lookahead)
+    made = kernels(copied(weights, place, torch.float32), config, place)
+    ours = KernelEncoder(made, lookahead)
+    slots = empty_slots(ours)
+    states = [torchs.start() for _ in range(ROWS - 1)]
+    where = [START] * (ROWS - 1)
+    generator = torch.Generator().manual_seed(lookahead)
+    device = device_of(place)
+    num_chunks = 3 if lookahead > 3 else 6
+    for chunk in range(num_chunks):
+        chosen = [i for i in range(ROWS - 1) if chunk % (i + 1) == 0]  # streams at their own phases
+        last = chunk == num_chunks - 1
+        mels = torch.randn(ROWS, ours.num_mels, config.num_mels, generator=generator).to(device)
+        lengths = [ENDLESS] * ROWS
+        if last:
+            so_far = [int(states[i].num_frames) * 8 for i in chosen]
+            ends = [1 + i * ours.num_mels // ROWS for i in range(len(chosen))]
+            lengths[: len(chosen)] = [a + b for a, b in zip(so_far, ends, strict=True)]
+        lengths[len(chosen) :] = [0] * (ROWS - len(chosen))
+        mels[len(chosen) :] = 0
+        sources = [*(where[i] for i in chosen), *[START] * (ROWS - len(chosen))]
+        free = [slot for slot in range(2, NUM_SLOTS) if slot not in where]
+        targets = [*free[: len(chosen)], *[UNUSED] * (ROWS - len(chosen))]
+        before = read(slots, sources)
+        with torch.inference_mode():
+            found = ours.encode_slots(
+                mels,
+                torch.tensor(lengths, device=device),
+                torch.tensor(sources, device=device),
+                torch.tensor(targets, device=device),
+                slots,
+            )
+            expected, after = torchs.encode(
+                mels[: len(chosen)],
+                torch.tensor(lengths[: len(chosen)], device=device),
+                EncoderState.join([states[i] for i in chosen]),
+            )
+        for name in vars(before):
+            kept = getattr(read(slots, sources), name)
+            assert torch.equal(kept, getattr(before, name)), f"the source's {name} changed"
+        moved = read(slots, targets[: len(chosen)])
+        for row, i in enumerate(chosen):
+            num_frames = ours.chunk_size
+            if last:
+                num_frames = max(0, -(-(lengths[row] + 7) // 8) - int(states[i].num_frames))
+                num_frames = min(num_frames, ours.chunk_size)
+            assert_close(found[row, :num_frames], expected[row, :num_frames], 1e-5)
+        if not last:
+            for name in vars(after):
+                assert_close(getattr(moved, name), getattr(after, name), 1e-5)
+        for row, (i, state) in enumerate(zip(chosen, after.split(), strict=True)):
+            states[i], where[i] = state, targets[row]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_residual_and_norms_round_as_torch(
+    dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    model = load("streaming")
+    made = kernels(copied(model.weights.encoder, place, dtype), model.config.encoder, place)
+    block = made.weights.blocks[0]
+    generator = torch.Generator().manual_seed(0)
+    shape = 3, 2, model.config.encoder.hidden_size
+    x, y = (torch.randn(shape, generator=generator).to(device_of(place), dtype) for _ in range(2))
+    expected_x = layer_norm(block.norm, x + 0.5 * y)
+    expected_h = layer_norm(block.attention.norm, expected_x)
+    ours, h = x.clone(), torch.empty_like(x)
+    made.add_norm(ours, y, h, scale=0.5, norm_out=block.norm, norm_next=block.attention.norm)
+    step = 1e-6 if dtype == torch.float32 else 2**-8
+    for found, expected in ((ours, expected_x), (h, expected_h)):
+        assert ((found - expected).abs() <= step * expected.abs() + 1e-6).all()
+        if dtype == torch.bfloat16:  # nearly all bits are equal
+            assert (found != expected).float().mean() < 0.02
+    unchanged = x.clone()
+    made.add_norm(unchanged, None, h, norm_next=block.attention.norm)
+    assert torch.equal(unchanged, x)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_bfloat16_frames_are_those_of_torch_within_its_precision(place: Place) -> None:
+    """As far from torch in bfloat16 as torch is from float32."""
+    size = Size() if place == "emulator" else replace(RELEASED_SIZE, num_layers=4)
+    device = device_of(place)
+    model = random_model("streaming", size, device, torch.float32)
+    config, exact = model.config.encoder, model.weights.encoder
+    generator = torch.Generator().manual_seed(0)
+    encoders = (
+        StreamingEncoder(exact, config, 3),
+        StreamingEncoder(copied(exact, place, torch.bfloat16), config, 3),
+    )
+    ours = KernelEncoder(kernels(copied(exact, place, torch.bfloat16), config, place), 3)
+    slots, states = empty_slots(ours), [encoder.start() for encoder in encoders]
+    source, lengths = torch.tensor([START], device=device), torch.tensor([ENDLESS], device=device)
+    from_torch, from_exact = list[float](), list[float]()
+    for chunk in range(4):
+        mels = torch.randn(1, ours.num_mels, config.num_mels, generator=generator).to(device)
+        target = torch.tensor([2 + chunk], device=device)
+        with torch.inference_mode():
+            found = ours.encode_slots(mels.bfloat16(), lengths, source, target, slots)
+            frames = list[Tensor]()
+            for i, encoder in enumerate(encoders):
+                inputs = mels if i == 0 else mels.bfloat16()
+                made, states[i] = encoder.encode(inputs, lengths, states[i])
+                frames.append(made.float())
+        source = target
+        from_torch.append((found.float() - frames[1]).norm().item() / frames[1].norm().item())
+        from_exact.append((frames[1] - frames[0]).norm().item() / frames[0].norm().item())
+    assert max(from_torch) <= max(from_exact) < 0.1
+
+
+def test_weights_are_not_stored_twice(load: LoadModel) -> None:
+    model = load("streaming")
+    weights = copied(model.weights.encoder, "emulator", torch.float32)
+    before = [block.attention.key.weight.clone() for block in weights.blocks]
+    made = emulated_conformer(weights, model.config.encoder)
+    for block, joined, weight in zip(weights.blocks, made.qkv, before, strict=True):
+        storage = joined.weight.untyped_storage().data_ptr()
+        for part in (block.attention.query, block.attention.key, block.attention.value):
+            assert part.weight.untyped_storage().data_ptr() == storage
+        assert torch.equal(block.attention.key.weight, weight)
+
+
+def test_encoders_that_do_not_fit_are_named(load: LoadModel) -> None:
+    config = load("streaming").config.encoder
+    assert conformer_obstacle(config) is None
+    cases: list[tuple[EncoderConfig, str]] = [
+        (replace(config, streaming=None), "offline"),
+        (replace(config, hidden_size=4096), "has 4096"),
+        (replace(config, num_heads=config.hidden_size // 4), "multiples of 8"),
+        (replace(config, streaming=StreamingConfig(400, (200,))), "201 frames"),
+    ]
+    for changed, sentence in cases:
+        assert sentence in (conformer_obstacle(changed) or ""), sentence
