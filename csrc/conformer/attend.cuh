@@ -25,6 +25,7 @@ static_assert(kHeadDim % 8 == 0, "a head has whole vectors");
 struct AttendLayout {
   int chunk_size, num_keys, num_groups;
 
+  // The layout for a launch with these parameters.
   template <class Number>
   DEVICE static AttendLayout of(const AttendParams& p) {
     const int items = p.streams.chunk_size * (kHeadDim / kVectorSize<Number>);

@@ -27,7 +27,7 @@ from megakernel_stt.kernels.conformer_structs import (
     Streams,
 )
 from megakernel_stt.model.config import EncoderConfig
-from megakernel_stt.model.weights import Linear
+from megakernel_stt.model.weights import BatchNorm, Linear
 from megakernel_stt.network.encoder import EncoderState, StreamingEncoder
 from megakernel_stt.network.layers import apply
 
@@ -38,6 +38,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _KERNELS = ("add_norm", "attend", "convolve")
 RELEASED_SIZES = 1024, 128, 9  # width, head, taps of all released streaming models
 _MAX_HIDDEN = 2048  # a thread keeps its channels of a row in registers
+_MAX_TAPS = 31  # and all inputs of a channel's convolution
 _VECTOR_BYTES = 16
 _MAX_VECTOR_SIZE = 8  # bfloat16 numbers of a vector
 
@@ -67,6 +68,11 @@ def conformer_obstacle(config: EncoderConfig) -> str | None:
         return (
             f"The kernels take widths up to {_MAX_HIDDEN} and heads of multiples "
             f"of {_MAX_VECTOR_SIZE}; this encoder has {config.hidden_size} and {config.head_dim}."
+        )
+    if not 1 < config.conv_kernel_size <= _MAX_TAPS:
+        return (
+            f"The kernels take convolutions of 2 to {_MAX_TAPS} frames; those of this encoder "
+            f"have {config.conv_kernel_size}."
         )
     longest = max(config.streaming.lookaheads) + 1
     for dtype in _NAMES:
@@ -135,7 +141,7 @@ class ConformerKernels:
         num_frames: Tensor,
         chunk_size: int,
     ) -> Streams:
-        """The streams of the launches of a chunk.
+        """The streams of the launches of a chunk; the tensors must outlive the launches.
 
         Args:
             sources: [streams] int64, state slots to read.
@@ -233,14 +239,15 @@ class ConformerKernels:
             [streams, chunk, hidden], input of the second product.
         """
         convolution = self.weights.blocks[index].convolution
-        bias = convolution.depthwise.bias
+        norm, bias = convolution.inner_norm, convolution.depthwise.bias
+        assert not isinstance(norm, BatchNorm), "a streaming encoder has layer norms"
         output = inputs.new_empty(*inputs.shape[:2], self.config.hidden_size)
         params = ConvolveParams(
             streams=streams,
             input=self._address(inputs, "inputs"),
             weights=self._address(self._depthwise[index], "weights"),
             bias=0 if bias is None else self._address(bias, "bias"),
-            norm=self._norm(convolution.inner_norm),  # type: ignore[arg-type] - streaming: no batch norm
+            norm=self._norm(norm),
             gated=self._layer_address(states.gated, index, "gated"),
             slot_stride=states.gated.stride(0),
             output=self._address(output, "output"),

@@ -5,9 +5,11 @@ from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_common.checkpoint import map_leaves
+from megakernel_common.layers import exact_convolutions, split_heads
 from megakernel_stt.kernels.conformer import (
     ConformerKernels,
     KernelEncoder,
@@ -16,9 +18,9 @@ from megakernel_stt.kernels.conformer import (
 )
 from megakernel_stt.model.config import EncoderConfig, StreamingConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
-from megakernel_stt.model.weights import EncoderWeights
+from megakernel_stt.model.weights import EncoderWeights, Linear
 from megakernel_stt.network.encoder import ENDLESS, EncoderState, StreamingEncoder
-from megakernel_stt.network.layers import layer_norm
+from megakernel_stt.network.layers import attention, depthwise_output, layer_norm, position_keys
 from tests.emulator.conformer import emulated_conformer
 from tests.stt.conftest import CPU, LoadModel
 
@@ -94,7 +96,7 @@ def test_streams_at_different_phases_are_encoded_as_in_torch(
         free = [slot for slot in range(2, NUM_SLOTS) if slot not in where]
         targets = [*free[: len(chosen)], *[UNUSED] * (ROWS - len(chosen))]
         before = read(slots, sources)
-        with torch.inference_mode():
+        with torch.inference_mode(), exact_convolutions(device):
             found = ours.encode_slots(
                 mels,
                 torch.tensor(lengths, device=device),
@@ -149,6 +151,95 @@ def test_residual_and_norms_round_as_torch(
     assert torch.equal(unchanged, x)
 
 
+def assert_rounded_alike(ours: Tensor, expected: Tensor) -> None:
+    """float32: within 1e-5. bfloat16: nearly all bits are equal, the others differ by a step."""
+    assert ours.dtype == expected.dtype
+    if ours.dtype == torch.float32:
+        return assert_close(ours, expected, 1e-5)
+    assert (ours != expected).float().mean() < 0.05
+    assert_close(ours, expected, 2**-8)
+
+
+# Rows of a launch: a stream at its start, one in its first chunks, an older one, an older one that
+# ends at the second frame of the chunk, and no stream.
+SOURCES, TARGETS = [START, 4, 5, 5, START], [6, 7, 8, 9, UNUSED]
+BEFORE, LENGTHS = [0, 4, 96, 96, 0], [ENDLESS, ENDLESS, ENDLESS, 97, 0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lookahead", [0, 1, 3, 6, 13])
+def test_attention_is_that_of_torch(
+    lookahead: int, dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    """Of ragged rows; keys and values move to the target slots unchanged."""
+    model, device = load("streaming"), device_of(place)
+    config, chunk_size, index = model.config.encoder, lookahead + 1, 1
+    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    slots = empty_slots(KernelEncoder(made, lookahead))
+    generator = torch.Generator().manual_seed(lookahead)
+    for cache in (slots.keys, slots.values):
+        cache[2:] = torch.randn(cache[2:].shape, generator=generator).to(cache)
+    for source, num_frames in zip(SOURCES, BEFORE, strict=True):
+        slots.num_frames[source] = num_frames
+    before, other_layer = read(slots, SOURCES), read(slots, TARGETS).keys[:, 1 - index]
+    shape = ROWS, chunk_size, 3 * config.hidden_size
+    qkv = torch.randn(shape, generator=generator).to(device, dtype)
+    weights, num_cached = made.weights.blocks[index].attention, slots.keys.shape[3]
+    positions = position_keys(weights, num_cached + lookahead, -lookahead).contiguous()
+    named = torch.tensor([SOURCES, TARGETS, LENGTHS], device=device)  # lives during the launch
+    streams = made.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
+    found = made.attend(index, streams, qkv, positions, slots)
+
+    query, key, value = (split_heads(part, config.head_dim) for part in qkv.chunk(3, -1))
+    keys = torch.cat([before.keys[:, index], key], 2)
+    values = torch.cat([before.values[:, index], value], 2)
+    first = before.num_frames[:, None]
+    index_of_key = first + torch.arange(-num_cached, chunk_size, device=device)
+    ends = torch.tensor(LENGTHS, device=device)[:, None]
+    visible = (index_of_key >= 0) & ((index_of_key < first) | (index_of_key < ends))
+    unprojected = replace(weights, output=Linear(torch.eye(config.hidden_size).to(qkv), None))
+    expected = attention(unprojected, query, keys, values, positions, visible)
+    assert_rounded_alike(found[:-1], expected[:-1])
+    moved = read(slots, TARGETS[:-1])
+    assert torch.equal(moved.keys[:, index], keys[:-1, :, chunk_size:])
+    assert torch.equal(moved.values[:, index], values[:-1, :, chunk_size:])
+    assert torch.equal(read(slots, SOURCES).keys, before.keys)
+    assert torch.equal(read(slots, SOURCES).values, before.values)
+    assert torch.equal(read(slots, TARGETS).keys[:, 1 - index], other_layer)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lookahead", "bias"), [(0, False), (3, True), (13, False)])
+def test_convolution_module_is_that_of_torch(
+    lookahead: int, bias: bool, dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    """Of frames before a recording's end; the last inputs move to the target slots."""
+    model, device = load("streaming", bias=bias), device_of(place)
+    config, chunk_size, index = model.config.encoder, lookahead + 1, 1
+    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    slots = empty_slots(KernelEncoder(made, lookahead))
+    generator = torch.Generator().manual_seed(lookahead)
+    slots.gated[2:] = torch.randn(slots.gated[2:].shape, generator=generator).to(slots.gated)
+    before = read(slots, SOURCES)
+    shape = ROWS, chunk_size, 2 * config.hidden_size
+    inputs = torch.randn(shape, generator=generator).to(device, dtype)
+    named = torch.tensor([SOURCES, TARGETS, LENGTHS], device=device)  # lives during the launch
+    streams = made.streams(named[0], named[1], named[2], slots.num_frames, chunk_size)
+    found = made.convolve(index, streams, inputs, slots)
+
+    weights = made.weights.blocks[index].convolution
+    gated = torch.cat([before.gated[:, index], F.glu(inputs, -1).transpose(1, 2)], 2)
+    unprojected = replace(
+        weights, pointwise_out=Linear(torch.eye(config.hidden_size).to(inputs), None)
+    )
+    assert_rounded_alike(found, depthwise_output(unprojected, gated))
+    moved = read(slots, TARGETS[:-1]).gated[:, index]
+    assert_rounded_alike(moved, gated[:-1, :, chunk_size:])
+    assert torch.equal(read(slots, SOURCES).gated, before.gated)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_bfloat16_frames_are_those_of_torch_within_its_precision(place: Place) -> None:
     """As far from torch in bfloat16 as torch is from float32."""
@@ -200,6 +291,8 @@ def test_encoders_that_do_not_fit_are_named(load: LoadModel) -> None:
         (replace(config, streaming=None), "offline"),
         (replace(config, hidden_size=4096), "has 4096"),
         (replace(config, num_heads=config.hidden_size // 4), "multiples of 8"),
+        (replace(config, conv_kernel_size=1), "have 1."),
+        (replace(config, conv_kernel_size=33), "have 33."),
         (replace(config, streaming=StreamingConfig(400, (200,))), "201 frames"),
     ]
     for changed, sentence in cases:
