@@ -88,6 +88,8 @@ class RowVectors {
 // The kernel. Reads x, y [rows, kHidden]; writes x if it changes, and h [rows, kHidden].
 template <class Number>
 DEVICE void add_norm(const AddNormParams& p, AddNormSharedMemory& shared) {
+  trigger_dependent_grids();
+  wait_for_prerequisite_grids();
   const int64_t offset = static_cast<int64_t>(block_idx()) * kHidden * sizeof(Number);
   char* const x = static_cast<char*>(p.x) + offset;
   RowVectors<Number> row(x);

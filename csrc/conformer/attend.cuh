@@ -143,7 +143,7 @@ class Attention {
   DEVICE float dot(int query, int bias, const uint4* key) const {
     const float* const values = shared_ + layout_.queries(bias) + query * kHeadDim;
     float sum = 0;
-#pragma unroll
+#pragma unroll 16
     for (int vector = 0; vector < kNumVectors; ++vector) {
       float numbers[kSize];
       unpack(key[vector], numbers);
@@ -222,6 +222,8 @@ class Attention {
 // values.
 template <class Number>
 DEVICE void attend(const AttendParams& p, float* shared) {
+  trigger_dependent_grids();
+  wait_for_prerequisite_grids();
   Attention<Number>(p, shared).run();
 }
 

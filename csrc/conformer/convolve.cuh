@@ -49,6 +49,8 @@ DEVICE void load_gated(const ConvolveParams& p, int stream, int t, int c, float 
 // output [rows, kHidden] and the target's gated.
 template <class Number>
 DEVICE void convolve(const ConvolveParams& p, RowSums& sums) {
+  trigger_dependent_grids();
+  wait_for_prerequisite_grids();
   const Streams& streams = p.streams;
   const int stream = block_idx() / streams.chunk_size, t = block_idx() % streams.chunk_size;
   Number* const target = static_cast<Number*>(p.gated) + streams.targets[stream] * p.slot_stride;

@@ -9,17 +9,23 @@
 namespace megakernel::conformer {
 
 constexpr int kBlockThreads = 256;
+constexpr int kMaxFewRows = 8;  // that `project` takes
 
 // The sizes of the model; without them, those of the released ones.
 #ifdef MEGAKERNEL_CONFORMER_HIDDEN
 constexpr int kHidden = MEGAKERNEL_CONFORMER_HIDDEN;
+constexpr int kIntermediate = MEGAKERNEL_CONFORMER_INTERMEDIATE;
 constexpr int kHeadDim = MEGAKERNEL_CONFORMER_HEAD_DIM;
 constexpr int kNumTaps = MEGAKERNEL_CONFORMER_TAPS;
 #else
 constexpr int kHidden = 1024;
+constexpr int kIntermediate = 4096;  // width inside the feed-forward modules
 constexpr int kHeadDim = 128;
 constexpr int kNumTaps = 9;  // of the depthwise convolution
 #endif
+constexpr int kMaxOutputs = kIntermediate > 3 * kHidden ? kIntermediate : 3 * kHidden;
+// Warps that a launch of `project` needs: 128 thread blocks for the released models.
+constexpr int kFewRowWarps = kMaxOutputs > 4096 ? kMaxOutputs / 4 : 1024;
 constexpr int kNumHeads = kHidden / kHeadDim;
 constexpr int kNumPast = kNumTaps - 1;  // frames before the first of a chunk that it sees
 
@@ -47,6 +53,20 @@ struct AddNormParams {
   Norm norm_out;
   Norm norm_next;
   float scale;  // a power of two
+};
+
+// A linear layer for few rows (project.cuh).
+struct ProjectParams {
+  const void* input;     // [num_rows, inputs]
+  const void* weights;   // [outputs, inputs]
+  const void* bias;      // [outputs]; null: none
+  Norm norm_out;         // of the block before; may be missing
+  Norm norm;             // of the input
+  void* normed_out;      // [num_rows, kHidden], receives norm_out(input), if there is one
+  const void* residual;  // [num_rows, outputs]
+  void* output;          // [num_rows, outputs]; may be the residual
+  int num_rows;
+  float scale;  // of what is added to the residual; a power of two
 };
 
 // Attention with relative positions. The query at frame i of a chunk and the key at j of

@@ -9,7 +9,8 @@ from megakernel_common.layers import exact_convolutions
 from megakernel_stt.engine.chunk_step import ChunkStep, GraphRecorder
 from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks
 from megakernel_stt.engine.slots import Slot, SlotPool
-from megakernel_stt.kernels.conformer import ConformerKernels, KernelEncoder
+from megakernel_stt.kernels.conformer import ConformerKernels
+from megakernel_stt.kernels.encoder import KernelEncoder
 from megakernel_stt.kernels.transducer import KernelTransducer, read_results
 from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model

@@ -1,8 +1,7 @@
-"""The streaming encoder on a GPU: cuBLAS products, and kernels between them that use state slots.
+"""The kernels of Conformer blocks: their program, weights in the layouts that they read, launches.
 
-A Conformer block takes eight products, two activations in torch and six launches of the kernels in
-csrc/conformer. They read what a stream keeps from its source slot and write its target slot, so
-that no state is copied by itself.
+Attention and convolution read what a stream keeps from its source slot and write its target slot,
+so that no state is copied by itself.
 """
 
 import math
@@ -10,54 +9,69 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address
+from megakernel_common.kernels.declarations import DeviceStruct
 from megakernel_common.kernels.loader import LaunchPath, load_module
 from megakernel_common.kernels.module import DEFAULT_SHARED_BYTES, KernelModule, LaunchConfig
 from megakernel_common.kernels.program import Program
 from megakernel_stt.kernels.conformer_structs import (
     BLOCK_THREADS,
     CONFORMER_DECLARATIONS,
+    MAX_FEW_ROWS,
     AddNormParams,
     AttendParams,
     ConvolveParams,
     Norm,
+    ProjectParams,
     Streams,
 )
 from megakernel_stt.model.config import EncoderConfig
 from megakernel_stt.model.weights import BatchNorm, Linear
-from megakernel_stt.network.encoder import EncoderState, StreamingEncoder
-from megakernel_stt.network.layers import apply
+from megakernel_stt.network.encoder import EncoderState
 
 if TYPE_CHECKING:
     from megakernel_stt.model import weights as trees
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _KERNELS = ("add_norm", "attend", "convolve")
-RELEASED_SIZES = 1024, 128, 9  # width, head, taps of all released streaming models
-_MAX_HIDDEN = 2048  # a thread keeps its channels of a row in registers
+_LAYERS = ("up", "down", "qkv", "gate", "add")
+_ROW_COUNTS = (1, MAX_FEW_ROWS)  # for which each linear layer is compiled
+RELEASED_SIZES = 1024, 4096, 128, 9  # of all released streaming models; see `conformer_program`
+_MAX_HIDDEN, _MAX_INTERMEDIATE = 1024, 4096  # a thread keeps its weights of `project` in registers
 _MAX_TAPS = 31  # and all inputs of a channel's convolution
+_OVERLAP_CAPABILITY = 9  # from which a kernel can start while the previous one ends
 _VECTOR_BYTES = 16
+_NUM_WARPS = BLOCK_THREADS // 32
 _MAX_VECTOR_SIZE = 8  # bfloat16 numbers of a vector
 
 
-def conformer_program(hidden_size: int, head_dim: int, kernel_size: int) -> Program:
+def conformer_program(
+    hidden_size: int, intermediate_size: int, head_dim: int, kernel_size: int
+) -> Program:
     """The program of the kernels.
 
     Args:
         hidden_size: Width of the encoder.
+        intermediate_size: Width inside its feed-forward modules.
         head_dim: Width of an attention head.
         kernel_size: Of the depthwise convolution.
     """
     definitions = (
         ("MEGAKERNEL_CONFORMER_HIDDEN", str(hidden_size)),
+        ("MEGAKERNEL_CONFORMER_INTERMEDIATE", str(intermediate_size)),
         ("MEGAKERNEL_CONFORMER_HEAD_DIM", str(head_dim)),
         ("MEGAKERNEL_CONFORMER_TAPS", str(kernel_size)),
     )
-    names = tuple(f"conformer_{kernel}_{name}" for kernel in _KERNELS for name in _NAMES.values())
+    kernels = (*_KERNELS, *(f"{layer}_{rows}" for layer in _LAYERS for rows in _ROW_COUNTS))
+    names = tuple(f"conformer_{kernel}_{name}" for kernel in kernels for name in _NAMES.values())
     return Program("conformer", "conformer/kernels.cu", names, CONFORMER_DECLARATIONS, definitions)
+
+
+def sizes_of(config: EncoderConfig) -> tuple[int, int, int, int]:
+    """The sizes of an encoder that `conformer_program` takes."""
+    return config.hidden_size, config.intermediate_size, config.head_dim, config.conv_kernel_size
 
 
 def conformer_obstacle(config: EncoderConfig) -> str | None:
@@ -68,6 +82,11 @@ def conformer_obstacle(config: EncoderConfig) -> str | None:
         return (
             f"The kernels take widths up to {_MAX_HIDDEN} and heads of multiples "
             f"of {_MAX_VECTOR_SIZE}; this encoder has {config.hidden_size} and {config.head_dim}."
+        )
+    if config.intermediate_size % _MAX_VECTOR_SIZE or config.intermediate_size > _MAX_INTERMEDIATE:
+        return (
+            f"The kernels take feed-forward modules of multiples of {_MAX_VECTOR_SIZE} up to "
+            f"{_MAX_INTERMEDIATE}; those of this encoder have {config.intermediate_size}."
         )
     if not 1 < config.conv_kernel_size <= _MAX_TAPS:
         return (
@@ -98,9 +117,11 @@ def load_conformer(
     Raises:
         RuntimeError: The kernels cannot be compiled on this machine.
     """
-    program = conformer_program(config.hidden_size, config.head_dim, config.conv_kernel_size)
-    module = load_module(program, weights.subsampling.linear.weight.device, path)
-    return ConformerKernels(weights, config, module)
+    device = weights.subsampling.linear.weight.device
+    module = load_module(conformer_program(*sizes_of(config)), device, path)
+    capability = torch.cuda.get_device_properties(device).major
+    overlap = capability >= _OVERLAP_CAPABILITY
+    return ConformerKernels(weights, config, module, overlap=overlap)
 
 
 class ConformerKernels:
@@ -113,7 +134,12 @@ class ConformerKernels:
     """
 
     def __init__(
-        self, weights: "trees.EncoderWeights", config: EncoderConfig, module: KernelModule
+        self,
+        weights: "trees.EncoderWeights",
+        config: EncoderConfig,
+        module: KernelModule,
+        *,
+        overlap: bool,
     ) -> None:
         """Prepares the weights.
 
@@ -122,9 +148,10 @@ class ConformerKernels:
                 that no memory is needed twice.
             config: The sizes.
             module: The kernels.
+            overlap: Whether the GPU can start a kernel while the previous one ends.
         """
         self.weights, self.config = weights, config
-        self._module = module
+        self._module, self._overlap = module, overlap
         like = weights.subsampling.linear.weight
         self._dtype, self._device = like.dtype, like.device
         self.qkv = [_join(block.attention) for block in weights.blocks]
@@ -186,6 +213,57 @@ class ConformerKernels:
             scale=scale,
         )
         self._launch("add_norm", params, x.numel() // x.shape[-1], [x, h])
+
+    def project(
+        self,
+        name: str,
+        layer: Linear,
+        inputs: Tensor,
+        output: Tensor,
+        *,
+        norm: "trees.Norm | None" = None,
+        norm_out: "trees.Norm | None" = None,
+        normed_out: Tensor | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """A linear layer of at most `MAX_FEW_ROWS` rows, with what precedes and follows it.
+
+        Args:
+            name: Of the kernel: `up`, `down`, `qkv`, `gate` or `add`.
+            layer: Its weights.
+            inputs: [streams, chunk, in].
+            output: [streams, chunk, out], may be `residual`.
+            norm: Of the inputs, before the product.
+            norm_out: Norm at the end of the block before, which precedes `norm`.
+            normed_out: As `inputs`, receives what `norm_out` returns.
+            residual: As `output`: `residual + scale * product` is returned.
+            scale: A power of two.
+        """
+        rows = inputs.shape[0] * inputs.shape[1]
+        weight = layer.weight.flatten(1)
+        params = ProjectParams(
+            input=self._address(inputs, "inputs"),
+            weights=self._address(weight, "weights"),
+            bias=0 if layer.bias is None else self._address(layer.bias, "bias"),
+            norm_out=self._norm(norm_out),
+            norm=self._norm(norm),
+            normed_out=0 if normed_out is None else self._address(normed_out, "normed_out"),
+            residual=0 if residual is None else self._address(residual, "residual"),
+            output=self._address(output, "output"),
+            num_rows=rows,
+            scale=scale,
+        )
+        capacity = next(count for count in _ROW_COUNTS if count >= rows)
+        shared_bytes = 0 if norm is None else capacity * weight[0].nbytes
+        writes = [output] if normed_out is None else [output, normed_out]
+        num_blocks = -(-len(weight) // (_NUM_WARPS * self._warp_columns(len(weight))))
+        self._launch(f"{name}_{capacity}", params, num_blocks, writes, shared_bytes)
+
+    def _warp_columns(self, num_outputs: int) -> int:
+        """Outputs of a warp of `project`; `kWarpColumns` in csrc/conformer."""
+        widest = max(self.config.intermediate_size, 3 * self.config.hidden_size)
+        return -(-num_outputs // max(widest // 4, 1024))
 
     def attend(
         self, index: int, streams: Streams, qkv: Tensor, positions: Tensor, states: EncoderState
@@ -259,12 +337,14 @@ class ConformerKernels:
     def _launch(
         self,
         kernel: str,
-        params: AddNormParams | AttendParams | ConvolveParams,
+        params: DeviceStruct,
         num_blocks: int,
         writes: Sequence[Tensor],
         shared_bytes: int = 0,
     ) -> None:
-        config = LaunchConfig(num_blocks, BLOCK_THREADS, shared_bytes)
+        config = LaunchConfig(
+            num_blocks, BLOCK_THREADS, shared_bytes, overlap_previous=self._overlap
+        )
         name = f"conformer_{kernel}_{_NAMES[self._dtype]}"
         self._module.launch(name, params, config, writes=writes)
 
@@ -279,83 +359,6 @@ class ConformerKernels:
     def _layer_address(self, tensor: Tensor, index: int, name: str) -> int:
         """The address of a layer of the first state slot of a tensor [slots, layers, ...]."""
         return self._address(tensor, name) + tensor.stride(1) * index * tensor.element_size()
-
-
-class KernelEncoder(StreamingEncoder):
-    """A streaming encoder whose states are in slots."""
-
-    def __init__(self, kernels: ConformerKernels, lookahead: int) -> None:
-        """Computes the keys of all distances.
-
-        Args:
-            kernels: Of the model.
-            lookahead: Frames of a chunk after its first.
-        """
-        super().__init__(kernels.weights, kernels.config, lookahead)
-        self._kernels = kernels
-        self._positions = [positions.contiguous() for positions in self._positions]
-
-    def encode_slots(
-        self,
-        mels: Tensor,
-        lengths: Tensor,
-        sources: Tensor,
-        targets: Tensor,
-        states: EncoderState,
-    ) -> Tensor:
-        """Encodes one chunk of every stream; see `StreamingEncoder.encode`.
-
-        Args:
-            mels: [streams, num_mels, bins].
-            lengths: [streams] int64, mel frames in all of a stream that ends in the chunk,
-                otherwise `ENDLESS`.
-            sources: [streams] int64, slots of the states before the chunk.
-            targets: [streams] int64, slots for the states after it. None of them is a source.
-            states: [slots, ...], changed in place.
-
-        Returns:
-            [streams, chunk_size, hidden].
-        """
-        stages = (states.stage1, states.stage2, states.stage3)
-        before = [stage.index_select(0, sources) for stage in stages]
-        num_frames = states.num_frames.index_select(0, sources)
-        x, last_inputs, length = self._subsample(mels, lengths, before, num_frames)
-        x = x.contiguous()
-        self._run_blocks(x, length, sources, targets, states)
-        for stage, last in zip(stages, last_inputs, strict=True):
-            stage.index_copy_(0, targets, last)
-        states.num_frames.index_copy_(0, targets, num_frames + self.chunk_size)
-        return x
-
-    def _run_blocks(
-        self, x: Tensor, lengths: Tensor, sources: Tensor, targets: Tensor, states: EncoderState
-    ) -> None:
-        """Runs the blocks on frames [streams, chunk_size, hidden] in place."""
-        kernels, blocks = self._kernels, self._weights.blocks
-        streams = kernels.streams(sources, targets, lengths, states.num_frames, self.chunk_size)
-        h = torch.empty_like(x)
-        kernels.add_norm(x, None, h, norm_next=blocks[0].feed_forward1.norm)
-        for i, block in enumerate(blocks):
-            y = _feed_forward(block.feed_forward1, h)
-            kernels.add_norm(x, y, h, scale=0.5, norm_next=block.attention.norm)
-            attended = kernels.attend(
-                i, streams, apply(kernels.qkv[i], h), self._positions[i], states
-            )
-            y = apply(block.attention.output, attended)
-            kernels.add_norm(x, y, h, norm_next=block.convolution.norm)
-            convolved = kernels.convolve(
-                i, streams, apply(block.convolution.pointwise_in, h), states
-            )
-            y = apply(block.convolution.pointwise_out, convolved)
-            kernels.add_norm(x, y, h, norm_next=block.feed_forward2.norm)
-            y = _feed_forward(block.feed_forward2, h)
-            following = blocks[i + 1].feed_forward1.norm if i + 1 < len(blocks) else None
-            kernels.add_norm(x, y, h, scale=0.5, norm_out=block.norm, norm_next=following)
-
-
-def _feed_forward(weights: "trees.FeedForward", normed: Tensor) -> Tensor:
-    """A feed-forward module of what its norm returned."""
-    return apply(weights.down, F.silu(apply(weights.up, normed), inplace=True))
 
 
 def _join(attention: "trees.Attention") -> Linear:

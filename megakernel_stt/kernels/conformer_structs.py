@@ -10,6 +10,7 @@ from megakernel_common.kernels.declarations import (
 )
 
 BLOCK_THREADS = 256
+MAX_FEW_ROWS = 8  # that `project` takes
 
 _NAMESPACE = "megakernel::conformer"
 
@@ -47,6 +48,25 @@ class AddNormParams(DeviceStruct):
         ("h", pointer("void")),
         ("norm_out", Norm),
         ("norm_next", Norm),
+        ("scale", c_float),
+    )
+
+
+class ProjectParams(DeviceStruct):
+    """A linear layer for few rows."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::ProjectParams"
+    _fields_ = (
+        ("input", pointer("const void")),
+        ("weights", pointer("const void")),
+        ("bias", pointer("const void")),
+        ("norm_out", Norm),
+        ("norm", Norm),
+        ("normed_out", pointer("void")),
+        ("residual", pointer("const void")),
+        ("output", pointer("void")),
+        ("num_rows", c_int),
         ("scale", c_float),
     )
 
@@ -92,7 +112,9 @@ CONFORMER_DECLARATIONS: tuple[Declaration, ...] = (
     Norm,
     Streams,
     AddNormParams,
+    ProjectParams,
     AttendParams,
     ConvolveParams,
     DeviceConstant(f"{_NAMESPACE}::kBlockThreads", BLOCK_THREADS),
+    DeviceConstant(f"{_NAMESPACE}::kMaxFewRows", MAX_FEW_ROWS),
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megakernel_common.kernels.declarations import DeviceStruct, declaration_checks
 from megakernel_common.kernels.module import LaunchConfig, Struct
-from megakernel_stt.kernels.conformer import ConformerKernels, conformer_program
+from megakernel_stt.kernels.conformer import ConformerKernels, conformer_program, sizes_of
 from megakernel_stt.kernels.conformer_structs import CONFORMER_DECLARATIONS
 from megakernel_stt.model.config import EncoderConfig
 from megakernel_stt.model.weights import EncoderWeights
@@ -19,8 +19,8 @@ class EmulatedConformerModule:
 
     def __init__(self, config: EncoderConfig) -> None:
         """Compiles the kernels."""
-        sizes = config.hidden_size, config.head_dim, config.conv_kernel_size
-        macros = [f"-D{name}={value}" for name, value in conformer_program(*sizes).definitions]
+        program = conformer_program(*sizes_of(config))
+        macros = [f"-D{name}={value}" for name, value in program.definitions]
         checks = declaration_checks(CONFORMER_DECLARATIONS)
         self._library = load_library("emulate_conformer.cc", *macros, checks=checks)
 
@@ -48,4 +48,4 @@ def emulated_conformer(weights: EncoderWeights, config: EncoderConfig) -> Confor
         weights: float32 or bfloat16 tensors.
         config: Its sizes.
     """
-    return ConformerKernels(weights, config, EmulatedConformerModule(config))
+    return ConformerKernels(weights, config, EmulatedConformerModule(config), overlap=True)

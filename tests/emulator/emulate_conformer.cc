@@ -24,3 +24,17 @@ static void run(int num_blocks, Body body) {
     run(num_blocks, [&] { convolve<Number>(*p, shared); });                                     \
   }
 MEGAKERNEL_CONFORMER_NUMBERS(MEGAKERNEL_EMULATE_KERNELS)
+
+#define MEGAKERNEL_EMULATE_PROJECTION(name, kLayer, kInputs, kOutputs, suffix, Number, kRows)      \
+  extern "C" void conformer_##name##_##kRows##_##suffix(const ProjectParams* p, int num_blocks,    \
+                                                        int bytes) {                               \
+    std::vector<uint4> shared(bytes / sizeof(uint4));                                              \
+    run(num_blocks, [&] {                                                                          \
+      project<Number, kLayer, kInputs, kOutputs, kRows>(*p,                                        \
+                                                        reinterpret_cast<Number*>(shared.data())); \
+    });                                                                                            \
+  }
+#define MEGAKERNEL_EMULATE_PROJECTIONS(suffix, Number)                          \
+  MEGAKERNEL_CONFORMER_LAYERS(MEGAKERNEL_EMULATE_PROJECTION, suffix, Number, 1) \
+  MEGAKERNEL_CONFORMER_LAYERS(MEGAKERNEL_EMULATE_PROJECTION, suffix, Number, 8)
+MEGAKERNEL_CONFORMER_NUMBERS(MEGAKERNEL_EMULATE_PROJECTIONS)

@@ -41,7 +41,7 @@ def test_every_kernel_of_a_program_is_compiled() -> None:
         (_WIDE_PROGRAM, []),
         (codec_program(), []),
         (align_program(), ["align_info"]),
-        (conformer_program(32, 8, 9), []),
+        (conformer_program(32, 128, 8, 9), []),
     ],
     ids=["decode", "decode_wide", "codec", "align", "conformer"],
 )

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from megakernel_common.checkpoint import map_leaves
 from megakernel_common.layers import exact_convolutions, split_heads
-from megakernel_stt.kernels.conformer import (
-    ConformerKernels,
-    KernelEncoder,
-    conformer_obstacle,
-    load_conformer,
-)
+from megakernel_stt.kernels.conformer import ConformerKernels, conformer_obstacle, load_conformer
+from megakernel_stt.kernels.encoder import KernelEncoder
 from megakernel_stt.model.config import EncoderConfig, StreamingConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
 from megakernel_stt.model.weights import EncoderWeights, Linear
 from megakernel_stt.network.encoder import ENDLESS, EncoderState, StreamingEncoder
-from megakernel_stt.network.layers import attention, depthwise_output, layer_norm, position_keys
+from megakernel_stt.network.layers import (
+    apply,
+    attention,
+    depthwise_output,
+    layer_norm,
+    position_keys,
+)
 from tests.emulator.conformer import emulated_conformer
 from tests.stt.conftest import CPU, LoadModel
 
@@ -241,6 +243,67 @@ def test_convolution_module_is_that_of_torch(
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_layers_of_few_rows_are_those_of_torch(
+    num_rows: int, dtype: torch.dtype, place: Place, load: LoadModel
+) -> None:
+    """Warps have one output or three, and the last one fewer; with and without what is optional."""
+    model, device = load("streaming"), device_of(place)
+    config = replace(model.config.encoder, intermediate_size=2072)
+    made = kernels(copied(model.weights.encoder, place, dtype), config, place)
+    generator = torch.Generator().manual_seed(num_rows)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    size, inner = config.hidden_size, config.intermediate_size
+    layers = {
+        name: Linear(random(outs, ins) / ins**0.5, random(outs) if name in ("up", "add") else None)
+        for name, (outs, ins) in {
+            "up": (inner, size),
+            "down": (size, inner),
+            "qkv": (3 * size, size),
+            "gate": (2 * size, size),
+            "add": (size, size),
+        }.items()
+    }
+    block, shape = made.weights.blocks[0], (num_rows, 1)
+    x, wide = random(*shape, size), random(*shape, inner)
+    for name in ("qkv", "gate"):
+        found = random(*shape, len(layers[name].weight))
+        made.project(name, layers[name], x, found, norm=block.attention.norm)
+        assert_rounded_alike(found, apply(layers[name], layer_norm(block.attention.norm, x)))
+    begun, found = torch.empty_like(x), torch.empty_like(wide)
+    norm = block.feed_forward1.norm
+    made.project("up", layers["up"], x, found, norm=norm, norm_out=block.norm, normed_out=begun)
+    assert_rounded_alike(begun, layer_norm(block.norm, x))
+    assert_rounded_alike(found, F.silu(apply(layers["up"], layer_norm(norm, begun))))
+    expected = begun + 0.5 * apply(layers["down"], wide)
+    made.project("down", layers["down"], wide, found := begun.clone(), residual=begun, scale=0.5)
+    assert_rounded_alike(found, expected)
+    expected = x + apply(layers["add"], begun)
+    made.project("add", layers["add"], begun, x, residual=x)  # in place
+    assert_rounded_alike(x, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_do_not_depend_on_each_other(dtype: torch.dtype, load: LoadModel) -> None:
+    """The bits of one row, alone and as the last of eight."""
+    model = load("streaming")
+    made = emulated_conformer(
+        copied(model.weights.encoder, "emulator", dtype), model.config.encoder
+    )
+    layer, norm = made.qkv[0], made.weights.blocks[0].attention.norm
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(8, 1, model.config.encoder.hidden_size, generator=generator).to(dtype)
+    together, alone = (rows.new_empty(n, 1, len(layer.weight)) for n in (8, 1))
+    made.project("qkv", layer, rows, together, norm=norm)
+    made.project("qkv", layer, rows[-1:].clone(), alone, norm=norm)
+    assert torch.equal(together[-1:], alone)
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_bfloat16_frames_are_those_of_torch_within_its_precision(place: Place) -> None:
     """As far from torch in bfloat16 as torch is from float32."""
     size = Size() if place == "emulator" else replace(RELEASED_SIZE, num_layers=4)
@@ -291,6 +354,8 @@ def test_encoders_that_do_not_fit_are_named(load: LoadModel) -> None:
         (replace(config, streaming=None), "offline"),
         (replace(config, hidden_size=4096), "has 4096"),
         (replace(config, num_heads=config.hidden_size // 4), "multiples of 8"),
+        (replace(config, intermediate_size=132), "have 132."),
+        (replace(config, intermediate_size=8192), "have 8192."),
         (replace(config, conv_kernel_size=1), "have 1."),
         (replace(config, conv_kernel_size=33), "have 33."),
         (replace(config, streaming=StreamingConfig(400, (200,))), "201 frames"),
