@@ -10,10 +10,12 @@ import sys
 
 from megakernel_common.kernels import build, spill_check
 from megakernel_common.kernels.program import CSRC
+from megakernel_stt.kernels.conformer import RELEASED_SIZES, conformer_program
 from megakernel_stt.kernels.transducer import RELEASED_HIDDEN, transducer_program
 from megakernel_tts.kernels import models
 
 _RECORD = CSRC / "registers.json"
+_RECOGNITION = (transducer_program(RELEASED_HIDDEN), conformer_program(*RELEASED_SIZES))
 
 
 def main() -> int:
@@ -32,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.check:
-            programs = [*models.all_programs(), transducer_program(RELEASED_HIDDEN)]
+            programs = [*models.all_programs(), *_RECOGNITION]
             passed = spill_check.check(
                 programs,
                 build.compiler_id(),
@@ -45,7 +47,7 @@ def main() -> int:
 
         from megakernel_common.kernels.loader import load_module
 
-        for program in (*models.released_programs(), transducer_program(RELEASED_HIDDEN)):
+        for program in (*models.released_programs(), *_RECOGNITION):
             load_module(program, torch.device("cuda"))
     except RuntimeError as error:
         print(error, file=sys.stderr)

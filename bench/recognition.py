@@ -25,6 +25,7 @@ from torch import Tensor
 
 from bench.report import write
 from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers
+from megakernel_stt.kernels.conformer import load_conformer
 from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer, read_results
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
@@ -154,16 +155,20 @@ def chunk(options: argparse.Namespace) -> dict[str, object]:
     device = torch.device("cuda")
     model = random_model("streaming", RELEASED_SIZE, device, torch.bfloat16)
     config = model.config.transducer
-    plain = SlotRecognisers(model, load_transducer(model.weights.transducer, config), 1).make(0)
+    conformer = load_conformer(model.weights.encoder, model.config.encoder)
+    decoder = load_transducer(model.weights.transducer, config)
+    plain = SlotRecognisers(model, decoder, conformer, 1).make(0)
     # A random decoder does not keep its rate: it is calibrated for the chunks that are decoded.
     frames = encoder_frames(model, plain, options.chunks + _NUM_WARMUPS)
     weights, _ = calibrated(model.weights.transducer, config, frames, load_transducer)
-    del plain
+    del plain, decoder
     model = replace(model, weights=replace(model.weights, transducer=weights))
-    recognisers = SlotRecognisers(model, load_transducer(weights, config), max(options.streams))
-    recogniser = recognisers.make(0)
-    bins = model.config.encoder.num_mels
-    rows = [measure_chunks(recogniser, n, options.chunks, bins) for n in options.streams]
+    decoder, bins = load_transducer(weights, config), model.config.encoder.num_mels
+    rows = list[dict[str, object]]()
+    for name, kernels in (("kernels", conformer), ("torch", None)):
+        recogniser = SlotRecognisers(model, decoder, kernels, max(options.streams)).make(0)
+        for n in options.streams:
+            rows.append({"encoder": name} | measure_chunks(recogniser, n, options.chunks, bins))
     return {"chunk_ms": round(1000 * FRAME_S), "lookahead": 0, "rows": rows}
 
 

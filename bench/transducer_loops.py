@@ -27,8 +27,8 @@ from megakernel_common.kernels.declarations import DeviceConstant, DeviceStruct,
 from megakernel_common.kernels.loader import open_cubin
 from megakernel_common.kernels.module import LaunchConfig, Struct
 from megakernel_common.kernels.program import Program
-from megakernel_stt.kernels.structs import TRANSDUCER_DECLARATIONS, TransducerParams
 from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer, read_results
+from megakernel_stt.kernels.transducer_structs import TRANSDUCER_DECLARATIONS, TransducerParams
 from megakernel_stt.model.config import TransducerConfig
 from megakernel_stt.model.weights import TransducerWeights
 from megakernel_stt.network.transducer import TransducerState

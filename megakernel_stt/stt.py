@@ -21,6 +21,11 @@ from megakernel_stt.engine.recogniser import OfflineRecogniser, Recogniser, Stre
 from megakernel_stt.engine.slot_recogniser import SlotRecognisers
 from megakernel_stt.engine.stream import Stream
 from megakernel_stt.errors import LanguageError, LookaheadError
+from megakernel_stt.kernels.conformer import (
+    ConformerKernels,
+    conformer_obstacle,
+    load_conformer,
+)
 from megakernel_stt.kernels.transducer import (
     KernelTransducer,
     kernel_obstacle,
@@ -293,7 +298,7 @@ def _make_recognisers(model: Model, slots: int) -> dict[int | None, Recogniser]:
         return {None: OfflineRecogniser(model, transducer)}
     make = partial(StreamingRecogniser, model, transducer)
     if isinstance(transducer, KernelTransducer):
-        make = SlotRecognisers(model, transducer, slots).make
+        make = SlotRecognisers(model, transducer, _make_conformer(model), slots).make
     return {(lookahead + 1) * _FRAME_MS: make(lookahead) for lookahead in streaming.lookaheads}
 
 
@@ -307,6 +312,16 @@ def _make_transducer(model: Model) -> Transducer:
             return load_transducer(weights, config)
         _log.warning("Recognition runs without its kernels, which is slower: %s", reason)
     return Transducer(weights, config)
+
+
+def _make_conformer(model: Model) -> ConformerKernels | None:
+    """The kernels of a streaming encoder on a GPU, if they fit."""
+    config = model.config.encoder
+    reason = conformer_obstacle(config)
+    if reason is not None:
+        _log.warning("The encoder runs without its kernels, which is slower: %s", reason)
+        return None
+    return load_conformer(model.weights.encoder, config)
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype:

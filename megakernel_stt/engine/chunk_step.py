@@ -12,9 +12,9 @@ from torch import Tensor
 from megakernel_stt.engine.recogniser import Chunks
 from megakernel_stt.engine.slots import SlotPool
 from megakernel_stt.kernels.transducer import KernelTransducer
-from megakernel_stt.network.encoder import EncoderState
 
-Encode = Callable[[Tensor, Tensor, Tensor, EncoderState], tuple[Tensor, EncoderState]]
+# Mels, lengths, prompts, state slots to read and to write -> frames.
+Encode = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 _NUM_WARMUPS = 2  # of the libraries, before a graph is recorded
 
@@ -80,7 +80,7 @@ class ChunkStep:
         """Records the computation.
 
         Args:
-            encode: Encodes mels, lengths, prompts and states.
+            encode: Encodes a chunk, and moves the states of the encoder from slot to slot.
             transducer: The decoder.
             pool: States.
             shape: Streams at most, mel frames of a chunk, bins.
@@ -108,8 +108,7 @@ class ChunkStep:
         mels = self._mels.to(device, non_blocking=True)
         numbers = self._numbers.to(device, non_blocking=True)
         lengths, prompts, counts, sources, targets = numbers.unbind()
-        frames, after = self._encode(mels, lengths, prompts, self._pool.read(sources))
-        self._pool.write(targets, after)
+        frames = self._encode(mels, lengths, prompts, sources, targets)
         results = self._transducer.launch(
             self._transducer.project(frames),
             counts.int(),

@@ -230,10 +230,19 @@ class ChunkRecogniser(ABC, Generic[State]):
         """Encodes a chunk, the language included; see `StreamingEncoder.encode`."""
         with exact_convolutions(mels.device):
             frames, after = self.encoder.encode(mels, lengths, state)
+        return self.with_prompts(frames, prompts), after
+
+    def with_prompts(self, frames: Tensor, prompts: Tensor) -> Tensor:
+        """Merges the languages into frames, if the model has a language prompt.
+
+        Args:
+            frames: [batch, frames, hidden].
+            prompts: [batch] int64, index of every stream's language.
+        """
         config, weights = self._model.config.prompt, self._model.weights.prompt
-        if weights is not None and config is not None:
-            frames = add_prompt(weights, frames, prompts, config.num_prompts)
-        return frames, after
+        if weights is None or config is None:
+            return frames
+        return add_prompt(weights, frames, prompts, config.num_prompts)
 
 
 class StreamingRecogniser(ChunkRecogniser[tuple[EncoderState, TransducerState]]):

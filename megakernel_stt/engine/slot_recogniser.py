@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from megakernel_common.layers import exact_convolutions
 from megakernel_stt.engine.chunk_step import ChunkStep, GraphRecorder
 from megakernel_stt.engine.recogniser import ChunkRecogniser, Chunks
 from megakernel_stt.engine.slots import Slot, SlotPool
-from megakernel_stt.kernels.structs import MAX_BATCH
+from megakernel_stt.kernels.conformer import ConformerKernels
+from megakernel_stt.kernels.encoder import KernelEncoder
 from megakernel_stt.kernels.transducer import KernelTransducer, read_results
+from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.network.encoder import StreamingEncoder
 from megakernel_stt.network.transducer import Emission
@@ -17,16 +21,24 @@ from megakernel_stt.network.transducer import Emission
 class SlotRecognisers:
     """Makes the recognisers of a model, which share slots and the memory of graphs."""
 
-    def __init__(self, model: Model, transducer: KernelTransducer, num_streams: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        transducer: KernelTransducer,
+        conformer: ConformerKernels | None,
+        num_streams: int,
+    ) -> None:
         """Prepares them.
 
         Args:
             model: The model.
             transducer: Its decoder.
+            conformer: Kernels of its encoder; None: torch.
             num_streams: Streams at a time.
         """
         self._model = model
         self._transducer = transducer
+        self._conformer = conformer
         self._num_streams = num_streams
         device = model.weights.transducer.embedding.device
         self._recorder = GraphRecorder(device) if device.type == "cuda" else None
@@ -39,7 +51,10 @@ class SlotRecognisers:
             lookahead: Frames of a chunk after its first.
         """
         config, weights = self._model.config.encoder, self._model.weights.encoder
-        encoder = StreamingEncoder(weights, config, lookahead)
+        if self._conformer is None:
+            encoder = StreamingEncoder(weights, config, lookahead)
+        else:
+            encoder = KernelEncoder(self._conformer, lookahead)
         start = encoder.start()
         pool = self._pools.get(start.keys.shape)
         if pool is None:
@@ -76,9 +91,23 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         bins, dtype = model.config.encoder.num_mels, pool.encoder.keys.dtype
         shape, chunk_size = (encoder.num_mels, bins), encoder.chunk_size
         self._steps = [
-            ChunkStep(self.encode, transducer, pool, (size, *shape), dtype, chunk_size, recorder)
+            ChunkStep(
+                self._encode_slots, transducer, pool, (size, *shape), dtype, chunk_size, recorder
+            )
             for size in sizes
         ]
+
+    def _encode_slots(
+        self, mels: Tensor, lengths: Tensor, prompts: Tensor, sources: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Encodes a chunk, and moves the states of the encoder."""
+        if not isinstance(self.encoder, KernelEncoder):
+            frames, after = self.encode(mels, lengths, prompts, self._pool.read(sources))
+            self._pool.write(targets, after)
+            return frames
+        with exact_convolutions(mels.device):
+            frames = self.encoder.encode_slots(mels, lengths, sources, targets, self._pool.encoder)
+        return self.with_prompts(frames, prompts)
 
     def start_state(self) -> Slot:
         """The state of a stream before its first chunk."""

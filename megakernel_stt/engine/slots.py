@@ -6,7 +6,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from megakernel_stt.kernels.structs import MAX_BATCH
+from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.network.encoder import EncoderState
 from megakernel_stt.network.transducer import TransducerState
 

@@ -12,7 +12,7 @@ from megakernel_common.kernels.addresses import device_address
 from megakernel_common.kernels.loader import LaunchPath, load_module
 from megakernel_common.kernels.module import KernelModule, LaunchConfig
 from megakernel_common.kernels.program import Program
-from megakernel_stt.kernels.structs import (
+from megakernel_stt.kernels.transducer_structs import (
     MAX_BATCH,
     MAX_COLUMNS,
     MAX_LAYERS,

@@ -9,6 +9,7 @@ as for a whole recording in one piece; the output is the same.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,7 +118,8 @@ class StreamingEncoder:
             [batch, chunk_size, hidden]; frames at and beyond `num_frames(length)` of a stream that
             ends have no meaning. Then the state after the chunk, of streams that have not ended.
         """
-        x, last_inputs, length = self._subsample(mels, lengths, state)
+        before = (state.stage1, state.stage2, state.stage3)
+        x, last_inputs, length = self._subsample(mels, lengths, before, state.num_frames)
         first = state.num_frames[:, None]
         new = torch.arange(self.chunk_size, device=x.device)
         is_frame = first + new < length[:, None]
@@ -150,15 +152,20 @@ class StreamingEncoder:
         return x, after
 
     def _subsample(
-        self, mels: Tensor, lengths: Tensor, state: EncoderState
+        self, mels: Tensor, lengths: Tensor, before: Sequence[Tensor], num_frames: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         """Runs the subsampling.
+
+        Args:
+            mels: As in `encode`.
+            lengths: As in `encode`.
+            before: [batch, channels, 1, bins], the last input of each stage before the chunk.
+            num_frames: [batch] int64, frames before the chunk.
 
         Returns:
             [batch, chunk_size, hidden], the last input of each stage, and the lengths in frames.
         """
         x, last_inputs = mels[:, None], []
-        before = (state.stage1, state.stage2, state.stage3)
         stages = self._weights.subsampling.stages
         for i, (stage, last) in enumerate(zip(stages, before, strict=True)):
             inputs = torch.cat([last, x], 2)
@@ -166,7 +173,7 @@ class StreamingEncoder:
             x = convolve(stage, F.pad(inputs, (2, 1)))
             # A stage's frames before the stream's first and after its last are zero.
             per_frame = 2 ** (NUM_STAGES - 1 - i)
-            first = (state.num_frames * per_frame - (per_frame - 1))[:, None]
+            first = (num_frames * per_frame - (per_frame - 1))[:, None]
             index = first + torch.arange(x.shape[2], device=x.device)
             lengths = lengths // 2 + 1
             is_frame = (index >= 0) & (index < lengths[:, None])

@@ -21,13 +21,13 @@ def test_the_bias_of_blank_gives_the_tokens_per_frame_that_are_reported() -> Non
     model = random_model("streaming", Size(), torch.device("cpu"), torch.float32)
     weights, config = model.weights.transducer, model.config.transducer
     with torch.inference_mode():
-        made = SlotRecognisers(model, emulated_transducer(weights, config), 2)
+        made = SlotRecognisers(model, emulated_transducer(weights, config), None, 2)
         recogniser = made.make(0)
         frames = encoder_frames(model, recogniser, 40)
         found, rate = calibrated(weights, config, frames, Transducer)
         assert abs(rate - TOKENS_PER_FRAME) < 0.1
         model = replace(model, weights=replace(model.weights, transducer=found))
-        made = SlotRecognisers(model, emulated_transducer(found, config), 2)
+        made = SlotRecognisers(model, emulated_transducer(found, config), None, 2)
         row = measure_chunks(made.make(0), 2, 4, model.config.encoder.num_mels)
     assert row["streams"] == 2 and row["samples_to_tokens"]
 

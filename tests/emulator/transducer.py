@@ -8,8 +8,8 @@ from torch import Tensor
 
 from megakernel_common.kernels.declarations import DeviceStruct, declaration_checks
 from megakernel_common.kernels.module import LaunchConfig, Struct
-from megakernel_stt.kernels.structs import TRANSDUCER_DECLARATIONS
 from megakernel_stt.kernels.transducer import KernelTransducer, transducer_program
+from megakernel_stt.kernels.transducer_structs import TRANSDUCER_DECLARATIONS
 from megakernel_stt.model.config import TransducerConfig
 from megakernel_stt.model.weights import TransducerWeights
 from tests.emulator.build import load_library

@@ -8,6 +8,7 @@ import pytest
 
 from megakernel_common.kernels import nvrtc
 from megakernel_common.kernels.program import COMMON_FLAGS, CSRC, Program
+from megakernel_stt.kernels.conformer import conformer_program
 from megakernel_stt.kernels.transducer import transducer_program
 from megakernel_tts.kernels.align import align_program
 from megakernel_tts.kernels.codec import codec_program
@@ -40,8 +41,9 @@ def test_every_kernel_of_a_program_is_compiled() -> None:
         (_WIDE_PROGRAM, []),
         (codec_program(), []),
         (align_program(), ["align_info"]),
+        (conformer_program(32, 128, 8, 9), []),
     ],
-    ids=["decode", "decode_wide", "codec", "align"],
+    ids=["decode", "decode_wide", "codec", "align", "conformer"],
 )
 def test_the_compiler_takes_the_text_of_every_program(
     monkeypatch: pytest.MonkeyPatch, program: Program, symbols: list[str]

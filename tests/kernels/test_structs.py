@@ -19,8 +19,9 @@ from megakernel_common.kernels.declarations import (
     pointer,
 )
 from megakernel_common.kernels.program import CSRC
-from megakernel_stt.kernels import structs as transducer_structs
-from megakernel_stt.kernels.structs import TRANSDUCER_DECLARATIONS
+from megakernel_stt.kernels import conformer_structs, transducer_structs
+from megakernel_stt.kernels.conformer_structs import CONFORMER_DECLARATIONS
+from megakernel_stt.kernels.transducer_structs import TRANSDUCER_DECLARATIONS
 from megakernel_tts.kernels import align_structs, codec_structs, structs
 from megakernel_tts.kernels.align_structs import ALIGN_DECLARATIONS
 from megakernel_tts.kernels.codec import codec_program
@@ -62,6 +63,7 @@ def changed(struct: type[DeviceStruct], fields: Any) -> type[DeviceStruct]:
         ("codec", CODEC_DECLARATIONS),
         ("align", ALIGN_DECLARATIONS),
         ("transducer", TRANSDUCER_DECLARATIONS),
+        ("conformer", CONFORMER_DECLARATIONS),
     ],
 )
 def test_the_declarations_agree_with_the_sources(
@@ -138,6 +140,7 @@ def test_builds_check_every_struct_and_enumeration() -> None:
         (codec_structs, CODEC_DECLARATIONS),
         (align_structs, ALIGN_DECLARATIONS),
         (transducer_structs, TRANSDUCER_DECLARATIONS),
+        (conformer_structs, CONFORMER_DECLARATIONS),
     ):
         declared = {
             kind

@@ -11,11 +11,13 @@ from torch import Tensor
 from megakernel_stt.engine.recogniser import StreamingRecogniser
 from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers, batch_sizes
 from megakernel_stt.engine.slots import SlotPool
+from megakernel_stt.kernels.conformer import load_conformer
 from megakernel_stt.kernels.transducer import load_transducer
 from megakernel_stt.model.checkpoint import Model, load_model
 from megakernel_stt.model.random_checkpoint import Kind
 from megakernel_stt.network.encoder import StreamingEncoder
 from megakernel_stt.network.transducer import Transducer
+from tests.emulator.conformer import emulated_conformer
 from tests.emulator.transducer import emulated_transducer
 from tests.stt.conftest import CPU, MakeCheckpoint
 from tests.stt.streams import ids, packets, recognise, run
@@ -31,8 +33,12 @@ def load(recogniser: MakeCheckpoint, kind: Kind, place: Place) -> Model:
 
 def slots(model: Model, place: Place, num_streams: int = 3) -> SlotRecognisers:
     args = model.weights.transducer, model.config.transducer
-    transducer = emulated_transducer(*args) if place == "emulator" else load_transducer(*args)
-    return SlotRecognisers(model, transducer, num_streams)
+    encoder = model.weights.encoder, model.config.encoder
+    if place == "emulator":
+        transducer, conformer = emulated_transducer(*args), emulated_conformer(*encoder)
+    else:
+        transducer, conformer = load_transducer(*args), load_conformer(*encoder)
+    return SlotRecognisers(model, transducer, conformer, num_streams)
 
 
 def torchs(model: Model, lookahead: int) -> StreamingRecogniser:

@@ -1,0 +1,120 @@
+"""What Python and the kernels of a Conformer block share; csrc/conformer/params.cuh explains it."""
+
+from ctypes import c_float, c_int, c_int64
+
+from megakernel_common.kernels.declarations import (
+    Declaration,
+    DeviceConstant,
+    DeviceStruct,
+    pointer,
+)
+
+BLOCK_THREADS = 256
+MAX_FEW_ROWS = 8  # that `project` takes
+
+_NAMESPACE = "megakernel::conformer"
+
+
+class Norm(DeviceStruct):
+    """A layer normalisation."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::Norm"
+    _fields_ = (("weight", pointer("const void")), ("bias", pointer("const void")))
+
+
+class Streams(DeviceStruct):
+    """The streams of a launch."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::Streams"
+    _fields_ = (
+        ("sources", pointer("const int64_t")),
+        ("targets", pointer("const int64_t")),
+        ("lengths", pointer("const int64_t")),
+        ("num_frames", pointer("const int64_t")),
+        ("chunk_size", c_int),
+    )
+
+
+class AddNormParams(DeviceStruct):
+    """A residual and the norms that follow."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::AddNormParams"
+    _fields_ = (
+        ("x", pointer("void")),
+        ("y", pointer("const void")),
+        ("h", pointer("void")),
+        ("norm_out", Norm),
+        ("norm_next", Norm),
+        ("scale", c_float),
+    )
+
+
+class ProjectParams(DeviceStruct):
+    """A linear layer for few rows."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::ProjectParams"
+    _fields_ = (
+        ("input", pointer("const void")),
+        ("weights", pointer("const void")),
+        ("bias", pointer("const void")),
+        ("norm_out", Norm),
+        ("norm", Norm),
+        ("normed_out", pointer("void")),
+        ("residual", pointer("const void")),
+        ("output", pointer("void")),
+        ("num_rows", c_int),
+        ("scale", c_float),
+    )
+
+
+class AttendParams(DeviceStruct):
+    """Attention of a chunk."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::AttendParams"
+    _fields_ = (
+        ("streams", Streams),
+        ("qkv", pointer("const void")),
+        ("content_bias", pointer("const void")),
+        ("position_bias", pointer("const void")),
+        ("positions", pointer("const void")),
+        ("keys", pointer("void")),
+        ("values", pointer("void")),
+        ("slot_stride", c_int64),
+        ("output", pointer("void")),
+        ("num_cached", c_int),
+        ("root_head_dim", c_float),
+    )
+
+
+class ConvolveParams(DeviceStruct):
+    """A convolution module between its products."""
+
+    __slots__ = ()
+    CPP_NAME = f"{_NAMESPACE}::ConvolveParams"
+    _fields_ = (
+        ("streams", Streams),
+        ("input", pointer("const void")),
+        ("weights", pointer("const void")),
+        ("bias", pointer("const void")),
+        ("norm", Norm),
+        ("gated", pointer("void")),
+        ("slot_stride", c_int64),
+        ("output", pointer("void")),
+    )
+
+
+CONFORMER_DECLARATIONS: tuple[Declaration, ...] = (
+    Norm,
+    Streams,
+    AddNormParams,
+    ProjectParams,
+    AttendParams,
+    ConvolveParams,
+    DeviceConstant(f"{_NAMESPACE}::kBlockThreads", BLOCK_THREADS),
+    DeviceConstant(f"{_NAMESPACE}::kMaxFewRows", MAX_FEW_ROWS),
+)
