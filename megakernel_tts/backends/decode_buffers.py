@@ -24,6 +24,7 @@ from megakernel_tts.kernels.structs import (
     PhaseInterval,
     PrefillBatch,
     StreamParams,
+    WidePrefillBatch,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -302,7 +303,9 @@ class DecodeBuffers:
         return self.upload(torch.frombuffer(host, dtype=torch.uint8))
 
     def upload_prompts(
-        self, tiles: Sequence[PromptPart], batches: "ctypes.Array[PrefillBatch]"
+        self,
+        tiles: Sequence[PromptPart],
+        batches: "ctypes.Array[PrefillBatch] | ctypes.Array[WidePrefillBatch]",
     ) -> UploadedPrompts:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 

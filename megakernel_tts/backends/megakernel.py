@@ -22,6 +22,7 @@ from megakernel_tts.backends.prefill_batching import (
     PromptPart,
     num_tiled_positions,
     pack_batches,
+    pack_wide_batches,
     part_end,
 )
 from megakernel_tts.backends.prefix_cache import PrefixCache
@@ -265,15 +266,23 @@ class Megakernel:
         """Launches parts of prompts; does not wait."""
         if not parts:
             return
-        tiles, batches = pack_batches(parts, self._narrow_streams, self._max_columns)
-        buffers = self._buffers
-        params = buffers.params
+        sizes = self._narrow_streams, self._max_columns
+        buffers, kernels = self._buffers, self._kernels
+        params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()
-        uploaded = buffers.upload_prompts(tiles, batches)
-        params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
-        end, written = max(part.end for part in parts), buffers.written_tensors()
-        self._kernels.prefill(params, batches, end, buffers.workspace, written)
+        is_wide = sum(part.end - part.begin for part in parts) > self._max_columns
+        if is_wide and (max_columns := kernels.max_wide_prefill_columns):
+            tiles, wide_batches = pack_wide_batches(parts, *sizes, max_columns)
+            uploaded = buffers.upload_prompts(tiles, wide_batches)
+            params.prompt_vectors = uploaded.vectors
+            kernels.prefill_wide(params, uploaded.batches, wide_batches, workspace, written)
+        else:
+            tiles, batches = pack_batches(parts, *sizes)
+            uploaded = buffers.upload_prompts(tiles, batches)
+            params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
+            end = max(part.end for part in parts)
+            kernels.prefill(params, batches, end, workspace, written)
 
     def clear_prefix_cache(self) -> None:
         """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""

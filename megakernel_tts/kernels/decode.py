@@ -21,10 +21,12 @@ from megakernel_tts.kernels.structs import (
     DecodeInfo,
     Params,
     PrefillBatch,
+    WidePrefillBatch,
 )
 from megakernel_tts.kernels.wide import (
     WideKernel,
     compiled_widths,
+    kernel_names,
     needed_widths,
     write_addresses,
 )
@@ -43,7 +45,6 @@ _KERNELS = (
     "prefill_medium",
     "prefill_large",
 )
-_WIDE_KERNELS = ("generate_wide",)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def program_of_shapes(
     return Program(
         "decode",
         "decode/kernels.cu",
-        _WIDE_KERNELS if num_streams else _KERNELS,
+        kernel_names(num_streams) if num_streams else _KERNELS,
         DECODE_DECLARATIONS,
         tuple(definitions),
         architectures,
@@ -272,6 +273,11 @@ class DecodeKernels:
         return self.wide[-1].info.max_streams if self.wide else self.info.max_streams
 
     @property
+    def max_wide_prefill_columns(self) -> int:
+        """Columns of a wide prefill batch at most; 0 if no wide kernel takes prompts."""
+        return max((kernel.info.max_prefill_columns for kernel in self.wide), default=0)
+
+    @property
     def num_workspace_values(self) -> int:
         """Values of the workspace, of the kernel that needs most."""
         return max(info.workspace.num_values for info in (self.info, *(k.info for k in self.wide)))
@@ -366,6 +372,28 @@ class DecodeKernels:
             params.prefill_batches = first
             self._launch(kernel, params, workspace, writes)
             first += num_batches * ctypes.sizeof(PrefillBatch)
+
+    def prefill_wide(
+        self,
+        params: Params,
+        first: int,
+        batches: "ctypes.Array[WidePrefillBatch]",
+        workspace: "Tensor",
+        writes: Sequence["Tensor"],
+    ) -> None:
+        """Launches prefill batches, each by the narrowest wide kernel for it; does not wait.
+
+        Args:
+            params: The argument.
+            first: Address of the first batch on the GPU.
+            batches: The same batches on the host, of at most `max_wide_prefill_columns` columns.
+            workspace: The workspace.
+            writes: Other tensors that the kernels write.
+        """
+        for i, batch in enumerate(batches):
+            num_columns = batch.num_columns
+            kernel = next(k for k in self.wide if k.info.max_prefill_columns >= num_columns)
+            kernel.prefill(params, first + i * ctypes.sizeof(batch), workspace, writes)
 
     def _prefill_launches(
         self, batches: "ctypes.Array[PrefillBatch]", num_positions: int
