@@ -20,6 +20,7 @@ from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_
 from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
     PromptPart,
+    fill_batches,
     num_tiled_positions,
     pack_batches,
     pack_wide_batches,
@@ -267,19 +268,21 @@ class Megakernel:
         if not parts:
             return
         sizes = self._narrow_streams, self._max_columns
+        narrow = fill_batches(parts, *sizes, self._max_columns)
+        wide_columns = self._kernels.max_wide_prefill_columns
+        wide = fill_batches(parts, *sizes, wide_columns) if wide_columns else narrow
         buffers, kernels = self._buffers, self._kernels
         params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()
         params.timeout_ns = _TIMEOUT_NS
-        is_wide = sum(part.end - part.begin for part in parts) > self._max_columns
-        if is_wide and (max_columns := kernels.max_wide_prefill_columns):
-            tiles, wide_batches = pack_wide_batches(parts, *sizes, max_columns)
-            uploaded = buffers.upload_prompts(tiles, wide_batches)
+        if len(wide) < len(narrow):
+            wide_batches = pack_wide_batches(wide)
+            uploaded = buffers.upload_prompts(wide, wide_batches)
             params.prompt_vectors = uploaded.vectors
             kernels.prefill_wide(params, uploaded.batches, wide_batches, workspace, written)
         else:
-            tiles, batches = pack_batches(parts, *sizes)
-            uploaded = buffers.upload_prompts(tiles, batches)
+            batches = pack_batches(narrow)
+            uploaded = buffers.upload_prompts(narrow, batches)
             params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
             end = max(part.end for part in parts)
             kernels.prefill(params, batches, end, workspace, written)

@@ -40,8 +40,8 @@ class PromptPart(NamedTuple):
 
 
 @dataclass
-class _BatchBuilder:
-    """A batch being filled.
+class Batch:
+    """Tiles of different prompts that pass through the talker together.
 
     Attributes:
         tiles: Its tiles.
@@ -131,11 +131,18 @@ def _tiles(part: PromptPart, first_size: int, tile_size: int) -> Iterator[Prompt
         begin = end
 
 
-def _fill_batches(
+def fill_batches(
     parts: Sequence[PromptPart], first_size: int, tile_size: int, max_columns: int
-) -> list[_BatchBuilder]:
-    """Puts each tile into the first batch behind its predecessor's that has columns for it."""
-    batches: list[_BatchBuilder] = []
+) -> list[Batch]:
+    """Puts each tile into the first batch behind its predecessor's that has columns for it.
+
+    Args:
+        parts: Of different slots.
+        first_size: Positions of a prompt's first tile.
+        tile_size: Positions of each other tile.
+        max_columns: Columns of a batch at most.
+    """
+    batches: list[Batch] = []
     earliest: dict[int, int] = {}  # the first batch for the next tile of a slot
     # In rounds: the first tiles of all parts, then the second ones, and so on.
     rounds = zip_longest(*[_tiles(part, first_size, tile_size) for part in parts])
@@ -144,56 +151,29 @@ def _fill_batches(
         while i < len(batches) and batches[i].num_columns + tile.end - tile.begin > max_columns:
             i += 1
         if i == len(batches):
-            batches.append(_BatchBuilder())
+            batches.append(Batch())
         batches[i].add(tile)
         earliest[tile.slot] = i + 1
     return batches
 
 
-def _first_rows(batches: Sequence[_BatchBuilder]) -> list[int]:
+def _first_rows(batches: Sequence[Batch]) -> Iterator[int]:
     """Columns of the batches before each batch."""
-    return [*accumulate((batch.num_columns for batch in batches[:-1]), initial=0)]
+    return accumulate((batch.num_columns for batch in batches[:-1]), initial=0)
 
 
-def pack_batches(
-    parts: Sequence[PromptPart], first_size: int, tile_size: int
-) -> tuple[list[PromptPart], "ctypes.Array[PrefillBatch]"]:
-    """Packs parts into batches of the kernels for few streams.
-
-    Args:
-        parts: Of different slots.
-        first_size: Positions of a prompt's first tile.
-        tile_size: Positions of each other tile, and columns of a batch at most.
-
-    Returns:
-        The tiles in the order of their columns, and the batches.
-    """
-    batches = _fill_batches(parts, first_size, tile_size, tile_size)
+def pack_batches(batches: Sequence[Batch]) -> "ctypes.Array[PrefillBatch]":
+    """Writes batches for the kernels for few streams; `first_row` counts from the first one."""
     # As one array: assigning 80 columns to fields takes 0.1 ms.
     values = array("i")
     for batch, first_row in zip(batches, _first_rows(batches), strict=True):
         values.extend(batch.record(first_row))
-    packed = (PrefillBatch * len(batches)).from_buffer(values)
-    return [tile for batch in batches for tile in batch.tiles], packed
+    return (PrefillBatch * len(batches)).from_buffer(values)
 
 
-def pack_wide_batches(
-    parts: Sequence[PromptPart], first_size: int, tile_size: int, max_columns: int
-) -> tuple[list[PromptPart], "ctypes.Array[WidePrefillBatch]"]:
-    """Packs parts into batches of the wide kernels, with the same tiles as `pack_batches`.
-
-    Args:
-        parts: Of different slots.
-        first_size: Positions of a prompt's first tile.
-        tile_size: Positions of each other tile.
-        max_columns: Columns of a batch at most.
-
-    Returns:
-        The tiles in the order of their columns, and the batches.
-    """
-    batches = _fill_batches(parts, first_size, tile_size, max_columns)
+def pack_wide_batches(batches: Sequence[Batch]) -> "ctypes.Array[WidePrefillBatch]":
+    """Writes batches for the wide kernels; `first_row` counts from the first one."""
     values = array("i")
     for batch, first_row in zip(batches, _first_rows(batches), strict=True):
         values.extend(batch.wide_record(first_row))
-    packed = (WidePrefillBatch * len(batches)).from_buffer(values)
-    return [tile for batch in batches for tile in batch.tiles], packed
+    return (WidePrefillBatch * len(batches)).from_buffer(values)

@@ -247,18 +247,20 @@ def test_wide_batches_of_prompts_of_several_spans_have_the_bits_of_narrow_ones(
             if request.begin:
                 fill_positions(kernel, request.slot, request.begin)
         kernel.prefill(requests)
-    assert rig.module.launched == ["prefill_wide"] * 2
+    assert rig.module.launched == ["prefill_wide"] * 3
     _assert_same_prompts(rig, requests)
 
 
 def test_wide_batches_of_prompts_do_not_depend_on_schedules(make_rig: MakeRig) -> None:
     rig = make_rig("1b7", 32)
     requests = _prompts(rig, (12, 9, 18))
+    shuffle_pages(rig.narrow, seed=0)
     rig.narrow.prefill(requests)
     for rig.module.schedule_seed, rig.module.late in ((1, 0), (2, 0), (0, 2000)):
+        rig.wide._buffers.prompt_hidden.zero_()
+        shuffle_pages(rig.wide, seed=0)
         rig.wide.prefill(requests)
         _assert_same_prompts(rig, requests)
-        rig.wide._buffers.prompt_hidden.zero_()
         for request in requests:
             rig.wide.release(request.slot)
     assert rig.module.epoch_violations() == 0
@@ -283,14 +285,23 @@ def test_a_lost_wide_batch_of_prompts_starts_no_stream(
     assert hidden[: len(requests)].isfinite().all()
 
 
-def test_few_positions_of_prompts_run_in_narrow_batches(make_rig: MakeRig) -> None:
-    rig = make_rig("0b6", 32)
-    kernels = rig.wide._kernels
-    assert kernels.max_wide_prefill_columns == 32
-    rig.wide.prefill(_prompts(rig, (8, 8)))
-    assert rig.module.launched == []
-    rig.wide.prefill(_prompts(rig, (8, 9)))
-    assert rig.module.launched == ["prefill_wide"]
+@pytest.mark.parametrize(
+    ("width", "lengths", "num_wide"),
+    [
+        (32, (8, 8), 0),
+        (32, (8, 9), 0),  # two batches in either case
+        (32, (40,), 0),  # the tiles of one prompt cannot share a batch
+        (32, (8, 8, 1), 1),
+        (16, (8, 8, 1), 0),
+    ],
+)
+def test_wide_batches_of_prompts_are_used_if_they_are_fewer(
+    make_rig: MakeRig, width: int, lengths: Sequence[int], num_wide: int
+) -> None:
+    rig = make_rig("0b6", width)
+    rig.wide.prefill(_prompts(rig, lengths))
+    assert rig.module.launched == ["prefill_wide"] * num_wide
+    assert bool(rig.narrow_module.launched) == (num_wide == 0)
 
 
 def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: MakeRig) -> None:
