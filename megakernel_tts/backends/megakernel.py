@@ -411,11 +411,12 @@ class Megakernel:
                 f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
                 f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
             )
-        table, counts = buffers.table(num_streams, num_frames), buffers.num_published.tolist()
-        frames = [rows[:count].astype(np.int64) for rows, count in zip(table, counts, strict=False)]
-        if any(_NON_FINITE in rows[:, 0].tolist() for rows in frames):
+        counts = buffers.num_published[:num_streams]
+        table = buffers.table(num_streams, num_frames).astype(np.int64)  # one copy for all streams
+        is_published = np.arange(num_frames) < counts[:, None]
+        if (is_published & (table[:, :, 0] == _NON_FINITE)).any():
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
-        return frames
+        return [rows[:count] for rows, count in zip(table, counts.tolist(), strict=True)]
 
     def _scores(self, slots: Sequence[int], num_frames: int) -> list[Tensor | None]:
         """The captured heads' scores of each stream [frames, heads, positions]."""

@@ -1,11 +1,12 @@
 """The engine's main loop: text in, frames out, for all streams together.
 
 One thread owns the backend, the vocoder and the state of every stream. An iteration delivers, ends
-finished segments, swaps out a stream whose slot another one needs, feeds text, assigns slots to waiting streams and runs
-a limited part of their prompts. It then chooses the size of each stream's next chunk, steps the
-streams that can move until their chunks are due or a playback deadline is near (`deadlines`), and
-starts to decode the chunks that are due. Streams join and leave between steps. A new session, a
-cancellation, or text for a stream that lacks it ends the step with the frame under way.
+finished segments, swaps out a stream whose slot another one needs, feeds text, assigns slots to
+waiting streams and runs a limited part of their prompts. It then chooses the size of each stream's
+next chunk, steps the streams that can move until their chunks are due or a playback deadline is
+near (`deadlines`), and starts to decode the chunks that are due. Streams join and leave between
+steps. A new session, a cancellation, or text for a stream that lacks it ends the step with the
+frame under way.
 
 Delivery. The decode pipeline has at most one batch in flight. It is delivered
 
