@@ -192,7 +192,8 @@ DEVICE void attend_prompts(Context& context, const Network& n, int layer, const 
   using Shared = AttentionSharedMemory<Context::max_columns, kPrefillTileSize>;
   static_assert(sizeof(Shared) <= sizeof(context.sums.sums),
                 "an item's memory is that of the sums");
-  static_assert(alignof(Shared) <= alignof(std::remove_reference_t<decltype(context.sums)>));
+  static_assert(alignof(Shared) <= alignof(std::remove_reference_t<decltype(context.sums)>),
+                "an item's memory is aligned");
   Shared& shared = reinterpret_cast<Shared&>(context.sums.sums);
   const WideAttentionItems<S, Context::max_columns> order(
       num_columns, [&](int c) { return columns[columns[c].first_column].position; });

@@ -9,6 +9,10 @@
 
 namespace megakernel {
 
+// --- static asserts ---
+
+static_assert(kPrefillTileSize <= kWideBatchColumns, "a batch holds every tile");
+
 // --- shared memory ---
 
 // `SharedMemory` of shared_memory.cuh.
