@@ -46,7 +46,7 @@ def audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
 
 
 def any_audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Marks the rows with an audible sample, as `audible` marks samples; three times as fast.
+    """Marks the rows that have an audible sample: `audible` for whole rows, in half of the time.
 
     Args:
         pcm: 16-bit samples [rows, samples], with at least one sample in each row.
@@ -54,7 +54,8 @@ def any_audible(pcm: NDArray[np.int16]) -> NDArray[np.bool_]:
     Returns:
         Bools [rows].
     """
-    return (pcm.max(axis=1) >= AUDIBLE) | (pcm.min(axis=1) <= -AUDIBLE)
+    magnitudes = np.abs(pcm).view(np.uint16)  # unsigned, since that of -32768 does not fit int16
+    return np.maximum.reduce(magnitudes, axis=1) >= AUDIBLE
 
 
 class WavWriter:
