@@ -27,6 +27,7 @@ from megakernel_tts.kernels.wide import (
     WideKernel,
     compiled_widths,
     kernel_names,
+    least_blocks,
     needed_widths,
     write_addresses,
 )
@@ -264,7 +265,7 @@ class DecodeKernels:
             config: The model's numbers.
         """
         kernel = WideKernel(module, self.num_blocks)
-        if self.num_blocks >= _least_blocks(config, kernel.info):
+        if self.num_blocks >= least_blocks(config, kernel.info):
             self.wide.append(kernel)
 
     @property
@@ -294,7 +295,7 @@ class DecodeKernels:
         Raises:
             ValueError: It has not.
         """
-        least = _least_blocks(config, self.info)
+        least = least_blocks(config, self.info)
         if self.num_blocks < least:
             raise ValueError(
                 f"The model needs a GPU of {least} multiprocessors, found "
@@ -391,8 +392,7 @@ class DecodeKernels:
             writes: Other tensors that the kernels write.
         """
         for i, batch in enumerate(batches):
-            num_columns = batch.num_columns
-            kernel = next(k for k in self.wide if k.info.max_prefill_columns >= num_columns)
+            kernel = next(k for k in self.wide if k.info.max_prefill_columns >= batch.num_columns)
             kernel.prefill(params, first + i * ctypes.sizeof(batch), workspace, writes)
 
     def _prefill_launches(
@@ -448,9 +448,3 @@ class DecodeKernels:
         num_values = self.info.workspace.num_values
         used = workspace if workspace.numel() == num_values else workspace[:num_values]
         self._module.launch(kernel, params, self._configs[kernel], writes=writes, set_bits=used)
-
-
-def _least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
-    """Thread blocks that hold the rows of a model's residual."""
-    hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
-    return -(-hidden // info.max_residual_rows)

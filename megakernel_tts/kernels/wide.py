@@ -12,6 +12,7 @@ from megakernel_tts.kernels.structs import (
     Params,
     WorkspaceOffsets,
 )
+from megakernel_tts.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,17 @@ def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> t
     """
     limits = (narrow_streams, *compiled_widths(architecture))
     return tuple(width for less, width in pairwise(limits) if less < num_streams)
+
+
+def least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
+    """Thread blocks that hold the rows of a model's residual.
+
+    Args:
+        config: The model's numbers.
+        info: Facts about the build.
+    """
+    hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
+    return -(-hidden // info.max_residual_rows)
 
 
 def write_addresses(params: Params, begin: int, offsets: WorkspaceOffsets) -> None:
