@@ -115,7 +115,7 @@ def frame_bytes(model: Model, num_passes: int) -> dict[str, int]:
 
 
 class KernelTimer:
-    """Times launches of a `Megakernel` backend with 64 slots.
+    """Times launches of a `Megakernel` backend.
 
     Attributes:
         kernel: The backend.
@@ -123,13 +123,18 @@ class KernelTimer:
     """
 
     def __init__(
-        self, model: Model, config: ModelConfig, variant: DecodeVariant = ORDINARY
+        self,
+        model: Model,
+        config: ModelConfig,
+        variant: DecodeVariant = ORDINARY,
+        num_slots: int = _NUM_SLOTS,
     ) -> None:
+        """Loads the kernels that so many slots need; those for few have no wide prefill."""
         hidden = config.talker.stack.hidden_size
         pad = torch.randn(hidden, device="cuda").bfloat16()
-        kernels = load_decode_kernels(config, pad.device, variant, num_streams=_NUM_SLOTS)
+        kernels = load_decode_kernels(config, pad.device, variant, num_streams=num_slots)
         self.kernel = Megakernel(
-            model, config, pad, num_slots=_NUM_SLOTS, max_positions=2048, kernels=kernels
+            model, config, pad, num_slots=num_slots, max_positions=2048, kernels=kernels
         )
         disable_end_of_speech(self.kernel)
         self.prompt = 0.05 * torch.randn(_LONG_PROMPT, hidden).bfloat16()
@@ -181,8 +186,8 @@ class KernelTimer:
         cycles to microseconds.
 
         Returns:
-            For a frame of one stream, of eight and of 64, and for prefill batches of 8, 16 and 2
-            columns: the times of each phase.
+            For a frame of one stream, of eight and of 64, and for prefill batches of 8, 16, 2 and
+            64 columns: the times of each phase.
         """
         frame_us = 1e3 * self.frame(1, 100)
         cycles = {"frame": self._cycles() / FRAMES_PER_LAUNCH}
@@ -193,6 +198,8 @@ class KernelTimer:
         for name, common, length in (("8", 0, 8), ("16", 8, _LONG_PROMPT), ("2", 8, 10)):
             self.prefill(1, common, length)
             cycles[f"prefill_{name}_columns"] = self._cycles()
+        self.prefill(8, 0, 8)
+        cycles["prefill_64_columns"] = self._cycles()
         cycles_per_us = cycles["frame"].sum() / frame_us
         return {
             work: {
@@ -249,6 +256,7 @@ def measure(size: str) -> dict[str, object]:
     bandwidth, frame_weights = read_bandwidth(), sum(weight_bytes["frame"].values())
     graph_ms = {p: round(median_ms(frame_graph(model, config, p)), 3) for p in (100, 500)}
     timer = KernelTimer(model, config)
+    narrow = KernelTimer(model, config, num_slots=8)
     by_streams = {n: round(timer.frame(n, 100), 3) for n in _STREAM_COUNTS}
     by_position = {p: round(timer.frame(1, p), 3) for p in _POSITIONS}
     return {
@@ -260,6 +268,7 @@ def measure(size: str) -> dict[str, object]:
         "prefill_ms_24_positions": round(timer.prefill(1, 0, _LONG_PROMPT), 3),
         "prefill_ms_24_positions_cached_prefix": round(timer.prefill(1, 8, _LONG_PROMPT), 3),
         "prefill_ms_eight_streams": round(timer.prefill(8, 0), 3),
+        "prefill_ms_eight_streams_in_narrow_batches": round(narrow.prefill(8, 0), 3),
         "prefill_ms_eight_streams_cached_prefix": round(timer.prefill(8, _PREFIX), 3),
         "torch_graph_ms_by_position": graph_ms,
         "speedup_over_graph_at_500": round(graph_ms[500] / by_position[500], 2),

@@ -295,10 +295,8 @@ def timed_tts(times: Times, slots: int = 8) -> tuple[TTS, SimulatedDevice]:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     prompt_builder = PromptBuilder(model.embeddings, config, tokenizer)
     simulated = _SimulatedKernels(config.talker.num_codes, device)
-    narrow, wide = (
-        _SimulatedModule(simulated, num_streams, max(times.prompt))
-        for num_streams in (ARGUMENT_STREAMS, _WIDE_STREAMS)
-    )
+    narrow = _SimulatedModule(simulated, ARGUMENT_STREAMS, max(times.prompt))
+    wide = _SimulatedModule(simulated, _WIDE_STREAMS, max_columns=0)  # the times lack wide prefills
     kernels = DecodeKernels(narrow, GpuProperties(1, 0))
     if slots > ARGUMENT_STREAMS:
         kernels.add_wide(wide, config)

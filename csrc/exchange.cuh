@@ -26,7 +26,8 @@
 //     value of every buffer of layer l was written before. Two buffers have values that some uses
 //     do not write: attention_partials and softmax_stats have values per span. Such a value keeps
 //     the tag 3 if the number of spans of a column does not decrease within a launch. It never
-//     decreases in a generation launch. The host begins a new prefill launch where it would.
+//     decreases in a generation launch. The host begins a new prefill launch where it would, and
+//     for every wide prefill batch.
 //  6. By 4 and 5 a reader of U(n) finds a value of U(n - 1) or of U(n), or one never written. Their
 //     tags differ. U(n - 3) and U(n + 3), which have the same tag as U(n), cannot be there.
 //  7. Wide kernels. All columns have the same tag. mlp_normed and attention_normed are written with

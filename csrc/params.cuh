@@ -85,6 +85,19 @@ struct PrefillBatch {
   PrefillColumn columns[kBatchColumns];
 };
 
+// The same for a wide kernel, one batch per launch.
+struct WidePrefillColumn {
+  int slot;
+  int position;
+  int first_column;  // the first column of the batch with the same slot
+  int ends_prompt;   // 1: the column is the last of its prompt
+};
+struct WidePrefillBatch {
+  int num_columns;
+  int first_row;  // the first column's row of `prompt_vectors`
+  WidePrefillColumn columns[kWideBatchColumns];
+};
+
 // The talker's attention heads whose scores are copied to `scores` for every frame.
 struct AttentionCapture {
   int num_heads;
@@ -138,7 +151,8 @@ struct Params {
 
   // Wide kernels.
   WideBuffers wide_talker, wide_predictor;
-  const StreamParams* wide_streams;  // [streams], instead of `streams`
+  const StreamParams* wide_streams;            // [streams], instead of `streams`
+  const WidePrefillBatch* wide_prefill_batch;  // instead of `prefill_batches`
 };
 static_assert(sizeof(Params) <= 4096, "kernel arguments are limited to 4096 bytes");
 

@@ -41,6 +41,15 @@ static_assert(!kIsWide || kNumSplits == 1, "the precise build has no wide kernel
 // Streams of one launch. Each occupies one column of the matrix instruction per split.
 constexpr int kMaxStreams = kIsWide ? kWideStreams : (kSmallSharedMemory ? 4 : 8) / kNumSplits;
 constexpr int kMaxPrefillColumns = kIsWide ? 0 : kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
+// Positions of a tile of a prompt, which are columns of one batch, at most: `kMaxPrefillColumns` of
+// the program of the kernels for few streams.
+constexpr int kPrefillTileSize = (kSmallSharedMemory ? 4 : 16) / kNumSplits;
+static_assert(kIsWide || kMaxPrefillColumns == kPrefillTileSize, "a tile fills a batch");
+// Columns of the wide prefill kernel; the partial sums of 16 columns have no room for its
+// attention.
+constexpr int kWidePrefillColumns = kWideStreams >= 32 ? kWideStreams : 0;
+constexpr int kWideBatchColumns = 64;  // columns of a WidePrefillBatch, used or not
+static_assert(kWidePrefillColumns <= kWideBatchColumns, "a WidePrefillBatch holds every column");
 constexpr int kBatchColumns = 16;    // columns of a PrefillBatch, used or not
 constexpr int kArgumentStreams = 8;  // streams that the arguments of a launch hold
 // Columns for which an exchange buffer of streams has room.
@@ -52,6 +61,10 @@ static_assert(kMaxPrefillColumns <= kBatchColumns, "a PrefillBatch holds every c
 // predictor's first pass has two positions; prefill batches of the same kernel have two as well.
 template <int MaxColumns>
 constexpr int kColumnCapacity = MaxColumns == 1 ? 2 : MaxColumns;
+
+// Positions of a slot in a pass: a generation kernel's columns have a slot each.
+template <int MaxColumns>
+constexpr int kNewPositions = kIsWide ? 1 : kColumnCapacity<MaxColumns>;
 
 constexpr int min_of(int a, int b) { return a < b ? a : b; }
 constexpr int max_of(int a, int b) { return a > b ? a : b; }

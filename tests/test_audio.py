@@ -11,7 +11,14 @@ import pytest
 import soundfile
 
 from megakernel_tts import audio
-from megakernel_tts.audio import AUDIBLE, WavWriter, audible, pcm16, read_reference
+from megakernel_tts.audio import (
+    AUDIBLE,
+    WavWriter,
+    any_audible,
+    audible,
+    pcm16,
+    read_reference,
+)
 from megakernel_tts.errors import ReferenceAudioError
 
 
@@ -31,6 +38,13 @@ def test_audible_compares_magnitude_with_threshold() -> None:
     pcm = np.array([levels, levels[::-1]], np.int16)
     assert audible(pcm)[0].tolist() == [abs(level) >= AUDIBLE for level in levels]
     np.testing.assert_array_equal(audible(pcm)[1], audible(pcm)[0][::-1])
+
+
+def test_a_row_is_audible_if_one_of_its_samples_is() -> None:
+    levels = [-32768, -AUDIBLE - 1, -AUDIBLE, -AUDIBLE + 1, 0, AUDIBLE - 1, AUDIBLE, 32767]
+    rows = np.array([[0, level, 0] for level in levels], np.int16)
+    assert any_audible(rows).tolist() == audible(rows).any(axis=1).tolist()
+    assert any_audible(rows).tolist() == [abs(level) >= AUDIBLE for level in levels]
 
 
 def test_wav_file_is_valid_after_every_write(tmp_path: Path) -> None:

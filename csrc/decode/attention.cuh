@@ -21,8 +21,9 @@ namespace megakernel {
 static_assert(2 * kHeadDim == kNumThreads, "a thread merges one channel of one query head");
 static_assert(2 * kSpanSize == kNumThreads, "half of the threads copy a query head's scores");
 
-// Whether the registers suffice for keys and values that are loaded before the wait for qkv.
-constexpr bool kLoadsEarly = kManyRegisters;
+// Whether the registers suffice for keys and values that are loaded before the wait for qkv. In a
+// wide kernel they would be spilled.
+constexpr bool kLoadsEarly = kManyRegisters && !kIsWide;
 
 // --- shared memory ---
 
@@ -73,11 +74,12 @@ DEVICE bool is_l2_resident(const Params& p, int layer, int num_positions, int nu
 // a time, from vector `first_vector` on; lane l has channels 4 l to 4 l + 3. Writes `shared`: query
 // [2, head dim], query_pairs [splits, 2, head dim], new_key and new_value [columns, head dim].
 // Writes the column's own key and value to the page of its position, `own_page`.
-template <class S, int MaxColumns>
+template <class S, int MaxColumns, int Capacity>
 DEVICE void load_queries_keys_values(const Params& p, const Network& n, const bf16* norms,
                                      const EpochTags& epoch_tags, const Column* columns, int layer,
                                      AttentionItem item, int own_page, bool with_new,
-                                     int first_vector, AttentionSharedMemory<MaxColumns>& shared,
+                                     int first_vector,
+                                     AttentionSharedMemory<MaxColumns, Capacity>& shared,
                                      int& timed_out) {
   const Column column = columns[item.column];
   const int num_vectors =
@@ -140,10 +142,10 @@ DEVICE void store_attention_output(const Params& p, const Network& n, int column
 
 // Copies the item's scores before the softmax, for captured heads, from score [2, kSpanSize] and
 // new_score [columns, 2] to AttentionCapture::scores.
-template <class S, int MaxColumns>
+template <class S, int MaxColumns, int Capacity>
 DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item, int frame,
                                   int begin, int num_earlier, int num_new,
-                                  const AttentionSharedMemory<MaxColumns>& shared) {
+                                  const AttentionSharedMemory<MaxColumns, Capacity>& shared) {
   const AttentionCapture& capture = p.attention_capture;
   const int j = 32 * uniform_warp_idx() / kSpanSize, head = 2 * item.head + j,
             i = thread_idx() % kSpanSize;
@@ -160,8 +162,9 @@ DEVICE void store_captured_scores(const Params& p, int layer, AttentionItem item
 
 // Computes new_score [columns, 2] of `shared` from the last warp on: the last warps are the last to
 // have a tile.
-template <int MaxColumns>
-DEVICE void score_new_positions(int num_new, int warp, AttentionSharedMemory<MaxColumns>& shared) {
+template <int MaxColumns, int Capacity>
+DEVICE void score_new_positions(int num_new, int warp,
+                                AttentionSharedMemory<MaxColumns, Capacity>& shared) {
   for (int i = kNumWarps - 1 - warp; i < num_new; i += kNumWarps) {
     const float4 key = reinterpret_cast<const float4*>(shared.new_key[i])[lane_idx()];
 #pragma unroll
@@ -177,10 +180,11 @@ DEVICE void score_new_positions(int num_new, int warp, AttentionSharedMemory<Max
 // a new value. With one span it writes exchange.attention_output. With several it writes the
 // span's attention_partials [columns, heads, spans, head dim] and softmax_stats [columns, heads,
 // spans, 2].
-template <class S, int MaxColumns, class NewValue>
+template <class S, int MaxColumns, int Capacity, class NewValue>
 DEVICE void merge_tiles(const Params& p, const Network& n, int layer, const EpochTags& epoch_tags,
                         AttentionItem item, int frame, int num_earlier, int num_tiles, int num_new,
-                        const AttentionSharedMemory<MaxColumns>& shared, NewValue new_value) {
+                        const AttentionSharedMemory<MaxColumns, Capacity>& shared,
+                        NewValue new_value) {
   const int j = thread_idx() / kHeadDim, channel = thread_idx() % kHeadDim;
   float max_scores[kNumWarps], exp_sums[kNumWarps], weighted[kNumWarps];  // one batch of loads
 #pragma unroll
@@ -227,10 +231,10 @@ DEVICE void merge_tiles(const Params& p, const Network& n, int layer, const Epoc
 // page [kPageSize, kKvWidth]. With one span it writes exchange.attention_output. With several it
 // writes the span's attention_partials [columns, heads, spans, head dim] and softmax_stats
 // [columns, heads, spans, 2].
-template <class S, int MaxColumns>
+template <class S, int MaxColumns, int Capacity>
 DEVICE void attend_item(const Params& p, const Network& n, int layer, const bf16* norms,
                         const Column* columns, int num_columns, const EpochTags& epoch_tags,
-                        AttentionSharedMemory<MaxColumns>& shared, int& timed_out,
+                        AttentionSharedMemory<MaxColumns, Capacity>& shared, int& timed_out,
                         AttentionItem item) {
   const Column column = columns[item.column];
   const int page = page_of(n, column.slot, item.span * kSpanSize),

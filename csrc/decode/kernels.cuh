@@ -5,6 +5,7 @@
 #include "frame.cuh"
 #include "prefill.cuh"
 #include "wide_frame.cuh"
+#include "wide_prefill.cuh"
 
 namespace megakernel {
 
@@ -13,7 +14,7 @@ using KernelModel = MEGAKERNEL_MODEL;
 // Facts about this build that the host needs; megakernel_tts/kernels/structs.py mirrors it.
 struct DecodeInfo {
   int max_streams;
-  int max_prefill_columns;    // of `prefill_large`
+  int max_prefill_columns;    // of `prefill_large` or `prefill_wide`; 0 without either
   int small_prefill_columns;  // of `prefill_small`; `prefill_medium` takes `max_streams`
   int kv_tile_size, span_size, page_size, max_pages, kv_width;
   int num_threads;        // of a thread block
@@ -39,7 +40,7 @@ constexpr int kSharedBytes = shared_bytes<MaxColumns>();
 
 constexpr DecodeInfo make_decode_info() {
   return {kMaxStreams,
-          kMaxPrefillColumns,
+          kIsWide ? kWidePrefillColumns : kMaxPrefillColumns,
           kColumnCapacity<1>,
           kKvTileSize,
           kSpanSize,
@@ -58,8 +59,12 @@ constexpr DecodeInfo make_decode_info() {
 }
 
 // The kernels by name: what each runs, and the columns that it is compiled for.
-#ifdef MEGAKERNEL_WIDE_STREAMS
+#if defined(MEGAKERNEL_WIDE_STREAMS) && MEGAKERNEL_WIDE_STREAMS < 32
 #define MEGAKERNEL_DECODE_KERNELS(KERNEL) KERNEL(generate_wide, generate_wide_frames, kWideStreams)
+#elif defined(MEGAKERNEL_WIDE_STREAMS)
+#define MEGAKERNEL_DECODE_KERNELS(KERNEL)                   \
+  KERNEL(generate_wide, generate_wide_frames, kWideStreams) \
+  KERNEL(prefill_wide, prefill_wide_prompts, kWideStreams)
 #else
 #define MEGAKERNEL_DECODE_KERNELS(KERNEL)                \
   KERNEL(generate_single, generate_frames, 1)            \

@@ -23,11 +23,11 @@ constexpr float kScoreScale = 0.08838834764831845f;  // 1 / sqrt(kHeadDim)
 
 // --- shared memory ---
 
-// Of an attention item: two query heads, kSpanSize earlier positions, and the positions of the
-// current pass ("new").
-template <int MaxColumns>
+// Of an attention item: two query heads, kSpanSize earlier positions, and up to `Capacity`
+// positions of the current pass ("new").
+template <int MaxColumns, int Capacity = kNewPositions<MaxColumns>>
 struct alignas(16) AttentionSharedMemory {
-  static constexpr int kCapacity = kIsWide ? 1 : kColumnCapacity<MaxColumns>;
+  static constexpr int kCapacity = Capacity;
   float query[2][kHeadDim];
   float new_key[kCapacity][kHeadDim], new_value[kCapacity][kHeadDim];
   uint32_t query_pairs[kNumSplits][2][kHeadDim / 2];
@@ -98,8 +98,8 @@ struct KvTile {
   // Reads query_pairs [splits, query heads, head dim] of `shared`. Writes the warp's entries of
   // score [query heads, kSpanSize], max_score, exp_sum [warps, query heads] and weighted_values
   // [warps, query heads, head dim].
-  template <int MaxColumns>
-  DEVICE void attend(int num_valid, AttentionSharedMemory<MaxColumns>& shared) const {
+  template <int MaxColumns, int Capacity>
+  DEVICE void attend(int num_valid, AttentionSharedMemory<MaxColumns, Capacity>& shared) const {
     const int g = lane_idx() / 4, t = lane_idx() % 4;  // row and column pair of the accumulators
     float score[2][4] = {};
 #pragma unroll

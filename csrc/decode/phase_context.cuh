@@ -30,7 +30,7 @@ struct alignas(16) ActivationFragments {
 
 // --- addresses and state of a thread ---
 
-template <int MaxColumns>
+template <int MaxColumns, int Capacity>
 struct AttentionSharedMemory;       // kv_tile.cuh
 struct ShortAttentionSharedMemory;  // short_attention.cuh
 
@@ -94,8 +94,8 @@ struct PhaseContext {
   ProjectionAddresses<R, MaxColumns> addresses;
   PartialSums<MaxColumns> (&sums)[2];
   ActivationFragments<MaxColumns> (&fragments)[kNumSplits];
-  AttentionSharedMemory<MaxColumns>& attention;  // overlaps `fragments`
-  ShortAttentionSharedMemory* short_attention;   // one per warp that attends
+  AttentionSharedMemory<MaxColumns, kNewPositions<MaxColumns>>& attention;  // overlaps `fragments`
+  ShortAttentionSharedMemory* short_attention;  // one per warp that attends
   PinnedAddress<R> ring;
   PhaseTimer timer;
   const RowGroupRange* row_groups;                  // this thread block's, by phase

@@ -35,13 +35,14 @@ struct WideAttentionSharedMemory {
 template <class S, int MaxColumns>
 class WideAttentionItems {
  public:
-  // Reads columns [columns].
-  DEVICE WideAttentionItems(const Column* columns, int num_columns) {
+  // `num_earlier(column)` is the number of positions of earlier passes of a column's slot.
+  template <class NumEarlier>
+  DEVICE WideAttentionItems(int num_columns, NumEarlier num_earlier) {
     int num_spans = 0;  // of the lane's columns
 #pragma unroll
     for (int i = 0; i < kLaneColumns; ++i) {
       const int c = kLaneColumns * lane_idx() + i;
-      if (c < num_columns) num_spans += max(1, (columns[c].position + kSpanSize - 1) / kSpanSize);
+      if (c < num_columns) num_spans += max(1, (num_earlier(c) + kSpanSize - 1) / kSpanSize);
       ends_[i] = num_spans;
     }
     int total = num_spans;  // of the lanes up to this one
@@ -152,27 +153,57 @@ DEVICE void attend_items(Context& context, const Network& n, int layer, const bf
 
 // --- body ---
 
-// The phases `attention` and `attention_combine`: all items of this thread block, then the merging
-// of their spans. The first items belong to the last thread blocks, which have the fewest row
-// groups.
+// The phase `attention_combine`: merges the spans of this thread block's items.
 template <class S, class Context>
-DEVICE void attend_wide(Context& context, const Network& n, int layer, const bf16* norms,
-                        const Column* columns, int num_columns) {
-  const WideAttentionItems<S, Context::max_columns> order(columns, num_columns);
-  const int first = num_blocks() - 1 - block_idx();
+DEVICE void combine_wide(Context& context, const Network& n,
+                         const WideAttentionItems<S, Context::max_columns>& order) {
 #pragma unroll 1
-  for (int i = first; i < order.count(); i += kItemsTogether * num_blocks()) {
-    attend_items<S>(context, n, layer, norms, columns, num_columns, order, i);
-  }
-  context.timer.lap(kAttention, kRest);
-#pragma unroll 1
-  for (int i = first; i < order.count(); i += num_blocks()) {
+  for (int i = num_blocks() - 1 - block_idx(); i < order.count(); i += num_blocks()) {
     const AttentionItem item = order[i];
     if (item.span > 0 || item.num_spans == 1) continue;
     combine_spans<S, Context::max_columns>(context.p, n, context.epoch_tags, context.timed_out(),
                                            item);
     context.timer.lap(kAttentionCombine, kRest);
   }
+}
+
+// The phases `attention` and `attention_combine`: all items of this thread block, then the merging
+// of their spans. The first items belong to the last thread blocks, which have the fewest row
+// groups.
+template <class S, class Context>
+DEVICE void attend_wide(Context& context, const Network& n, int layer, const bf16* norms,
+                        const Column* columns, int num_columns) {
+  const WideAttentionItems<S, Context::max_columns> order(
+      num_columns, [&](int c) { return columns[c].position; });
+  const int first = num_blocks() - 1 - block_idx();
+#pragma unroll 1
+  for (int i = first; i < order.count(); i += kItemsTogether * num_blocks()) {
+    attend_items<S>(context, n, layer, norms, columns, num_columns, order, i);
+  }
+  context.timer.lap(kAttention, kRest);
+  combine_wide<S>(context, n, order);
+}
+
+// The same for the columns of prompts, of which several have the same slot: one item at a time.
+// `attend_item` uses the memory of the partial sums, which have no values between two projections.
+template <class S, class Context>
+DEVICE void attend_prompts(Context& context, const Network& n, int layer, const bf16* norms,
+                           const Column* columns, int num_columns) {
+  using Shared = AttentionSharedMemory<Context::max_columns, kPrefillTileSize>;
+  static_assert(sizeof(Shared) <= sizeof(context.sums.sums),
+                "an item's memory is that of the sums");
+  static_assert(alignof(Shared) <= alignof(std::remove_reference_t<decltype(context.sums)>),
+                "an item's memory is aligned");
+  Shared& shared = reinterpret_cast<Shared&>(context.sums.sums);
+  const WideAttentionItems<S, Context::max_columns> order(
+      num_columns, [&](int c) { return columns[columns[c].first_column].position; });
+#pragma unroll 1
+  for (int i = num_blocks() - 1 - block_idx(); i < order.count(); i += num_blocks()) {
+    attend_item<S>(context.p, n, layer, norms, columns, num_columns, context.epoch_tags, shared,
+                   context.timed_out(), order[i]);
+  }
+  context.timer.lap(kAttention, kRest);
+  combine_wide<S>(context, n, order);
 }
 
 }  // namespace megakernel

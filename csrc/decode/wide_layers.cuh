@@ -68,25 +68,33 @@ DEVICE void exchange_scales(Context& context, uint32_t* scales, uint32_t tag, fl
   }
 }
 
-// The same for an exchanged x, float layout [columns, Width].
+// Waits for the lane's vectors of column c of an exchanged x, float layout [columns, Width].
+template <int Width, int MaxColumns, class Context>
+DEVICE void load_residual_vectors(Context& context, const uint32_t* values, uint32_t tag,
+                                  Phase source, int c, float4 (&x)[LaneVectors<Width>::count]) {
+  constexpr int kNumVectors = LaneVectors<Width>::count;
+  uint4 v[kNumVectors] = {};
+  uint32_t missing = 0;
+#pragma unroll
+  for (int i = 0; i < kNumVectors; ++i) {
+    missing |= static_cast<uint32_t>(LaneVectors<Width>::valid(i)) << i;
+  }
+  const uint32_t* from =
+      values + FloatExchangeLayout<Width, MaxColumns>::index(c, LaneVectors<Width>::k(0));
+  wait_for_vectors<FloatValues>(
+      v, missing, [&](int i) { return from + i * 4 * kStepK; }, [&](int) { return tag; },
+      SpinTimeout(context.p, source, context.timed_out()));
+#pragma unroll
+  for (int i = 0; i < kNumVectors; ++i) x[i] = untag(v[i]);
+}
+
+// `exchange_scales` for an exchanged x, float layout [columns, Width].
 template <int Width, int MaxColumns, class Context>
 DEVICE void exchange_residual_scales(Context& context, const uint32_t* values, uint32_t values_tag,
                                      Phase source, uint32_t* scales, uint32_t tag, float eps) {
   constexpr int kNumVectors = LaneVectors<Width>::count;
   exchange_scales<Width>(context, scales, tag, eps, [&](int c, float4(&x)[kNumVectors]) {
-    uint4 v[kNumVectors] = {};
-    uint32_t missing = 0;
-#pragma unroll
-    for (int i = 0; i < kNumVectors; ++i) {
-      missing |= static_cast<uint32_t>(LaneVectors<Width>::valid(i)) << i;
-    }
-    const uint32_t* from =
-        values + FloatExchangeLayout<Width, MaxColumns>::index(c, LaneVectors<Width>::k(0));
-    wait_for_vectors<FloatValues>(
-        v, missing, [&](int i) { return from + i * 4 * kStepK; }, [&](int) { return values_tag; },
-        SpinTimeout(context.p, source, context.timed_out()));
-#pragma unroll
-    for (int i = 0; i < kNumVectors; ++i) x[i] = untag(v[i]);
+    load_residual_vectors<Width, MaxColumns>(context, values, values_tag, source, c, x);
   });
 }
 
@@ -185,10 +193,10 @@ DEVICE bool project_wide_and_add(Context& context, Phase phase, WideInput input,
 }
 
 // Runs all layers for a pass; returns false after a timeout. Reads mlp_normed and mlp_scales; if
-// `InputIsExchanged`, the scales are still to be computed from mlp_residual. Writes mlp_residual
-// and mlp_normed, with the weight of the final norm. finish(column, k, x, valid) returns the last
-// layer's residual.
-template <class S, bool InputIsExchanged, class Context, class Finish>
+// `InputIsExchanged`, the scales are still to be computed from mlp_residual. With `HasPrompts`,
+// several columns may have one slot. Writes mlp_residual and mlp_normed, with the weight of the
+// final norm. finish(column, k, x, valid) returns the last layer's residual.
+template <class S, bool InputIsExchanged, bool HasPrompts = false, class Context, class Finish>
 DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffers& buffers,
                             WideTags& tags, const Column* columns, Finish finish) {
   constexpr int kMaxColumns = Context::max_columns;
@@ -226,6 +234,8 @@ DEVICE bool run_wide_layers(Context& context, const Network& n, const WideBuffer
     const bf16* head_norms = norms + 2 * S::hidden_size;
     if constexpr (S::short_context) {
       attend_short_distributed<S>(context, n, layer, head_norms, columns, num_columns);
+    } else if constexpr (HasPrompts) {
+      attend_prompts<S>(context, n, layer, head_norms, columns, num_columns);
     } else {
       attend_wide<S>(context, n, layer, head_norms, columns, num_columns);
     }

@@ -6,13 +6,13 @@ between them.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megakernel_tts.align.words import Transcript, Word, WrittenWord, split_words
-from megakernel_tts.audio import audible
+from megakernel_tts.audio import any_audible
 from megakernel_tts.text.markup import Replacement
 
 STEP_SECONDS = 0.02  # resolution of the audio analysis and of word starts
@@ -93,11 +93,14 @@ class EstimatedWordTimer:
         self._remainder = samples[num_steps * self._step_samples :]
         steps = samples[: num_steps * self._step_samples].reshape(num_steps, self._step_samples)
         words: list[Word] = []
-        for sounds in np.any(audible(steps), axis=1).tolist():
-            self._track_pauses(sounds)
-            words += self._reached_words() if sounds else []
+        for sounds in any_audible(steps).tolist():
+            if sounds:
+                self._end_pause()
+                words += self._reached_words()
+                self._text_time += STEP_SECONDS
+            else:
+                self._num_silent += self._text_time > 0  # silence before the speech is no pause
             self._num_steps += 1
-            self._text_time += STEP_SECONDS if sounds else 0.0
         if last:
             words += [self._word_now(text) for text, _ in self._pending]
             self._pending.clear()
@@ -112,11 +115,8 @@ class EstimatedWordTimer:
         """Returns 0: the estimate is not reliable enough to detect the end of the text."""
         return 0
 
-    def _track_pauses(self, sounds: bool) -> None:
+    def _end_pause(self) -> None:
         """At the first sound after a pause, corrects the estimate."""
-        if not sounds:
-            self._num_silent += self._text_time > 0  # silence before the speech is not a pause
-            return
         if self._num_silent >= _PAUSE_STEPS:
             self._correct()
         self._num_silent = 0
@@ -134,9 +134,11 @@ class EstimatedWordTimer:
             self._text_time = self._corrected_at = nearest
             self._clause_starts = [start for start in self._clause_starts if start > nearest]
 
-    def _reached_words(self) -> Iterator[Word]:
+    def _reached_words(self) -> list[Word]:
+        words: list[Word] = []
         while self._pending and self._pending[0][1] <= self._text_time + STEP_SECONDS / 2:
-            yield self._word_now(self._pending.popleft()[0])
+            words.append(self._word_now(self._pending.popleft()[0]))
+        return words
 
     def _word_now(self, text: str) -> Word:
         return Word(text, round(self._num_steps * STEP_SECONDS, 3), None, True)

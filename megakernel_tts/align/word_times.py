@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from megakernel_tts.align.attention import unit_log_attention
 from megakernel_tts.align.online import OnlineSearch
 from megakernel_tts.align.words import Transcript, Word
-from megakernel_tts.audio import audible
+from megakernel_tts.audio import any_audible, audible
 from megakernel_tts.text.markup import Replacement
 
 
@@ -114,7 +114,7 @@ class AlignedWordTimer:
         """See `WordTimer.add_audio`."""
         transcript, path = self._transcript, self._search.path(ended=last)[: len(samples)]
         self._search.drop_frames(len(samples))
-        has_sound = np.any(audible(samples), axis=1).tolist()
+        has_sound = any_audible(samples).tolist()
         for unit, sounds in zip(path, has_sound, strict=True):
             word, silent = transcript.unit_words[max(unit, 0)], transcript.unit_silent[max(unit, 0)]
             # A word whose unit has no audible frame yet has not begun. No word begins twice.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megakernel_common.kernels.addresses import device_address, host_address
 from megakernel_tts.backends.memory import MAX_FRAMES
-from megakernel_tts.backends.prefill_batching import PromptPart
+from megakernel_tts.backends.prefill_batching import Batch
 from megakernel_tts.backends.weight_packing import Packer
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import (
@@ -24,6 +24,7 @@ from megakernel_tts.kernels.structs import (
     PhaseInterval,
     PrefillBatch,
     StreamParams,
+    WidePrefillBatch,
 )
 from megakernel_tts.model.config import ModelConfig, StackConfig
 from megakernel_tts.model.weights import Model, Stack
@@ -302,18 +303,21 @@ class DecodeBuffers:
         return self.upload(torch.frombuffer(host, dtype=torch.uint8))
 
     def upload_prompts(
-        self, tiles: Sequence[PromptPart], batches: "ctypes.Array[PrefillBatch]"
+        self,
+        batches: Sequence[Batch],
+        packed: "ctypes.Array[PrefillBatch] | ctypes.Array[WidePrefillBatch]",
     ) -> UploadedPrompts:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 
         Args:
-            tiles: Of bfloat16 prompts on the host; together the columns of all batches.
-            batches: The batches.
+            batches: Of tiles of bfloat16 prompts on the host.
+            packed: The same batches as the kernels read them.
         """
-        num_vectors = sum(tile.end - tile.begin for tile in tiles)
+        tiles = [tile for batch in batches for tile in batch.tiles]
+        num_vectors = sum(batch.num_columns for batch in batches)
         hidden_size = tiles[0].prompt.shape[1]
         row_bytes = hidden_size * torch.bfloat16.itemsize
-        vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(batches)
+        vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(packed)
         num_rows = num_vectors + -(-batch_bytes // row_bytes)  # the batches are in the last rows
         # Joined in pinned memory: one copy, and the host does not wait for the upload.
         pinned = self._device.type == "cuda"
@@ -323,6 +327,6 @@ class DecodeBuffers:
             tile_bytes = (tile.end - tile.begin) * row_bytes
             ctypes.memmove(address, tile.prompt.data_ptr() + tile.begin * row_bytes, tile_bytes)
             address += tile_bytes
-        ctypes.memmove(address, batches, batch_bytes)
+        ctypes.memmove(address, packed, batch_bytes)
         data = staged.to(self._device, non_blocking=True)
         return UploadedPrompts(data, data.data_ptr(), data.data_ptr() + vector_bytes)

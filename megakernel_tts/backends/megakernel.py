@@ -6,7 +6,6 @@ frames in pinned memory.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,12 +15,15 @@ from torch import Tensor
 
 from megakernel_common.inference import in_inference_mode
 from megakernel_tts.backends.decode_buffers import PHASES, DecodeBuffers
+from megakernel_tts.backends.kernel_slot import KernelSlot, new_stream
 from megakernel_tts.backends.memory import MAX_FRAMES, choose_num_pages, decode_memory, free_memory
 from megakernel_tts.backends.paged_cache import PagedCache
 from megakernel_tts.backends.prefill_batching import (
     PromptPart,
+    fill_batches,
     num_tiled_positions,
     pack_batches,
+    pack_wide_batches,
     part_end,
 )
 from megakernel_tts.backends.prefix_cache import PrefixCache
@@ -30,7 +32,6 @@ from megakernel_tts.backends.protocol import (
     PendingCodes,
     PrefillRequest,
     PrefillResult,
-    SlotProgress,
 )
 from megakernel_tts.backends.score_capture import ScoreCapture
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot, restore_snapshot, take_snapshot
@@ -39,50 +40,13 @@ from megakernel_tts.kernels.decode import DecodeKernels, check_shapes, load_deco
 from megakernel_tts.kernels.structs import (
     NUM_CODE_GROUPS,
     EndReason,
-    SamplingParams,
-    StreamParams,
 )
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.weights import Model
-from megakernel_tts.sampling import Sampling
 
 _TIMEOUT_NS = 2_000_000_000  # that a thread block waits for another
 _EOS, _NON_FINITE = int(EndReason.EOS), int(EndReason.NON_FINITE)
 _POLL_INTERVAL_S = 5e-4  # between polls of a launch with more than one frame to go
-
-
-@dataclass(kw_only=True)
-class _Slot(SlotProgress):
-    codes: list[int]  # of the last frame
-    stream: StreamParams  # for the kernels; `update` refreshes what changes
-
-    def update(self, slot: int, max_positions: int) -> StreamParams:
-        """The stream's state for the next launch."""
-        stream = self.stream
-        stream.slot, stream.prompt_length = slot, self.num_prompt
-        stream.num_frames, stream.max_frames = self.num_frames, max_positions - self.num_prompt
-        stream.num_text_vectors, stream.text_complete = self.num_fed, self.text_complete
-        stream.starts_from_prompt = self.num_frames == 0
-        stream.codes[:] = self.codes
-        return stream
-
-
-def _new_stream(sampling: Sampling, first_frame: int) -> StreamParams:
-    """A stream's state for the kernels: what stays the same from launch to launch."""
-    seed = sampling.seed or 0
-    return StreamParams(
-        noise_frame_offset=first_frame & 0xFFFFFFFF,
-        seed=(seed & 0xFFFFFFFF, seed >> 32),
-        repetition_penalty=sampling.repetition_penalty,
-        talker=SamplingParams(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
-        ),
-        predictor=SamplingParams(
-            temperature=sampling.predictor_temperature,
-            top_k=sampling.predictor_top_k,
-            top_p=sampling.predictor_top_p,
-        ),
-    )
 
 
 class Megakernel:
@@ -152,7 +116,7 @@ class Megakernel:
         self._capture = ScoreCapture(self._buffers.scores)
         self._done = torch.cuda.Event() if self._device.type == "cuda" else None
         self._prefixes = PrefixCache()
-        self._state: dict[int, _Slot] = {}
+        self._state: dict[int, KernelSlot] = {}
 
     def reserve(self, slot: int, num_positions: int, *, beginning: bool = False) -> bool:
         """Assigns pages of the KV cache to a slot; see `Backend.reserve`."""
@@ -182,9 +146,9 @@ class Megakernel:
         self._launch_prompts([part for part in parts if part.end > part.begin])
         for request, end in zip(requests, in_place, strict=True):
             if end == request.num_positions:
-                stream = _new_stream(request.sampling.in_float32(), request.first_frame)
+                stream = new_stream(request.sampling.in_float32(), request.first_frame)
                 codes = [0] * NUM_CODE_GROUPS
-                self._state[request.slot] = _Slot(num_prompt=end, codes=codes, stream=stream)
+                self._state[request.slot] = KernelSlot(num_prompt=end, codes=codes, stream=stream)
         return PrefillResult(in_place, num_run)
 
     def _num_tiled(self, request: PrefillRequest) -> int:
@@ -265,15 +229,25 @@ class Megakernel:
         """Launches parts of prompts; does not wait."""
         if not parts:
             return
-        tiles, batches = pack_batches(parts, self._narrow_streams, self._max_columns)
-        buffers = self._buffers
-        params = buffers.params
+        sizes = self._narrow_streams, self._max_columns
+        narrow = fill_batches(parts, *sizes, self._max_columns)
+        wide_columns = self._kernels.max_wide_prefill_columns
+        wide = fill_batches(parts, *sizes, wide_columns) if wide_columns else narrow
+        buffers, kernels = self._buffers, self._kernels
+        params, workspace, written = buffers.params, buffers.workspace, buffers.written_tensors()
         self._cache.upload_table()
-        uploaded = buffers.upload_prompts(tiles, batches)
-        params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
         params.timeout_ns = _TIMEOUT_NS
-        end, written = max(part.end for part in parts), buffers.written_tensors()
-        self._kernels.prefill(params, batches, end, buffers.workspace, written)
+        if len(wide) < len(narrow):
+            wide_batches = pack_wide_batches(wide)
+            uploaded = buffers.upload_prompts(wide, wide_batches)
+            params.prompt_vectors = uploaded.vectors
+            kernels.prefill_wide(params, uploaded.batches, wide_batches, workspace, written)
+        else:
+            batches = pack_batches(narrow)
+            uploaded = buffers.upload_prompts(narrow, batches)
+            params.prompt_vectors, params.prefill_batches = uploaded.vectors, uploaded.batches
+            end = max(part.end for part in parts)
+            kernels.prefill(params, batches, end, workspace, written)
 
     def clear_prefix_cache(self) -> None:
         """Drops the cached prefixes; see `Backend.clear_prefix_cache`."""
@@ -399,11 +373,12 @@ class Megakernel:
                 f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
                 f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
             )
-        table, counts = buffers.table(num_streams, num_frames), buffers.num_published.tolist()
-        frames = [rows[:count].astype(np.int64) for rows, count in zip(table, counts, strict=False)]
-        if any(_NON_FINITE in rows[:, 0].tolist() for rows in frames):
+        counts = buffers.num_published[:num_streams]
+        table = buffers.table(num_streams, num_frames).astype(np.int64)  # one copy for all streams
+        is_published = np.arange(num_frames) < counts[:, None]
+        if (is_published & (table[:, :, 0] == _NON_FINITE)).any():
             raise FloatingPointError("The logits are not finite; try dtype='float32'.")
-        return frames
+        return [rows[:count] for rows, count in zip(table, counts.tolist(), strict=True)]
 
     def _scores(self, slots: Sequence[int], num_frames: int) -> list[Tensor | None]:
         """The captured heads' scores of each stream [frames, heads, positions]."""
@@ -414,7 +389,9 @@ class Megakernel:
             for slot, rows in zip(slots, self._capture.rows(len(slots), num_frames), strict=True)
         ]
 
-    def _update(self, state: _Slot, frames: NDArray[np.int64], scores: Tensor | None) -> Frames:
+    def _update(
+        self, state: KernelSlot, frames: NDArray[np.int64], scores: Tensor | None
+    ) -> Frames:
         """Advances a stream by its frames, and returns them."""
         end_reason, *state.codes = frames[-1].tolist()
         state.num_frames += len(frames)
@@ -423,7 +400,7 @@ class Megakernel:
         captured = None if scores is None else scores[:count]
         return Frames(torch.from_numpy(frames[:count, 1:]), ended, captured)
 
-    def _slot_views(self, slot: int, state: _Slot) -> list[Tensor]:
+    def _slot_views(self, slot: int, state: KernelSlot) -> list[Tensor]:
         """A slot's parts of the buffers, as far as its stream has filled them."""
         return [
             *self._cache.views(slot, state.num_positions),
@@ -433,7 +410,7 @@ class Megakernel:
         ]
 
     @in_inference_mode
-    def swap_out(self, slot: int) -> SlotSnapshot[_Slot]:
+    def swap_out(self, slot: int) -> SlotSnapshot[KernelSlot]:
         """Copies a stream to the host and frees its slot; see `Backend.swap_out`."""
         state = self._state[slot]
         snapshot = take_snapshot(state, self._slot_views(slot, state))
@@ -441,7 +418,7 @@ class Megakernel:
         return snapshot
 
     @in_inference_mode
-    def swap_in(self, slot: int, snapshot: SlotSnapshot[_Slot]) -> None:
+    def swap_in(self, slot: int, snapshot: SlotSnapshot[KernelSlot]) -> None:
         """Copies a stream back into a slot; see `Backend.swap_in`."""
         state = snapshot.state
         self._cache.require(slot, state.num_positions)

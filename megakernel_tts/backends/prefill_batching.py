@@ -10,14 +10,17 @@ import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
 from torch import Tensor
 
-from megakernel_tts.kernels.structs import BATCH_COLUMNS, PrefillBatch
-
-_COLUMN_FIELDS = 3  # ints of a `PrefillColumn`
+from megakernel_tts.kernels.structs import (
+    BATCH_COLUMNS,
+    WIDE_BATCH_COLUMNS,
+    PrefillBatch,
+    WidePrefillBatch,
+)
 
 
 class PromptPart(NamedTuple):
@@ -37,30 +40,21 @@ class PromptPart(NamedTuple):
 
 
 @dataclass
-class _BatchBuilder:
-    """A batch being filled.
+class Batch:
+    """Tiles of different prompts that pass through the talker together.
 
     Attributes:
         tiles: Its tiles.
         num_columns: Positions of the tiles.
-        columns: Slot, position, and the tile's first column, of each column.
-        prompt_end_mask: Bit c is set if column c is the last position of its prompt.
     """
 
     tiles: list[PromptPart] = field(default_factory=list[PromptPart])
     num_columns: int = 0
-    columns: list[int] = field(default_factory=list[int])
-    prompt_end_mask: int = 0
 
     def add(self, tile: PromptPart) -> None:
         """Adds a tile."""
-        first_column = self.num_columns
         self.tiles.append(tile)
-        for position in range(tile.begin, tile.end):
-            self.columns += (tile.slot, position, first_column)
         self.num_columns += tile.end - tile.begin
-        if tile.end == tile.prompt.shape[0]:
-            self.prompt_end_mask |= 1 << self.num_columns - 1
 
     def record(self, first_row: int) -> list[int]:
         """The values of a `PrefillBatch`.
@@ -68,8 +62,36 @@ class _BatchBuilder:
         Args:
             first_row: Columns of the batches before.
         """
-        padding = [0] * (_COLUMN_FIELDS * BATCH_COLUMNS - len(self.columns))
-        return [self.num_columns, first_row, self.prompt_end_mask, *self.columns, *padding]
+        columns: list[int] = []
+        first_column = prompt_end_mask = 0
+        for tile in self.tiles:
+            for position in range(tile.begin, tile.end):
+                columns += (tile.slot, position, first_column)
+            first_column += tile.end - tile.begin
+            prompt_end_mask |= int(_ends_prompt(tile)) << first_column - 1
+        padding = [0] * (3 * BATCH_COLUMNS - len(columns))
+        return [self.num_columns, first_row, prompt_end_mask, *columns, *padding]
+
+    def wide_record(self, first_row: int) -> list[int]:
+        """The values of a `WidePrefillBatch`.
+
+        Args:
+            first_row: Columns of the batches before.
+        """
+        columns: list[int] = []
+        first_column = 0
+        for tile in self.tiles:
+            for position in range(tile.begin, tile.end):
+                columns += (tile.slot, position, first_column, 0)
+            columns[-1] = int(_ends_prompt(tile))
+            first_column += tile.end - tile.begin
+        padding = [0] * (4 * WIDE_BATCH_COLUMNS - len(columns))
+        return [self.num_columns, first_row, *columns, *padding]
+
+
+def _ends_prompt(tile: PromptPart) -> bool:
+    """Whether a tile has the last position of its prompt."""
+    return tile.end == tile.prompt.shape[0]
 
 
 def num_tiled_positions(num_positions: int, first_size: int, tile_size: int) -> int:
@@ -109,35 +131,49 @@ def _tiles(part: PromptPart, first_size: int, tile_size: int) -> Iterator[Prompt
         begin = end
 
 
-def pack_batches(
-    parts: Sequence[PromptPart], first_size: int, tile_size: int
-) -> tuple[list[PromptPart], "ctypes.Array[PrefillBatch]"]:
-    """Packs parts into batches: each tile into the first batch behind its predecessor's.
+def fill_batches(
+    parts: Sequence[PromptPart], first_size: int, tile_size: int, max_columns: int
+) -> list[Batch]:
+    """Puts each tile into the first batch behind its predecessor's that has columns for it.
 
     Args:
         parts: Of different slots.
         first_size: Positions of a prompt's first tile.
-        tile_size: Positions of each other tile, and columns of a batch at most.
-
-    Returns:
-        The tiles in the order of their columns, and the batches.
+        tile_size: Positions of each other tile.
+        max_columns: Columns of a batch at most.
     """
-    batches: list[_BatchBuilder] = []
+    batches: list[Batch] = []
     earliest: dict[int, int] = {}  # the first batch for the next tile of a slot
     # In rounds: the first tiles of all parts, then the second ones, and so on.
     rounds = zip_longest(*[_tiles(part, first_size, tile_size) for part in parts])
     for tile in filter(None, chain.from_iterable(rounds)):
         i = earliest.get(tile.slot, 0)
-        while i < len(batches) and batches[i].num_columns + tile.end - tile.begin > tile_size:
+        while i < len(batches) and batches[i].num_columns + tile.end - tile.begin > max_columns:
             i += 1
         if i == len(batches):
-            batches.append(_BatchBuilder())
+            batches.append(Batch())
         batches[i].add(tile)
         earliest[tile.slot] = i + 1
+    return batches
+
+
+def _first_rows(batches: Sequence[Batch]) -> Iterator[int]:
+    """Columns of the batches before each batch."""
+    return accumulate((batch.num_columns for batch in batches[:-1]), initial=0)
+
+
+def pack_batches(batches: Sequence[Batch]) -> "ctypes.Array[PrefillBatch]":
+    """Writes batches for the kernels for few streams; `first_row` counts from the first one."""
     # As one array: assigning 80 columns to fields takes 0.1 ms.
-    values, first_row = array("i"), 0
-    for batch in batches:
+    values = array("i")
+    for batch, first_row in zip(batches, _first_rows(batches), strict=True):
         values.extend(batch.record(first_row))
-        first_row += batch.num_columns
-    packed = (PrefillBatch * len(batches)).from_buffer(values)
-    return [tile for batch in batches for tile in batch.tiles], packed
+    return (PrefillBatch * len(batches)).from_buffer(values)
+
+
+def pack_wide_batches(batches: Sequence[Batch]) -> "ctypes.Array[WidePrefillBatch]":
+    """Writes batches for the wide kernels; `first_row` counts from the first one."""
+    values = array("i")
+    for batch, first_row in zip(batches, _first_rows(batches), strict=True):
+        values.extend(batch.wide_record(first_row))
+    return (WidePrefillBatch * len(batches)).from_buffer(values)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ class CudaDecoder:
             torch.cuda.synchronize(self._device)  # the codec launches on its own stream
         buffers = (self._kernels.num_kept_frames, self._kernels.pcm, self._kernels.non_finite)
         self._num_kept_frames, self._pcm, self._non_finite = (t.numpy() for t in buffers)
-        self._positions = [0] * slots
+        self._positions = np.zeros(slots, np.int64)
         self._graphs: dict[int, Graphs] = {}
         self._stream = _CodecStream(self._device) if self._device.type == "cuda" else None
 
@@ -154,7 +155,7 @@ class CudaDecoder:
             history, kv_cache = kernels.history[slot].clone(), kernels.kv_cache[slot].clone()
         if self._stream is not None:
             self._stream.synchronize()
-        return SlotState(history, kv_cache, self._positions[slot])
+        return SlotState(history, kv_cache, int(self._positions[slot]))
 
     @in_inference_mode
     def prepare_state(self, state: State) -> SlotState:
@@ -257,20 +258,20 @@ class CudaDecoder:
 
     def _start(self, requests: Sequence[PendingDecodeRequest]) -> None:
         """Writes the table of requests and starts the decoder."""
-        table, first = self._kernels.requests, 0
-        for request in requests:
-            rows, num_received = table[first : first + request.num_frames], len(request.received)
-            rows["slot"], rows["first_frame"] = request.slot, first
-            rows["position"] = self._positions[request.slot] + np.arange(request.num_frames)
-            rows["codes"][:num_received] = request.received
-            rows["pending_address"][:num_received] = 0
-            rows["pending_address"][num_received:] = _row_addresses(request.pending)
-            first += request.num_frames
-        size = self._call_size(first)
-        filling = table[first:size]
-        filling["slot"], filling["first_frame"] = self.slots, np.arange(first, size)
+        table = self._kernels.requests
+        calls = _RequestTable.of(requests)
+        num_frames = len(calls.frame)
+        size, rows = self._call_size(num_frames), table[:num_frames]
+        rows["slot"], rows["first_frame"] = calls.slot, calls.first
+        rows["position"] = self._positions[calls.slot] + calls.frame
+        received = calls.frame < calls.num_received
+        if received.any():
+            rows["codes"][received] = np.concatenate([request.received for request in requests])
+        rows["pending_address"] = np.where(received, 0, calls.address)
+        filling = table[num_frames:size]
+        filling["slot"], filling["first_frame"] = self.slots, np.arange(num_frames, size)
         filling["position"] = filling["codes"] = filling["pending_address"] = 0
-        self._non_finite[:first] = 0
+        self._non_finite[:num_frames] = 0
         self._launch(size)
 
     @in_inference_mode
@@ -280,18 +281,17 @@ class CudaDecoder:
         """Advances every stream by the number of its frames that are kept."""
         if self._stream is not None:
             self._stream.state_updated.synchronize()  # until then the kernel reads the counts
-        first = 0
-        for request, count in zip(requests, counts, strict=True):
-            self._num_kept_frames[first] = count
-            first += request.num_frames
-        size = self._call_size(first)
-        self._num_kept_frames[first:size] = 0
+        num_frames = np.array([request.num_frames for request in requests], np.int64)
+        ends = np.cumsum(num_frames)
+        size = self._call_size(int(num_frames.sum()))
+        self._num_kept_frames[:size] = 0  # only a request's first frame has its count
+        self._num_kept_frames[ends - num_frames] = counts
         if self._stream is not None:
             self._stream.update_state(self.graphs(size)[1])
         else:
             self._kernels.update_state(size)
-        for request, count in zip(requests, counts, strict=True):
-            self._positions[request.slot] += count
+        slots = np.array([request.slot for request in requests], np.int64)
+        self._positions[slots] += np.array(counts, np.int64)
 
     def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
         """Waits for the decoder and copies the samples of requests with frames to keep."""
@@ -375,11 +375,44 @@ def _without_pending(chunk: Chunk) -> PendingDecodeRequest:
     return PendingDecodeRequest(*chunk, np.empty((0, 0), np.int32))
 
 
-def _row_addresses(rows: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Addresses of the rows of a host array."""
-    return np.uint64(rows.ctypes.data) + np.uint64(rows.strides[0]) * np.arange(
-        len(rows), dtype=np.uint64
-    )
+class _RequestTable(NamedTuple):
+    """Requests by frame; each is [frames of all requests].
+
+    Attributes:
+        slot: The request's slot.
+        first: The request's first frame.
+        frame: The frame of the request.
+        num_received: Codes of the request that are known.
+        address: Host address of the frame's codes, where they are pending.
+    """
+
+    slot: NDArray[np.int64]
+    first: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    num_received: NDArray[np.int64]
+    address: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, requests: Sequence[PendingDecodeRequest]) -> "_RequestTable":
+        """The table of some requests, without a loop over their frames."""
+        numbers = np.array(
+            [
+                (
+                    request.slot,
+                    len(request.received),
+                    len(request.pending),
+                    request.pending.__array_interface__["data"][0],
+                    request.pending.strides[0],
+                )
+                for request in requests
+            ],
+            np.int64,
+        ).reshape(-1, 5)
+        counts = numbers[:, 1] + numbers[:, 2]
+        slot, num_received, _, address, stride = np.repeat(numbers, counts, axis=0).T
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        frame = np.arange(len(first)) - first
+        return cls(slot, first, frame, num_received, address + stride * (frame - num_received))
 
 
 def _joined(samples: Samples) -> NDArray[np.int16] | None:

@@ -74,20 +74,23 @@ class DeadlineScheduler:
             now_s: Clock time in seconds.
         """
         ranges = [stream.step_range() for stream in chosen]
-        num_frames = max((least for least, _ in ranges), default=0)
-        for stream, (least, most) in zip(chosen, ranges, strict=True):
-            num_frames = min(num_frames, least if stream.deadline_s < now_s else most)
-        if any(stream.deadline_s < now_s for stream in left_out):
+        deadlines_s = [stream.deadline_s for stream in chosen]
+        limits = [
+            least if deadline_s < now_s else most
+            for deadline_s, (least, most) in zip(deadlines_s, ranges, strict=True)
+        ]
+        num_frames = min([max((least for least, _ in ranges), default=0), *limits])
+        deadlines_s += [stream.deadline_s for stream in left_out]
+        if any(deadline_s < now_s for deadline_s in deadlines_s[len(chosen) :]):
             return min(num_frames, 1)
         frame_s = self.times.frame_s(len(chosen))
         if not frame_s:
             return num_frames
+        slacks_s = [deadline_s - now_s for deadline_s in deadlines_s if deadline_s >= now_s]
+        if not slacks_s:
+            return num_frames
         margin_s = _MARGIN * self.times.iteration_s(len(chosen))
-        for stream in (*chosen, *left_out):
-            slack_s = stream.deadline_s - now_s
-            if slack_s >= 0:
-                num_frames = min(num_frames, max(1, int((slack_s - margin_s) / frame_s)))
-        return num_frames
+        return min(num_frames, max(1, int((min(slacks_s) - margin_s) / frame_s)))
 
     def shorten_chunks(self, chosen: Sequence[Stream], num_frames: int, now_s: float) -> None:
         """Makes the chunks of a step due after it that would be late after another one.

@@ -88,9 +88,9 @@ class Delivery:
 
     def observe(self, frames: Frames, text: TextSegment) -> None:
         """Passes the attention of new frames to word alignment; `text` is that of the segment."""
-        self.read_text(text)
         self._num_groups = frames.codes.shape[1]
         if frames.scores is not None:
+            self.read_text(text)
             self._word_timer.add_scores(frames.scores.numpy())
 
     @property
@@ -176,6 +176,7 @@ class Delivery:
         Returns:
             Whether it is.
         """
+        self.read_text(segment.text)
         if (
             segment.outcome == "eos" and self._word_timer.num_pending
         ):  # no frame followed the last words

@@ -150,11 +150,9 @@ class Stream:
     @property
     def movable(self) -> bool:
         """Whether a frame can be made now."""
+        segment = self.segment
         return (
-            self.slot is not None
-            and self.segment is not None
-            and self.segment.ready
-            and self.reader_keeps_up
+            self.slot is not None and segment is not None and segment.ready and self.reader_keeps_up
         )
 
     @property

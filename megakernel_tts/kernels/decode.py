@@ -21,10 +21,13 @@ from megakernel_tts.kernels.structs import (
     DecodeInfo,
     Params,
     PrefillBatch,
+    WidePrefillBatch,
 )
 from megakernel_tts.kernels.wide import (
     WideKernel,
     compiled_widths,
+    kernel_names,
+    least_blocks,
     needed_widths,
     write_addresses,
 )
@@ -43,7 +46,6 @@ _KERNELS = (
     "prefill_medium",
     "prefill_large",
 )
-_WIDE_KERNELS = ("generate_wide",)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def program_of_shapes(
     return Program(
         "decode",
         "decode/kernels.cu",
-        _WIDE_KERNELS if num_streams else _KERNELS,
+        kernel_names(num_streams) if num_streams else _KERNELS,
         DECODE_DECLARATIONS,
         tuple(definitions),
         architectures,
@@ -263,13 +265,18 @@ class DecodeKernels:
             config: The model's numbers.
         """
         kernel = WideKernel(module, self.num_blocks)
-        if self.num_blocks >= _least_blocks(config, kernel.info):
+        if self.num_blocks >= least_blocks(config, kernel.info):
             self.wide.append(kernel)
 
     @property
     def max_streams(self) -> int:
         """Streams of a launch at most."""
         return self.wide[-1].info.max_streams if self.wide else self.info.max_streams
+
+    @property
+    def max_wide_prefill_columns(self) -> int:
+        """Columns of a wide prefill batch at most; 0 if no wide kernel takes prompts."""
+        return max((kernel.info.max_prefill_columns for kernel in self.wide), default=0)
 
     @property
     def num_workspace_values(self) -> int:
@@ -288,7 +295,7 @@ class DecodeKernels:
         Raises:
             ValueError: It has not.
         """
-        least = _least_blocks(config, self.info)
+        least = least_blocks(config, self.info)
         if self.num_blocks < least:
             raise ValueError(
                 f"The model needs a GPU of {least} multiprocessors, found "
@@ -367,6 +374,27 @@ class DecodeKernels:
             self._launch(kernel, params, workspace, writes)
             first += num_batches * ctypes.sizeof(PrefillBatch)
 
+    def prefill_wide(
+        self,
+        params: Params,
+        first: int,
+        batches: "ctypes.Array[WidePrefillBatch]",
+        workspace: "Tensor",
+        writes: Sequence["Tensor"],
+    ) -> None:
+        """Launches prefill batches, each by the narrowest wide kernel for it; does not wait.
+
+        Args:
+            params: The argument.
+            first: Address of the first batch on the GPU.
+            batches: The same batches on the host, of at most `max_wide_prefill_columns` columns.
+            workspace: The workspace.
+            writes: Other tensors that the kernels write.
+        """
+        for i, batch in enumerate(batches):
+            kernel = next(k for k in self.wide if k.info.max_prefill_columns >= batch.num_columns)
+            kernel.prefill(params, first + i * ctypes.sizeof(batch), workspace, writes)
+
     def _prefill_launches(
         self, batches: "ctypes.Array[PrefillBatch]", num_positions: int
     ) -> Iterator[tuple[str, int]]:
@@ -420,9 +448,3 @@ class DecodeKernels:
         num_values = self.info.workspace.num_values
         used = workspace if workspace.numel() == num_values else workspace[:num_values]
         self._module.launch(kernel, params, self._configs[kernel], writes=writes, set_bits=used)
-
-
-def _least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
-    """Thread blocks that hold the rows of a model's residual."""
-    hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
-    return -(-hidden // info.max_residual_rows)

@@ -20,6 +20,7 @@ from megakernel_common.kernels.declarations import (
 
 ARGUMENT_STREAMS = 8  # streams that `Params` holds
 BATCH_COLUMNS = 16  # columns of a prefill batch
+WIDE_BATCH_COLUMNS = 64  # columns of a wide kernel's prefill batch
 NUM_CODE_GROUPS = 16  # codes of a frame
 MAX_CAPTURED_HEADS = 8
 MIN_FRAMES = 2  # frames before which the released model does not sample the end of speech
@@ -163,6 +164,31 @@ class PrefillBatch(DeviceStruct):
     )
 
 
+class WidePrefillColumn(DeviceStruct):
+    """One position of a prompt, in one column of a wide kernel's prefill batch."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WidePrefillColumn"
+    _fields_ = (
+        ("slot", c_int),
+        ("position", c_int),
+        ("first_column", c_int),
+        ("ends_prompt", c_int),
+    )
+
+
+class WidePrefillBatch(DeviceStruct):
+    """Prompt positions that pass through the talker together in a wide kernel."""
+
+    __slots__ = ()
+    CPP_NAME = "megakernel::WidePrefillBatch"
+    _fields_ = (
+        ("num_columns", c_int),
+        ("first_row", c_int),
+        ("columns", WidePrefillColumn * WIDE_BATCH_COLUMNS),
+    )
+
+
 class AttentionCapture(DeviceStruct):
     """The talker's attention heads whose scores a launch copies out."""
 
@@ -222,6 +248,7 @@ class Params(DeviceStruct):
         ("wide_talker", WideBuffers),
         ("wide_predictor", WideBuffers),
         ("wide_streams", pointer("const megakernel::StreamParams")),
+        ("wide_prefill_batch", pointer("const megakernel::WidePrefillBatch")),
     )
 
 
@@ -300,6 +327,8 @@ DECODE_DECLARATIONS: tuple[Declaration, ...] = (
     StreamParams,
     PrefillColumn,
     PrefillBatch,
+    WidePrefillColumn,
+    WidePrefillBatch,
     AttentionCapture,
     PublishedFrame,
     Params,

@@ -1,4 +1,4 @@
-"""Wide decode kernels: each generates frames of up to so many streams in one launch."""
+"""Wide decode kernels: one launch for up to 64 streams, or for as many positions of prompts."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,6 +12,7 @@ from megakernel_tts.kernels.structs import (
     Params,
     WorkspaceOffsets,
 )
+from megakernel_tts.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
 WIDTHS = (16, 32, 64)  # streams of the wide kernels
 # Architecture -> streams of the widest kernel for which registers and shared memory suffice.
 _MAX_WIDTHS = {"80": 16, "86": 32, "89": 32, "90a": 64, "100a": 64, "120a": 32}
+_MIN_PREFILL_WIDTH = 32  # of the kernels that prefill
 _VALUE_BYTES = 4  # of a value of the workspace
 _SINGLE_BUFFERS = ("predictor_input", "sampled_codes", "non_finite", "abort_flag")
+
+
+def kernel_names(width: int) -> tuple[str, ...]:
+    """The kernels of the program of a width."""
+    return ("generate_wide", "prefill_wide") if width >= _MIN_PREFILL_WIDTH else ("generate_wide",)
 
 
 def compiled_widths(architecture: str) -> tuple[int, ...]:
@@ -43,6 +50,17 @@ def needed_widths(architecture: str, num_streams: int, narrow_streams: int) -> t
     """
     limits = (narrow_streams, *compiled_widths(architecture))
     return tuple(width for less, width in pairwise(limits) if less < num_streams)
+
+
+def least_blocks(config: ModelConfig, info: DecodeInfo) -> int:
+    """Thread blocks that hold the rows of a model's residual.
+
+    Args:
+        config: The model's numbers.
+        info: Facts about the build.
+    """
+    hidden = max(config.talker.stack.hidden_size, config.predictor.stack.hidden_size)
+    return -(-hidden // info.max_residual_rows)
 
 
 def write_addresses(params: Params, begin: int, offsets: WorkspaceOffsets) -> None:
@@ -69,10 +87,11 @@ def write_addresses(params: Params, begin: int, offsets: WorkspaceOffsets) -> No
 
 
 class WideKernel:
-    """Launches the wide kernel of one model for up to so many streams.
+    """Launches the wide kernels of one model for up to so many columns.
 
     Attributes:
-        info: Facts about the build; `max_streams` is the number of streams.
+        info: Facts about the build; `max_streams` is the number of streams, `max_prefill_columns`
+            that of prompt positions, or 0 if the build has no kernel for prompts.
     """
 
     def __init__(self, module: KernelModule, num_blocks: int) -> None:
@@ -100,10 +119,32 @@ class WideKernel:
             writes: Other tensors that the kernel writes.
         """
         own = Params.from_buffer_copy(params)
-        write_addresses(own, workspace.data_ptr(), self.info.workspace)
         own.wide_streams = streams
+        self._launch("generate_wide", own, workspace, writes)
+
+    def prefill(
+        self, params: Params, batch: int, workspace: "Tensor", writes: Sequence["Tensor"]
+    ) -> None:
+        """Launches a batch of prompts; does not wait.
+
+        Args:
+            params: The argument; `prompt_vectors` are those of all batches.
+            batch: Address of the `WidePrefillBatch` on the GPU, of at most
+                `info.max_prefill_columns` columns.
+            workspace: As in `generate`.
+            writes: Other tensors that the kernel writes.
+        """
+        own = Params.from_buffer_copy(params)
+        own.wide_prefill_batch = batch
+        self._launch("prefill_wide", own, workspace, writes)
+
+    def _launch(
+        self, kernel: str, own: Params, workspace: "Tensor", writes: Sequence["Tensor"]
+    ) -> None:
+        """Launches a kernel; `own` is a copy of the argument."""
+        write_addresses(own, workspace.data_ptr(), self.info.workspace)
         self._module.launch(
-            "generate_wide",
+            kernel,
             own,
             self._config,
             writes=writes,

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 from megakernel_tts.backends.prefill_batching import (
     PromptPart,
+    fill_batches,
     num_tiled_positions,
     pack_batches,
+    pack_wide_batches,
     part_end,
 )
+from megakernel_tts.kernels.structs import PrefillBatch, WidePrefillBatch
 from tests.emulator import MAX_PREFILL_COLUMNS as TILE_SIZE
 from tests.emulator import MAX_STREAMS as FIRST_SIZE
 
@@ -24,8 +27,17 @@ def tile_begin(tile: int) -> int:
     return FIRST_SIZE + TILE_SIZE * (tile - 1) if tile else 0
 
 
-@given(prompts)
-def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]]) -> None:
+def prompt_ends(batch: PrefillBatch | WidePrefillBatch) -> set[int]:
+    """The columns that end a prompt."""
+    if isinstance(batch, PrefillBatch):
+        return {c for c in range(32) if batch.prompt_end_mask >> c & 1}
+    return {c for c, column in enumerate(batch.columns) if column.ends_prompt}
+
+
+@given(prompts, st.sampled_from([TILE_SIZE, 32, 64]))
+def test_every_tile_is_packed_whole_and_in_order(
+    lengths: list[tuple[int, int]], max_columns: int
+) -> None:
     parts = [
         PromptPart(slot, 1000.0 * slot + torch.arange(length)[:, None], tile_begin(num_run), length)
         for slot, (length, num_run) in enumerate(lengths)
@@ -33,17 +45,19 @@ def test_every_tile_is_packed_whole_and_in_order(lengths: list[tuple[int, int]])
     ]
     if not parts:
         return
-    tiles, batches = pack_batches(parts, FIRST_SIZE, TILE_SIZE)
+    filled = fill_batches(parts, FIRST_SIZE, TILE_SIZE, max_columns)
+    batches = pack_wide_batches(filled) if max_columns > TILE_SIZE else pack_batches(filled)
+    tiles = [tile for batch in filled for tile in batch.tiles]
     vectors = torch.cat([tile.prompt[tile.begin : tile.end] for tile in tiles])
     row, packed = 0, defaultdict[int, list[int]](list)
     for batch in batches:
-        num_columns, end_mask = batch.num_columns, batch.prompt_end_mask
-        assert 1 <= num_columns <= TILE_SIZE
-        assert batch.first_row == row and end_mask < 1 << num_columns
+        num_columns, ends = batch.num_columns, prompt_ends(batch)
+        assert 1 <= num_columns <= max_columns
+        assert batch.first_row == row and max(ends, default=0) < num_columns
         columns = [(c.slot, c.position, c.first_column) for c in batch.columns[:num_columns]]
         for c, (slot, position, first_column) in enumerate(columns):
             assert vectors[row + c].tolist() == [1000.0 * slot + position]
-            assert (end_mask >> c & 1) == (position == lengths[slot][0] - 1)
+            assert (c in ends) == (position == lengths[slot][0] - 1)
             # The columns of a slot in a batch are those of one tile, side by side.
             own = [i for i, column in enumerate(columns) if column[0] == slot]
             begins = {num_tiled_positions(columns[i][1], FIRST_SIZE, TILE_SIZE) for i in own}
@@ -58,11 +72,12 @@ def test_short_parts_share_a_batch() -> None:
     """Eight prompts of ten positions, eight of which were run before: one batch, not eight."""
     prompt = torch.zeros(10, 1)
     num_batches = [
-        len(pack_batches([PromptPart(s, prompt, begin, 10) for s in range(8)], 8, 16)[1])
+        len(fill_batches([PromptPart(s, prompt, begin, 10) for s in range(8)], 8, 16, max_columns))
         for begin in (0, 8)
+        for max_columns in (16, 64)
     ]
     assert (FIRST_SIZE, TILE_SIZE) == (8, 16)
-    assert num_batches == [5, 1]
+    assert num_batches == [5, 2, 1, 1]
 
 
 @given(st.integers(0, 100))

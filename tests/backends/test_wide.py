@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_a_launch_of_33_streams_has_the_codes_of_launches_of_few(make_rig: MakeR
     expected = step_slots(rig.narrow, few)
     rig.begin(rig.wide, range(33))
     codes = step_slots(rig.wide, range(33))
-    assert rig.module.launched == ["generate_wide"]
+    assert rig.module.launched == ["prefill_wide"] * 2 + ["generate_wide"]
     assert {slot: codes[slot] for slot in few} == expected
     _assert_same_caches(rig.wide, rig.narrow, few)
 
@@ -167,6 +168,140 @@ def test_streams_of_several_spans_have_the_codes_of_launches_of_few(
     rig.continue_at(rig.narrow, few)
     assert step_slots(rig.narrow, few) == {slot: wide[slot] for slot in few}
     _assert_same_caches(rig.wide, rig.narrow, few)
+
+
+def _prompts(rig: _Rig, lengths: Sequence[int], num_common: int = 0) -> list[PrefillRequest]:
+    """A random prompt for each slot; the first positions of all are the same."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_size = rig.prompt.shape[1]
+    common = torch.randn(num_common, hidden_size, generator=generator)
+    return [
+        PrefillRequest(
+            slot,
+            torch.cat([common, torch.randn(length - num_common, hidden_size, generator=generator)])
+            .bfloat16()
+            .contiguous(),
+            Sampling(seed=slot),
+            num_common=num_common,
+        )
+        for slot, length in enumerate(lengths)
+    ]
+
+
+def _assert_same_prompts(rig: _Rig, requests: Sequence[PrefillRequest]) -> None:
+    """Checks that both kernels have left the same bits of prompts: caches and hidden states."""
+    hidden = [kernel._buffers.prompt_hidden[: len(requests)] for kernel in (rig.wide, rig.narrow)]
+    assert hidden[0].isfinite().all() and hidden[0].any(dim=1).all()
+    assert torch.equal(*(states.view(torch.int32) for states in hidden))
+    for request in requests:
+        caches = (
+            kernel._cache.views(request.slot, request.num_positions)
+            for kernel in (rig.wide, rig.narrow)
+        )
+        views = [*zip(*caches, strict=True)]
+        assert views and all(
+            torch.equal(ours.view(torch.int16), theirs.view(torch.int16)) for ours, theirs in views
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_common", [0, 9])
+def test_wide_batches_of_prompts_have_the_bits_of_narrow_ones(
+    make_rig: MakeRig, size: Size, num_common: int
+) -> None:
+    """Prompts of one to four tiles, of which some end within a batch."""
+    rig = make_rig(size, 32)
+    lengths = (10, 24, 41, 25) if num_common else (1, 8, 9, 40, 24, 25, 17)
+    requests = _prompts(rig, lengths, num_common)
+    for kernel, seed in ((rig.wide, 1), (rig.narrow, 2)):
+        shuffle_pages(kernel, seed)
+        kernel._buffers.seen_codes.fill_(1)
+        kernel.prefill(requests)
+    assert {*rig.module.launched} == {"prefill_wide"}
+    assert "prefill_large" in rig.narrow_module.launched
+    _assert_same_prompts(rig, requests)
+    assert torch.equal(rig.wide._buffers.seen_codes, rig.narrow._buffers.seen_codes)
+    assert not rig.wide._buffers.seen_codes[: len(requests)].any()
+    for kernel in (rig.wide, rig.narrow):
+        for request in requests:
+            kernel.feed(request.slot, rig.text, True)
+    assert step_slots(rig.wide, range(4), 2) == step_slots(rig.narrow, range(4), 2)
+
+
+def test_wide_batches_of_prompts_of_several_spans_have_the_bits_of_narrow_ones(
+    make_rig: MakeRig,
+) -> None:
+    """Later parts of prompts begin at, and behind, edges of spans."""
+    rig = make_rig("0b6", 32)
+    begins = (0, 120, 136, 264)  # the first positions of tiles
+    requests = [
+        replace(request, begin=begin)
+        for request, begin in zip(
+            _prompts(rig, [begin + 15 for begin in begins]), begins, strict=True
+        )
+    ]
+    for kernel, seed in ((rig.wide, 1), (rig.narrow, 2)):
+        shuffle_pages(kernel, seed)
+        for request in requests:
+            assert kernel.reserve(request.slot, request.num_positions)
+            if request.begin:
+                fill_positions(kernel, request.slot, request.begin)
+        kernel.prefill(requests)
+    assert rig.module.launched == ["prefill_wide"] * 3
+    _assert_same_prompts(rig, requests)
+
+
+def test_wide_batches_of_prompts_do_not_depend_on_schedules(make_rig: MakeRig) -> None:
+    rig = make_rig("1b7", 32)
+    requests = _prompts(rig, (12, 9, 18))
+    shuffle_pages(rig.narrow, seed=0)
+    rig.narrow.prefill(requests)
+    for rig.module.schedule_seed, rig.module.late in ((1, 0), (2, 0), (0, 2000)):
+        rig.wide._buffers.prompt_hidden.zero_()
+        shuffle_pages(rig.wide, seed=0)
+        rig.wide.prefill(requests)
+        _assert_same_prompts(rig, requests)
+        for request in requests:
+            rig.wide.release(request.slot)
+    assert rig.module.epoch_violations() == 0
+
+
+def test_a_lost_wide_batch_of_prompts_starts_no_stream(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch times out, or an earlier one did and the host has not seen it."""
+    rig = make_rig("0b6", 32)
+    requests = _prompts(rig, (12, 9, 18))
+    hidden = rig.wide._buffers.prompt_hidden
+    with monkeypatch.context() as patched:
+        patched.setattr(megakernel, "_TIMEOUT_NS", 0)
+        rig.wide.prefill(requests)
+    assert rig.wide._buffers.failure[0] and hidden[: len(requests)].isnan().all()
+    hidden.zero_()
+    rig.wide.prefill(requests)
+    assert hidden[: len(requests)].isnan().all()
+    rig.wide._buffers.failure[:] = 0
+    rig.wide.prefill(requests)
+    assert hidden[: len(requests)].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("width", "lengths", "num_wide"),
+    [
+        (32, (8, 8), 0),
+        (32, (8, 9), 0),  # two batches in either case
+        (32, (40,), 0),  # the tiles of one prompt cannot share a batch
+        (32, (8, 8, 1), 1),
+        (16, (8, 8, 1), 0),
+    ],
+)
+def test_wide_batches_of_prompts_are_used_if_they_are_fewer(
+    make_rig: MakeRig, width: int, lengths: Sequence[int], num_wide: int
+) -> None:
+    rig = make_rig("0b6", width)
+    rig.wide.prefill(_prompts(rig, lengths))
+    assert rig.module.launched == ["prefill_wide"] * num_wide
+    assert bool(rig.narrow_module.launched) == (num_wide == 0)
 
 
 def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: MakeRig) -> None:

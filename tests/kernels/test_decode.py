@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megakernel_tts.backends.prefill_batching import PromptPart, pack_batches
+from megakernel_tts.backends.prefill_batching import PromptPart, fill_batches, pack_batches
 from megakernel_tts.kernels.decode import DecodeKernels
 from megakernel_tts.kernels.structs import PrefillBatch
 
@@ -49,7 +49,7 @@ def test_a_launch_ends_only_where_its_kernel_changes_or_spans_decrease(
         for slot, (tiles, length) in enumerate(prompts)
         for begin in [_MAX_STREAMS + (tiles - 1) * _MAX_COLUMNS if tiles else 0]
     ]
-    _, packed = pack_batches(parts, _MAX_STREAMS, _MAX_COLUMNS)
+    packed = pack_batches(fill_batches(parts, _MAX_STREAMS, _MAX_COLUMNS, _MAX_COLUMNS))
     launches: list[tuple[str, list[PrefillBatch]]] = []
     batches = iter(packed)
     num_positions = max(part.end for part in parts)
