@@ -24,3 +24,9 @@ def decode(
 def triples(emissions: list[Emission]) -> list[tuple[int, int, int]]:
     """Token, frame and duration of every token."""
     return [(e.token, e.frame, e.duration) for e in emissions]
+
+
+def padded(frames: list[Tensor]) -> tuple[Tensor, list[int]]:
+    """Frames [batch, frames, in], one at least, which NeMo requires; and the lengths."""
+    batch = torch.nn.utils.rnn.pad_sequence([*frames, frames[0].new_zeros(1, 32)], batch_first=True)
+    return batch[:-1], [len(f) for f in frames]
