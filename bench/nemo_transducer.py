@@ -124,7 +124,11 @@ def _make_modules(weights: TransducerWeights, config: TransducerConfig) -> tuple
             tensors[f"prediction.dec_rnn.lstm.bias_{kind}_l{i}"] = _bias(part)
     prediction.load_state_dict(tensors)
     tensors = {}
-    parts = {"enc": weights.encoder_projector, "pred": weights.projector, "joint_net.1": weights.head}
+    parts = {
+        "enc": weights.encoder_projector,
+        "pred": weights.projector,
+        "joint_net.1": weights.head,
+    }
     for name, part in parts.items():
         tensors |= {f"{name}.weight": part.weight, f"{name}.bias": _bias(part)}
     joint.load_state_dict(tensors)

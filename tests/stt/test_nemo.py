@@ -12,6 +12,7 @@ NeMo 3.0.0 differs from its published algorithm in three cases, which are left o
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_recorded_batches_have_tokens() -> None:
 class TestNemo:
     """NeMo beside ours (minutes)."""
 
-    pytestmark = [
+    pytestmark: ClassVar = [
         pytest.mark.slow,
         pytest.mark.filterwarnings("ignore"),
         pytest.mark.skipif(not nemo_is_installed(), reason="NeMo is not installed"),
