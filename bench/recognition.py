@@ -1,15 +1,16 @@
 """Speed of recognition: chunks of a streaming model and its decoder on a GPU, features on a CPU.
 
 python -m bench.recognition chunk --streams 1,64 --json bench/results/recognition-chunk.json
-python -m bench.recognition decode --json bench/results/recognition-decode.json
+python -m bench.recognition decode --nemo --json bench/results/recognition-decode.json
 python -m bench.recognition features --json bench/results/recognition-features-cpu.json
 
 The models have the released sizes and random weights, with a bias of blank that gives 0.35 tokens
 per frame. `chunk` measures from samples to tokens: features, encoder, decoder and the copy of the
 tokens. `decode` measures the decoder with its projection of frames, and beside it the decoder in
-torch, which runs every operation by itself. `features` measures those of a chunk of 80 ms that
-arrives in packets of 20 ms: of all streams together, as the engine computes them, and of each
-packet.
+torch, which runs every operation by itself, and with --nemo NeMo's, whose loops are WHILE nodes of
+a CUDA graph; docs/recognition.md says how to install it. `features` measures those of a chunk of 80
+ms that arrives in packets of 20 ms: of all streams together, as the engine computes them, and of
+each packet.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.nemo_transducer import NemoTransducer
 from bench.report import write
 from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers
 from megakernel_stt.kernels.conformer import load_conformer
@@ -193,6 +195,20 @@ def time_launch(decoder: KernelTransducer, frames: Tensor, repeats: int) -> tupl
     return float(np.median(times)), sum(map(len, tokens))
 
 
+def time_nemo(nemo: NemoTransducer, frames: Tensor, repeats: int) -> tuple[float, int]:
+    """Seconds of a launch of NeMo's decoder with its projection, and tokens that it decodes."""
+    lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
+    num_tokens = sum(map(len, nemo.decode(frames, lengths.tolist())))  # also records its graph
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
+    for begin, end in zip(events[::2], events[1::2], strict=True):
+        begin.record()
+        nemo.launch(frames, lengths)
+        end.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) / 1000 for a, b in zip(events[::2], events[1::2], strict=True)]
+    return float(np.median(times)), num_tokens
+
+
 def time_torch(decoder: Transducer, frames: Tensor) -> float:
     """Seconds of the decoder in torch: the median of three runs."""
     batch, num_frames = frames.shape[:2]
@@ -241,6 +257,7 @@ def decode(options: argparse.Namespace) -> dict[str, object]:
         )
         weights, config, frames, rate = inputs
         ours, eager = load_transducer(weights, config), Transducer(weights, config)
+        nemo = NemoTransducer(weights, config, "graph") if options.nemo else None
         for batch in options.batches:
             part = frames[:batch]
             seconds, num_tokens = time_launch(ours, part, options.repeats)
@@ -253,6 +270,10 @@ def decode(options: argparse.Namespace) -> dict[str, object]:
                 "us_per_token": round(1e6 * seconds / max(num_tokens, 1), 3),
                 "torch_ms": round(1000 * time_torch(eager, part), 3),
             }
+            if nemo is not None:
+                seconds, num_tokens = time_nemo(nemo, part, options.repeats)
+                row["nemo_ms"], row["nemo_tokens"] = round(1000 * seconds, 4), num_tokens
+                row["times_faster_than_nemo"] = round(row["nemo_ms"] / row["launch_ms"], 2)
             rows.append(row | {"times_faster": round(row["torch_ms"] / row["launch_ms"], 1)})
             print(rows[-1], file=sys.stderr)
         print(f"vocabulary {vocab_size}: {rate:.3f} tokens per frame", file=sys.stderr)
@@ -318,6 +339,9 @@ def main() -> int:
     parser.add_argument("--vocabularies", type=numbers, default=[1025, 8193, 13088])
     parser.add_argument("--frames", type=int, default=50, help="of decode; default 50")
     parser.add_argument("--repeats", type=int, default=50, help="of decode; default 50")
+    parser.add_argument(
+        "--nemo", action="store_true", help="decode: also NeMo's decoder, as a CUDA graph"
+    )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options = parser.parse_args()
     with torch.inference_mode():
