@@ -24,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.nemo_transducer import NemoTransducer
+from bench.nemo_transducer import NemoTransducer, nemo_is_installed
 from bench.report import write
+from megakernel_common.checkpoint import map_leaves
 from megakernel_stt.engine.slot_recogniser import SlotRecogniser, SlotRecognisers
 from megakernel_stt.kernels.conformer import load_conformer
-from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer, read_results
+from megakernel_stt.kernels.transducer import KernelTransducer, load_transducer
 from megakernel_stt.model.checkpoint import Model
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
@@ -42,10 +43,13 @@ _NUM_BISECTIONS = 16  # of the bias of blank
 _MAX_BIAS = 60.0
 _CALIBRATION_STREAMS = 8
 _NUM_WARMUPS = 20  # chunks that are not measured
+_NUM_UNMEASURED = 3  # launches, the first ones
+_EQUALITY = "nemo_tokens_equal_in_float32"
 _PACKET_S = 0.02  # of audio, as Pipecat sends it
 _NUM_BINS = 128
 
 MakeTransducer = Callable[[TransducerWeights, TransducerConfig], Transducer]
+Launches = list[Callable[[], object]]
 
 
 def percentiles(times_s: Sequence[float]) -> dict[str, float]:
@@ -174,39 +178,84 @@ def chunk(options: argparse.Namespace) -> dict[str, object]:
     return {"chunk_ms": round(1000 * FRAME_S), "lookahead": 0, "rows": rows}
 
 
-def time_launch(decoder: KernelTransducer, frames: Tensor, repeats: int) -> tuple[float, int]:
-    """Seconds of a launch with its projection, and tokens that it decodes."""
+def kernel_launches(decoder: KernelTransducer, frames: Tensor, count: int) -> Launches:
+    """Launches of the decoder with its projection, each with states of its own."""
     batch, num_frames = frames.shape[:2]
     start = TransducerState.join([decoder.start()] * batch)
     slots = torch.arange(batch, dtype=torch.int32, device=frames.device)
     lengths = torch.full_like(slots, num_frames)
-    states = [TransducerState.join([start]) for _ in range(repeats + 3)]
-    results = [decoder.launch(decoder.project(frames), lengths, slots, slots, states[0])]
-    for state in states[1:3]:
-        results.append(decoder.launch(decoder.project(frames), lengths, slots, slots, state))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
-    for i, state in enumerate(states[3:]):
-        events[2 * i].record()
-        decoder.launch(decoder.project(frames), lengths, slots, slots, state)
-        events[2 * i + 1].record()
-    torch.cuda.synchronize()
-    times = [a.elapsed_time(b) / 1000 for a, b in zip(events[::2], events[1::2], strict=True)]
-    tokens = read_results(results[0].cpu(), [0] * batch)
-    return float(np.median(times)), sum(map(len, tokens))
+    states = [TransducerState.join([start]) for _ in range(count)]
+    launch = decoder.launch
+    return [lambda s=s: launch(decoder.project(frames), lengths, slots, slots, s) for s in states]
 
 
-def time_nemo(nemo: NemoTransducer, frames: Tensor, repeats: int) -> tuple[float, int]:
-    """Seconds of a launch of NeMo's decoder with its projection, and tokens that it decodes."""
+def nemo_launches(nemo: NemoTransducer, frames: Tensor, count: int) -> Launches:
+    """Launches of NeMo's decoder with its projection."""
     lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
-    num_tokens = sum(map(len, nemo.decode(frames, lengths.tolist())))  # also records its graph
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * repeats)]
-    for begin, end in zip(events[::2], events[1::2], strict=True):
-        begin.record()
-        nemo.launch(frames, lengths)
-        end.record()
+    return [lambda: nemo.launch(frames, lengths)] * count
+
+
+def time_launches(peers: Sequence[Launches]) -> list[float]:
+    """Median seconds of the launches of each decoder, by turns; the first ones are not measured."""
+    times: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in peers]
+    for turn in zip(*peers, strict=True):
+        for launch, found in zip(turn, times, strict=True):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            launch()
+            end.record()
+            found.append((begin, end))
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) / 1000 for a, b in zip(events[::2], events[1::2], strict=True)]
-    return float(np.median(times)), num_tokens
+    return [
+        float(np.median([a.elapsed_time(b) / 1000 for a, b in found[_NUM_UNMEASURED:]]))
+        for found in times
+    ]
+
+
+def decode_all(decoder: Transducer, frames: Tensor) -> list[list[tuple[int, int, int]]]:
+    """Token, frame and duration of every token of streams with equal lengths."""
+    start = TransducerState.join([decoder.start()] * len(frames))
+    found, _ = decoder.decode(frames, [frames.shape[1]] * len(frames), start)
+    return [[(e.token, e.frame, e.duration) for e in stream] for stream in found]
+
+
+def beside_nemo(
+    weights: TransducerWeights, config: TransducerConfig, frames: Tensor, repeats: int
+) -> tuple[dict[str, object], bool]:
+    """Measures the decoder and NeMo's by turns, and compares their tokens.
+
+    Args:
+        weights: The decoder.
+        config: Its sizes.
+        frames: [batch, frames, in].
+        repeats: Launches that are measured.
+
+    Returns:
+        Times, with the number of streams whose tokens are equal in float32 and in the type of the
+        frames; and whether all are equal in float32. In bfloat16, a choice between nearly equal
+        logits may differ.
+    """
+    equal, launches, nemo_tokens = dict[str, int](), list[Launches](), 0
+    torch.backends.cudnn.allow_tf32 = False  # of NeMo's LSTM in float32
+    for dtype in (torch.float32, frames.dtype):
+        tensors, own = map_leaves(weights, lambda t, d=dtype: t.to(d)), frames.to(dtype)
+        ours = load_transducer(tensors, config)
+        # A graph takes as many streams as the first launch has: each batch records its own.
+        nemo = NemoTransducer(tensors, config, "graph")
+        theirs = nemo.decode(own, [own.shape[1]] * len(own))
+        pairs = list(zip(decode_all(ours, own), theirs, strict=True))
+        equal[str(dtype).removeprefix("torch.")] = sum(a == b for a, b in pairs)
+        count = repeats + _NUM_UNMEASURED
+        launches = [kernel_launches(ours, own, count), nemo_launches(nemo, own, count)]
+        nemo_tokens = sum(map(len, theirs))
+    ours_s, nemo_s = time_launches(launches)
+    return {
+        "launch_ms": round(1000 * ours_s, 4),
+        "nemo_ms": round(1000 * nemo_s, 4),
+        "times_faster": round(nemo_s / ours_s, 2),
+        "nemo_tokens": nemo_tokens,
+        "equal_streams": equal,
+    }, equal["float32"] == len(frames)
 
 
 def time_torch(decoder: Transducer, frames: Tensor) -> float:
@@ -250,34 +299,40 @@ def decoder_inputs(
 
 def decode(options: argparse.Namespace) -> dict[str, object]:
     """Measures the decoder alone."""
-    rows = []
+    rows, all_equal = [], True
     for vocab_size in options.vocabularies:
         inputs = decoder_inputs(
             vocab_size, max(options.batches), options.frames, getattr(torch, options.dtype)
         )
         weights, config, frames, rate = inputs
         ours, eager = load_transducer(weights, config), Transducer(weights, config)
-        nemo = NemoTransducer(weights, config, "graph") if options.nemo else None
         for batch in options.batches:
             part = frames[:batch]
-            seconds, num_tokens = time_launch(ours, part, options.repeats)
-            row = {
+            (seconds,) = time_launches(
+                [kernel_launches(ours, part, options.repeats + _NUM_UNMEASURED)]
+            )
+            num_tokens = sum(map(len, decode_all(ours, part)))
+            row: dict[str, object] = {
                 "vocabulary": vocab_size,
                 "batch": batch,
                 "frames": options.frames,
                 "tokens": num_tokens,
                 "launch_ms": round(1000 * seconds, 4),
                 "us_per_token": round(1e6 * seconds / max(num_tokens, 1), 3),
-                "torch_ms": round(1000 * time_torch(eager, part), 3),
             }
-            if nemo is not None:
-                seconds, num_tokens = time_nemo(nemo, part, options.repeats)
-                row["nemo_ms"], row["nemo_tokens"] = round(1000 * seconds, 4), num_tokens
-                row["times_faster_than_nemo"] = round(row["nemo_ms"] / row["launch_ms"], 2)
-            rows.append(row | {"times_faster": round(row["torch_ms"] / row["launch_ms"], 1)})
-            print(rows[-1], file=sys.stderr)
+            torch_s = time_torch(eager, part)
+            row |= {"torch_ms": round(1000 * torch_s, 3)}
+            row |= {"times_faster": round(torch_s / seconds, 1)}
+            if options.nemo:
+                beside, is_equal = beside_nemo(weights, config, part, options.repeats)
+                row["nemo"], all_equal = beside, all_equal and is_equal
+            rows.append(row)
+            print(row, file=sys.stderr)
         print(f"vocabulary {vocab_size}: {rate:.3f} tokens per frame", file=sys.stderr)
-    return {"dtype": options.dtype, "tokens_per_frame": TOKENS_PER_FRAME, "rows": rows}
+    figures: dict[str, object] = {"dtype": options.dtype, "tokens_per_frame": TOKENS_PER_FRAME}
+    if options.nemo:
+        figures[_EQUALITY] = all_equal
+    return figures | {"rows": rows}
 
 
 def measure_features(num_streams: int, num_chunks: int, bins: int) -> dict[str, float]:
@@ -340,16 +395,22 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=50, help="of decode; default 50")
     parser.add_argument("--repeats", type=int, default=50, help="of decode; default 50")
     parser.add_argument(
-        "--nemo", action="store_true", help="decode: also NeMo's decoder, as a CUDA graph"
+        "--nemo",
+        action="store_true",
+        help="decode: also NeMo's decoder, as a CUDA graph; exit status 1 if\n"
+        "tokens in float32 differ",
     )
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     options = parser.parse_args()
+    if options.nemo and not (options.part == "decode" and nemo_is_installed()):
+        parser.error("--nemo is of decode, and needs nemo_toolkit: see docs/recognition.md")
     with torch.inference_mode():
         figures = parts[options.part](options)
     device = {} if options.part == "features" else {"gpu": torch.cuda.get_device_name()}
-    command = f"bench.recognition {options.part}"
-    write(device | {"command": command} | figures, options.json, packages=("torch",))
-    return 0
+    command = f"bench.recognition {options.part}" + " --nemo" * options.nemo
+    packages = ("torch", "nemo_toolkit") if options.nemo else ("torch",)
+    write(device | {"command": command} | figures, options.json, packages)
+    return int(figures.get(_EQUALITY) is False)
 
 
 if __name__ == "__main__":

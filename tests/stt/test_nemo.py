@@ -2,8 +2,9 @@
 
 NeMo 3.0.0 differs from its published algorithm in three cases, which are left out:
     Durations by label looping in torch, which runs without a GPU: a token's duration is that of
-    the batch's last joint step if another recording looks at more frames. What the CUDA graph
-    records has not this error.
+    the batch's last joint step if another recording looks at more frames. The functions that the
+    CUDA graph records do not have this error. Durations by label looping are therefore compared
+    only in batches of which one recording at most has frames.
     Frame by frame, TDT: where the step that reaches `max_symbols` has a duration, NeMo goes one
     frame further than this duration.
     Batches without any frame are refused.
