@@ -155,6 +155,8 @@ class Rig:
         """Stops a loop at rest, so that it handles all that happens meanwhile in one iteration."""
         with self.engine._loop.scheduler.lock:
             yield
+            # The loop may have begun this iteration already; it would end its step after a frame.
+            self.backend.clear_interrupt()
         self.engine._loop.wakeup.set()
 
     def close(self) -> None:
