@@ -1,4 +1,5 @@
-// Kernels whose numbers are float32 or bfloat16: conversions, roundings, vectors of sixteen bytes.
+// Conversions, roundings and vectors of sixteen bytes for kernels whose numbers are float32 or
+// bfloat16; activations of all networks.
 #pragma once
 
 #include "memory.cuh"
@@ -50,5 +51,8 @@ DEVICE uint4 pack(const float (&values)[8]) {
   return {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]),
           pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7])};
 }
+
+DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
+DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
 
 }  // namespace megakernel

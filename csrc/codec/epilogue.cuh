@@ -2,6 +2,7 @@
 // store.
 #pragma once
 
+#include "../numbers.cuh"
 #include "activations.cuh"
 
 namespace megakernel::codec {
@@ -22,9 +23,8 @@ DEVICE float sin_squared(float x) {
 DEVICE float snake(float v, const ColumnParams& column) {
   return fmaf(sin_squared(v * column.alpha), column.beta, v);
 }
-// GELU and SiLU.
+// GELU.
 DEVICE float gelu(float v) { return 0.5f * v * (1.0f + erff(v * 0.70710678f)); }
-DEVICE float silu(float v) { return v / (1.0f + expf(-v)); }
 
 // Stores columns n and n + 1: a rope pair of a query or key, or two channels of a value. Writes
 // queries [frames, width], or the slot's keys and values in kv_cache [slots, 2, ring, width].

@@ -22,8 +22,6 @@ static_assert(kNumTaps > 1, "a convolution of one frame has no state");
 
 // --- body ---
 
-DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
-
 // The inputs v of the convolution at frame t of a stream's chunk, for channel c: [kNumTaps].
 template <class Number>
 DEVICE void load_gated(const ConvolveParams& p, int stream, int t, int c, float (&v)[kNumTaps]) {
@@ -71,7 +69,7 @@ DEVICE void convolve(const ConvolveParams& p, RowSums& sums) {
       target[static_cast<int64_t>(c) * kNumPast + k] = to_number<Number>(v[k + 1]);
     }
   }
-  const Moments moments = row_moments(sums, [&](auto act) {
+  const Moments moments = row_moments(BlockSum{sums}, [&](auto act) {
 #pragma unroll
     for (int i = 0; i < kThreadChannels; ++i) {
       if (thread_idx() + i * kBlockThreads < kHidden) act(convolved[i]);
@@ -86,7 +84,7 @@ DEVICE void convolve(const ConvolveParams& p, RowSums& sums) {
     const float weight = read_number<Number>(p.norm.weight, c);
     const float bias = read_number<Number>(p.norm.bias, c);
     const float normed = round_to<Number>(normalise(convolved[i], moments, weight, bias));
-    output[c] = to_number<Number>(normed * sigmoid(normed));
+    output[c] = to_number<Number>(silu(normed));
   }
 }
 

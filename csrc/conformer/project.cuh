@@ -33,64 +33,6 @@ static_assert(kMaxFewRows <= kBlockThreads / 32, "a warp normalises a row");
 
 // --- body ---
 
-// Sum over the lanes, in every lane.
-DEVICE float warp_sum(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  return value;
-}
-
-// A row [kHidden] that a warp holds: a lane has every 32nd vector.
-template <class Number>
-struct WarpRow {
-  static constexpr int kSize = kVectorSize<Number>;
-  static constexpr int kNumVectors = kHidden / kSize;
-  static constexpr int kLaneVectors = (kNumVectors + 31) / 32;
-
-  float values[kLaneVectors][kSize];
-
-  // Calls act(i, vector): the lane's i-th vector is `vector` of the row.
-  template <class Act>
-  DEVICE static void for_each_vector(Act act) {
-#pragma unroll
-    for (int i = 0; i < kLaneVectors; ++i) {
-      const int vector = lane_idx() + 32 * i;
-      if (vector < kNumVectors) act(i, vector);
-    }
-  }
-  DEVICE explicit WarpRow(const Number* row) {
-    for_each_vector(
-        [&](int i, int vector) { unpack(reinterpret_cast<const uint4*>(row)[vector], values[i]); });
-  }
-  DEVICE void store(Number* row) const {
-    for_each_vector(
-        [&](int i, int vector) { reinterpret_cast<uint4*>(row)[vector] = pack(values[i]); });
-  }
-  // Replaces the row by its layer normalisation.
-  DEVICE void normalise_row(const Norm& norm) {
-    float sum = 0, squares = 0;
-    for_each_vector([&](int i, int) {
-#pragma unroll
-      for (int c = 0; c < kSize; ++c) sum += values[i][c];
-    });
-    const float mean = warp_sum(sum) / kHidden;
-    for_each_vector([&](int i, int) {
-#pragma unroll
-      for (int c = 0; c < kSize; ++c) squares += (values[i][c] - mean) * (values[i][c] - mean);
-    });
-    const Moments moments{mean, rsqrtf(warp_sum(squares) / kHidden + kNormEps)};
-    for_each_vector([&](int i, int vector) {
-      float weight[kSize], bias[kSize];
-      unpack(static_cast<const uint4*>(norm.weight)[vector], weight);
-      unpack(static_cast<const uint4*>(norm.bias)[vector], bias);
-#pragma unroll
-      for (int c = 0; c < kSize; ++c) {
-        values[i][c] = round_to<Number>(normalise(values[i][c], moments, weight[c], bias[c]));
-      }
-    });
-  }
-};
-
 // A linear layer with kInputs inputs and kOutputs outputs, for up to kRows rows.
 template <class Number, Layer kLayer, int kInputs, int kOutputs, int kRows>
 class Projection {
@@ -150,12 +92,13 @@ class Projection {
   // The rows of the input after one or two norms; thread block 0 stores what the first one returns.
   DEVICE void normalise_rows(Number* normed) {
     if (warp_idx() >= p_.num_rows) return;
-    WarpRow<Number> row(static_cast<const Number*>(p_.input) + warp_idx() * kHidden);
+    RowPart<Number, 32> row(static_cast<const Number*>(p_.input) + warp_idx() * kHidden,
+                            lane_idx());
     if (p_.norm_out.weight) {
-      row.normalise_row(p_.norm_out);
+      row.normalise_row(p_.norm_out, WarpSum());
       if (block_idx() == 0) row.store(static_cast<Number*>(p_.normed_out) + warp_idx() * kHidden);
     }
-    row.normalise_row(p_.norm);
+    row.normalise_row(p_.norm, WarpSum());
     row.store(normed + warp_idx() * kHidden);
   }
 
@@ -203,7 +146,7 @@ class Projection {
     const int at = row * kOutputs + column;
     float y = round_to<Number>(sum);
     if (p_.bias) y = round_to<Number>(y + read_number<Number>(p_.bias, column));
-    if constexpr (kLayer == Layer::kUp) y = y / (1.0f + expf(-y));
+    if constexpr (kLayer == Layer::kUp) y = silu(y);
     if constexpr (kLayer == Layer::kResidual) {
       y = read_number<Number>(p_.residual, at) + round_to<Number>(p_.scale * y);
     }

@@ -30,8 +30,6 @@ static_assert(kColumnCapacity<float> % 16 == 0 && kColumnCapacity<bf16> % 16 == 
 
 // --- body ---
 
-DEVICE float sigmoid(float v) { return 1.0f / (1.0f + expf(-v)); }
-
 // The thread block's tile after another one; after its last, its first one.
 DEVICE int next_tile(int tile, int num_tiles) {
   return tile + num_blocks() < num_tiles ? tile + num_blocks() : block_idx();
