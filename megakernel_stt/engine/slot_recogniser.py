@@ -101,10 +101,6 @@ class SlotRecogniser(ChunkRecogniser[Slot]):
         self, mels: Tensor, lengths: Tensor, prompts: Tensor, sources: Tensor, targets: Tensor
     ) -> Tensor:
         """Encodes a chunk, and moves the states of the encoder."""
-        if not isinstance(self.encoder, KernelEncoder):
-            frames, after = self.encode(mels, lengths, prompts, self._pool.read(sources))
-            self._pool.write(targets, after)
-            return frames
         with exact_convolutions(mels.device):
             frames = self.encoder.encode_slots(mels, lengths, sources, targets, self._pool.encoder)
         return self.with_prompts(frames, prompts)

@@ -1,10 +1,8 @@
 """States of all streams in one set of tensors, so that the addresses of a step never change."""
 
 from collections import deque
-from dataclasses import fields
 
 import torch
-from torch import Tensor
 
 from megakernel_stt.kernels.transducer_structs import MAX_BATCH
 from megakernel_stt.network.encoder import EncoderState
@@ -58,8 +56,8 @@ class SlotPool:
             num_streams: Streams at a time.
         """
         num_slots = 2 + 2 * num_streams + min(num_streams, MAX_BATCH)
-        self.encoder = EncoderState(*_repeated(encoder, num_slots))
-        self.transducer = TransducerState(*_repeated(transducer, num_slots))
+        repeated = torch.zeros(num_slots, dtype=torch.int64, device=encoder.keys.device)
+        self.encoder, self.transducer = encoder.select(repeated), transducer.select(repeated)
         self.start, self.unused = Slot(0, deque()), 1
         self.device = encoder.keys.device
         self._free = deque(range(2, num_slots))
@@ -81,30 +79,3 @@ class SlotPool:
             raise RuntimeError(
                 "No slot is free: finished streams still refer to their states."
             ) from None
-
-    def read(self, slots: Tensor) -> EncoderState:
-        """Copies of encoder states.
-
-        Args:
-            slots: [streams] int64.
-        """
-        return EncoderState(*(tensor.index_select(0, slots) for tensor in _tensors(self.encoder)))
-
-    def write(self, slots: Tensor, state: EncoderState) -> None:
-        """Stores encoder states.
-
-        Args:
-            slots: [streams] int64. Only `unused` may occur twice.
-            state: [streams, ...].
-        """
-        for tensor, new in zip(_tensors(self.encoder), _tensors(state), strict=True):
-            tensor.index_copy_(0, slots, new)
-
-
-def _tensors(state: EncoderState | TransducerState) -> list[Tensor]:
-    return [getattr(state, field.name) for field in fields(state)]
-
-
-def _repeated(state: EncoderState | TransducerState, count: int) -> list[Tensor]:
-    """The tensors of one stream's state, `count` times."""
-    return [torch.cat([tensor] * count) for tensor in _tensors(state)]

@@ -42,19 +42,7 @@ class KernelEncoder(StreamingEncoder):
         targets: Tensor,
         states: EncoderState,
     ) -> Tensor:
-        """Encodes one chunk of every stream; see `StreamingEncoder.encode`.
-
-        Args:
-            mels: [streams, num_mels, bins].
-            lengths: [streams] int64, mel frames in all of a stream that ends in the chunk,
-                otherwise `ENDLESS`.
-            sources: [streams] int64, slots of the states before the chunk.
-            targets: [streams] int64, slots for the states after it. None of them is a source.
-            states: [slots, ...], changed in place.
-
-        Returns:
-            [streams, chunk_size, hidden].
-        """
+        """Encodes one chunk of every stream; see `StreamingEncoder.encode_slots`."""
         stages = (states.stage1, states.stage2, states.stage3)
         before = [stage.index_select(0, sources) for stage in stages]
         num_frames = states.num_frames.index_select(0, sources)

@@ -29,6 +29,24 @@ class Batched:
         rows = zip(*(map(Tensor.clone, column.split(1)) for column in columns), strict=True)
         return [type(self)(*row) for row in rows]
 
+    def select(self, indices: Tensor) -> Self:
+        """Copies of the states of some streams.
+
+        Args:
+            indices: [streams] int64.
+        """
+        return type(self)(*(column.index_select(0, indices) for column in _columns(self)))
+
+    def store(self, indices: Tensor, states: Self) -> None:
+        """Replaces the states of some streams in place.
+
+        Args:
+            indices: [streams] int64. If one occurs twice, either of its states is stored.
+            states: [streams, ...].
+        """
+        for column, new in zip(_columns(self), _columns(states), strict=True):
+            column.index_copy_(0, indices, new)
+
 
 def _columns(state: Batched) -> list[Tensor]:
     return [getattr(state, f.name) for f in fields(state)]  # type: ignore[arg-type]

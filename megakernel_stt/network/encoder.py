@@ -151,6 +151,32 @@ class StreamingEncoder:
         )
         return x, after
 
+    def encode_slots(
+        self,
+        mels: Tensor,
+        lengths: Tensor,
+        sources: Tensor,
+        targets: Tensor,
+        states: EncoderState,
+    ) -> Tensor:
+        """Encodes one chunk of every stream, with states in slots; see `encode`.
+
+        Args:
+            mels: [streams, num_mels, bins].
+            lengths: [streams] int64, mel frames in all of a stream that ends in the chunk,
+                otherwise `ENDLESS`.
+            sources: [streams] int64, slots of the states before the chunk.
+            targets: [streams] int64, slots for the states after it. None of them is a source, and
+                only one for states that are not needed may occur twice.
+            states: [slots, ...], changed in place.
+
+        Returns:
+            [streams, chunk_size, hidden].
+        """
+        frames, after = self.encode(mels, lengths, states.select(sources))
+        states.store(targets, after)
+        return frames
+
     def _subsample(
         self, mels: Tensor, lengths: Tensor, before: Sequence[Tensor], num_frames: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor]:
