@@ -68,7 +68,7 @@ def speak(folder: Path, job: tuple[int, str, Speaker]) -> NDArray[np.float32]:
 
     Args:
         folder: For a temporary file.
-        job: Number of the text, the text and who speaks it.
+        job: Number of the text, the text and the voice.
 
     Returns:
         float32 [samples] at 16 kHz.

@@ -8,14 +8,12 @@ import random
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import soxr
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from examples.train_ears.layout import Work
 from examples.train_ears.voices import draw_style, held_out_style
@@ -24,10 +22,10 @@ from examples.train_voice.layout import summary
 from examples.train_voice.phonemes import VOICES, split_words
 from examples.train_voice.speech import SAMPLE_RATE as TEACHER_RATE
 from examples.train_voice.speech import Synthesiser
+from examples.train_voice.synthesis import SHARD, make_shards, write_arrays
 from examples.train_voice.text import held_out_corpus
 from megakernel_stt.model.config import SAMPLE_RATE
 
-_SHARD = 4000  # texts: the teacher's batches need many of equal length
 Job = tuple[Path, list[int], list[tuple[str, str]]]  # file, texts, (phonemes, style) of each
 
 
@@ -43,16 +41,12 @@ def write_shard(file: Path, waves: Sequence[NDArray[np.float32]], texts: Sequenc
         Their duration in seconds.
     """
     pcm = [np.clip(np.round(wave * 32767), -32768, 32767).astype(np.int16) for wave in waves]
-    part = file.with_suffix(".part")
-    with part.open("wb") as out:
-        np.savez(
-            out,
-            allow_pickle=False,
-            wave=np.concatenate(pcm),
-            samples=np.array([len(one) for one in pcm]),
-            text=np.array(texts),
-        )
-    part.rename(file)
+    write_arrays(
+        file,
+        wave=np.concatenate(pcm),
+        samples=np.array([len(one) for one in pcm]),
+        text=np.array(texts),
+    )
     return sum(map(len, pcm)) / SAMPLE_RATE
 
 
@@ -101,10 +95,10 @@ def _jobs(work: Work, seed: int) -> Iterator[Job]:
         (split_words(line)[0], draw_style(VOICES[voice].accent, rng))
         for voice, line in zip(voices, lines, strict=True)
     ]
-    for first in range(0, len(spoken), _SHARD):
-        file = work.recordings / f"teacher-{first // _SHARD:05d}.npz"
+    for first in range(0, len(spoken), SHARD):
+        file = work.recordings / f"teacher-{first // SHARD:05d}.npz"
         if not file.exists():
-            part = spoken[first : first + _SHARD]
+            part = spoken[first : first + SHARD]
             yield file, [*range(first, first + len(part))], part
 
 
@@ -137,20 +131,9 @@ def main() -> None:
     options, start = parser.parse_args(), time.monotonic()
     teacher = Kokoro(options.teacher, torch.device(options.device))
     work = Work(options.work)
-    duration_s, last_s = 0.0, time.monotonic() - start
-    with (
-        closing(synthesise(work, teacher, options.seed)) as spoken,
-        tqdm(total=missing_files(work, options.seed), desc="shards", disable=None) as progress,
-    ):
-        for shard_s in spoken:
-            duration_s += shard_s
-            progress.update()
-            progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
-            used_s = time.monotonic() - start
-            if used_s + (used_s - last_s) > 60 * options.minutes:  # as long as the last one
-                break
-            last_s = used_s
-    print(f"{duration_s / 3600:.2f} hours of new speech")
+    missing = missing_files(work, options.seed)
+    shards = synthesise(work, teacher, options.seed)
+    print(f"{make_shards(shards, missing, options.minutes, start):.2f} hours of new speech")
 
 
 if __name__ == "__main__":

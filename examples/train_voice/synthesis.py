@@ -114,11 +114,42 @@ def label(lines: Lines, speeches: list[TeacherSpeech], first: int) -> dict[str, 
 def _write(file: Path, lines: Lines, speeches: list[TeacherSpeech], first: int) -> float:
     """Writes a shard; gives its duration in seconds."""
     arrays = label(lines, speeches, first)
+    write_arrays(file, **arrays)
+    return len(arrays["wave"]) / SAMPLE_RATE
+
+
+def make_shards(shards: Generator[float], count: int, minutes: float, start: float) -> float:
+    """Makes shards for a time, with a progress bar.
+
+    Args:
+        shards: Makes one at a time and gives its duration in seconds.
+        count: Of the shards.
+        minutes: The time that the program may take; no shard is begun that would exceed it if it
+            took as long as the last one.
+        start: When the program began, by `time.monotonic`.
+
+    Returns:
+        Hours of speech.
+    """
+    duration_s, last_s = 0.0, time.monotonic() - start
+    with closing(shards), tqdm(total=count, desc="shards", disable=None) as progress:
+        for shard_s in shards:
+            duration_s += shard_s
+            progress.update()
+            progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
+            used_s = time.monotonic() - start
+            if used_s + (used_s - last_s) > 60 * minutes:
+                break
+            last_s = used_s
+    return duration_s / 3600
+
+
+def write_arrays(file: Path, **arrays: NDArray[Any]) -> None:
+    """Writes arrays to an npz file, which is complete once it exists."""
     part = file.with_suffix(".part")
     with part.open("wb") as out:
         np.savez(out, allow_pickle=False, **arrays)
     part.rename(file)
-    return len(arrays["wave"]) / SAMPLE_RATE
 
 
 def main() -> None:
@@ -139,20 +170,8 @@ def main() -> None:
     teacher = Kokoro(options.teacher, torch.device(options.device))
     work = Work(options.work)
     missing = sum(not file.exists() for file in (work.held_out_speech, *shard_files(work)))
-    duration_s, last_s = 0.0, time.monotonic() - start
-    with (
-        closing(synthesise(work, teacher)) as spoken,
-        tqdm(total=missing, desc="shards", disable=None) as progress,
-    ):
-        for shard_s in spoken:
-            duration_s += shard_s
-            progress.update()
-            progress.set_postfix_str(f"{duration_s / 3600:.2f} h")
-            used_s = time.monotonic() - start
-            if used_s + (used_s - last_s) > 60 * options.minutes:  # as long as the last one
-                break
-            last_s = used_s
-    print(f"{duration_s / 3600:.2f} hours of new speech, {shorten_corpus(work)} texts")
+    hours = make_shards(synthesise(work, teacher), missing, options.minutes, start)
+    print(f"{hours:.2f} hours of new speech, {shorten_corpus(work)} texts")
 
 
 if __name__ == "__main__":
