@@ -1,10 +1,13 @@
 import random
 
 import pytest
+import requests
 
-from bench.server_fuzz import SOCKETS, fuzz, random_message
+from bench.running_server import served
+from bench.server_fuzz import SOCKETS, fuzz, is_exempt, random_message
 from bench.simulation import simulated_tts
 from bench.wyoming_fuzz import random_events
+from megakernel_tts.server.app import Server
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,15 @@ def test_a_failing_server_fails() -> None:
         tts._loaded.engine.backend.failing_word = "One"  # type: ignore[attr-defined]
         report = fuzz(tts, 0, 100)
     assert "speech failed" in report.failures
+
+
+def test_replies_to_what_is_no_http_need_not_follow_the_schema() -> None:
+    with simulated_tts(frame_seconds=0.0) as tts, served(Server(tts)) as authority:
+        url = f"http://{authority}/v1/models/none"
+        odd = requests.get(url, headers={"Content-Length": 'yB"w'})
+        assert odd.status_code == 400 and is_exempt(odd)
+        assert not is_exempt(requests.get(url))
+        assert not is_exempt(requests.post(f"http://{authority}/v1/audio/speech", json=[]))
 
 
 def test_events_follow_from_the_seed() -> None:
