@@ -136,14 +136,14 @@ SOCKETS = {
 }
 
 
-def is_exempt(response: requests.Response) -> bool:
+def is_exempt(response: schemathesis.Response) -> bool:
     """Whether a reply need not follow the schema: the server is overloaded, or got no HTTP.
 
     Args:
         response: The reply.
     """
     if response.status_code == 503:
-        return "Retry-After" in response.headers
+        return "retry-after" in response.headers
     return response.status_code == 400 and response.content == _NO_HTTP
 
 

@@ -247,8 +247,9 @@ async def _run_all(authority: str, num_sessions: int, seed: int, report: ServerS
             for index in indices:
                 rng = random.Random(seed + index)
                 run = _request if rng.random() < 0.5 else _converse
+                timeout = asyncio.timeout(_SESSION_TIMEOUT_S)
                 try:
-                    async with asyncio.timeout(_SESSION_TIMEOUT_S) as timeout:
+                    async with timeout:
                         timeouts.add(timeout)
                         await run(host, int(port), rng, report)
                 except (OSError, websockets.WebSocketException) as error:
