@@ -174,6 +174,7 @@ def test_traces_need_the_extra(
         (["--host", "0.0.0.0"], "reach 0.0.0.0; give api-key-file"),
         (["--api-key-file", "{keys}", "--no-auth"], "contradict"),
         (["--max-queue", "-1"], "max_queue"),
+        (["--config", "{port}"], "from 0 to 65535"),
         (["--voice", "anna"], "NAME=FILE"),
         (["--voice-dir", "{keys}"], "not a folder"),
         (["--wyoming", "0.0.0.0"], "has no keys"),
@@ -191,7 +192,9 @@ def test_invalid_options_have_status_2(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
-    assert main(["serve", *(option.format(keys=keys) for option in options)]) == 2
+    port = tmp_path / "port"
+    port.write_text("port = 65536", encoding="utf-8")
+    assert main(["serve", *(option.format(keys=keys, port=port) for option in options)]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -220,6 +223,14 @@ def test_addresses_have_a_host_and_maybe_a_port(option: str, address: tuple[str,
 def test_other_addresses_are_refused(option: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="HOST:PORT"):
         _wyoming_address(option)
+
+
+@pytest.mark.parametrize("option", ["65536", "-1", "http", "80.0"])
+def test_other_ports_are_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--port", option])
+    assert caught.value.code == 2
+    assert f"{option!r} is no port" in capsys.readouterr().err
 
 
 def test_an_address_in_use_has_status_1(capsys: pytest.CaptureFixture[str]) -> None:
