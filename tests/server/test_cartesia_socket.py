@@ -1,4 +1,5 @@
 import asyncio
+import queue
 import threading
 import time
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ import websockets
 
 from bench.simulation import simulated_tts, words_in_audio
 from megakernel_tts import TTS, LivePolicy
+from megakernel_tts.server.live_speech import MAX_PAUSE_S, LiveSpeech
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.speech_stream import SpeechStream
 from tests.fakes import TIMEOUT_S
@@ -141,6 +143,22 @@ def test_text_is_spoken_to_its_end_after_the_buffer_delay(server: RunningServer)
         return events
 
     converse(server, act)
+
+
+@pytest.mark.parametrize(("delay_ms", "seconds"), [(None, 3.0), (50, 0.05), (5000, 5.0)])
+def test_the_buffer_delay_is_that_of_the_message(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, delay_ms: int | None, seconds: float
+) -> None:
+    limits = queue.Queue[float]()
+    monkeypatch.setattr(
+        LiveSpeech, "flush_when_paused", lambda _, max_pause_s=MAX_PAUSE_S: limits.put(max_pause_s)
+    )
+
+    async def act(client: Client) -> float:
+        await client.send("a", "One tw", max_buffer_delay_ms=delay_ms, **{"continue": True})
+        return await asyncio.to_thread(limits.get, timeout=TIMEOUT_S)
+
+    assert converse(server, act) == seconds
 
 
 @pytest.mark.parametrize(
