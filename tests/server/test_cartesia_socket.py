@@ -41,6 +41,8 @@ def test_audio_and_word_starts_are_those_of_the_engine(server: RunningServer) ->
     speech = server.tts.say(TEXT)
     assert np.array_equal(pcm_of(events), speech.pcm)
     assert words_of(events) == [(word.text, word.start) for word in speech.words]
+    first = next(event for event in events if event["type"] == "chunk")
+    assert len(pcm_of([first])) == 1920, "more than the first frame"
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

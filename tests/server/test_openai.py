@@ -64,6 +64,7 @@ def test_events_hold_the_same_audio_and_end_with_the_usage(server: RunningServer
         json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")
     ]
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert len(base64.b64decode(deltas[0]["audio"])) == 2 * 1920, "more than the first frame"
     audio = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
     pcm = np.frombuffer(audio, "<i2")
     assert np.array_equal(pcm, server.speech())
