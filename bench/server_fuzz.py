@@ -53,7 +53,7 @@ _CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-_REFUSED = 503  # of a server that is overloaded, which is no failure
+_NO_HTTP = b"Invalid HTTP request received."  # uvicorn's reply, for example to a length of "x"
 _CASES_OF_A_TEST = 500
 _NUM_SOCKETS = 8
 _CLOSED_SHARE, _ABORTED_SHARE = 0.01, 0.01  # of the messages, after which the socket is closed
@@ -136,6 +136,17 @@ SOCKETS = {
 }
 
 
+def is_exempt(response: schemathesis.Response) -> bool:
+    """Whether a reply need not follow the schema: the server is overloaded, or got no HTTP.
+
+    Args:
+        response: The reply.
+    """
+    if response.status_code == 503:
+        return "retry-after" in response.headers
+    return response.status_code == 400 and response.content == _NO_HTTP
+
+
 def send_requests(url: str, num_cases: int, seed: int, report: FuzzReport) -> None:
     """Sends HTTP requests from the server's schema.
 
@@ -157,7 +168,7 @@ def send_requests(url: str, num_cases: int, seed: int, report: FuzzReport) -> No
             response = case.call(base_url=url, session=session, timeout=_TIMEOUT_S)
             report.http[response.status_code] += 1
             progress.update()
-            if response.status_code == _REFUSED and "Retry-After" in response.headers:
+            if is_exempt(response):
                 return
             try:
                 case.validate_response(response, checks=_CHECKS)

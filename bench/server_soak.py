@@ -3,8 +3,9 @@
 A server with a simulated engine runs in this process. Sessions are HTTP requests, and conversations
 over WebSockets with one to three contexts; more of them run at once than the engine has slots. Half
 of the clients read to the end. The others cancel, close or abort the connection at a random point.
-The command fails if a stream, slot, socket, thread or file descriptor is left, if the server logs
-an error, or if resident memory grows by more than 5 % from the first tenth of the sessions on.
+The command fails if a session stays open while no other one ends, if a stream, slot, socket,
+thread or file descriptor is left, if the server logs an error, or if resident memory grows by more
+than 5 % from the first tenth of the sessions on.
 
 python -m bench.server_soak --sessions 10000 --json bench/results/server-soak-cpu.json
 """
@@ -42,7 +43,9 @@ _NUM_WORKERS = 24  # clients at once: three times the slots
 _SETTLED_SHARE = 0.1  # of the sessions, after which memory should no longer grow
 _MAX_GROWTH = 0.05
 _MAX_READS = 4  # before a client disconnects
-_SESSION_TIMEOUT_S, _RELEASE_TIMEOUT_S = 120.0, 60.0
+# Without the end of any session. One may last as long as the soak: a batch waits for all others.
+_SESSION_TIMEOUT_S = 120.0
+_RELEASE_TIMEOUT_S = 60.0
 
 _SHORT_TEXT = "Hello there."  # whose audio is sent at once, although WebSockets are paced
 _LONG_TEXT = "This is a long text, of many words. " * 20
@@ -236,6 +239,7 @@ async def _run_all(authority: str, num_sessions: int, seed: int, report: ServerS
     """Runs the sessions on a fixed number of workers."""
     host, _, port = authority.partition(":")
     indices, num_done = iter(range(num_sessions)), 0
+    timeouts: set[asyncio.Timeout] = set()  # of the open sessions
     with tqdm(total=num_sessions, desc="sessions", disable=None) as progress:
 
         async def work() -> None:
@@ -243,12 +247,18 @@ async def _run_all(authority: str, num_sessions: int, seed: int, report: ServerS
             for index in indices:
                 rng = random.Random(seed + index)
                 run = _request if rng.random() < 0.5 else _converse
+                timeout = asyncio.timeout(_SESSION_TIMEOUT_S)
                 try:
-                    async with asyncio.timeout(_SESSION_TIMEOUT_S):
+                    async with timeout:
+                        timeouts.add(timeout)
                         await run(host, int(port), rng, report)
                 except (OSError, websockets.WebSocketException) as error:
                     session = f"seed {seed + index}, {run.__name__.lstrip('_')}"
                     report.failures.setdefault(f"session: {error!r}", session)
+                timeouts.discard(timeout)
+                for other in timeouts:
+                    if not other.expired():
+                        other.reschedule(asyncio.get_running_loop().time() + _SESSION_TIMEOUT_S)
                 num_done += 1
                 progress.update()
                 if num_done == max(1, int(_SETTLED_SHARE * num_sessions)):

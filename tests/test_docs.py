@@ -26,6 +26,7 @@ import pytest
 
 from bench.running_server import free_port
 from megakernel_tts.cli.main import main
+from megakernel_tts.server.voices import OPENAI_VOICES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = "bench/results/"
@@ -110,6 +111,14 @@ def test_python_blocks_run(
 @by_id(select("python", marked=True))
 def test_marked_python_blocks_compile(block: CodeBlock) -> None:
     compile(block.text, block.id, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_voices_in_examples_of_clients_are_those_of_any_model() -> None:
+    """A reader starts with the demo voice, which lacks the names of the released models."""
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"voice(?:_id)?\"?[=:] ?\"?(\w+)\"", text))
+    assert len(names) >= 2
+    assert names <= {*OPENAI_VOICES, "me"}  # "me" is uploaded in the example
 
 
 @by_id(select("sh", marked=False))

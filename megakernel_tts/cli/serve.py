@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("megakernel_tts.server")
 
+_MAX_PORT = 65_535
 _WYOMING_ADDRESS = ("127.0.0.1", 10_200)
 _TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -34,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host", type=nonempty, default="127.0.0.1", help="address (default: 127.0.0.1)"
     )
     parser.add_argument(
-        "--port", type=int, default=8000, help="port; 0 selects a free one (default: 8000)"
+        "--port", type=_port, default=8000, help="port; 0 selects a free one (default: 8000)"
     )
     parser.add_argument(
         "--wyoming",
@@ -312,6 +313,15 @@ def _wyoming(options: argparse.Namespace) -> Generator["WyomingService | None"]:
         except ValueError as error:
             raise UsageError(str(error)) from None
         yield service
+
+
+def _port(option: str) -> int:
+    """Type of the option `--port`; the system would take a larger number modulo 65,536."""
+    if not option.isdecimal() or int(option) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(
+            f"{option!r} is no port; it must be a whole number from 0 to {_MAX_PORT}"
+        )
+    return int(option)
 
 
 def _wyoming_address(option: str) -> tuple[str, int]:

@@ -1,10 +1,15 @@
 import random
+from typing import Any
 
 import pytest
+import requests
+import schemathesis
 
-from bench.server_fuzz import SOCKETS, fuzz, random_message
+from bench.running_server import served
+from bench.server_fuzz import SOCKETS, fuzz, is_exempt, random_message
 from bench.simulation import simulated_tts
 from bench.wyoming_fuzz import random_events
+from megakernel_tts.server.app import Server
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,22 @@ def test_a_failing_server_fails() -> None:
         tts._loaded.engine.backend.failing_word = "One"  # type: ignore[attr-defined]
         report = fuzz(tts, 0, 100)
     assert "speech failed" in report.failures
+
+
+def test_replies_to_an_overload_and_to_what_is_no_http_need_not_follow_the_schema() -> None:
+    with simulated_tts(frame_seconds=0.0) as tts, served(server := Server(tts)) as authority:
+
+        def exempt(method: str, path: str, status: int, **fields: Any) -> bool:
+            reply = requests.request(method, f"http://{authority}{path}", **fields)
+            assert reply.status_code == status
+            return is_exempt(schemathesis.Response.from_any(reply))
+
+        assert exempt("GET", "/v1/models/none", 400, headers={"Content-Length": 'yB"w'})
+        assert not exempt("GET", "/v1/models/none", 404)
+        assert not exempt("POST", "/v1/audio/speech", 400, json=[])
+        server.streams.draining = True
+        assert exempt("POST", "/v1/audio/speech", 503, json={"input": "One."})
+        assert not exempt("GET", "/ready", 503)
 
 
 def test_events_follow_from_the_seed() -> None:

@@ -1,7 +1,10 @@
+import asyncio
+import random
+
 import pytest
 
 from bench import server_soak
-from bench.server_soak import soak
+from bench.server_soak import ServerSoakReport, soak
 from bench.simulation import simulated_tts
 from megakernel_tts.server.speech_stream import SpeechStream
 
@@ -26,3 +29,23 @@ def test_a_stream_that_stays_open_is_reported(monkeypatch: pytest.MonkeyPatch) -
         tts.warmup()
         report = soak(tts, 20)
     assert not report.released and report.streams_left > 0
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["others end", "nothing ends"])
+def test_a_session_may_wait_as_long_as_others_end(
+    monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """A batch waits while there are sessions of higher priority, and then it must end."""
+    timeout_s = 0.4
+
+    async def session(_: str, port: int, rng: random.Random, report: ServerSoakReport) -> None:
+        index = report.sessions.total()
+        report.sessions["http"] += 1
+        await asyncio.sleep(2 * timeout_s if index == 0 else index * timeout_s / 4 * others)
+
+    for name in ("_request", "_converse"):
+        monkeypatch.setattr(server_soak, name, session)
+    monkeypatch.setattr(server_soak, "_SESSION_TIMEOUT_S", timeout_s)
+    report = ServerSoakReport()
+    asyncio.run(server_soak._run_all("localhost:1", 10, 0, report))
+    assert bool(report.failures) is not others

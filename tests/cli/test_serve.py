@@ -34,6 +34,15 @@ TTS.load = lambda *_, slots, **options: simulated_tts(slots, frame_seconds=0.01)
 sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
 """
 
+# Waits 0.2 s for open streams after a signal, and as long for connections.
+IMPATIENT = """
+from functools import partial
+from megakernel_tts.server import serving, settings
+
+settings.ServerSettings = partial(settings.ServerSettings, drain_timeout_s=0.2)
+serving.CLOSE_TIMEOUT_S = 0.2
+"""
+
 # Exits if a file is opened for writing.
 READ_ONLY = """
 import os
@@ -100,6 +109,37 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
         assert process.wait(TIMEOUT_S) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("program", "num_signals"),
+    [(SIMULATED, 2), (IMPATIENT + SIMULATED, 1)],
+    ids=["second signal", "drain timeout"],
+)
+def test_a_long_stream_does_not_keep_the_server(program: str, num_signals: int) -> None:
+    with serving(program=program) as (process, url):
+        body = {"input": "Hello there, my friend. " * 1000, "response_format": "pcm"}
+        with httpx.stream("POST", f"{url}/v1/audio/speech", json=body, timeout=60) as reply:
+            wait_until(lambda: 'running{model_name="simulated"} 1' in metrics(url))
+            for _ in range(num_signals):
+                process.send_signal(signal.SIGTERM)
+                wait_until(lambda: process.poll() is not None or is_stopping(url))
+            # After 30 s the server would disconnect the client, because it does not read.
+            assert process.wait(20) == 0
+            with pytest.raises(httpx.RemoteProtocolError):
+                reply.read()
+
+
+def metrics(url: str) -> str:
+    return httpx.get(f"{url}/metrics").text
+
+
+def is_stopping(url: str) -> bool:
+    """Whether a server refuses new streams, or connections."""
+    try:
+        return "stopping" in httpx.get(f"{url}/ready").text
+    except httpx.TransportError:
+        return True
 
 
 def test_sigterm_lets_a_stream_of_wyoming_finish() -> None:
@@ -174,6 +214,7 @@ def test_traces_need_the_extra(
         (["--host", "0.0.0.0"], "reach 0.0.0.0; give api-key-file"),
         (["--api-key-file", "{keys}", "--no-auth"], "contradict"),
         (["--max-queue", "-1"], "max_queue"),
+        (["--config", "{port}"], "from 0 to 65535"),
         (["--voice", "anna"], "NAME=FILE"),
         (["--voice-dir", "{keys}"], "not a folder"),
         (["--wyoming", "0.0.0.0"], "has no keys"),
@@ -191,7 +232,9 @@ def test_invalid_options_have_status_2(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("[[key]]\nname = 'bot'\nkey = 'secret'\n", encoding="utf-8")
-    assert main(["serve", *(option.format(keys=keys) for option in options)]) == 2
+    port = tmp_path / "port"
+    port.write_text("port = 65536", encoding="utf-8")
+    assert main(["serve", *(option.format(keys=keys, port=port) for option in options)]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -220,6 +263,14 @@ def test_addresses_have_a_host_and_maybe_a_port(option: str, address: tuple[str,
 def test_other_addresses_are_refused(option: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="HOST:PORT"):
         _wyoming_address(option)
+
+
+@pytest.mark.parametrize("option", ["65536", "-1", "http", "80.0"])
+def test_other_ports_are_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--port", option])
+    assert caught.value.code == 2
+    assert f"{option!r} is no port" in capsys.readouterr().err
 
 
 def test_an_address_in_use_has_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,13 @@
-"""What holds for every client: it reports an invalid key, and is cut off if it does not read."""
+"""What holds for every client: invalid keys are reported, and what it does not hear is stopped."""
 
 import asyncio
 import json
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -14,12 +15,14 @@ import pytest
 import websockets
 from cartesia import AsyncCartesia, Cartesia
 from cartesia import AuthenticationError as CartesiaAuthenticationError
+from elevenlabs.client import ElevenLabs
+from livekit.plugins import openai as livekit_openai
 from openai import AuthenticationError, OpenAI
 from websockets.typing import Subprotocol
 
 from megakernel_tts import TTS, LivePolicy
 from tests.fakes import TIMEOUT_S
-from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until
+from tests.server.running import LOCKED, TEXT, RunningServer, running_server, until, wait_until
 
 LONG_TEXT = "A long text that is cancelled. " * 400
 OUTPUT: Any = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
@@ -74,6 +77,100 @@ def test_a_client_reports_an_invalid_key(engine: TTS, use: Callable[[RunningServ
     with running_server(engine, LOCKED) as server:
         use(server)
         assert server.num_streams == 0
+
+
+def cancelling_cartesia(server: RunningServer) -> None:
+    asyncio.run(speak_with_cartesia(server, cancel=True))
+
+
+def disconnecting_cartesia(server: RunningServer) -> None:
+    asyncio.run(speak_with_cartesia(server, cancel=False))
+
+
+async def speak_with_cartesia(server: RunningServer, *, cancel: bool) -> None:
+    """Reads some of a context, and cancels it or closes the connection."""
+    client = AsyncCartesia(
+        api_key="none", base_url=server.url, websocket_base_url=f"ws://{server.authority}"
+    )
+    async with client, client.tts.websocket_connect() as connection:
+        context = connection.context(
+            model_id="sonic-3", voice={"mode": "id", "id": "ryan"}, output_format=OUTPUT
+        )
+        await context.push(LONG_TEXT)
+        await context.no_more_inputs()
+        async for event in context.receive():
+            if event.type == "chunk":
+                break
+        if cancel:
+            await context.cancel()
+            await until(lambda: server.num_streams == 0)
+            assert server.metric("websocket_connections") == 1
+
+
+def disconnecting_elevenlabs(server: RunningServer) -> None:
+    with httpx.Client() as http:
+        client = ElevenLabs(api_key="none", base_url=server.url, httpx_client=http)
+        audio = client.text_to_speech.stream("ryan", text=LONG_TEXT, output_format="pcm_24000")
+        with closing(cast(Generator[bytes], audio)):
+            assert next(iter(audio))
+
+
+def disconnecting_elevenlabs_socket(server: RunningServer) -> None:
+    client = ElevenLabs(api_key="none", base_url=server.url)
+    client.text_to_speech._ws_base_url = f"ws://{server.authority}"
+    audio = client.text_to_speech.convert_realtime(
+        "ryan", text=iter([LONG_TEXT]), output_format="pcm_24000"
+    )
+    with closing(cast(Generator[bytes], audio)):
+        assert next(iter(audio))
+
+
+def disconnecting_openai(server: RunningServer) -> None:
+    with OpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
+        speech = client.audio.speech.with_streaming_response
+        with speech.create(model="tts-1", voice="alloy", input=LONG_TEXT) as reply:
+            assert next(reply.iter_bytes())
+
+
+def disconnecting_livekit(server: RunningServer) -> None:
+    async def speak() -> None:
+        url = f"{server.url}/v1"
+        async with livekit_openai.TTS(api_key="none", base_url=url, response_format="pcm") as tts:
+            async with tts.synthesize(LONG_TEXT) as stream:
+                await anext(stream)
+
+    asyncio.run(speak())
+
+
+def disconnecting_curl(server: RunningServer) -> None:
+    if (program := shutil.which("curl")) is None:
+        pytest.skip("no curl")
+    url, body = f"{server.url}/v1/audio/speech", json.dumps({"input": LONG_TEXT})
+    command = [program, "--silent", "--no-buffer", url, "-d", body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.read(1)
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        cancelling_cartesia,
+        disconnecting_cartesia,
+        disconnecting_elevenlabs,
+        disconnecting_elevenlabs_socket,
+        disconnecting_openai,
+        disconnecting_livekit,
+        disconnecting_curl,
+    ],
+)
+def test_a_client_that_stops_within_its_speech_stops_the_stream(
+    engine: TTS, speak: Callable[[RunningServer], None]
+) -> None:
+    with running_server(engine) as server:
+        speak(server)
+        wait_until(lambda: server.num_streams == 0)
+        assert server.metric('requests_success_total{finished_reason="abort"}') == 1
 
 
 SILENT_CLIENTS: dict[str, tuple[str, list[dict[str, Any]]]] = {

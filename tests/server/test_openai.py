@@ -3,6 +3,7 @@ import base64
 import json
 import socket
 import struct
+import time
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from openai import APIStatusError, AsyncOpenAI, NotFoundError, OpenAI
 from megakernel_tts import TTS
 from megakernel_tts.server.settings import ServerSettings
 from megakernel_tts.server.voices import OPENAI_VOICES
+from megakernel_tts.session import FRAME_S
 from tests.server.running import TEXT, RunningServer, running_server, wait_until
 
 
@@ -62,6 +64,7 @@ def test_events_hold_the_same_audio_and_end_with_the_usage(server: RunningServer
         json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")
     ]
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+    assert len(base64.b64decode(deltas[0]["audio"])) == 2 * 1920, "more than the first frame"
     audio = b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
     pcm = np.frombuffer(audio, "<i2")
     assert np.array_equal(pcm, server.speech())
@@ -121,6 +124,26 @@ def test_a_client_that_does_not_read_neither_delays_others_nor_stays(
         wait_until(lambda: server.num_streams == 1)
         assert len(speak(server).content) == 2 * len(server.speech())
         wait_until(lambda: server.num_streams == 0)
+
+
+def test_little_audio_is_made_for_a_client_that_does_not_read(server: RunningServer) -> None:
+    """The kernel's own send buffer grows to a minute of it."""
+    backend: Any = server.tts._loaded.engine.backend
+    num_before = backend.num_made
+    body = json.dumps({"input": TEXT * 1000, "response_format": "pcm"})
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = server.authority.split(":")
+    with socket.socket() as idle:
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        idle.connect((host, int(port)))
+        idle.sendall((head + body).encode())
+        wait_until(lambda: backend.num_made > num_before)
+        num_made = -1
+        while num_made != backend.num_made:  # a frame takes 1 ms
+            num_made = backend.num_made
+            time.sleep(0.3)
+        assert 1 < FRAME_S * (num_made - num_before) < 15
+    wait_until(lambda: server.num_streams == 0)
 
 
 def test_openai_voices_are_those_of_the_model(server: RunningServer) -> None:

@@ -12,7 +12,8 @@ from tests.browser import Page
 from tests.server.driving import Drive, open_page, open_with_key
 from tests.server.running import RunningServer, locked_by, running_server
 
-NAMES = ["curl", "OpenAI Python", "Pipecat", "LiveKit", "Cartesia Python", "JavaScript"]
+NAMES = ["curl", "OpenAI Python", "Pipecat", "LiveKit", "Cartesia Python", "ElevenLabs Python"]
+NAMES += ["JavaScript"]
 
 
 def shown(drive: Drive, server: RunningServer) -> dict[str, str]:
@@ -47,15 +48,17 @@ def test_the_program_for_curl_runs(programs: dict[str, str], tmp_path: Path) -> 
     assert seconds_of(tmp_path / "hello.wav") > 0.5
 
 
-@pytest.mark.parametrize("name", ["OpenAI Python", "Cartesia Python"])
+@pytest.mark.parametrize("name", ["OpenAI Python", "Cartesia Python", "ElevenLabs Python"])
 def test_the_python_programs_run(
     programs: dict[str, str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(programs[name], name, "exec"), names)
-    if name == "OpenAI Python":
-        names["client"].close()  # a program of its own need not
+    if name == "OpenAI Python":  # a program of its own need not close its client
+        names["client"].close()
+    elif name == "ElevenLabs Python":
+        names["client"]._client_wrapper.httpx_client.httpx_client.close()
     assert seconds_of(tmp_path / "hello.wav") > 0.5
 
 
@@ -89,6 +92,28 @@ def test_the_program_in_javascript_runs(
         assert sum(line[0] for line in log if line[-1] == "samples") > 12_000
 
     drive(run)
+
+
+def test_the_shown_program_is_copied(
+    drive: Drive, programs: dict[str, str], server: RunningServer
+) -> None:
+    async def copy(page: Page) -> None:
+        await open_page(page, server)
+        button = "document.querySelector('#snippets button:not([role=tab])')"
+        await page.run("document.querySelectorAll('[role=tab]')[1].click()")
+        await page.run(f"{button}.focus()")
+        await page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+        await page.press("Enter")
+        await page.wait_until(f"{button}.textContent === 'Copied'")
+        assert await page.run("window.copied.trim()") == programs[NAMES[1]]
+        refuse = "navigator.clipboard.writeText = async () => { throw new Error('not secure'); }"
+        await page.run(refuse)  # as on a page over plain HTTP
+        await page.press("Enter")
+        await page.wait_until(f"{button}.textContent === 'Press Ctrl C'")
+        assert (await page.run("getSelection().toString()")).strip() == programs[NAMES[1]]
+        assert not page.errors
+
+    drive(copy)
 
 
 def test_the_programs_show_where_the_key_belongs(drive: Drive, engine: TTS) -> None:

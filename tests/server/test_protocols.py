@@ -35,7 +35,15 @@ from pipecat.workers.runner import WorkerRunner
 from bench.simulation import words_in_audio
 from megakernel_tts import TTS, Sampling
 from tests.fakes import TIMEOUT_S
-from tests.server.running import LOCKED, RunningServer, connected, pcm_of, running_server, until
+from tests.server.running import (
+    LOCKED,
+    RunningServer,
+    connected,
+    pcm_of,
+    running_server,
+    until,
+    wait_until,
+)
 
 SEED = {"seed": 3, "max_new_tokens": 12}
 TEXT = "Hello there."
@@ -160,17 +168,27 @@ class Interruption:
         text: Its text.
         ended: Whether the language model has written it to its end.
         stopped: Whether the server has stopped it.
+        speaks: Whether the server speaks it, for services that read a reply to its end first; None
+            to wait for its audio.
     """
 
     text: str
     ended: bool
     stopped: Callable[[], bool]
+    speaks: Callable[[], bool] | None = None
 
 
 async def speak(
-    service: TTSService, text: str = TEXT, interruption: Interruption | None = None
+    service: TTSService,
+    text: str = TEXT,
+    interruption: Interruption | None = None,
+    *,
+    resumed: bool = True,
 ) -> Sink:
-    """Speaks a turn, after another one that is interrupted; | separates portions of the text."""
+    """Speaks a turn, after another one that is interrupted; | separates portions of the text.
+
+    Without `resumed` the pipeline ends within the interrupted turn instead.
+    """
     sink = Sink()
     params = PipelineParams(audio_out_sample_rate=24_000)
     worker = PipelineWorker(Pipeline([service, sink]), params=params)
@@ -184,7 +202,14 @@ async def speak(
     running = asyncio.create_task(runner.run())
     if interruption is not None:
         await turn(worker, interruption.text, ended=interruption.ended)
-        await asyncio.wait_for(sink.started.wait(), TIMEOUT_S)
+        if interruption.speaks is None:
+            await asyncio.wait_for(sink.started.wait(), TIMEOUT_S)
+        else:
+            await until(interruption.speaks)
+        if not resumed:
+            await worker.cancel()
+            await running
+            return sink
         await worker.queue_frames([InterruptionFrame()])
         await until(interruption.stopped)
         await asyncio.sleep(0.2)  # Pipecat has no event for the end of an interruption
@@ -296,6 +321,31 @@ def test_an_interruption_of_pipecat_stops_the_context(
     sink = asyncio.run(run())
     assert not sink.errors
     assert words_in_audio(np.frombuffer(sink.audio, "<i2")) == [0, 1]
+
+
+@pytest.mark.parametrize("make", SERVICES)
+@pytest.mark.parametrize("interrupted", [True, False], ids=["interruption", "end of the pipeline"])
+def test_pipecat_stops_the_stream_of_a_sentence(
+    server: RunningServer, make: Callable[[RunningServer], TTSService], interrupted: bool
+) -> None:
+    """Services over HTTP send a sentence with each request, as fast as they can read."""
+    aborted = server.metric('requests_success_total{finished_reason="abort"}')
+    interruption = Interruption(
+        " ".join(["on"] * 2000),
+        True,
+        stopped=lambda: server.num_streams == 0,
+        speaks=lambda: server.metric("num_requests_running") == 1,
+    )
+
+    async def run() -> None:
+        service = make(server)
+        sink = await speak(service, interruption=interruption, resumed=interrupted)
+        await close_client(service)
+        assert not interrupted or words_in_audio(np.frombuffer(sink.audio, "<i2")) == [0, 1]
+
+    asyncio.run(run())
+    wait_until(lambda: server.num_streams == 0)
+    assert server.metric('requests_success_total{finished_reason="abort"}') == aborted + 1
 
 
 async def first_error(service: TTSService) -> str:

@@ -24,9 +24,10 @@ const shellQuoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
  * @returns {Snippet[]}
  */
 export function snippets(target) {
-  const programs = { curl, "OpenAI Python": openai, Pipecat: pipecat, LiveKit: livekit };
-  const more = { "Cartesia Python": cartesia, JavaScript: javascript };
-  return Object.entries({ ...programs, ...more }).map(([name, program]) => ({
+  const frameworks = { curl, "OpenAI Python": openai, Pipecat: pipecat, LiveKit: livekit };
+  const packages = { "Cartesia Python": cartesia, "ElevenLabs Python": elevenlabs };
+  const programs = { ...frameworks, ...packages, JavaScript: javascript };
+  return Object.entries(programs).map(([name, program]) => ({
     name,
     code: program(target).trim(),
   }));
@@ -120,6 +121,26 @@ async def main():
 
 
 asyncio.run(main())
+`;
+}
+
+/** @param {Target} target */
+function elevenlabs({ url, key, voice }) {
+  return `
+import wave
+
+from elevenlabs.client import ElevenLabs
+
+client = ElevenLabs(api_key="${key}", base_url=${JSON.stringify(url)})
+speech = client.text_to_speech.stream(
+    ${JSON.stringify(voice ?? "alloy")},
+    text="Hello from ElevenLabs' client.",
+    output_format="pcm_24000",
+)
+with wave.open("hello.wav", "wb") as file:
+    file.setparams((1, 2, 24000, 0, "NONE", ""))
+    for audio in speech:
+        file.writeframes(audio)
 `;
 }
 
