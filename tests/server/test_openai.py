@@ -142,7 +142,7 @@ def test_little_audio_is_made_for_a_client_that_does_not_read(server: RunningSer
         while num_made != backend.num_made:  # a frame takes 1 ms
             num_made = backend.num_made
             time.sleep(0.3)
-        assert 1 < FRAME_S * (num_made - num_before) < 15
+        assert 0 < FRAME_S * (num_made - num_before) < 15
     wait_until(lambda: server.num_streams == 0)
 
 
