@@ -95,6 +95,14 @@ tts.close()
 in_child(use)
 use()
 """
+# A thread that `threading` does not know, like those of torch's pool and of BLAS libraries, which
+# start theirs at the import, but none on a machine with one core.
+FOREIGN_THREAD = """
+import _thread
+lock = _thread.allocate_lock()
+lock.acquire()
+_thread.start_new_thread(lock.acquire, ())
+"""
 INHERITED = "The TTS was loaded before this process was forked"
 TORCH_RAN = "Torch ran, or may have run, before this process was forked"
 
@@ -151,7 +159,9 @@ def test_a_forked_process_cannot_load_a_model_after_torch_has_run(
 
 
 @pytest.mark.parametrize(
-    "before_import", ["import torch", "import torch; torch.ones(1 << 20).sum()"]
+    "before_import",
+    ["import torch; torch.ones(1 << 20).sum()", f"import torch\n{FOREIGN_THREAD}"],
+    ids=["torch ran", "a thread of unknown origin"],
 )
 def test_a_forked_process_cannot_load_a_model_after_torch_may_have_run(
     checkpoint: Callable[..., Path], before_import: str
