@@ -25,6 +25,7 @@ from megakernel_tts.server.accounts import Account
 from megakernel_tts.server.encoding import SOURCE_RATE, AudioFormat
 from megakernel_tts.server.errors import RequestError, SlowClientError
 from megakernel_tts.server.fields import get_field, text_field, voice_name
+from megakernel_tts.server.keys import Priority
 from megakernel_tts.server.live_speech import LiveSpeech
 from megakernel_tts.server.reports import Caller, new_request_id
 from megakernel_tts.server.speech_stream import SpeechChunk, SpeechRequest
@@ -229,6 +230,7 @@ def _request(data: Mapping[str, Any], streams: SpeechStreams, text: str | None) 
         sampling=streams.default_sampling,
         audio_format=AudioFormat(),
         paced=text is None,
+        priority=Priority.LIVE,  # of a voice assistant, whose user waits
     )
 
 
