@@ -1,8 +1,9 @@
-"""Connections of clients that send no request, or send it slowly or without end, are closed."""
+"""Connections of clients that are gone, or send a request slowly or without end, are closed."""
 
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 HEAD_TIMEOUT_S = 10.0  # from the connection, or the first byte of a request, to its last header
 REQUEST_TIMEOUT_S = 60.0  # to the end of its body
@@ -64,3 +65,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class PingedWebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's protocol, which drops the connection of a client that answers no ping.
+
+    uvicorn itself closes the connection once the client has read all that was sent, which a client
+    that is gone never does. Its streams would continue until then.
+    """
+
+    def keepalive_timeout(self) -> None:
+        """Called when a ping was not answered in time."""
+        self.transport.abort()

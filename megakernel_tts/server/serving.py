@@ -5,6 +5,7 @@ import ipaddress
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from typing import Any
 import uvicorn
 
 from megakernel_tts.server.app import Server
-from megakernel_tts.server.connections import BoundedHttpProtocol
+from megakernel_tts.server.connections import BoundedHttpProtocol, PingedWebSocketProtocol
 
 MAX_MESSAGE_BYTES = 1 << 20  # of a WebSocket
 _SEND_BUFFER_BYTES = (
     1 << 16
 )  # of a connection: 1.4 s of PCM, where the kernel's default is a minute
+UNREAD_TIMEOUT_S = 60.0  # for which a client may read nothing of what was sent
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 CLOSE_TIMEOUT_S = 5
@@ -46,6 +48,11 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Inherited by connections. A client that does not read then blocks its stream soon.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        if sys.platform == "linux":
+            # Also inherited. A connection is closed once its client has read all that was sent,
+            # which a client that does not read would never do.
+            timeout_ms = int(1000 * UNREAD_TIMEOUT_S)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError:
@@ -117,7 +124,7 @@ def uvicorn_config(server: Server, certificate: Certificate | None = None) -> uv
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-        ws="websockets-sansio",
+        ws=PingedWebSocketProtocol,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,

@@ -1,18 +1,23 @@
 """Clients that send nothing, slowly, or without end."""
 
 import asyncio
+import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import trustme
 import websockets
+from websockets.frames import Frame, Opcode
 
+from bench.cartesia import cartesia_message
 from megakernel_tts import TTS
 from megakernel_tts.server import connections, http, serving
 from megakernel_tts.server.serving import Certificate
@@ -24,11 +29,15 @@ from tests.server.running import (
     connected,
     pcm_of,
     running_server,
-    until,
     wait_until,
 )
 
 HEAD = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\n"
+HANDSHAKE = (
+    b"GET /tts/websocket HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+DENSE_FORMAT = {"encoding": "pcm_f32le", "sample_rate": 48_000}
 DEADLINE_S = 0.2
 
 
@@ -41,9 +50,15 @@ def hasty(engine: TTS, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningServe
         yield server
 
 
-def connect(server: RunningServer) -> socket.socket:
+def connect(server: RunningServer, receive_bytes: int | None = None) -> socket.socket:
+    """A connection; a small receive buffer is full after little audio that is not read."""
+    client = socket.socket()
+    if receive_bytes is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.settimeout(TIMEOUT_S)
     host, port = server.authority.split(":")
-    return socket.create_connection((host, int(port)), TIMEOUT_S)
+    client.connect((host, int(port)))
+    return client
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -133,22 +148,92 @@ def test_deadlines_end_with_the_request(hasty: RunningServer) -> None:
     asyncio.run(act())
 
 
+def shake_hands(server: RunningServer) -> socket.socket:
+    """A WebSocket that answers no ping by itself."""
+    client = connect(server, receive_bytes=1 << 12)
+    client.sendall(HANDSHAKE)
+    reply = b""
+    while not reply.endswith(b"\r\n\r\n"):
+        reply += client.recv(1)
+    assert reply.startswith(b"HTTP/1.1 101")
+    return client
+
+
+def frame(opcode: Opcode, data: bytes) -> bytes:
+    """A frame of a client."""
+    return Frame(opcode, data).serialize(mask=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("Hello there, ", {"continue": True, "auto_flush": False}),
+        (TEXT * 500, {"output_format": DENSE_FORMAT}),
+    ],
+    ids=["a context that waits for text", "more audio than buffers hold"],
+)
 def test_a_websocket_whose_client_is_gone_is_closed(
+    engine: TTS, monkeypatch: pytest.MonkeyPatch, text: str, fields: dict[str, Any]
+) -> None:
+    """As after a lost network, the client neither reads, answers a ping nor closes."""
+    monkeypatch.setattr(serving, "_PING_S", 0.5)  # and no other limit ends the connection
+    monkeypatch.setattr(serving, "UNREAD_TIMEOUT_S", 1e6)
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 1e6)
+    message = json.dumps(cartesia_message(text, context_id="a", **fields)).encode()
+    with running_server(engine) as server:
+        num_open = psutil.Process().num_fds()
+        with shake_hands(server) as client:
+            client.sendall(frame(Opcode.TEXT, message))
+            wait_until(
+                lambda: server.metric('requests_success_total{finished_reason="abort"}') == 1
+            )
+            wait_until(lambda: server.metric("websocket_connections") == 0)
+            wait_until(lambda: psutil.Process().num_fds() <= num_open + 1)  # that of the client
+
+
+def post_speech(server: RunningServer) -> socket.socket:
+    """A request for more audio than buffers hold."""
+    body = json.dumps({"input": TEXT * 500, "response_format": "pcm", "sample_rate": 48_000})
+    client = connect(server, receive_bytes=1 << 12)
+    client.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    return client
+
+
+def speak_over_websocket(server: RunningServer) -> socket.socket:
+    """A context with more audio than buffers hold."""
+    client = shake_hands(server)
+    message = cartesia_message(TEXT * 500, context_id="a", output_format=DENSE_FORMAT)
+    client.sendall(frame(Opcode.TEXT, json.dumps(message).encode()))
+    return client
+
+
+@pytest.mark.parametrize("speak", [post_speech, speak_over_websocket])
+def test_a_connection_whose_client_reads_nothing_is_dropped(
+    engine: TTS,
+    monkeypatch: pytest.MonkeyPatch,
+    speak: Callable[[RunningServer], socket.socket],
+) -> None:
+    """Although what was sent to it can never be delivered."""
+    monkeypatch.setattr(serving, "UNREAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("megakernel_tts.server.playback.MAX_BEHIND_S", 1e6)
+    with running_server(engine) as server:
+        num_open = psutil.Process().num_fds()
+        with speak(server):
+            wait_until(
+                lambda: server.metric('requests_success_total{finished_reason="abort"}') == 1
+            )
+            wait_until(lambda: psutil.Process().num_fds() <= num_open + 1)  # that of the client
+
+
+def test_a_websocket_is_open_while_its_client_answers_pings(
     engine: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's host answers no ping, as after a lost network."""
-    monkeypatch.setattr(serving, "_PING_S", 0.1)
-
-    async def act(server: RunningServer) -> None:
-        async with connected(server, close_timeout=0.1) as client:
-            await client.send("a", TEXT * 500)
-            await client.receive()
-            client.websocket.transport.pause_reading()
-            await until(lambda: server.num_streams == 0)
-            assert server.metric("websocket_connections") == 0
-
-    with running_server(engine) as server:
-        asyncio.run(act(server))
+    monkeypatch.setattr(serving, "_PING_S", 1.0)  # also the time that this test has to answer
+    with running_server(engine) as server, shake_hands(server) as client:
+        for _ in range(3):
+            ping = client.recv(6)
+            assert ping[:2] == bytes((0x80 | Opcode.PING, 4))
+            client.sendall(frame(Opcode.PONG, ping[2:]))
 
 
 def test_idle_connections_do_not_delay_others(server: RunningServer) -> None:
