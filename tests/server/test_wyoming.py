@@ -30,7 +30,7 @@ from bench.simulation import words_in_audio
 from megakernel_tts import TTS
 from megakernel_tts.server.serving import bind
 from megakernel_tts.server.settings import ServerSettings
-from megakernel_tts.server.wyoming import WyomingService
+from megakernel_tts.server.wyoming import _MAX_PART_BYTES, WyomingService
 from tests.fakes import TIMEOUT_S
 from tests.server.running import TEXT, running_server, until, wait_until
 from tests.server.wyoming_client import Client, WyomingServer, pcm_of, portions, serving, types_of
@@ -297,6 +297,31 @@ def test_a_broken_event_ends_its_connection_only(
 
     async def use(client: Client) -> Event:
         await client.send(Ping())
+        return await client.event()
+
+    assert Pong.is_type(home.run(use).type)
+
+
+@pytest.mark.parametrize("part", ["data_length", "payload_length"])
+@pytest.mark.parametrize("length", [_MAX_PART_BYTES + 1, 10**12])
+def test_a_large_part_is_refused_before_it_arrives_and_others_continue(
+    home: WyomingServer, part: str, length: int
+) -> None:
+    async def use(client: Client) -> list[Event]:
+        await client.send(SynthesizeStart(), SynthesizeChunk("Hello there, "))
+        events = await client.until(AudioChunk)
+        with socket.create_connection((home.host, home.port), timeout=TIMEOUT_S) as other:
+            other.sendall(json.dumps({"type": "ping", part: length}).encode() + b"\n")
+            assert await asyncio.to_thread(other.recv, 1) == b""
+        await client.send(SynthesizeChunk("my friend."), SynthesizeStop())
+        return events + await client.until(SynthesizeStopped)
+
+    assert words_in_audio(pcm_of(home.run(use))) == [0, 1, 2, 3]
+
+
+def test_a_part_of_the_largest_size_is_read(home: WyomingServer) -> None:
+    async def use(client: Client) -> Event:
+        await client.write_event(Event("ping", payload=bytes(_MAX_PART_BYTES)))
         return await client.event()
 
     assert Pong.is_type(home.run(use).type)
