@@ -1,3 +1,4 @@
+import hmac
 import random
 
 import pytest
@@ -121,6 +122,24 @@ def test_accounts_are_found_by_any_of_the_given_keys() -> None:
     assert found is not None and found.name == "2"
     assert accounts.find(["secret-2"]) is found
     assert accounts.find(["secret"]) is None and accounts.find([]) is None
+
+
+@pytest.mark.parametrize("given", ["secret-0", "secret-2", "wrong", ""])
+def test_every_key_is_compared_whichever_is_given(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """And in constant time, so that the time of a refusal tells nothing about the keys."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare_digest = hmac.compare_digest
+
+    def recorded(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return compare_digest(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", recorded)
+    accounts = Accounts([ApiKey(name=str(i), key=f"secret-{i}") for i in range(3)])
+    assert (accounts.find([given]) is None) is (given in ("wrong", ""))
+    assert len(compared) == 3 and {len(each) for pair in compared for each in pair} == {32}
 
 
 def test_without_keys_all_share_one_account() -> None:

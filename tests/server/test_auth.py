@@ -92,10 +92,13 @@ def test_compression_is_not_negotiated(server: RunningServer) -> None:
     assert asyncio.run(extensions()) is None
 
 
-def test_a_large_message_closes_the_socket(server: RunningServer) -> None:
+@pytest.mark.parametrize(
+    "message", ["x" * (2 << 20), [*["x" * (1 << 19)] * 2, "x"]], ids=["one frame", "fragments"]
+)
+def test_a_large_message_closes_the_socket(server: RunningServer, message: str | list[str]) -> None:
     async def send() -> None:
         async with connected(server) as client:
-            await client.websocket.send("x" * (2 << 20))
+            await client.websocket.send(message)
             await client.websocket.recv()
 
     with pytest.raises(websockets.ConnectionClosed) as caught:
