@@ -1,3 +1,5 @@
+from typing import Any
+
 import httpx
 import pytest
 
@@ -32,6 +34,27 @@ def test_a_server_that_stops_refuses_new_streams(engine: TTS) -> None:
         assert reply.status_code == 503 and "retry-after" in reply.headers
         assert httpx.get(f"{server.url}/ready").json()["reason"] == "the server is stopping"
         assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/audio/speech", {"input": TEXT, "response_format": "pcm"}),
+        ("/v1/audio/speech", {"input": TEXT, "stream_format": "sse"}),
+        ("/tts/bytes", {"transcript": TEXT}),
+        ("/tts/sse", {"transcript": TEXT}),
+        ("/v1/text-to-speech/ryan/stream?output_format=pcm_24000", {"text": TEXT}),
+        ("/vapi/voice", {"message": {"type": "voice-request", "text": TEXT}}),
+    ],
+    ids=["raw", "events", "cartesia raw", "cartesia events", "elevenlabs", "vapi"],
+)
+def test_proxies_neither_buffer_nor_cache_speech(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    reply = httpx.post(server.url + path, json=body)
+    assert reply.status_code == 200 and len(reply.content) > 10_000
+    assert reply.headers["x-accel-buffering"] == "no"
+    assert reply.headers["cache-control"] == "no-cache"
 
 
 def test_metrics_describe_the_streams(server: RunningServer) -> None:

@@ -235,9 +235,13 @@ def test_models_are_listed_and_unknown_ones_are_404(server: RunningServer) -> No
     client = OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0)
     assert [model.id for model in client.models.list()] == ["simulated"]
     assert client.models.retrieve("simulated").owned_by == "megakernel-tts"
-    with pytest.raises(NotFoundError) as caught:
+    with pytest.raises(NotFoundError) as speech:
         client.audio.speech.create(model="nope", voice="alloy", input="Hi.")
-    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    with pytest.raises(NotFoundError) as model:
+        client.models.retrieve("an/unknown")
+    for error in (speech.value, model.value):
+        assert (error.code, error.param) == ("model_not_found", "model")
+        assert error.type == "invalid_request_error" and error.request_id
 
 
 def test_voices_are_listed(server: RunningServer) -> None:
