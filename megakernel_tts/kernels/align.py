@@ -81,7 +81,7 @@ def make_plan(
         shape: Items, rows and columns.
         tile_bytes: Size of a tile of scores.
         max_strips_per_block: Strips of a block; by default as many as the kernels take.
-        num_score_stages: Tiles of scores of a strip; by default as many as shared memory has room for.
+        num_score_stages: Tiles of scores of a strip; by default as many as fit shared memory.
     """
     num_items, num_rows, num_columns = shape
     num_strips = -(-num_rows // info.strip_rows)
