@@ -332,7 +332,7 @@ def test_every_segment_starts_from_the_codec_state_after_the_recording(
     for segment in np.split(codes(chunks), 2):
         whole = torch.cat([recording, torch.from_numpy(segment)])[None]
         wave, _ = decoder.decode(whole, decoder.start())
-        expected.append(pcm16(wave[0, -tail * decoder.frame :].numpy()))
+        expected.append(pcm16(wave[0, -tail * decoder.samples_per_frame :].numpy()))
     assert np.abs(pcm.astype(int) - np.concatenate(expected)).max() <= 1
     rig.engine.close()
 
