@@ -28,7 +28,7 @@ from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.session import FRAME_S
-from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
+from megakernel_tts.text.prompt import Prefix, Prompt, PromptBuilder, PromptLayout
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
@@ -149,7 +149,7 @@ class SimulatedPromptBuilder(PromptBuilder):
         return torch.tensor(ids, dtype=torch.float64)[:, None]
 
     def build(
-        self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
+        self, prefix: Prefix, ids: list[int], layout: PromptLayout, *, text_ended: bool
     ) -> Prompt | None:
         """Returns a prompt of the first tokens."""
         text, lead = self.embed_text(ids[: self._num_prompt_tokens]), torch.zeros(0, 1)

@@ -22,7 +22,7 @@ from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream, StreamRequest
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
-from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder
+from megakernel_tts.text.prompt import Prefix, PromptBuilder, PromptLayout
 from megakernel_tts.text.text_queue import TextQueue
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Engine:
         text_queue: TextQueue,
         prefix: Prefix,
         voice: "Voice | None",
-        layout: Layout,
+        layout: PromptLayout,
         sampling: Sampling,
         chunks: ChunkPolicy,
         *,
