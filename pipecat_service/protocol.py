@@ -61,7 +61,7 @@ class SpeechSession(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; no chunk is read after this returns."""
+        """Stops the speech within one codec frame (80 ms); no chunk is read after this returns."""
         ...
 
     def __aiter__(self) -> AsyncGenerator[SpeechChunk | Finish, None]:
