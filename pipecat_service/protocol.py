@@ -32,7 +32,7 @@ class SpeechChunk(Protocol):
 
     @property
     def is_break(self) -> bool:
-        """Whether it is silence that the text asks for."""
+        """Whether it is the silence of a break in the text."""
         ...
 
 

@@ -189,7 +189,7 @@ DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* slot_values,
                               int num_cached, const ShortAttentionAddresses<MaxColumns>& addresses,
                               ShortAttentionSharedMemory& shared) {
   const int g = lane_idx() / 4, t = lane_idx() % 4;  // row (query head) and column pair
-  float score[2][2][4] = {};                         // [position groups, halves of K]
+  float score[2][2][4] = {};                         // [groups of 8 positions, halves of K]
 #pragma unroll
   for (int position_group = 0; position_group < 2; ++position_group) {
     if (8 * position_group > position) break;

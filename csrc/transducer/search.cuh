@@ -1,4 +1,4 @@
-// Greedy search: the position of every stream, which all thread blocks keep alike.
+// Greedy search: the position of every stream, of which each thread block has an equal copy.
 //
 //   blank:  the next frame, or with a TDT the one after the predicted duration (1 at least)
 //   token:  with a TDT the frame after the predicted duration, which may be 0;

@@ -114,7 +114,7 @@ class Engine:
         scheduler = self._loop.scheduler
         state = self._initial_state
         if voice is not None and voice.codes is not None:
-            with scheduler.lock:  # before the codec runs for nothing
+            with scheduler.lock:  # before work of the codec that would be discarded
                 self._check_open()
             state = self._state_after(voice.codes.tobytes(), voice.codes.shape[1])
         request = StreamRequest(
