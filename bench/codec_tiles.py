@@ -45,7 +45,7 @@ class _Chooser:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the last projection."""
+        """Discards the last projection."""
         self.chosen: AnyTile | None = None
         self.fitting: list[AnyTile] = []
         self.shape: Shape = ()

@@ -1,8 +1,9 @@
 """GPU time of the decode kernels alone, by a program without torch (bench/kernel_timing.cu).
 
-The program is compiled with nvcc for the GPU at hand, with random weights of a released size. A
-frame figure comes from one launch of many frames, a prefill figure from one prompt or one prefill
-batch. Each is the median of several launches by CUDA events; every launch must give the same codes.
+The program is compiled with nvcc for the GPU of this machine, with random weights of a released
+size. A frame figure comes from one launch of many frames, a prefill figure from one prompt or one
+prefill batch. Each is the median of several launches by CUDA events; every launch must give the
+same codes.
 
 To measure a change of the kernels, run this in two checkouts alternately on one GPU.
 

@@ -35,7 +35,7 @@ from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE, TransducerConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, random_model
 from megakernel_stt.model.weights import TransducerWeights
 from megakernel_stt.network.encoder import ENDLESS
-from megakernel_stt.network.features import MelStream, mel_filters, take_frames
+from megakernel_stt.network.features import MelStream, mel_filters, take_mel_frames
 from megakernel_stt.network.transducer import Transducer, TransducerState
 
 TOKENS_PER_FRAME = 0.35
@@ -135,10 +135,10 @@ def measure_chunks(
     all_s, step_s = list[float](), list[float]()
     for i in range(num_chunks + _NUM_WARMUPS):
         begin = time.perf_counter()
-        for mels, samples in zip(features, audio, strict=True):
-            mels.add(samples[i * samples_per_chunk : (i + 1) * samples_per_chunk])
-        for stream, frames in zip(streams, take_frames(features), strict=True):
-            stream.add(frames)
+        for mel_stream, samples in zip(features, audio, strict=True):
+            mel_stream.add(samples[i * samples_per_chunk : (i + 1) * samples_per_chunk])
+        for stream, mels in zip(streams, take_mel_frames(features), strict=True):
+            stream.add(mels)
         ready = [stream for stream in streams if recogniser.is_ready(stream)]
         computed = time.perf_counter()
         if len(ready) == num_streams:
@@ -354,7 +354,7 @@ def measure_features(num_streams: int, num_chunks: int, bins: int) -> dict[str, 
         for start in starts:
             for stream, samples in zip(together, audio, strict=True):
                 stream.add(samples[start : start + size])
-        take_frames(together)
+        take_mel_frames(together)
         middle = time.perf_counter()
         for start in starts:
             for stream, samples in zip(each, audio, strict=True):

@@ -41,7 +41,7 @@ class Service(Protocol):
         ...
 
     def num_ready(self) -> int:
-        """Number of warm engines that the service knows."""
+        """Number of warm engines that the service reports."""
         ...
 
 

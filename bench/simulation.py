@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megakernel_tts import TTS, ModelInfo, Sampling, Voice, VoiceError
-from megakernel_tts.align.estimate import STEP_SECONDS, spoken_seconds
+from megakernel_tts.align.estimate import INTERVAL_S, spoken_seconds
 from megakernel_tts.align.words import split_words
 from megakernel_tts.backends.protocol import Frames, PendingCodes, PrefillRequest, PrefillResult
 from megakernel_tts.backends.slot_snapshot import SlotSnapshot
@@ -28,12 +28,12 @@ from megakernel_tts.loader import LoadedModel
 from megakernel_tts.model.config import read_model_config
 from megakernel_tts.model.hub import find_checkpoint
 from megakernel_tts.session import FRAME_S
-from megakernel_tts.text.prompt import Layout, Prefix, Prompt, PromptBuilder
+from megakernel_tts.text.prompt import Prefix, Prompt, PromptBuilder, PromptLayout
 from megakernel_tts.text.tokenizer import TextTokenizer
 
 RATE = 24_000
-# Steps of a frame; code i of a frame is 1 + the number of the word in its step i.
-_STEPS = round(FRAME_S / STEP_SECONDS)
+# Code i of a frame is 1 + the number of the word in its interval i.
+_INTERVALS = round(FRAME_S / INTERVAL_S)  # of a frame
 _GROUPS = 16
 _MIN_LOUDNESS, _LOUDNESS_STEP = 2000, 20  # of 32767; loudness = minimum + index * step
 _NUM_LOUDNESSES = 1000
@@ -51,8 +51,8 @@ def word_onsets(pcm: NDArray[np.int16]) -> list[tuple[int, int]]:
         The index of each word, 0 for a session's first, and the sample at which it begins, to
         within 24.
     """
-    steps = np.abs(pcm[: len(pcm) // _HALF_PERIOD * _HALF_PERIOD].astype(int))
-    loudness = np.median(steps.reshape(-1, _HALF_PERIOD), axis=1)
+    magnitudes = np.abs(pcm[: len(pcm) // _HALF_PERIOD * _HALF_PERIOD].astype(int))
+    loudness = np.median(magnitudes.reshape(-1, _HALF_PERIOD), axis=1)
     audible = np.flatnonzero(loudness > _MIN_LOUDNESS / 2)
     numbers = np.rint((loudness[audible] - _MIN_LOUDNESS) / _LOUDNESS_STEP).astype(int)
     changes = np.flatnonzero(np.diff(numbers, prepend=-1))
@@ -149,16 +149,16 @@ class SimulatedPromptBuilder(PromptBuilder):
         return torch.tensor(ids, dtype=torch.float64)[:, None]
 
     def build(
-        self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
+        self, prefix: Prefix, ids: list[int], layout: PromptLayout, *, text_ended: bool
     ) -> Prompt | None:
         """Returns a prompt of the first tokens."""
         text, lead = self.embed_text(ids[: self._num_prompt_tokens]), torch.zeros(0, 1)
         return Prompt(text, 0, lead, num_tokens=len(text), text_start=0, text_complete=False)
 
 
-def _nearest_step(seconds: float) -> int:
-    """Returns the step at which `EstimatedWordTimer` places a word, the earlier one of two."""
-    return math.ceil(seconds / STEP_SECONDS - 0.5 - 1e-6)
+def _nearest_interval(seconds: float) -> int:
+    """Returns the interval at which `EstimatedWordTimer` places a word, the earlier one of two."""
+    return math.ceil(seconds / INTERVAL_S - 0.5 - 1e-6)
 
 
 @dataclass
@@ -169,10 +169,10 @@ class _SimulatedStream:
         text: Text fed.
         text_complete: Whether no more text follows.
         word_idx: Index of the word being spoken.
-        num_steps_left: Steps left of it.
+        num_intervals_left: Intervals left of it.
         word_end_s: Its exact end in seconds of speech, so that rounding does not accumulate.
-        num_silent_steps: Steps of silence left before the first word.
-        num_trailing_steps: Steps of silence left after the last word.
+        num_silent_intervals: Intervals of silence left before the first word.
+        num_trailing_intervals: Intervals of silence left after the last word.
         first_number: Number of the first word.
         words: Complete words of the text.
     """
@@ -180,10 +180,10 @@ class _SimulatedStream:
     text: str
     text_complete: bool = False
     word_idx: int = -1
-    num_steps_left: int = 0
+    num_intervals_left: int = 0
     word_end_s: float = 0.0
-    num_silent_steps: int = 0
-    num_trailing_steps: int = 0
+    num_silent_intervals: int = 0
+    num_trailing_intervals: int = 0
     first_number: int = 0
     words: list[str] = field(default_factory=list[str])
 
@@ -201,22 +201,22 @@ class _SimulatedStream:
 
     @property
     def done(self) -> bool:
-        spoken = self.text_complete and not self.num_steps_left and self.next_word is None
-        return spoken and self.num_trailing_steps <= 0
+        spoken = self.text_complete and not self.num_intervals_left and self.next_word is None
+        return spoken and self.num_trailing_intervals <= 0
 
-    def step(self) -> int:
-        """Returns 1 + the number of the word in the next step; 0 for silence."""
-        if self.num_silent_steps:
-            self.num_silent_steps -= 1
+    def next_interval(self) -> int:
+        """Returns 1 + the number of the word in the next interval; 0 for silence."""
+        if self.num_silent_intervals:
+            self.num_silent_intervals -= 1
             return 0
-        if not self.num_steps_left and (word := self.next_word) is not None:
+        if not self.num_intervals_left and (word := self.next_word) is not None:
             self.word_idx += 1
             before, self.word_end_s = self.word_end_s, self.word_end_s + spoken_seconds(word)
-            self.num_steps_left = _nearest_step(self.word_end_s) - _nearest_step(before)
-        if not self.num_steps_left:
-            self.num_trailing_steps -= self.text_complete
+            self.num_intervals_left = _nearest_interval(self.word_end_s) - _nearest_interval(before)
+        if not self.num_intervals_left:
+            self.num_trailing_intervals -= self.text_complete
             return 0
-        self.num_steps_left -= 1
+        self.num_intervals_left -= 1
         return self.first_number + self.word_idx + 1
 
 
@@ -226,8 +226,8 @@ class SimulatedBackend:
     Attributes:
         frame_seconds: Time of a frame.
         failing_word: A stream fails at the first word that contains it; empty for none.
-        num_silent_steps: Steps of silence before the words of every segment.
-        num_trailing_steps: Steps of silence after them.
+        num_silent_intervals: Intervals of silence before the words of every segment.
+        num_trailing_intervals: Intervals of silence after them.
         distinct_segments: Whether the first word of a segment has another number than the last word
             of the segment before, instead of 0.
         num_made: Frames made, of all streams.
@@ -242,8 +242,8 @@ class SimulatedBackend:
         self.max_positions = 1 << 20
         self.frame_seconds = frame_seconds
         self.failing_word = ""
-        self.num_silent_steps = 0
-        self.num_trailing_steps = 0
+        self.num_silent_intervals = 0
+        self.num_trailing_intervals = 0
         self.distinct_segments = False
         self.num_made = 0
         self._tokenizer = tokenizer
@@ -265,8 +265,8 @@ class SimulatedBackend:
         for request in requests:
             self._streams[request.slot] = _SimulatedStream(
                 "",
-                num_silent_steps=self.num_silent_steps,
-                num_trailing_steps=self.num_trailing_steps,
+                num_silent_intervals=self.num_silent_intervals,
+                num_trailing_intervals=self.num_trailing_intervals,
                 first_number=request.first_frame * self.distinct_segments,
             )
             self.feed(request.slot, request.prompt, text_complete=False)
@@ -310,7 +310,7 @@ class SimulatedBackend:
 
     def _frame(self, stream: _SimulatedStream) -> Tensor:
         codes = torch.zeros(_GROUPS, dtype=torch.long)
-        codes[:_STEPS] = torch.tensor([stream.step() for _ in range(_STEPS)])
+        codes[:_INTERVALS] = torch.tensor([stream.next_interval() for _ in range(_INTERVALS)])
         return codes
 
     def release(self, slot: int) -> None:
@@ -331,7 +331,7 @@ class SimulatedDecoder(Decoder):
 
     def __init__(self) -> None:
         self.sample_rate = RATE
-        samples = round(STEP_SECONDS * RATE)
+        samples = round(INTERVAL_S * RATE)
         wave = np.where(np.arange(samples) // _HALF_PERIOD % 2, -1.0, 1.0)
         self._wave = torch.from_numpy(wave)
 
@@ -342,7 +342,7 @@ class SimulatedDecoder(Decoder):
 
     def decode(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         """Returns a waveform [batch, samples] and the state."""
-        words = codes[:, :, :_STEPS].reshape(len(codes), -1)
+        words = codes[:, :, :_INTERVALS].reshape(len(codes), -1)
         loudness = (_MIN_LOUDNESS + (words - 1) % _NUM_LOUDNESSES * _LOUDNESS_STEP) * (words > 0)
         waves = loudness[:, :, None] / 32767 * self._wave
         return waves.reshape(len(codes), -1), state

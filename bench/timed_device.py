@@ -103,25 +103,25 @@ class SimulatedDevice:
     num_launches: Counter[str] = field(default_factory=Counter[str])
     idle_s: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     moments_s: dict[str, float] = field(default_factory=dict[str, float])
-    _stages: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    _activities: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
 
     def note(self, moment: str) -> None:
         """Records the time of a moment, unless it was recorded."""
         self.moments_s.setdefault(moment, time.perf_counter())
 
-    def enter(self, stage: str) -> str:
-        """Records that the host begins a stage of its work; returns the stage that it leaves."""
-        left = self._stages[-1][1] if self._stages else ""
-        self._stages.append((time.perf_counter(), stage))
+    def enter(self, activity: str) -> str:
+        """Records what the host does from now on; returns what it did before."""
+        left = self._activities[-1][1] if self._activities else ""
+        self._activities.append((time.perf_counter(), activity))
         return left
 
     def run(self, kind: str, duration_ms: float) -> float:
         """Queues work behind all earlier work; returns the time at which it ends."""
         now_s = time.perf_counter()
-        stages = [*self._stages, (now_s, "")]
-        for (begin_s, stage), (end_s, _) in pairwise(stages if self.num_launches else ()):
-            self.idle_s[stage] += max(0.0, end_s - max(begin_s, self.free_s))
-        self._stages = [(now_s, self._stages[-1][1])] if self._stages else []
+        activities = [*self._activities, (now_s, "")]
+        for (begin_s, activity), (end_s, _) in pairwise(activities if self.num_launches else ()):
+            self.idle_s[activity] += max(0.0, end_s - max(begin_s, self.free_s))
+        self._activities = [(now_s, self._activities[-1][1])] if self._activities else []
         self.free_s = max(now_s, self.free_s) + 1e-3 * duration_ms
         self.busy_s[kind] += 1e-3 * duration_ms
         self.num_launches[kind] += 1

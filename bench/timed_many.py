@@ -32,8 +32,8 @@ _FRAME_MS = {1: 1.311, 8: 1.858, 16: 2.016, 32: 2.701, 64: 4.435}
 _PROMPT_MS = {2: 0.35, 8: 0.46, 9: 0.62, 12: 0.65, 16: 0.72}
 _CODEC_MS = {1: 0.325, 8: 0.772, 16: 1.244, 32: 1.997, 64: 1.986, 128: 3.626, 256: 6.693}
 _NO_WORK = "no work"
-# Parts of an iteration; time within another part counts for that one only.
-_STAGES: tuple[tuple[type, str, str], ...] = (
+# Activities of the engine thread; time within another one counts for that one only.
+_ACTIVITIES: tuple[tuple[type, str, str], ...] = (
     (Wakeup, "wait", _NO_WORK),
     (Loop, "_iterate", "other"),
     (Loop, "_end_segments", "ended streams"),
@@ -86,13 +86,13 @@ class ManyStreams:
 
 
 @contextmanager
-def _stages(device: SimulatedDevice) -> Iterator[None]:
-    """Tells the device which part of an iteration the engine thread is in."""
+def _record_activities(device: SimulatedDevice) -> Iterator[None]:
+    """Records in the device what the engine thread does."""
 
-    def staged(function: Callable[..., Any], stage: str) -> Callable[..., Any]:
+    def recorded(function: Callable[..., Any], activity: str) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            left = device.enter(stage)
+            left = device.enter(activity)
             try:
                 return function(*args, **kwargs)
             finally:
@@ -101,8 +101,9 @@ def _stages(device: SimulatedDevice) -> Iterator[None]:
         return run
 
     with ExitStack() as patches:
-        for owner, name, stage in _STAGES:
-            patches.enter_context(patch.object(owner, name, staged(getattr(owner, name), stage)))
+        for owner, name, activity in _ACTIVITIES:
+            function = recorded(getattr(owner, name), activity)
+            patches.enter_context(patch.object(owner, name, function))
         yield
 
 
@@ -113,7 +114,7 @@ def measure_many_streams(rounds: int = 16) -> ManyStreams:
         rounds: Number of rounds.
     """
     tts, device = timed_tts(Times(_FRAME_MS, _PROMPT_MS, _CODEC_MS), _STREAMS)
-    with tts, _stages(device):
+    with tts, _record_activities(device):
         tts.warmup()
         measured = [_measure_round(tts, device) for _ in range(rounds)]
     fastest = sorted(measured, key=lambda row: row["frame"])[: max(1, rounds // 4)]
@@ -151,7 +152,7 @@ def _measure_round(tts: TTS, device: SimulatedDevice) -> dict[str, float]:
     result = time_streams(tts, request, _CHUNK_FRAMES, _STREAMS, rounds=1)
     engine_s = time.clock_gettime(engine_clock) - begin_s
     seconds = {f"device {kind}": busy_s for kind, busy_s in device.busy_s.items()}
-    seconds |= {f"idle {stage}": s for stage, s in device.idle_s.items() if stage != _NO_WORK}
+    seconds |= {f"idle {name}": s for name, s in device.idle_s.items() if name != _NO_WORK}
     seconds["engine thread"] = engine_s
     figures = {name: 1e3 * value / REQUEST_FRAMES for name, value in seconds.items()}
     figures |= {f"launches {kind}": count for kind, count in device.num_launches.items()}

@@ -162,15 +162,15 @@ struct ExchangeLayout {
 };
 
 // Positions of bf16 values [columns, Width] in pairs, in the operand order of the matrix
-// instruction: [steps, warps, tiles of 8 columns, 8 columns, 16 pairs]. A warp reads 512
+// instruction: [steps, warps, column tiles, 8 columns, 16 pairs]. A warp reads 512
 // consecutive bytes at a time.
 template <int MaxColumns>
 struct OperandLayout {
-  static constexpr int num_tiles = MaxColumns / 8;
+  static constexpr int num_column_tiles = MaxColumns / 8;
 
   // The position of a pair of a column.
   DEVICE static int index(int column, int pair) {
-    return ((pair / (kTileK / 2)) * num_tiles + column / 8) * (8 * kTileK / 2) +
+    return ((pair / (kTileK / 2)) * num_column_tiles + column / 8) * (8 * kTileK / 2) +
            column % 8 * (kTileK / 2) + pair % (kTileK / 2);
   }
 };

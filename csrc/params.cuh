@@ -36,7 +36,7 @@ struct Network {
   int num_layers;
   const bf16* final_norm;  // [hidden]
   // The KV cache. The talker's has pages, which its slots share: keys and values [pages, layers, kv
-  // heads, kPageSize, kKvWidth], the values in tiles (kv_tile.cuh). The code predictor's has
+  // heads, kPageSize, kKvWidth], the values in KV tiles (kv_tile.cuh). The code predictor's has
   // [layers, slots, kv heads, positions, kKvWidth] of both.
   bf16 *keys, *values;
   const int* page_table;         // the talker's: [slots, kMaxPages]; 0 where a slot has no page

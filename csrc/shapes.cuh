@@ -41,10 +41,10 @@ static_assert(!kIsWide || kNumSplits == 1, "the precise build has no wide kernel
 // Streams of one launch. Each occupies one column of the matrix instruction per split.
 constexpr int kMaxStreams = kIsWide ? kWideStreams : (kSmallSharedMemory ? 4 : 8) / kNumSplits;
 constexpr int kMaxPrefillColumns = kIsWide ? 0 : kSmallSharedMemory ? kMaxStreams : 2 * kMaxStreams;
-// Positions of a tile of a prompt, which are columns of one batch, at most: `kMaxPrefillColumns` of
+// Positions of a prompt tile at most, which are columns of one batch: `kMaxPrefillColumns` of
 // the program of the kernels for few streams.
-constexpr int kPrefillTileSize = (kSmallSharedMemory ? 4 : 16) / kNumSplits;
-static_assert(kIsWide || kMaxPrefillColumns == kPrefillTileSize, "a tile fills a batch");
+constexpr int kPromptTileSize = (kSmallSharedMemory ? 4 : 16) / kNumSplits;
+static_assert(kIsWide || kMaxPrefillColumns == kPromptTileSize, "a prompt tile fills a batch");
 // Columns of the wide prefill kernel; the partial sums of 16 columns have no room for its
 // attention.
 constexpr int kWidePrefillColumns = kWideStreams >= 32 ? kWideStreams : 0;
@@ -77,7 +77,7 @@ constexpr int kColumnsPerLoad = min_of(MaxColumns, kMaxLoadsInFlight / Loads);
 // --- matrices ---
 
 constexpr int kRowGroupSize = 8;            // rows of a row group: the matrix instruction's unit
-constexpr int kTileK = 32;                  // K elements that a warp multiplies per step
+constexpr int kTileK = 32;                  // K elements of a K tile: of a warp, per step
 constexpr int kStepK = kTileK * kNumWarps;  // K elements that the thread block multiplies per step
 constexpr int kMaxRowGroups = kSmallSharedMemory ? 3 : 6;  // row groups with partial sums at a time
 // Row groups of the residual that a thread block owns.
@@ -109,13 +109,13 @@ struct Matrix {
   template <int MaxColumns>
   static constexpr int num_chunks = num_steps / chunk_steps<MaxColumns>;
   static_assert(Rows % kRowGroupSize == 0, "the rows must be a multiple of a row group's 8");
-  static_assert(K % kTileK == 0, "the width must be a multiple of a warp's tile of 32");
+  static_assert(K % kTileK == 0, "the width must be a multiple of a K tile of 32");
 };
 
 // --- attention ---
 
 constexpr int kHeadDim = 128;                       // in every network of the family
-constexpr int kKvTileSize = 16;                     // positions of a tile of keys and values
+constexpr int kKvTileSize = 16;                     // positions of a KV tile
 constexpr int kSpanSize = kKvTileSize * kNumWarps;  // positions of an attention item, a tile a warp
 constexpr int kMaxSpans = 16;                       // a slot has at most 2048 positions
 constexpr int kPageSize = 128;                      // positions of a page of the talker's KV cache

@@ -18,7 +18,7 @@ from megakernel_common.errors import ForkedProcessError
 
 _USE_SPAWN = "Start processes with multiprocessing.get_context('spawn')"
 
-# By other code, which may have started torch's thread pool: its threads cannot be told apart.
+# By other code, which may have started torch's thread pool: its threads cannot be distinguished.
 _TORCH_WAS_IMPORTED = "torch" in sys.modules
 
 

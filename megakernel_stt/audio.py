@@ -94,8 +94,8 @@ def read_blocks(wav: Wav) -> Iterator[tuple[NDArray[np.float32], int]]:
             raise AudioError(f"found {type(wav).__name__}; give a path, an open file or samples.")
         with soundfile.SoundFile(source) as file:
             _check_rate(file.samplerate)
-            frames = min(int(_BLOCK_S * file.samplerate), _MAX_BLOCK_SAMPLES // file.channels)
-            while len(block := file.read(frames, dtype="float32", always_2d=True)):
+            block_size = min(int(_BLOCK_S * file.samplerate), _MAX_BLOCK_SAMPLES // file.channels)
+            while len(block := file.read(block_size, dtype="float32", always_2d=True)):
                 mono = block.mean(axis=1)
                 yield check_pcm(mono, file.samplerate), file.samplerate
     except AudioError as error:

@@ -176,13 +176,13 @@ def generate(
             input_features=padded, attention_mask=mask, max_new_tokens=limit, **options
         )
     tokens = []
-    for ids, steps, count in zip(output.sequences, output.durations, frames, strict=True):
+    for ids, durations, count in zip(output.sequences, output.durations, frames, strict=True):
         frame, found = 0, []
-        for token, step in zip(ids[1:].tolist(), steps[1:].tolist(), strict=True):
+        for token, duration in zip(ids[1:].tolist(), durations[1:].tolist(), strict=True):
             if frame >= int(count):
                 break
             if token != model.config.blank_token_id:
                 found.append(token)
-            frame += step
+            frame += duration
         tokens.append(found)
     return tokens

@@ -29,7 +29,7 @@ from megakernel_tts.session import (
     Session,
 )
 from megakernel_tts.speech import Speech, collect, iterate_chunks, log_early_end, outcome
-from megakernel_tts.text.prompt import Layout
+from megakernel_tts.text.prompt import PromptLayout
 from megakernel_tts.text.splitter import SplitLimits
 from megakernel_tts.text.text_queue import TextQueue
 from megakernel_tts.voice import Voice
@@ -434,7 +434,7 @@ class TTS:
             session.end()
         return session
 
-    def _open(self, text_queue: TextQueue, request: Request, layout: Layout) -> Session:
+    def _open(self, text_queue: TextQueue, request: Request, layout: PromptLayout) -> Session:
         engine, voice = self._loaded.engine, self._default_voice(request.voice)
         prefix = engine.prompt_builder.prefix(voice, request.language, request.instruct)
         return engine.open(

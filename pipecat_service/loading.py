@@ -72,7 +72,7 @@ class _SharedModel(Generic[E]):
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        """Closes the engine on a thread, since closing waits for the frame under way.
+        """Closes the engine on a thread, since closing waits for the codec frame under way.
 
         The event loop's executor accepts no work once the loop ends. The thread may outlive the
         loop; the process waits for it.

@@ -30,7 +30,7 @@ class MegakernelTTSService(SynthesizerTTSService):
         settings: MegakernelTTSSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        """Creates a service. This is cheap; create one for each pipeline.
+        """Creates a service, in little time; create one for each pipeline.
 
         Args:
             engine: An engine that is loaded and warmed up; the caller closes it.

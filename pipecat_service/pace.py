@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from megakernel_tts import LivePolicy
 
-_FRAME_S = 0.08  # of speech, for which the engine takes one token
+_CODEC_FRAME_S = 0.08  # of speech, for which the engine takes one token
 
 # Time without text that is a pause, unless the text arrives in parts at longer intervals: then 1.5
 # times the longest of the recent ones. An interval of the upper limit is no sign of the pace.
@@ -87,15 +87,15 @@ class WritingPace:
     def slow(self) -> bool:
         """Whether the engine may run out of text within a phrase, as far as is known.
 
-        If every word is one token, speech takes a word per frame. A language model that writes more
-        slowly must be ahead when a phrase begins.
+        If every word is one token, speech takes a word per codec frame. A language model that
+        writes more slowly must be ahead when a phrase begins.
         """
-        return self._words_per_s is None or self._words_per_s * self.frame_s < 1
+        return self._words_per_s is None or self._words_per_s * self.codec_frame_s < 1
 
     @property
-    def frame_s(self) -> float:
+    def codec_frame_s(self) -> float:
         """Seconds of speech for which the engine takes one token."""
-        return _FRAME_S / self._speed()
+        return _CODEC_FRAME_S / self._speed()
 
     def pause_s(self, *, clause_ended: bool = False, in_gap: bool = False) -> float:
         """Time in seconds without text that is a pause.

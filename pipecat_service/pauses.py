@@ -25,7 +25,7 @@ class PauseWatch:
     """Queues a `TextPauseFrame` when held text is to be released or speech to be flushed.
 
     Text is held by the aggregator until a group of words is complete, and by the engine, which
-    speaks a frame for each token and then waits for more.
+    speaks a codec frame for each token and then waits for more.
     """
 
     def __init__(

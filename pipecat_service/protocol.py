@@ -32,7 +32,7 @@ class SpeechChunk(Protocol):
 
     @property
     def is_break(self) -> bool:
-        """Whether it is silence that the text asks for."""
+        """Whether it is the silence of a break in the text."""
         ...
 
 
@@ -61,7 +61,7 @@ class SpeechSession(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Stops the speech within one frame; no chunk is read after this returns."""
+        """Stops the speech within one codec frame (80 ms); no chunk is read after this returns."""
         ...
 
     def __aiter__(self) -> AsyncGenerator[SpeechChunk | Finish, None]:

@@ -14,7 +14,7 @@ from pipecat_service.errors import ServerError
 from pipecat_service.protocol import SOURCE_RATE
 from pipecat_service.remote_messages import event_error, foreign_server_error
 
-_FRAME_SAMPLES = round(0.08 * SOURCE_RATE)
+_CODEC_FRAME_SAMPLES = round(0.08 * SOURCE_RATE)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RemoteSession:
         """See `SpeechSession`."""
         while not self._events.empty():
             self._events.get_nowait()
-        finish = Finish("cancelled", self._num_frames)
+        finish = Finish("cancelled", self._num_codec_frames)
         if self.finished:  # by the server, but not read
             self._events.put_nowait(finish)
         else:
@@ -105,8 +105,8 @@ class RemoteSession:
             self._send({"cancel": True})
 
     @property
-    def _num_frames(self) -> int:
-        return self._num_samples // _FRAME_SAMPLES
+    def _num_codec_frames(self) -> int:
+        return self._num_samples // _CODEC_FRAME_SAMPLES
 
     def receive(self, event: Mapping[str, Any]) -> None:
         """Handles an event of the context."""
@@ -137,7 +137,7 @@ class RemoteSession:
                 self._end_context()
             if self._words:
                 self._put(np.zeros(0, np.int16), is_break=False)
-            self._finish(Finish(event["finish_reason"], self._num_frames))
+            self._finish(Finish(event["finish_reason"], self._num_codec_frames))
 
     def _put(self, pcm: NDArray[np.int16], *, is_break: bool) -> None:
         """Adds audio with the words that were announced."""
@@ -148,7 +148,7 @@ class RemoteSession:
     def fail(self, error: ServerError) -> None:
         """Ends the session with an error, after the audio that was received."""
         if not self.finished:
-            self._finish(Finish("error", self._num_frames, error))
+            self._finish(Finish("error", self._num_codec_frames, error))
 
     def _finish(self, finish: Finish) -> None:
         self.finished = True

@@ -60,7 +60,7 @@ class TextRewriting:
         return max((block.end() for block in [*tags, *_CODE_BLOCK.finditer(text)]), default=0)
 
     async def may_divide(self, text: str, end: int) -> bool:
-        """Whether groups that meet at a boundary are rewritten as the whole text is.
+        """Whether the groups before and after a boundary are rewritten as the whole text is.
 
         Args:
             text: Text that was not released, from its start.

@@ -73,7 +73,7 @@ class MegakernelSTTService(STTService):
         settings: MegakernelSTTSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        """Creates a service. This is cheap; create one for each pipeline.
+        """Creates a service, in little time; create one for each pipeline.
 
         Args:
             engine: An engine with a streaming model that is loaded and warmed up; the caller closes

@@ -43,7 +43,7 @@ class SynthesizerTTSService(TimedTTSService):
 
     Text is passed on in groups of words while the language model writes it. Each turn is one
     session, so that prosody carries over sentences. Audio is sent as it is made, at most 1.5 s
-    before it is played. An interruption stops the session within a frame (80 ms).
+    before it is played. An interruption stops the session within a codec frame (80 ms).
 
     Words carry times, so that after an interruption the conversation holds the words spoken so far.
 
@@ -326,7 +326,7 @@ class SynthesizerTTSService(TimedTTSService):
         return self._contexts.get(self._turn_context_id or "")
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
-        """Stops the session of a context within a frame.
+        """Stops the session of a context within a codec frame.
 
         Args:
             context_id: A context that may be interrupted.

@@ -243,15 +243,14 @@ class WordGroupAggregator(BaseTextAggregator):
     def _max_words(self) -> int:
         """Words of the next group in which no clause ends.
 
-        The engine takes one word per frame or less. Groups are so large that the speech of the
-        released words lasts until the next group is written.
+        The engine takes one word per codec frame or less. Groups are so large that the speech of
+        the released words lasts until the next group is written.
         """
         words_per_s = self.pace.words_per_s or 0.0
         if self._speech_starts or (self.phrase_starts and self.pace.slow):
-            return _words_before_phrase(words_per_s, self.pace.frame_s)
-        lead_s = (
-            self._num_released * self.pace.frame_s - _ONSET_S - (self.pace.now_s - self._started_s)
-        )
+            return _words_before_phrase(words_per_s, self.pace.codec_frame_s)
+        speech_s = self._num_released * self.pace.codec_frame_s - _ONSET_S
+        lead_s = speech_s - (self.pace.now_s - self._started_s)
         num_words = lead_s / 2 * words_per_s  # half, so that a pause is noticed in time
         return int(min(_MAX_WORDS, num_words)) if num_words >= 1 else 1
 
@@ -276,19 +275,19 @@ class WordGroupAggregator(BaseTextAggregator):
         self.restart_speech()
 
 
-def _words_before_phrase(words_per_s: float, frame_s: float) -> int:
+def _words_before_phrase(words_per_s: float, codec_frame_s: float) -> int:
     """Words that must be written before a phrase is spoken, so that it has no gap.
 
-    Speech of k words' tokens lasts k frames without the silence before it. If it begins after m
-    words, word k + 1 is written in time if m / pace + k * frame - silence >= (k + 1) / pace. For a
-    model that is slower than the engine, the last word decides, otherwise the first one after m.
+    Speech of k words' tokens lasts k codec frames without the silence before it. If it begins after
+    m words, word k + 1 is written in time if m / pace + k * frame - silence >= (k + 1) / pace. For
+    a model that is slower than the engine, the last word decides, otherwise the first one after m.
     """
     if not words_per_s:
         return _PHRASE_WORDS
-    if words_per_s * frame_s < 1:
-        missing = _PHRASE_WORDS * (1 - frame_s * words_per_s)
-        return ceil(missing + (frame_s + _ONSET_S) * words_per_s)
-    return ceil((_ONSET_S + 1 / words_per_s) / frame_s)
+    if words_per_s * codec_frame_s < 1:
+        missing = _PHRASE_WORDS * (1 - codec_frame_s * words_per_s)
+        return ceil(missing + (codec_frame_s + _ONSET_S) * words_per_s)
+    return ceil((_ONSET_S + 1 / words_per_s) / codec_frame_s)
 
 
 def _word_ends(text: str) -> list[int]:

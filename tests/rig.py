@@ -17,7 +17,7 @@ from megakernel_tts.engine.engine import Engine
 from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.text.prompt import Layout, PromptBuilder
+from megakernel_tts.text.prompt import PromptBuilder, PromptLayout
 from megakernel_tts.text.splitter import SplitLimits, Splitter
 from megakernel_tts.text.text_queue import TextQueue
 from tests.fakes import TIMEOUT_S, ExpectingVocoder, ScriptedBackend, codes_of
@@ -90,7 +90,7 @@ class Rig:
         self,
         text: str | None = TEXT,
         seed: int = 1,
-        layout: Layout = "streaming",
+        layout: PromptLayout = "streaming",
         limits: SplitLimits | None = None,
         voice: Voice | None = None,
         max_frames: int = 400,

@@ -40,7 +40,7 @@ LANGUAGE_MODEL_SENTENCES = (
     "You have no room left for the lights.",
 )
 
-Layout = Literal["full", "streaming"]
+PromptLayout = Literal["full", "streaming"]
 T = TypeVar("T")
 MAX_ERROR_RATE = 0.25  # share of the words
 
@@ -64,19 +64,19 @@ def for_each_sentence(act: Callable[[int], T]) -> list[T]:
         return [*pool.map(act, range(len(SENTENCES)))]
 
 
-def say(tts: TTS, i: int, layout: Layout = "streaming", speed: float = 1) -> Speech:
+def say(tts: TTS, i: int, layout: PromptLayout = "streaming", speed: float = 1) -> Speech:
     """A sentence, by both voices in turns."""
     sampling, voice = replace(tts.sampling, seed=i), ("clara", "henry")[i % 2]
     return tts.say(SENTENCES[i], voice, "english", layout=layout, sampling=sampling, speed=speed)
 
 
-def speak(tts: TTS, layout: Layout) -> list[Speech]:
+def speak(tts: TTS, layout: PromptLayout) -> list[Speech]:
     """The sentences in a layout."""
     return for_each_sentence(lambda i: say(tts, i, layout))
 
 
 @pytest.fixture(scope="module")
-def speech_of(demo: TTS) -> Callable[[Layout], list[Speech]]:
+def speech_of(demo: TTS) -> Callable[[PromptLayout], list[Speech]]:
     """The sentences in a layout, spoken once."""
     return cache(partial(speak, demo))
 
@@ -89,7 +89,7 @@ def error_rate(judge: Judge, recordings: list[NDArray[np.int16]]) -> float:
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 def test_speech_is_recognised(
-    speech_of: Callable[[Layout], list[Speech]], judge: Judge, layout: Layout
+    speech_of: Callable[[PromptLayout], list[Speech]], judge: Judge, layout: PromptLayout
 ) -> None:
     speeches = speech_of(layout)
     assert all(speech.finish == "eos" for speech in speeches)
@@ -110,7 +110,7 @@ def test_every_speaker_ends_its_speech(demo: TTS) -> None:
 
 
 def test_speech_at_another_speed_is_recognised(
-    speech_of: Callable[[Layout], list[Speech]], judge: Judge
+    speech_of: Callable[[PromptLayout], list[Speech]], judge: Judge
 ) -> None:
     recordings: list[NDArray[np.int16]] = []
     for i, speech in enumerate(speech_of("full")):
@@ -204,7 +204,7 @@ def word_errors(speeches: list[Speech]) -> list[float]:
 
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 def test_word_times_agree_with_forced_alignment(
-    speech_of: Callable[[Layout], list[Speech]], layout: Layout
+    speech_of: Callable[[PromptLayout], list[Speech]], layout: PromptLayout
 ) -> None:
     errors = word_errors(speech_of(layout))
     assert len(errors) >= 30
@@ -213,7 +213,7 @@ def test_word_times_agree_with_forced_alignment(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["full", "streaming"])
-def test_word_times_of_the_kernel_agree_with_forced_alignment(layout: Layout) -> None:
+def test_word_times_of_the_kernel_agree_with_forced_alignment(layout: PromptLayout) -> None:
     with TTS.load("demo", device="cuda", slots=2) as tts:
         errors = word_errors(speak(tts, layout))
     assert len(errors) >= 30

@@ -153,7 +153,7 @@ def test_codec_equals_the_official_one(size: Size, load: Callable[..., LoadedMod
     full, chunked = golden(size)["codec/full"], golden(size)["codec/chunked"]
     tolerance = 1e-4 * np.abs(full).max()
     np.testing.assert_allclose(wave, full, rtol=0, atol=tolerance)
-    exact = 300 * decoder.frame // (3 * WAVE_STEP)
+    exact = 300 * decoder.samples_per_frame // (3 * WAVE_STEP)
     np.testing.assert_allclose(wave[:exact], chunked[:exact], rtol=0, atol=tolerance)
 
 

@@ -45,7 +45,7 @@ struct SearchParams {
   int num_strips, num_tiles;  // of all rows, of all columns
   int strips_per_block;
   int blocks_per_item;
-  int num_stages;  // tiles of scores of a strip in shared memory
+  int num_score_stages;  // tiles of scores of a strip in shared memory
   // Workspace. All of it except the directions is set to kNotReady before the launch.
   unsigned* block_counter;  // blocks that have started
   unsigned* done_counters;  // [items]: blocks that have finished

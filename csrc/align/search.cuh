@@ -46,7 +46,7 @@ DEVICE void init_shared(const SearchParams& p, int strip_in_block, SearchSharedM
   ScoreBarriers& scores = shared.score_barriers[strip_in_block];
   EdgeBarriers& edge = shared.edge_barriers[strip_in_block];
   mbarrier_init(scores.first_tile_done, 1);
-  for (int stage = 0; stage < p.num_stages; ++stage) {
+  for (int stage = 0; stage < p.num_score_stages; ++stage) {
     mbarrier_init(scores.full[stage], 32);
     mbarrier_init(scores.empty[stage], 32);
   }
@@ -80,14 +80,14 @@ DEVICE void copy_scores(const SearchParams& p, int item, const ItemLengths& leng
     if (strip >= make_lattice(p, item, lengths).num_strips) return;
     wait_for_all(BarrierWait{shared.score_barriers[strip_in_block - 1].first_tile_done, 0});
   }
-  int stage = 0, num_tiles = p.num_stages;
+  int stage = 0, num_tiles = p.num_score_stages;
   unsigned round = 0;
   for (int tile = 0; tile < num_tiles; ++tile) {
     if (round > 0) wait_for_all(BarrierWait{barriers.empty[stage], round - 1});
     copier.template copy<kAligned>(stages[stage], tile);
     if (starts_early && tile == 0) sync_all_threads();
     mbarrier_arrive_on_copies(barriers.full[stage]);
-    if (++stage == p.num_stages) {
+    if (++stage == p.num_score_stages) {
       const Lattice lattice = make_lattice(p, item, lengths);
       if (strip < lattice.num_strips) num_tiles = num_tiles_of(lattice, strip) + kTileLag;
       stage = 0, ++round;
@@ -254,7 +254,7 @@ DEVICE void sum_strip(const SearchParams& p, const Lattice& lattice, int strip,
       advance_tile<false>(sums, stages[stage], edge, targets, directions);
     }
     mbarrier_arrive(barriers.empty[stage]);
-    if (++stage == p.num_stages) stage = 0, ++round;
+    if (++stage == p.num_score_stages) stage = 0, ++round;
     mbarrier_arrive_if(tile == 0 && lane == 0, barriers.first_tile_done);
     reader.release(tile_above);
     writer.publish(tile_below);
@@ -317,7 +317,7 @@ DEVICE void search(const SearchParams& p, SearchSharedMemory& static_shared,
   TraceSharedMemory& trace_shared = *reinterpret_cast<TraceSharedMemory*>(dynamic);
   ScoreTile<Score>* stages = reinterpret_cast<ScoreTile<Score>*>(
                                  dynamic + (kSharedDirections ? sizeof(TraceSharedMemory) : 0)) +
-                             strip_in_block * p.num_stages;
+                             strip_in_block * p.num_score_stages;
   const bool copies = warp >= p.strips_per_block;
   const ItemLengths lengths(p, item);  // loaded before the barriers are initialised
   if (copies) {

@@ -55,7 +55,7 @@ struct ManyRowCopies {
   const ProjectionParams& p;
   ManyRowSharedMemory<T>& shared;
   const RowWindow<T::kRows, T::kPlanes> window;
-  const int num_slots;  // of the ring of windows
+  const int num_windows;  // in the ring
   const uint4* weights;
   const int num_steps;
 
@@ -72,11 +72,11 @@ struct ManyRowCopies {
     }
   }
 
-  // Copies the window [planes, rows, channels of a step] of step `chunk` of channels.
-  DEVICE void copy_rows(int chunk) {
-    uint4* to = shared.rows + chunk % num_slots * (T::kPlanes * window.num_rows * 4);
+  // Copies the window [planes, rows, channels of a step] of a step of channels.
+  DEVICE void copy_rows(int channel_step) {
+    uint4* to = shared.rows + channel_step % num_windows * (T::kPlanes * window.num_rows * 4);
     for (int i = thread_idx(); i < 4 * window.num_rows; i += kBlockThreads) {
-      const f16* from = shared.sources[i / 4] + chunk * kStepChannels + i % 4 * 8;
+      const f16* from = shared.sources[i / 4] + channel_step * kStepChannels + i % 4 * 8;
 #pragma unroll
       for (int plane = 0; plane < T::kPlanes; ++plane) {
         copy_async_16_bytes(to + plane * window.num_rows * 4 + i,
@@ -274,11 +274,11 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
   const int warp_column_group = warp_idx() % T::kColumnWarps * T::kColumnGroups;
   const bool normed = p.norm_channels > 0;
   // Steps that are copied ahead reach into this many windows.
-  const int num_slots = (kManyRowStages - 2 + p.num_taps) / p.num_taps + 1;
+  const int num_windows = (kManyRowStages - 2 + p.num_taps) / p.num_taps + 1;
   ManyRowCopies<T> copies{p,
                           shared,
                           {p, first_row},
-                          num_slots,
+                          num_windows,
                           p.weights + static_cast<long long>(first_column / 8) * num_steps * 32,
                           num_steps};
   const auto& window = copies.window;
@@ -295,10 +295,10 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
   }
   wait_for_prerequisite_grids();
   sync_all_threads();
-  int next = 0, next_tap = 0, next_chunk = 0;  // the next step to copy
+  int next = 0, next_tap = 0, next_channel_step = 0;  // the next step to copy
   const auto copy_next_rows = [&] {
-    if (next < num_steps && next_tap == 0) copies.copy_rows(next_chunk);
-    if (++next_tap == p.num_taps) next_tap = 0, ++next_chunk;
+    if (next < num_steps && next_tap == 0) copies.copy_rows(next_channel_step);
+    if (++next_tap == p.num_taps) next_tap = 0, ++next_channel_step;
     ++next;
     copy_async_commit();
   };
@@ -306,7 +306,7 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
 
   ManyRowAccumulator<T> accumulator;
   const int plane_size = 4 * window.num_rows;
-  int step = 0, tap = 0, slot = 0;
+  int step = 0, tap = 0, window_idx = 0;
 #pragma unroll 1
   for (int split = 1; split <= p.num_k_splits; ++split) {
     const int end = num_steps * split / p.num_k_splits;
@@ -316,13 +316,13 @@ DEVICE void project_many_rows(const ProjectionParams& p, ManyRowSharedMemory<T>&
       sync_all_threads();
       if (next < num_steps) copies.copy_weights(next);
       copy_next_rows();
-      const uint4* at = shared.rows + slot * (T::kPlanes * plane_size) + tap * p.dilation * 4;
+      const uint4* at = shared.rows + window_idx * (T::kPlanes * plane_size) + tap * p.dilation * 4;
       accumulator.multiply_step(
           at, rows, plane_size,
           &shared.weights[step % kManyRowStages][warp_column_group][lane_idx()], normed);
       if (++tap == p.num_taps) {
         tap = 0;
-        if (++slot == num_slots) slot = 0;
+        if (++window_idx == num_windows) window_idx = 0;
       }
     }
     accumulator.finish_split(normed);

@@ -111,7 +111,7 @@ template <class T>
 DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& shared,
                          const WarpgroupSchedule<T>& schedule, int consumer) {
   const f16** sources = shared.sources[consumer];
-  const int num_chunks = p.input.num_channels / kStepChannels, piece = lane_idx() % 4;
+  const int num_channel_steps = p.input.num_channels / kStepChannels, piece = lane_idx() % 4;
   RingPosition<T::kWindows> at;
 #pragma unroll 1
   for (int tile = block_idx(); tile < schedule.num_tiles; tile += num_blocks()) {
@@ -120,12 +120,12 @@ DEVICE void copy_windows(const ProjectionParams& p, WarpgroupSharedMemory<T>& sh
     for (int i = lane_idx(); i < window.num_rows; i += 32) sources[i] = window.source(i);
     sync_warp();
 #pragma unroll 1
-    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    for (int channel_step = 0; channel_step < num_channel_steps; ++channel_step) {
       wait_for_completion(shared.empty_windows[consumer][at.entry], at.parity ^ 1);
       uint4* to = shared.windows[consumer][at.entry] + piece;
 #pragma unroll 4
       for (int row = lane_idx() / 4; row < window.num_rows; row += 8) {
-        const f16* from = sources[row] + chunk * kStepChannels + 8 * piece;
+        const f16* from = sources[row] + channel_step * kStepChannels + 8 * piece;
 #pragma unroll
         for (int plane = 0; plane < T::kPlanes; ++plane) {
           copy_async_16_bytes(to + (plane * T::kWindowRows + row) * 4,

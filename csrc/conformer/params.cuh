@@ -27,7 +27,7 @@ constexpr int kMaxOutputs = kIntermediate > 3 * kHidden ? kIntermediate : 3 * kH
 // Warps that a launch of `project` needs: 128 thread blocks for the released models.
 constexpr int kFewRowWarps = kMaxOutputs > 4096 ? kMaxOutputs / 4 : 1024;
 constexpr int kNumHeads = kHidden / kHeadDim;
-constexpr int kNumPast = kNumTaps - 1;  // frames before the first of a chunk that it sees
+constexpr int kNumPast = kNumTaps - 1;  // frames before the first of a chunk that it depends on
 
 // A layer normalisation; [kHidden] each.
 struct Norm {
@@ -87,7 +87,7 @@ struct AttendParams {
 
 // v = a * sigmoid(b) with (a, b) = input;
 // output = silu(norm(bias + sum over k of weights[k] * v[frame + k - kNumPast])).
-// No frame sees later ones, so frames behind a recording's end need no mask.
+// No frame depends on later ones, so frames behind a recording's end need no mask.
 struct ConvolveParams {
   Streams streams;
   const void* input;    // [rows, 2, kHidden]

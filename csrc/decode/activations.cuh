@@ -14,7 +14,7 @@ namespace megakernel {
 // --- the division of a column of `Width` elements among lanes ---
 
 // Vectors of four elements. Lane l has vectors of the steps l / 8, l / 8 + 4, ...: of the warp's
-// tile of 32 elements, those from 4 (l % 8) on.
+// K tile of 32 elements, those from 4 (l % 8) on.
 template <int Width>
 struct LaneVectors {
   static constexpr int count = (Matrix<kRowGroupSize, Width>::num_steps + 3) / 4;

@@ -32,7 +32,7 @@ constexpr bool kLoadsEarly = kManyRegisters && !kIsWide;
 // --- warp roles ---
 
 // All compute warps work on the same item:
-//   load    warp w loads tile w of the span's earlier keys and values, and every eighth new vector;
+//   load    warp w loads KV tile w of the span's earlier positions, and every eighth new vector;
 //   attend  warp w attends to its tile, and the last warps first to the new positions;
 //   merge   each thread merges the warps' softmaxes for one channel of one query head.
 

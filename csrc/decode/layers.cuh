@@ -33,7 +33,7 @@ struct ResidualRows {
 
 // --- warp roles ---
 
-// All compute warps run every step of a layer. The copy warp copies the weights in the same order.
+// All compute warps run every phase of a layer. The copy warp copies the weights in the same order.
 
 // --- body: the input of a stack ---
 

@@ -15,14 +15,14 @@ namespace megakernel {
 template <int MaxColumns>
 struct alignas(16) PartialSums {
   static constexpr int num_columns = kColumnCapacity<MaxColumns> * kNumSplits;
-  static constexpr int num_tiles = (num_columns + 7) / 8;  // tiles of 8 columns
+  static constexpr int num_column_tiles = (num_columns + 7) / 8;  // tiles of 8 columns
   float sums[kMaxRowGroups][kNumWarps][kRowGroupSize * num_columns];
   float squares[kColumnCapacity<MaxColumns>][kNumWarps];  // sums of squares, for an RMS norm
   int timed_out;
 };
 
 // A chunk of activations in operand order, [steps, warps, columns, 4 x 16 bytes]: lane 4 column + t
-// of a warp has elements 8 t to 8 t + 7 of the column's tile.
+// of a warp has elements 8 t to 8 t + 7 of the column's K tile.
 template <int MaxColumns>
 struct alignas(16) ActivationFragments {
   uint4 steps[kMaxChunkSteps<MaxColumns>][kNumWarps][4 * kColumnCapacity<MaxColumns>];
@@ -38,17 +38,17 @@ struct ShortAttentionSharedMemory;  // short_attention.cuh
 template <class R, int MaxColumns>
 class ProjectionAddresses {
  public:
-  static constexpr int num_tiles = PartialSums<MaxColumns>::num_tiles;
+  static constexpr int num_column_tiles = PartialSums<MaxColumns>::num_column_tiles;
 
   // The addresses in a ring, in fragments [splits] and in two sets of sums.
   DEVICE ProjectionAddresses(const R& ring,
                              const ActivationFragments<MaxColumns> (&fragments)[kNumSplits],
                              PartialSums<MaxColumns> (&sums)[2])
       : weights_(ring.stages[0][0][thread_idx()]),
-        first_tile_(
+        first_column_tile_(
             fragments[lane_idx() / kLanes % kNumSplits].steps[0][warp_idx()][lane_idx() % kLanes]),
-        last_tile_(fragments[(kLastTile + lane_idx()) / kLanes]
-                       .steps[0][warp_idx()][(kLastTile + lane_idx()) % kLanes]),
+        last_column_tile_(fragments[(kLastColumnTile + lane_idx()) / kLanes]
+                              .steps[0][warp_idx()][(kLastColumnTile + lane_idx()) % kLanes]),
         sums_(reinterpret_cast<float2&>(
             sums[0].sums[0][warp_idx()][lane_idx() / 4 * kSumColumns + 2 * column_pair()])),
         has_sums_(pin_register(lane_idx() % 4 < kSumColumns / 2)) {}
@@ -57,30 +57,31 @@ class ProjectionAddresses {
   DEVICE uint4 weights(int stage, int step) const {
     return *(weights_ + (stage * R::stage_steps + step) * kNumThreads);
   }
-  // Eight activations of the lane, of a step of the fragments and a tile of columns.
-  DEVICE uint4 activations(int step, int tile) const {
-    return *((tile == 0 ? first_tile_ : last_tile_) + step * kNumWarps * kLanes);
+  // Eight activations of the lane, of a step of the fragments and a column tile.
+  DEVICE uint4 activations(int step, int column_tile) const {
+    return *((column_tile == 0 ? first_column_tile_ : last_column_tile_) +
+             step * kNumWarps * kLanes);
   }
   // The lane's partial sums of two adjacent columns, in a set of sums.
-  DEVICE float2& sum(int sums_idx, int row_group, int tile) const {
+  DEVICE float2& sum(int sums_idx, int row_group, int column_tile) const {
     constexpr int kSetStride = sizeof(PartialSums<MaxColumns>) / sizeof(float2),
                   kRowGroupStride = kNumWarps * kRowGroupSize * kSumColumns / 2;
-    return *(sums_ + (sums_idx * kSetStride + row_group * kRowGroupStride + tile * 4));
+    return *(sums_ + (sums_idx * kSetStride + row_group * kRowGroupStride + column_tile * 4));
   }
   // Whether the lane's columns exist.
-  DEVICE bool has_sums() const { return num_tiles > 1 || has_sums_ != 0; }
+  DEVICE bool has_sums() const { return num_column_tiles > 1 || has_sums_ != 0; }
 
  private:
   static constexpr int kSumColumns = PartialSums<MaxColumns>::num_columns;
-  static constexpr int kLanes = 4 * kColumnCapacity<MaxColumns>;  // lanes with own activations
-  static constexpr int kLastTile = 32 * (num_tiles - 1);          // the last tile's first lane
-  static_assert(num_tiles <= 2 && (num_tiles == 1 || kSumColumns == 16),
-                "a projection multiplies one tile of columns, or two full ones");
+  static constexpr int kLanes = 4 * kColumnCapacity<MaxColumns>;       // lanes with own activations
+  static constexpr int kLastColumnTile = 32 * (num_column_tiles - 1);  // its first lane
+  static_assert(num_column_tiles <= 2 && (num_column_tiles == 1 || kSumColumns == 16),
+                "a projection multiplies one column tile, or two full ones");
 
   // Lanes beyond the last column read its activations; their sums are not stored.
   DEVICE static int column_pair() { return min(lane_idx() % 4, kSumColumns / 2 - 1); }
 
-  PinnedAddress<const uint4> weights_, first_tile_, last_tile_;
+  PinnedAddress<const uint4> weights_, first_column_tile_, last_column_tile_;
   PinnedAddress<float2> sums_;
   int has_sums_;
 };

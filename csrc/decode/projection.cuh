@@ -1,6 +1,6 @@
 // A projection y = W a, the only operation that reads weights:
 //
-//   y[r, c] = sum_w sum_{k in tiles of warp w} W[r, k] a[k, c]
+//   y[r, c] = sum_w sum_{k in K tiles of warp w} W[r, k] a[k, c]
 //
 // A thread block computes its row groups of y. The order of additions depends neither on the number
 // of columns nor on that of thread blocks, so a column's results are the same bits in every batch.
@@ -13,7 +13,7 @@ namespace megakernel {
 // --- static asserts ---
 
 static_assert(kRowGroupSize == 8, "the matrix instruction has a row group twice, in 16 rows");
-static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of the tile");
+static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of a K tile");
 
 // --- shared memory ---
 
@@ -21,8 +21,8 @@ static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of
 
 // --- warp roles ---
 
-// Compute warp w has tiles w, w + 8, .. of K:
-//   load      it loads the activations of its tiles into the fragments, in operand order;
+// Compute warp w has K tiles w, w + 8, ..:
+//   load      it loads the activations of its K tiles into the fragments, in operand order;
 //   multiply  it multiplies them by the row groups' weights, from one ring stage after the other;
 //   store     after a block barrier, all warps add up the warps' partial sums, in the order of the
 //             warps. A thread has one element of the result.
@@ -31,7 +31,7 @@ static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of
 // `num_row_groups` row groups, from the ring's cursor on, where `num_full` stages are known to be
 // full. Writes a set of partial sums [row groups, warps, rows, columns], or adds to it. Returns the
 // next cursor. Rows 0 to 7 and 8 to 15 of the matrix instruction are the same row group, with the
-// lower and the upper half of the tile's K.
+// lower and the upper half of the K tile.
 template <int MaxColumns, class R>
 DEVICE_NOINLINE typename R::Cursor multiply_weight_tiles(
     const Params& p, Phase phase, PinnedAddress<R> ring, typename R::Cursor cursor, int num_full,
@@ -42,28 +42,28 @@ DEVICE_NOINLINE typename R::Cursor multiply_weight_tiles(
   const SpinTimeout timeout(p, phase, timed_out);
   int step = 0;
   do {
-    constexpr int kNumTiles = ProjectionAddresses<R, MaxColumns>::num_tiles;
-    uint4 a[R::stage_steps][kNumTiles];
+    constexpr int kNumColumnTiles = ProjectionAddresses<R, MaxColumns>::num_column_tiles;
+    uint4 a[R::stage_steps][kNumColumnTiles];
 #pragma unroll
     for (int s = 0; s < R::stage_steps; ++s) {
 #pragma unroll
-      for (int t = 0; t < kNumTiles; ++t) a[s][t] = addresses.activations(step + s, t);
+      for (int t = 0; t < kNumColumnTiles; ++t) a[s][t] = addresses.activations(step + s, t);
     }
     int row_group = 0;
     do {
-      float low[kNumTiles][2][4] = {}, high[kNumTiles][2][4] = {};
+      float low[kNumColumnTiles][2][4] = {}, high[kNumColumnTiles][2][4] = {};
       const int stage = weights.wait_for_stage(timeout);
 #pragma unroll
       for (int s = 0; s < R::stage_steps; ++s) {
         const uint4 w = addresses.weights(stage, s);
 #pragma unroll
-        for (int t = 0; t < kNumTiles; ++t) {
+        for (int t = 0; t < kNumColumnTiles; ++t) {
           mma_m16n8k16(low[t][s % 2], w, {a[s][t].x, a[s][t].y});
           mma_m16n8k16(high[t][s % 2], w, {a[s][t].z, a[s][t].w});
         }
       }
 #pragma unroll
-      for (int t = 0; t < kNumTiles; ++t) {
+      for (int t = 0; t < kNumColumnTiles; ++t) {
         float2& sum = addresses.sum(sums_idx, row_group, t);
         float2 total = (step > 0 || accumulate) && addresses.has_sums() ? sum : float2{0, 0};
         total.x += low[t][0][0] + low[t][1][0] + (high[t][0][2] + high[t][1][2]);

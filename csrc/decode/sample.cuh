@@ -215,7 +215,7 @@ DEVICE void make_noise(Scores<NumIds>& noise, const StreamParams& stream, int co
 // --- body: top-k, top-p ---
 
 // A threshold of `ordered` scores [NumIds]: the k largest scores, and ties with the k-th, are not
-// below it. Each step finds two bits.
+// below it. Each iteration finds two bits.
 template <int NumIds>
 DEVICE uint32_t top_k_threshold(Scores<NumIds>& scores, int k, BlockReduction& reduction) {
   uint32_t threshold = 0;

@@ -102,13 +102,14 @@ struct ShortContextCache {
         rope(
             reinterpret_cast<const float4*>(n.rope_table + position * (kHeadDim / 2))[lane_idx()]) {
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int p = 8 * tile + lane_idx() / 4;
+    for (int position_group = 0; position_group < 2; ++position_group) {
+      const int p = 8 * position_group + lane_idx() / 4;
       const uint4* from =
           reinterpret_cast<const uint4*>(n.keys + slot_offset + p * kKvWidth) + lane_idx() % 4;
 #pragma unroll
       for (int j = 0; j < 4 * kNumSplits; ++j) {
-        keys[j / 4][tile][j % 4] = p < num_cached ? load_l2(from + 4 * j) : uint4{0, 0, 0, 0};
+        keys[j / 4][position_group][j % 4] =
+            p < num_cached ? load_l2(from + 4 * j) : uint4{0, 0, 0, 0};
       }
     }
     if (kManyRegisters) load_values(n.values + slot_offset, num_cached);
@@ -188,10 +189,10 @@ DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* slot_values,
                               int num_cached, const ShortAttentionAddresses<MaxColumns>& addresses,
                               ShortAttentionSharedMemory& shared) {
   const int g = lane_idx() / 4, t = lane_idx() % 4;  // row (query head) and column pair
-  float score[2][2][4] = {};                         // [tiles of 8 positions, halves of K]
+  float score[2][2][4] = {};                         // [groups of 8 positions, halves of K]
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    if (8 * tile > position) break;
+  for (int position_group = 0; position_group < 2; ++position_group) {
+    if (8 * position_group > position) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       SplitBf16x4 first, second;
@@ -202,12 +203,12 @@ DEVICE float2 softmax_weights(ShortContextCache& cache, const bf16* slot_values,
         first.pairs[split] = {q.x, q.y}, second.pairs[split] = {q.z, q.w};
       }
       for_each_split([&](int split) {
-        uint4& k = cache.keys[split][tile][j];
+        uint4& k = cache.keys[split][position_group][j];
         constexpr int kSplitStride = sizeof(shared.key[0]) / sizeof(uint4);
-        load_shared_if(8 * tile + g == position,
+        load_shared_if(8 * position_group + g == position,
                        *(addresses.new_key + (split * kSplitStride + 4 * j)), k);
-        mma_m16n8k16(score[tile][0], as_mma_rows(first), {k.x, k.y});
-        mma_m16n8k16(score[tile][1], as_mma_rows(second), {k.z, k.w});
+        mma_m16n8k16(score[position_group][0], as_mma_rows(first), {k.x, k.y});
+        mma_m16n8k16(score[position_group][1], as_mma_rows(second), {k.z, k.w});
       });
     }
   }
@@ -375,15 +376,16 @@ DEVICE void attend_short_local(Context& context, const Network& n, int layer, co
   constexpr int kMaxColumns = Context::max_columns;
   if (const int head = uniform_warp_idx(); head < S::num_kv_heads) {
     constexpr int kColumnStride = 4 * sizeof(uint4) / sizeof(uint2),
-                  kTileStride = kColumnCapacity<kMaxColumns> * kColumnStride;
+                  kKTileStride = kColumnCapacity<kMaxColumns> * kColumnStride;
     uint4& first = context.fragments[0].steps[head][lane_idx() / 8][lane_idx() % 8 / 2];
     const PinnedAddress<uint2> to(reinterpret_cast<uint2*>(&first)[lane_idx() % 2]);
     auto store = [&](int column, int j, float4 v) {
       for_each_split([&](int split) {
         const float4 rest = split_remainder(v, split);
-        const int tile = split * kMaxChunkSteps<kMaxColumns> * kNumWarps + j * (kHeadDim / kTileK);
-        *(to + (tile * kTileStride + column * kColumnStride)) = {tag_pair(rest.x, rest.y, 0),
-                                                                 tag_pair(rest.z, rest.w, 0)};
+        const int k_tile =
+            split * kMaxChunkSteps<kMaxColumns> * kNumWarps + j * (kHeadDim / kTileK);
+        *(to + (k_tile * kKTileStride + column * kColumnStride)) = {tag_pair(rest.x, rest.y, 0),
+                                                                    tag_pair(rest.z, rest.w, 0)};
       });
     };
     const bool append = pin_register(head % num_blocks() == block_idx());

@@ -1,5 +1,5 @@
 // The phases `attention` and `attention_combine` of the talker in a wide kernel, where a thread
-// block has many items: the steps of attention.cuh, for two items at a time. Every sum has the
+// block has many items: the work of attention.cuh, for two items at a time. Every sum has the
 // order of attention.cuh. Each column has one position of the pass.
 #pragma once
 
@@ -25,7 +25,7 @@ struct WideAttentionSharedMemory {
 
 // All compute warps work on the same two items:
 //   load    a warp loads one vector of one item: four warps for each;
-//   attend  warp w attends to tile w of one item and then of the other, and the last warp to the
+//   attend  warp w attends to KV tile w of one item and then of the other, and the last warp to the
 //           new positions;
 //   merge   each thread merges the warps' softmaxes for one channel of one query head per item.
 
@@ -189,7 +189,7 @@ DEVICE void attend_wide(Context& context, const Network& n, int layer, const bf1
 template <class S, class Context>
 DEVICE void attend_prompts(Context& context, const Network& n, int layer, const bf16* norms,
                            const Column* columns, int num_columns) {
-  using Shared = AttentionSharedMemory<Context::max_columns, kPrefillTileSize>;
+  using Shared = AttentionSharedMemory<Context::max_columns, kPromptTileSize>;
   static_assert(sizeof(Shared) <= sizeof(context.sums.sums),
                 "an item's memory is that of the sums");
   static_assert(alignof(Shared) <= alignof(std::remove_reference_t<decltype(context.sums)>),

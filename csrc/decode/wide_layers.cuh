@@ -1,4 +1,4 @@
-// A decoder stack of a wide kernel: the steps of layers.cuh, with other exchanges.
+// A decoder stack of a wide kernel: the phases of layers.cuh, with other exchanges.
 //
 // The thread block that owns rows of the residual x multiplies them by the weight of the next norm
 // and exchanges the products as bf16 pairs, which all thread blocks read. It exchanges x itself in
@@ -22,7 +22,7 @@ static_assert(kRowGroupSize == 8, "a row group of gate_up has four rows of gate 
 
 // --- warp roles ---
 
-// All compute warps run every step of a layer. The copy warp copies the weights in the same order.
+// All compute warps run every phase of a layer. The copy warp copies the weights in the same order.
 
 // The uses of a network's exchange buffers that are not counted by layers.
 struct WideTags {

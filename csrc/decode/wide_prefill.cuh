@@ -11,7 +11,7 @@ namespace megakernel {
 
 // --- static asserts ---
 
-static_assert(kPrefillTileSize <= kWideBatchColumns, "a batch holds every tile");
+static_assert(kPromptTileSize <= kWideBatchColumns, "a batch holds every prompt tile");
 
 // --- shared memory ---
 

@@ -1,9 +1,9 @@
 // A projection y = W a of a wide kernel, with up to 64 columns. Every sum has the order of
 // projection.cuh, so a column's results are the same bits.
 //
-//   y[r, c] = sum_w sum_{k in tiles of warp w} W[r, k] a[k, c]
+//   y[r, c] = sum_w sum_{k in K tiles of warp w} W[r, k] a[k, c]
 //
-// Activations are exchanged as bf16 pairs in operand order. A warp polls its tiles of all columns
+// Activations are exchanged as bf16 pairs in operand order. A warp polls its K tiles of all columns
 // directly into registers and multiplies them by all row groups: neither weights nor activations
 // are read twice. The 16 rows of the matrix instruction are two row groups.
 #pragma once
@@ -16,7 +16,7 @@ namespace megakernel {
 
 static_assert(kWideStreams % 8 == 0, "a tile of the matrix instruction has eight columns");
 static_assert(kRowGroupSize == 8, "the matrix instruction has two row groups in 16 rows");
-static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of the tile");
+static_assert(kTileK == 32, "a lane's 16 bytes are the operands of two halves of 16 of a K tile");
 
 constexpr int kQueryColumns = 2;  // columns of the fragments that hold queries of short contexts
 
@@ -25,10 +25,10 @@ constexpr int kQueryColumns = 2;  // columns of the fragments that hold queries 
 // Partial sums of the warps, [row groups, warps, tiles of columns, rows, columns of the tile].
 template <int MaxColumns>
 struct alignas(16) WideSums {
-  static constexpr int num_tiles = MaxColumns / 8;
-  static constexpr int kTileSize = kRowGroupSize * 8;
-  static constexpr int kWarpSize = num_tiles * kTileSize;
-  float sums[kMaxRowGroups][kNumWarps][num_tiles][kRowGroupSize][8];
+  static constexpr int num_column_tiles = MaxColumns / 8;
+  static constexpr int kColumnTileSize = kRowGroupSize * 8;
+  static constexpr int kWarpSize = num_column_tiles * kColumnTileSize;
+  float sums[kMaxRowGroups][kNumWarps][num_column_tiles][kRowGroupSize][8];
   float scales[MaxColumns];  // of the input: 1 / rms of each column
   float squares[kNumWarps];  // sums of squares of a column
   int timed_out;
@@ -43,7 +43,6 @@ template <class R, int MaxColumns>
 struct WidePhaseContext {
   static constexpr int max_columns = MaxColumns;
   static constexpr int query_columns = kQueryColumns;
-  static constexpr int num_tiles = MaxColumns / 8;
   const Params& p;
   WideSums<MaxColumns>& sums;
   ActivationFragments<kQueryColumns> (&fragments)[kNumSplits];
@@ -68,7 +67,7 @@ struct WidePhaseContext {
 
 // --- warp roles ---
 
-// Compute warp w has tiles w, w + 8, .. of K. It polls its activations of a ring stage's steps,
+// Compute warp w has K tiles w, w + 8, .. It polls its activations of a ring stage's steps,
 // multiplies them by the row groups of the stage, and adds to its partial sums. After a block
 // barrier, all warps add up the warps' partial sums, in the order of the warps.
 
@@ -109,18 +108,19 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
                                                   int k, int num_columns, int num_row_groups,
                                                   PinnedAddress<R> ring, typename R::Cursor cursor,
                                                   WideSums<MaxColumns>& sums, PhaseTimer timer) {
-  constexpr int kSteps = R::stage_steps, kNumTiles = MaxColumns / 8,
-                kNumVectors = kSteps * kNumTiles;
-  constexpr int kTileValues = 32 * 4,
-                kStepValues = kNumWarps * kNumTiles * kTileValues;  // in the input
+  constexpr int kSteps = R::stage_steps, kNumColumnTiles = MaxColumns / 8,
+                kNumVectors = kSteps * kNumColumnTiles;
+  constexpr int kColumnTileValues = 32 * 4,
+                kStepValues = kNumWarps * kNumColumnTiles * kColumnTileValues;  // in the input
   num_columns = warp_uniform(num_columns), num_row_groups = warp_uniform(num_row_groups);
   const int num_steps = warp_uniform((k + kStepK - 1) / kStepK), warp = uniform_warp_idx();
-  const uint32_t* from = input.values + (warp * kNumTiles * 32 + lane_idx()) * 4;
-  // Tiles are multiplied together, since a matrix instruction has a long latency, as far as the
-  // registers suffice.
+  const uint32_t* from = input.values + (warp * kNumColumnTiles * 32 + lane_idx()) * 4;
+  // Column tiles are multiplied together, since a matrix instruction has a long latency, as far as
+  // the registers suffice.
   constexpr int kTilesTogether = MaxColumns > 32 ? 1 : 2;
   constexpr int kNextRowGroup = kNumWarps * WideSums<MaxColumns>::kWarpSize / 2;
-  static_assert(kNumTiles % kTilesTogether == 0, "tiles are multiplied in whole groups");
+  static_assert(kNumColumnTiles % kTilesTogether == 0,
+                "column tiles are multiplied in whole groups");
   const uint32_t zero = num_columns >> 16;
   float2* const first_sum =
       reinterpret_cast<float2*>(&sums.sums[0][warp][0][lane_idx() / 4][2 * (lane_idx() % 4)]);
@@ -129,14 +129,14 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
     uint32_t mask = 0;
 #pragma unroll
     for (int i = 0; i < kNumVectors; ++i) {
-      const bool in_pass = i % kNumTiles * 8 + lane_idx() / 4 < num_columns;
-      const bool in_width = (step + i / kNumTiles) * kStepK + warp * kTileK < k;
+      const bool in_pass = i % kNumColumnTiles * 8 + lane_idx() / 4 < num_columns;
+      const bool in_width = (step + i / kNumColumnTiles) * kStepK + warp * kTileK < k;
       mask |= static_cast<uint32_t>(in_pass && in_width) << i;
     }
     return mask;
   };
   auto address = [&](int i) {
-    return from + i / kNumTiles * kStepValues + i % kNumTiles * kTileValues;
+    return from + i / kNumColumnTiles * kStepValues + i % kNumColumnTiles * kColumnTileValues;
   };
   uint4 a[kNumVectors];
   auto request = [&](int i, uint32_t mask) {
@@ -170,7 +170,7 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) w[1][s] = w[0][s];
       }
-      // Operands of the lower and the upper half of a tile's K.
+      // Operands of the lower and the upper half of a K tile.
       uint4 low_rows[kSteps], high_rows[kSteps];
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -179,14 +179,15 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
       }
       float2* sum = first_sum + row_group * kNextRowGroup;
 #pragma unroll
-      for (int first_tile = 0; first_tile < kNumTiles; first_tile += kTilesTogether) {
-        if (8 * first_tile >= num_columns) break;
+      for (int first_column_tile = 0; first_column_tile < kNumColumnTiles;
+           first_column_tile += kTilesTogether) {
+        if (8 * first_column_tile >= num_columns) break;
         float low[kTilesTogether][2][4] = {}, high[kTilesTogether][2][4] = {};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
           for (int t = 0; t < kTilesTogether; ++t) {
-            const uint4 b = a[s * kNumTiles + first_tile + t];
+            const uint4 b = a[s * kNumColumnTiles + first_column_tile + t];
             mma_m16n8k16(low[t][s % 2], low_rows[s], {b.x, b.y});
             mma_m16n8k16(high[t][s % 2], high_rows[s], {b.z, b.w});
           }
@@ -194,12 +195,13 @@ DEVICE_NOINLINE WideProgress<R> load_and_multiply(const Params& p, Phase phase, 
         if (row_group + 2 >= num_row_groups && step + kSteps < num_steps) {
 #pragma unroll
           for (int i = 0; i < kSteps * kTilesTogether; ++i) {
-            request(i / kTilesTogether * kNumTiles + first_tile + i % kTilesTogether, vectors);
+            request(i / kTilesTogether * kNumColumnTiles + first_column_tile + i % kTilesTogether,
+                    vectors);
           }
         }
 #pragma unroll
         for (int t = 0; t < kTilesTogether; ++t) {
-          float2* at = sum + (first_tile + t) * (WideSums<MaxColumns>::kTileSize / 2);
+          float2* at = sum + (first_column_tile + t) * (WideSums<MaxColumns>::kColumnTileSize / 2);
 #pragma unroll
           for (int i = 0; i < 2; ++i, at += kNextRowGroup) {
             if (i == 1 && !has_second) break;

@@ -5,7 +5,7 @@
 //
 // A thread block has some tiles of rows. It adds its largest logits to keys: the logit's order in
 // the upper half, the inverted index in the lower half, so that of equal logits the lowest index
-// wins. The result does not depend on the order of the additions.
+// has the largest key. The result does not depend on the order of the additions.
 //
 // A round uses the keys of buffer `round % 3`. Block 0 clears those of round + 2 between the two
 // barriers of rounds `round` and `round + 1`: all thread blocks have read them, and none adds to

@@ -1,4 +1,4 @@
-// Greedy search: the position of every stream, which all thread blocks keep alike.
+// Greedy search: the position of every stream, of which each thread block has an equal copy.
 //
 //   blank:  the next frame, or with a TDT the one after the predicted duration (1 at least)
 //   token:  with a TDT the frame after the predicted duration, which may be 0;
@@ -31,7 +31,7 @@ struct SearchState {
   int column[kMaxBatch];       // at which the round found it
   // By column, as the joint network chose them.
   int ids[kMaxColumns];
-  int spans[kMaxColumns];
+  int durations[kMaxColumns];
   // Streams of the round: those with frames left, and those of them with a token.
   int running[kMaxBatch];
   int labelled[kMaxBatch];
@@ -43,8 +43,8 @@ struct SearchState {
   DEVICE int stream_of(int column) const { return running[column >> log2_window]; }
   DEVICE int frame_of(int column) const {
     const int stream = stream_of(column);
-    const int step = column & ((1 << log2_window) - 1);
-    return min(position[stream] + step, length[stream] - 1);
+    const int offset = column & ((1 << log2_window) - 1);
+    return min(position[stream] + offset, length[stream] - 1);
   }
 };
 
@@ -115,7 +115,7 @@ DEVICE void find_tokens(const TransducerParams& p, const uint64_t* keys, SearchS
   if (thread < num_running * window) {
     const uint2* own = reinterpret_cast<const uint2*>(keys) + thread;
     search.ids[thread] = key_index(load_l2(own));
-    search.spans[thread] =
+    search.durations[thread] =
         p.num_durations > 0 ? p.durations[key_index(load_l2(own + kMaxColumns))] : 0;
   }
   if (thread < kMaxBatch) search.token[thread] = -1;
@@ -126,19 +126,19 @@ DEVICE void find_tokens(const TransducerParams& p, const uint64_t* keys, SearchS
     while (position < length && position - start < window) {
       const int column = thread * window + position - start;
       const int id = search.ids[column];
-      int step = search.spans[column];
+      int duration = search.durations[column];
       if (id == p.blank_id) {
-        position += max(step, 1), num_symbols = 0;
+        position += max(duration, 1), num_symbols = 0;
         continue;
       }
       const int result = ++search.num_results[s];
       if (block_idx() == 0) {
         Result& to = p.results[s * static_cast<int64_t>(1 + p.max_results) + result];
-        to.token = id, to.frame = position, to.duration = p.num_durations > 0 ? step : 1;
+        to.token = id, to.frame = position, to.duration = p.num_durations > 0 ? duration : 1;
       }
       search.token[s] = id, search.column[s] = column;
-      if (step == 0 && num_symbols + 1 >= p.max_symbols) step = 1;
-      position += step, num_symbols = step > 0 ? 0 : num_symbols + 1;
+      if (duration == 0 && num_symbols + 1 >= p.max_symbols) duration = 1;
+      position += duration, num_symbols = duration > 0 ? 0 : num_symbols + 1;
       break;
     }
     search.position[s] = position, search.num_symbols[s] = num_symbols;

@@ -212,8 +212,8 @@ def masked(mels: Tensor, lengths: Tensor) -> Tensor:
     """SpecAugment: two bands of frequencies and four of time have the batch's mean.
 
     Args:
-        mels: [batch, frames, bins].
-        lengths: [batch] int64, frames of each recording.
+        mels: [batch, mel frames, bins].
+        lengths: [batch] int64, mel frames of each recording.
     """
     batch, frames, bins = mels.shape
     device = mels.device

@@ -68,7 +68,7 @@ class Net:
         The features are logarithms, from -17 to 10. The network has no other normalisation of them.
 
         Args:
-            mels: [frames, bins] of speech.
+            mels: [mel frames, bins] of speech.
         """
         conv = self._w.encoder.subsampling.stages[0].strided
         assert conv.bias is not None

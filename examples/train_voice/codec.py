@@ -95,7 +95,7 @@ class _Training:
 
     def _mel_loss(self, wave: Tensor, q: Tensor) -> Tensor:
         with torch.no_grad():
-            target = self._spectra.frame_mels(wave)
+            target = self._spectra.codec_frame_mels(wave)
         return (F.linear(q, self.model.parameters["mel_head"]) - target).abs().mean()
 
     def _phone_loss(self, phones: Tensor, semantic: Tensor) -> Tensor:

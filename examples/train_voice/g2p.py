@@ -178,7 +178,7 @@ _AFTER_VERBS = frozenset(
 
 
 def _guess_tags(document: Any) -> Any:
-    """Tags for the words that misaki's rules ask about."""
+    """Tags for the words that misaki's rules distinguish."""
     marks = {",": ",", ".": ".", "?": ".", "!": ".", "(": "-LRB-", ")": "-RRB-", '"': "''"}
     for i, token in enumerate(document):
         word, before = token.lower_, document[i - 1].lower_ if i else ""

@@ -132,8 +132,8 @@ class Recordings:
         """
         frames = torch.from_numpy(np.concatenate(self.tables["frames"])[utterances])
         starts = torch.from_numpy(self._starts[utterances])
-        steps = torch.arange(int(frames.max()))
-        number = torch.where(steps < frames[:, None], starts[:, None] + steps, -1)
+        offsets = torch.arange(int(frames.max()))
+        number = torch.where(offsets < frames[:, None], starts[:, None] + offsets, -1)
         number = number.to(self._device)
         index = number.clamp(min=0)[..., None] * FRAME + torch.arange(FRAME, device=self._device)
         wave = self._wave[index].float() / 32768 * (number >= 0)[..., None]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 _SIZES = (2048, 1024, 512, 256, 128)
 _BANDS = {2048: 80, 1024: 80, 512: 40, 256: 20, 128: 10}  # of log-mels
-_FRAME_SIZE, _FRAME_BANDS = 960, 40  # of the log-mels of a frame; the hop is an eighth of it
+_CODEC_SIZE, _CODEC_BANDS = 960, 40  # of log-mels with eight spectra per frame of the codec
 
 
 def _mel_filters(size: int, mels: int) -> Tensor:
@@ -28,7 +28,7 @@ class Spectra:
     def __init__(self, device: torch.device) -> None:
         self._bases: dict[int, Tensor] = {}
         self._filters: dict[int, Tensor] = {}
-        for size, bands in (_BANDS | {_FRAME_SIZE: _FRAME_BANDS}).items():
+        for size, bands in (_BANDS | {_CODEC_SIZE: _CODEC_BANDS}).items():
             cycles = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size
             angles = 2 * math.pi / size * cycles.double()
             waves = torch.cat([angles.cos(), -angles.sin()], 1)
@@ -37,25 +37,25 @@ class Spectra:
             self._filters[size] = _mel_filters(size, bands).to(device)
 
     def transform(self, wave: Tensor, size: int) -> Tensor:
-        """Real and imaginary parts [batch, frames, 2, size / 2 + 1]; the hop is a quarter frame."""
+        """Real and imaginary parts [batch, windows, 2, size / 2 + 1]; the hop is size / 4."""
         hop = size // 4
         padded = F.pad(wave, (size // 2, size // 2 + -wave.shape[1] % hop))
-        chunks = padded.unflatten(1, (-1, hop))
-        count = chunks.shape[1] - 3
-        frames = torch.cat([chunks[:, i : i + count] for i in range(4)], -1)
-        return (frames @ self._bases[size]).unflatten(-1, (2, -1))
+        hops = padded.unflatten(1, (-1, hop))
+        count = hops.shape[1] - 3
+        windows = torch.cat([hops[:, i : i + count] for i in range(4)], -1)
+        return (windows @ self._bases[size]).unflatten(-1, (2, -1))
 
     def magnitude(self, wave: Tensor, size: int) -> Tensor:
-        """Magnitudes [batch, frames, size / 2 + 1]."""
+        """Magnitudes [batch, windows, size / 2 + 1]."""
         return (self.transform(wave, size).square().sum(-2) + 1e-8).sqrt()
 
     def log_mel(self, magnitude: Tensor, size: int) -> Tensor:
-        """Log-mels [batch, frames, bands] of magnitudes."""
+        """Log-mels [batch, windows, bands] of magnitudes."""
         return (magnitude @ self._filters[size]).clamp(min=1e-2).log()
 
-    def frame_mels(self, wave: Tensor) -> Tensor:
+    def codec_frame_mels(self, wave: Tensor) -> Tensor:
         """Eight log-mel spectra per frame of the codec: [batch, codec frames, 320]."""
-        mels = self.log_mel(self.magnitude(wave, _FRAME_SIZE), _FRAME_SIZE)
+        mels = self.log_mel(self.magnitude(wave, _CODEC_SIZE), _CODEC_SIZE)
         return mels[:, :-1].unflatten(1, (-1, 8)).flatten(2)
 
     def distance(self, decoded: Tensor, target: Tensor) -> Tensor:

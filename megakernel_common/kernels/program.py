@@ -76,7 +76,7 @@ def _with_included(source: Path) -> Iterator[Path]:
 
 
 def architecture_flags(architecture: str) -> list[str]:
-    """Macros that tell the sources about an architecture.
+    """Macros that describe an architecture to the sources.
 
     Args:
         architecture: As nvcc names it, such as `90a`. An unknown one has the least shared memory.

@@ -23,13 +23,13 @@ class GraphRecorder:
     """Records graphs that share memory and a CUDA stream: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes the stream.
+        """Makes the CUDA stream.
 
         Args:
             device: The GPU.
         """
         # A chunk is short: beside synthesis on the same GPU, it is computed first.
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._cuda_stream = torch.cuda.Stream(device, priority=-1)
         self._memory = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -42,20 +42,20 @@ class GraphRecorder:
             A function that replays it and waits for its end.
         """
         graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        self._cuda_stream.wait_stream(torch.cuda.current_stream(self._cuda_stream.device))
+        with torch.cuda.stream(self._cuda_stream):
             for _ in range(_NUM_WARMUPS):
                 compute()
-            self._stream.synchronize()
+            self._cuda_stream.synchronize()
             # Other threads may use CUDA during the capture.
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             compute()
             graph.capture_end()
 
         def replay() -> None:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._cuda_stream):
                 graph.replay()
-            self._stream.synchronize()
+            self._cuda_stream.synchronize()
 
         return replay
 

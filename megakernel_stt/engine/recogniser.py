@@ -68,19 +68,19 @@ class Recognition(Generic[State]):
 
     @property
     def mels(self) -> Tensor:
-        """[frames, bins], features that are not encoded yet."""
+        """[mel frames, bins], features that are not encoded yet."""
         if len(self._mels) > 1:
             self._mels = (torch.cat(self._mels),)
         return self._mels[0]
 
     def add(self, mels: Tensor) -> None:
-        """Adds features [frames, bins]. They are copied when `mels` is read, not at each call."""
+        """Adds features [mel frames, bins], which are copied when `mels` is read."""
         if len(mels):
             self._mels = (*self._mels, mels)
             self.num_mels += len(mels)
 
     def ending(self, mels: Tensor) -> "Recognition[State]":
-        """A fork that ends after some more features [frames, bins]."""
+        """A fork that ends after some more features [mel frames, bins]."""
         fork = copy.copy(self)
         fork.add(mels)
         fork.ended = True

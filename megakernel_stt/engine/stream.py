@@ -12,13 +12,13 @@ from torch import Tensor
 from megakernel_stt.audio import Resampler
 from megakernel_stt.engine.recogniser import Recogniser, Recognition
 from megakernel_stt.model.config import FRAME_S, SAMPLE_RATE
-from megakernel_stt.network.features import MelStream, take_frames
+from megakernel_stt.network.features import MelStream, take_mel_frames
 from megakernel_stt.session import EventQueue, Final, Inbox, Packet, Partial, Request
 from megakernel_stt.transcript import Transcript
 
 # A stream computes so many features by itself, so that the samples of a long recording without
 # chunks do not accumulate.
-_MAX_WAITING = 128
+_MAX_WAITING = 128  # mel frames
 
 
 class Stream:
@@ -134,7 +134,7 @@ def compute_features(streams: Sequence[Stream]) -> None:
     Args:
         streams: Of one model, at least one.
     """
-    found = take_frames([stream._mels for stream in streams])
-    for stream, frames in zip(streams, found, strict=True):
-        stream._recognition.add(frames)
+    found = take_mel_frames([stream._mels for stream in streams])
+    for stream, mels in zip(streams, found, strict=True):
+        stream._recognition.add(mels)
         stream._recognition.num_waiting = 0

@@ -39,7 +39,7 @@ class EncoderState(Batched):
     """What a streaming encoder keeps of the past.
 
     Attributes:
-        stage1: [batch, 1, 1, mels], the last input frame of the first stage of the subsampling.
+        stage1: [batch, 1, 1, mels], the last mel frame, an input of the first subsampling stage.
         stage2: [batch, channels, 1, bins], that of the second stage.
         stage3: [batch, channels, 1, bins], that of the third stage.
         keys: [batch, layers, heads, frames, head_dim], of the last chunks, padded at the front.
@@ -109,7 +109,7 @@ class StreamingEncoder:
 
         Args:
             mels: [batch, num_mels, bins]. The first chunk of a stream begins with `FIRST_PADDING`
-                frames of zeros, and one that ends in the chunk is padded with zeros.
+                mel frames of zeros, and one that ends in the chunk is padded with zeros.
             lengths: [batch] int64, mel frames in all of a stream that ends in the chunk, otherwise
                 `ENDLESS`.
             state: State of the streams before the chunk.
@@ -198,12 +198,12 @@ class StreamingEncoder:
             last_inputs.append(inputs[:, :, -1:])
             x = convolve(stage, F.pad(inputs, (2, 1)))
             # A stage's frames before the stream's first and after its last are zero.
-            per_frame = 2 ** (NUM_STAGES - 1 - i)
-            first = (num_frames * per_frame - (per_frame - 1))[:, None]
+            stage_frames_per_frame = 2 ** (NUM_STAGES - 1 - i)
+            first = (num_frames * stage_frames_per_frame - (stage_frames_per_frame - 1))[:, None]
             index = first + torch.arange(x.shape[2], device=x.device)
             lengths = lengths // 2 + 1
-            is_frame = (index >= 0) & (index < lengths[:, None])
-            x = torch.relu(x * is_frame[:, None, :, None])
+            is_stage_frame = (index >= 0) & (index < lengths[:, None])
+            x = torch.relu(x * is_stage_frame[:, None, :, None])
         return flatten(self._weights, self._config, x), last_inputs, lengths
 
 

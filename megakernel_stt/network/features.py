@@ -1,7 +1,7 @@
 """Log-mel features, equal to those that the models were trained with, whole or as audio arrives.
 
-A frame every 10 ms: a window of 25 ms, centred in a transform of 512 samples, after a pre-emphasis.
-Samples before and after the recording are zero. Computed in float32.
+A mel frame every 10 ms: a window of 25 ms, centred in a transform of 512 samples, after a
+pre-emphasis. Samples before and after the recording are zero. Computed in float32.
 """
 
 import math
@@ -20,7 +20,7 @@ _FFT_SIZE, _WINDOW_SIZE = 512, 400  # samples
 _PREEMPHASIS = 0.97
 _LOG_FLOOR = 2**-24
 _STD_FLOOR = 1e-5
-_REACH = _WINDOW_SIZE // 2  # samples after the centre of a frame that it depends on
+_REACH = _WINDOW_SIZE // 2  # samples after the centre of a mel frame that it depends on
 _MARGIN = (_FFT_SIZE - _WINDOW_SIZE) // 2
 _WINDOW = F.pad(torch.hann_window(_WINDOW_SIZE, periodic=False), (_MARGIN, _MARGIN))
 
@@ -28,7 +28,7 @@ _WINDOW = F.pad(torch.hann_window(_WINDOW_SIZE, periodic=False), (_MARGIN, _MARG
 class MelStream:
     """The features of one recording, as its samples arrive.
 
-    `add` stores samples, and `take_frames` computes the frames of many streams together.
+    `add` stores samples, and `take_mel_frames` computes the mel frames of many streams together.
     """
 
     def __init__(self, filters: Tensor) -> None:
@@ -38,11 +38,11 @@ class MelStream:
             filters: See `mel_filters`.
         """
         self._filters = filters
-        # From the first sample of the next frame on. Replaced, never changed in place.
+        # From the first sample of the next mel frame on. Replaced, never changed in place.
         self._emphasised = np.zeros(_FFT_SIZE // 2, np.float32)
         self._last = np.zeros(1, np.float32)  # the last sample, for the pre-emphasis
         self._num_samples = 0
-        self._num_frames = 0
+        self._num_mel_frames = 0
 
     @property
     def num_samples(self) -> int:
@@ -51,9 +51,9 @@ class MelStream:
 
     @property
     def num_ready(self) -> int:
-        """Frames that later samples do not change and that were not taken yet."""
+        """Mel frames that later samples do not change and that were not taken yet."""
         num_complete = max((self._num_samples - _REACH) // HOP_SIZE + 1, 0)
-        return num_complete - self._num_frames
+        return num_complete - self._num_mel_frames
 
     def add(self, samples: NDArray[np.float32]) -> None:
         """Adds samples.
@@ -71,21 +71,21 @@ class MelStream:
         self._num_samples += len(samples)
 
     def push(self, samples: NDArray[np.float32]) -> Tensor:
-        """Adds samples and takes the frames that are ready, [frames, mels]."""
+        """Adds samples and takes the mel frames that are ready, [mel frames, bins]."""
         self.add(samples)
-        return take_frames([self])[0]
+        return take_mel_frames([self])[0]
 
     def rest(self) -> Tensor:
-        """Returns the frames that remain if the recording ends here; the stream can continue.
+        """Returns the mel frames that remain if the recording ends here; the stream can continue.
 
         Returns:
-            [frames, mels]; a recording of n samples has n // 160 frames in all.
+            [mel frames, bins]; a recording of n samples has n // 160 mel frames in all.
         """
-        count = self._num_samples // HOP_SIZE - self._num_frames
+        count = self._num_samples // HOP_SIZE - self._num_mel_frames
         return _log_mels(self._windows(count), self._filters)
 
     def _windows(self, count: int) -> Tensor:
-        """Samples of the next frames [count, 512].
+        """Samples of the next mel frames [count, 512].
 
         Missing samples are zero, or have no weight in the window.
         """
@@ -98,37 +98,37 @@ class MelStream:
         return torch.from_numpy(samples).unfold(0, _FFT_SIZE, HOP_SIZE)[:count]
 
     def _take_windows(self) -> Tensor:
-        """Moves behind the frames that are ready; gives their samples [frames, 512]."""
+        """Moves behind the mel frames that are ready; gives their samples [mel frames, 512]."""
         count = self.num_ready
         windows = self._windows(count)
         self._emphasised = self._emphasised[count * HOP_SIZE :]
-        self._num_frames += count
+        self._num_mel_frames += count
         return windows
 
 
-def take_frames(streams: Sequence[MelStream]) -> list[Tensor]:
-    """Computes the frames of several streams that are ready, and moves behind them.
+def take_mel_frames(streams: Sequence[MelStream]) -> list[Tensor]:
+    """Computes the mel frames of several streams that are ready, and moves behind them.
 
-    A frame's bits do not depend on the other frames, or on how its samples arrived.
+    A mel frame's bits do not depend on the others, or on how its samples arrived.
 
     Args:
         streams: At least one, all with the same filters.
 
     Returns:
-        [frames, mels] of every stream.
+        [mel frames, bins] of every stream.
     """
     windows = [stream._take_windows() for stream in streams]
-    frames = _log_mels(torch.cat(windows), streams[0]._filters)
-    return list(frames.split([len(one) for one in windows]))
+    mels = _log_mels(torch.cat(windows), streams[0]._filters)
+    return list(mels.split([len(one) for one in windows]))
 
 
 def _log_mels(windows: Tensor, filters: Tensor) -> Tensor:
-    """Features [frames, mels] of samples [frames, 512]."""
+    """Features [mel frames, bins] of samples [mel frames, 512]."""
     if not len(windows):
         return torch.empty(0, len(filters))
     spectrum = torch.fft.rfft(windows * _WINDOW)
     power = spectrum.real.square() + spectrum.imag.square()
-    # One product for each frame: the BLAS chooses the order of a sum by the number of rows.
+    # One product for each mel frame: the BLAS chooses the order of a sum by the number of rows.
     mels = linear(power[:, None], filters)[:, 0]
     return torch.log(mels + _LOG_FLOOR)
 
@@ -137,7 +137,7 @@ def normalized(mels: Tensor) -> Tensor:
     """Normalises every bin of a recording to mean 0 and deviation 1 (offline models).
 
     Args:
-        mels: [frames, bins].
+        mels: [mel frames, bins].
     """
     centred = mels - mels.mean(0, keepdim=True) if len(mels) else mels
     variance = centred.square().sum(0) / max(len(mels) - 1, 1)

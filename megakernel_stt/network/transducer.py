@@ -131,11 +131,11 @@ class Transducer:
             durations = [[table[choice] for choice in row] for row in choices]
         tokens: list[int | None] = []
         for i, cursor in enumerate(cursors):
-            step = cursor.skip_blanks(ids[i], durations[i])
-            tokens.append(None if step is None else ids[i][step])
-            if step is not None:
-                certainty = confidence(logits[i, step, :vocab_size]).item()
-                cursor.emit(ids[i][step], durations[i][step], certainty)
+            offset = cursor.skip_blanks(ids[i], durations[i])
+            tokens.append(None if offset is None else ids[i][offset])
+            if offset is not None:
+                certainty = confidence(logits[i, offset, :vocab_size]).item()
+                cursor.emit(ids[i][offset], durations[i][offset], certainty)
         return tokens
 
     def _predict(
@@ -214,10 +214,10 @@ class _Cursor:
             The frame of the token within the window, None if there is no token.
         """
         start = self._position
-        while not self.at_end and (step := self._position - start) < _WINDOW:
-            if tokens[step] != self._config.blank_id:
-                return step
-            self._advance(durations[step] or 1)
+        while not self.at_end and (offset := self._position - start) < _WINDOW:
+            if tokens[offset] != self._config.blank_id:
+                return offset
+            self._advance(durations[offset] or 1)
         return None
 
     def emit(self, token: int, duration: int | None, certainty: float) -> None:
@@ -228,8 +228,8 @@ class _Cursor:
             duration: In frames; None for RNN-T.
             certainty: Its confidence.
         """
-        span = 1 if duration is None else duration
-        self.emissions.append(Emission(token, self.frame, span, certainty))
+        num_frames = 1 if duration is None else duration
+        self.emissions.append(Emission(token, self.frame, num_frames, certainty))
         self._num_symbols += 1
         is_full = self._num_symbols >= self._config.max_symbols
         self._advance(duration or int(is_full))

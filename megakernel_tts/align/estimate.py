@@ -15,7 +15,7 @@ from megakernel_tts.align.words import Transcript, Word, WrittenWord, split_word
 from megakernel_tts.audio import any_audible
 from megakernel_tts.text.markup import Replacement
 
-STEP_SECONDS = 0.02  # resolution of the audio analysis and of word starts
+INTERVAL_S = 0.02  # of the audio analysis, and the resolution of word starts
 
 # Seconds at an ordinary pace.
 _WORD = 0.10  # every word, in addition to its letters and digits
@@ -23,7 +23,7 @@ _LETTER = 0.045
 _DIGIT = 0.30  # is spoken as a word
 _UNSPACED = 0.20  # a character of a script without spaces
 
-_PAUSE_STEPS = 8  # silent steps that end a clause
+_PAUSE_INTERVALS = 8  # silent intervals that end a clause
 # A pause corrects the estimate to a clause within this distance: a share of the time since the last
 # correction, at least the minimum in seconds.
 _MAX_CORRECTION_SHARE = 0.35
@@ -56,10 +56,10 @@ class EstimatedWordTimer:
             sample_rate: In Hz.
         """
         self._transcript = transcript
-        self._step_samples = int(STEP_SECONDS * sample_rate)
-        self._remainder = np.zeros(0, np.int16)  # samples of an incomplete step
-        self._num_steps = 0
-        self._num_silent = 0  # steps since the last audible one
+        self._interval_samples = int(INTERVAL_S * sample_rate)
+        self._remainder = np.zeros(0, np.int16)  # samples of an incomplete interval
+        self._num_intervals = 0
+        self._num_silent = 0  # intervals since the last audible one
         self._num_queued = 0  # words of the text that were added to `_pending`
         self._pending: deque[tuple[str, float]] = deque()  # words and their starts in text time
         # "Text time" is the time in seconds at the ordinary pace, without pauses.
@@ -89,18 +89,20 @@ class EstimatedWordTimer:
         samples = samples.ravel()
         if len(self._remainder):
             samples = np.concatenate([self._remainder, samples])
-        num_steps = len(samples) // self._step_samples
-        self._remainder = samples[num_steps * self._step_samples :]
-        steps = samples[: num_steps * self._step_samples].reshape(num_steps, self._step_samples)
+        num_intervals = len(samples) // self._interval_samples
+        self._remainder = samples[num_intervals * self._interval_samples :]
+        intervals = samples[: num_intervals * self._interval_samples].reshape(
+            num_intervals, self._interval_samples
+        )
         words: list[Word] = []
-        for sounds in any_audible(steps).tolist():
+        for sounds in any_audible(intervals).tolist():
             if sounds:
                 self._end_pause()
                 words += self._reached_words()
-                self._text_time += STEP_SECONDS
+                self._text_time += INTERVAL_S
             else:
                 self._num_silent += self._text_time > 0  # silence before the speech is no pause
-            self._num_steps += 1
+            self._num_intervals += 1
         if last:
             words += [self._word_now(text) for text, _ in self._pending]
             self._pending.clear()
@@ -117,7 +119,7 @@ class EstimatedWordTimer:
 
     def _end_pause(self) -> None:
         """At the first sound after a pause, corrects the estimate."""
-        if self._num_silent >= _PAUSE_STEPS:
+        if self._num_silent >= _PAUSE_INTERVALS:
             self._correct()
         self._num_silent = 0
         # Speech that is ahead of the text continues with the next text that arrives.
@@ -136,9 +138,9 @@ class EstimatedWordTimer:
 
     def _reached_words(self) -> list[Word]:
         words: list[Word] = []
-        while self._pending and self._pending[0][1] <= self._text_time + STEP_SECONDS / 2:
+        while self._pending and self._pending[0][1] <= self._text_time + INTERVAL_S / 2:
             words.append(self._word_now(self._pending.popleft()[0]))
         return words
 
     def _word_now(self, text: str) -> Word:
-        return Word(text, round(self._num_steps * STEP_SECONDS, 3), None, True)
+        return Word(text, round(self._num_intervals * INTERVAL_S, 3), None, True)

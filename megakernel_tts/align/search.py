@@ -16,7 +16,7 @@ from torch import Tensor
 from megakernel_common.kernels.loader import obstacle
 from megakernel_tts.kernels.align import AlignKernels, load_align_kernels
 
-Layout = Literal["BTS", "BST"]
+ScoreLayout = Literal["BTS", "BST"]
 Out = Literal["durations", "path", "index"]
 
 _FRAMES_PER_COPY = 64  # on the CPU
@@ -43,7 +43,7 @@ def mas(
     text_lengths: Tensor | None = None,
     frame_lengths: Tensor | None = None,
     mask: Tensor | None = None,
-    layout: Layout = "BTS",
+    layout: ScoreLayout = "BTS",
     out: Out = "durations",
 ) -> Tensor:
     """Finds the monotonic path with the largest sum of scores through each item.
@@ -127,7 +127,7 @@ def _check(
     text_lengths: Tensor | None,
     frame_lengths: Tensor | None,
     mask: Tensor | None,
-    layout: Layout,
+    layout: ScoreLayout,
 ) -> None:
     """Checks the arguments of `mas`."""
     if layout not in ("BTS", "BST"):

@@ -59,7 +59,7 @@ class DecodeBuffers:
         params: The argument of the kernels. What changes from launch to launch is set by the
             backend: streams, prompts, the timeout.
         keys: bfloat16 [pages, layers, kv heads, positions of a page, width].
-        values: bfloat16 [pages, layers, kv heads, tiles of a page, positions of a tile * width].
+        values: bfloat16 [pages, layers, kv heads, KV tiles of a page, positions of a tile * width].
         page_table: int32 [slots, pages of a slot at most].
         text: bfloat16 [slots, positions, hidden], text vectors.
         prompt_hidden: float32 [slots, hidden], the talker's last hidden state of each prompt.
@@ -174,12 +174,12 @@ class DecodeBuffers:
         return device_address(tensor, dtype, name, self._device)
 
     def _allocate_pages(self, stack: StackConfig, num_pages: int) -> tuple[Tensor, Tensor]:
-        """The talker's keys, and its values in tiles; see the attributes."""
+        """The talker's keys, and its values in KV tiles; see the attributes."""
         info = self._kernels.info
         shape = (num_pages, stack.num_layers, stack.num_kv_heads)
         keys = self._zeros(*shape, info.page_size, info.kv_width, dtype=torch.bfloat16)
-        tile_width = info.kv_tile_size * info.kv_width
-        return keys, torch.zeros_like(keys).view(*shape, -1, tile_width)
+        kv_tile_width = info.kv_tile_size * info.kv_width
+        return keys, torch.zeros_like(keys).view(*shape, -1, kv_tile_width)
 
     def _allocate_predictor_cache(
         self, stack: StackConfig, num_streams: int
@@ -310,12 +310,12 @@ class DecodeBuffers:
         """Copies the vectors and the batches of a prefill to the device, in one piece.
 
         Args:
-            batches: Of tiles of bfloat16 prompts on the host.
+            batches: Of prompt tiles, bfloat16 on the host.
             packed: The same batches as the kernels read them.
         """
-        tiles = [tile for batch in batches for tile in batch.tiles]
+        prompt_tiles = [tile for batch in batches for tile in batch.tiles]
         num_vectors = sum(batch.num_columns for batch in batches)
-        hidden_size = tiles[0].prompt.shape[1]
+        hidden_size = prompt_tiles[0].prompt.shape[1]
         row_bytes = hidden_size * torch.bfloat16.itemsize
         vector_bytes, batch_bytes = num_vectors * row_bytes, ctypes.sizeof(packed)
         num_rows = num_vectors + -(-batch_bytes // row_bytes)  # the batches are in the last rows
@@ -323,7 +323,7 @@ class DecodeBuffers:
         pinned = self._device.type == "cuda"
         staged = torch.empty((num_rows, hidden_size), dtype=torch.bfloat16, pin_memory=pinned)
         address = staged.data_ptr()
-        for tile in tiles:
+        for tile in prompt_tiles:
             tile_bytes = (tile.end - tile.begin) * row_bytes
             ctypes.memmove(address, tile.prompt.data_ptr() + tile.begin * row_bytes, tile_bytes)
             address += tile_bytes

@@ -152,7 +152,7 @@ class Megakernel:
         return PrefillResult(in_place, num_run)
 
     def _num_tiled(self, request: PrefillRequest) -> int:
-        """Returns the common positions that form whole tiles, which the prefix cache may hold."""
+        """Returns how many common positions, in whole prompt tiles, the prefix cache may hold."""
         return num_tiled_positions(request.num_common, self._narrow_streams, self._max_columns)
 
     def _part_end(self, begin: int, end: int, num_run: int, budget: int | None) -> int:

@@ -90,14 +90,14 @@ def choose_num_pages(
     cache_positions: int | None,
     free_bytes: int | None,
 ) -> int:
-    """Chooses the number of pages: as many as asked for, else all that slots can use and that fit.
+    """Chooses the number of pages: as many as requested, else all that slots can use and that fit.
 
     Args:
         memory: What the backend needs.
         num_slots: Streams at a time.
         max_positions: Positions of one stream at most.
         page_size: Positions of a page.
-        cache_positions: Positions of all streams together that were asked for.
+        cache_positions: Positions of all streams together that were requested.
         free_bytes: Free memory of the GPU; None if it is not limited.
 
     Raises:

@@ -1,7 +1,7 @@
 """The pages of a KV cache: which are free, and which slot has the others.
 
 A page has the keys and values of 128 consecutive positions of one slot, of all layers and heads. A
-slot gets pages as its stream grows, in the order of its positions, and loses all of them together.
+slot gets pages as its stream grows, in the order of its positions, and frees all of them together.
 """
 
 from collections import deque

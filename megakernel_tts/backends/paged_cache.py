@@ -25,7 +25,7 @@ class PagedCache:
             max_positions: Positions of a slot at most.
         """
         self._buffers = buffers
-        self._tile_size, self._max_positions = info.kv_tile_size, max_positions
+        self._kv_tile_size, self._max_positions = info.kv_tile_size, max_positions
         num_slots, num_columns = buffers.page_table.shape
         self._pool = PagePool(
             len(buffers.keys),
@@ -96,13 +96,13 @@ class PagedCache:
             self._num_uploaded_changes = self._pool.num_changes
 
     def views(self, slot: int, end: int) -> list[Tensor]:
-        """Returns a slot's keys and values before position `end`, in whole tiles of values."""
+        """Returns a slot's keys and values before position `end`, in whole KV tiles."""
         keys, values, page_size = self._buffers.keys, self._buffers.values, self._pool.page_size
         found: list[Tensor] = []
         for begin, page in zip(range(0, end, page_size), self._pool.pages(slot), strict=False):
             size = min(end - begin, page_size)
             found.append(keys[page, :, :, :size])
-            found.append(values[page, :, :, : -(-size // self._tile_size)])
+            found.append(values[page, :, :, : -(-size // self._kv_tile_size)])
         return found
 
     # --- prefixes ---

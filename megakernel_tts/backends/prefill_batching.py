@@ -1,9 +1,9 @@
 """Prefill batching: which positions of which prompts pass through the talker together.
 
-A prompt is cut into tiles: the first of `first_size` positions, the following of `tile_size`. A
-tile is never split between batches, so that the result does not depend on the other prompts:
-positions of one batch attend to each other in float32, and to earlier ones in bfloat16. Tiles of
-several prompts share a batch.
+A prompt is cut into prompt tiles: the first of `first_size` positions, the following of
+`tile_size`. A tile is never split between batches, so that the result does not depend on the other
+prompts: positions of one batch attend to each other in float32, and to earlier ones in bfloat16.
+Tiles of several prompts share a batch.
 """
 
 import ctypes

@@ -50,9 +50,9 @@ class Packer:
         packed = torch.empty(sum(sizes), dtype=torch.bfloat16, device=self.device)
         offsets = list(accumulate(sizes, initial=0))
         for matrix in _matrices(weights, self.device):
-            tiles = _tiles(matrix)
+            operands = _in_operand_order(matrix)
             for block in range(self.num_blocks):
-                for row_groups in self._share(tiles, block):
+                for row_groups in self._share(operands, block):
                     end = offsets[block] + len(row_groups)
                     packed[offsets[block] : end] = row_groups
                     offsets[block] = end
@@ -63,10 +63,10 @@ class Packer:
         first, end = (self._first_row_group(rows // ROW_GROUP_SIZE, b) for b in (block, block + 1))
         return (end - first) * ROW_GROUP_SIZE * (k + -k % STEP_K)
 
-    def _share(self, tiles: Tensor, block: int) -> list[Tensor]:
+    def _share(self, operands: Tensor, block: int) -> list[Tensor]:
         """A thread block's share: up to `max_row_groups` at a time, of these stage after stage."""
-        first, end = (self._first_row_group(len(tiles), b) for b in (block, block + 1))
-        stages = tiles[first:end].unflatten(1, (-1, self.stage_steps))
+        first, end = (self._first_row_group(len(operands), b) for b in (block, block + 1))
+        stages = operands[first:end].unflatten(1, (-1, self.stage_steps))
         return [groups.transpose(0, 1).flatten() for groups in stages.split(self.max_row_groups)]
 
     def _first_row_group(self, num_row_groups: int, block: int) -> int:
@@ -74,7 +74,7 @@ class Packer:
         return block * share + min(block, rest)
 
 
-def _tiles(weight: Tensor) -> Tensor:
+def _in_operand_order(weight: Tensor) -> Tensor:
     """A matrix [rows, K] as [row groups, steps, 8 warps * 32 lanes * 8 elements]."""
     rows, k = weight.shape
     padded = F.pad(weight, (0, -k % STEP_K))

@@ -17,11 +17,11 @@ from megakernel_tts.calibration.ranking import CapturedSpeech
 from megakernel_tts.checks import MAX_POSITIONS
 from megakernel_tts.errors import TextError
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.text.prompt import Layout, Prefix
+from megakernel_tts.text.prompt import Prefix, PromptLayout
 from megakernel_tts.tts import TTS
 from megakernel_tts.voice import Voice
 
-LAYOUTS: tuple[Layout, ...] = ("full", "streaming")
+LAYOUTS: tuple[PromptLayout, ...] = ("full", "streaming")
 
 
 class SpeechCapture:
@@ -90,7 +90,9 @@ class SpeechCapture:
         return pcm16(wave[0].float().cpu().numpy()).reshape(len(codes), -1)
 
     @torch.inference_mode()
-    def _scores(self, prefix: Prefix, ids: list[int], codes: Tensor, layout: Layout) -> Tensor:
+    def _scores(
+        self, prefix: Prefix, ids: list[int], codes: Tensor, layout: PromptLayout
+    ) -> Tensor:
         """The scores [frames, layers, heads, tokens] of the text's positions."""
         prompt_builder = self._prompt_builder
         prompt = prompt_builder.build(prefix, ids, layout, text_ended=True)

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         0; errors are raised.
 
     Raises:
-        UsageError: Standard input is closed or a terminal, and no microphone is asked for.
+        UsageError: Standard input is closed or a terminal, and no microphone is requested.
         MissingExtraError: The extra for the microphone is not installed.
         OSError: The microphone cannot be read.
         MegakernelTTSError: The model cannot be loaded, or recognition failed.

@@ -58,7 +58,7 @@ class CudaDecoder:
         max_pending_frames: Largest number of frames of a pending request.
         max_pending_total: Largest number of frames of all pending requests.
         capacity: Largest number of frames of a call, over all streams.
-        frame: Samples of a frame.
+        samples_per_frame: Samples of a frame.
         sample_rate: In Hz.
     """
 
@@ -85,7 +85,7 @@ class CudaDecoder:
         self._device = weights.input.device
         self.max_pending_frames = MAX_STREAM_FRAMES
         self.slots = slots
-        self.frame, self.sample_rate = config.samples_per_frame, config.sample_rate
+        self.samples_per_frame, self.sample_rate = config.samples_per_frame, config.sample_rate
         self._codebook_size = config.decoder.codebook_size
         self.capacity = self.max_pending_total = min(_CAPACITY, slots * MAX_STREAM_FRAMES)
         with torch.inference_mode():
@@ -97,12 +97,12 @@ class CudaDecoder:
                 kernels=load_codec_kernels(self._device) if kernels is None else kernels,
             )
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the codec launches on its own stream
+            torch.cuda.synchronize(self._device)  # the codec has a CUDA stream of its own
         buffers = (self._kernels.num_kept_frames, self._kernels.pcm, self._kernels.non_finite)
         self._num_kept_frames, self._pcm, self._non_finite = (t.numpy() for t in buffers)
         self._positions = np.zeros(slots, np.int64)
         self._graphs: dict[int, Graphs] = {}
-        self._stream = _CodecStream(self._device) if self._device.type == "cuda" else None
+        self._cuda_stream = _CodecCudaStream(self._device) if self._device.type == "cuda" else None
 
     @property
     def stages(self) -> list[str]:
@@ -116,7 +116,7 @@ class CudaDecoder:
 
     def warmup(self) -> None:
         """Records the graphs of all sizes of a call, so that no call has to."""
-        if self._stream is not None:
+        if self._cuda_stream is not None:
             for size in {self._call_size(count) for count in range(1, self.capacity + 1)}:
                 self.graphs(size)
 
@@ -134,7 +134,7 @@ class CudaDecoder:
             state: The state; None: that of a new stream.
         """
         kernels = self._kernels
-        with nullcontext() if self._stream is None else self._stream.use():
+        with nullcontext() if self._cuda_stream is None else self._cuda_stream.use():
             if state is None:
                 kernels.history[slot].zero_()  # old keys and values are masked by position
             else:
@@ -143,25 +143,25 @@ class CudaDecoder:
                     (kernels.kv_cache[slot], state.kv_cache),
                 ):
                     target.copy_(saved)
-                    if self._stream is not None:
-                        self._stream.keep(saved)
+                    if self._cuda_stream is not None:
+                        self._cuda_stream.keep(saved)
         self._positions[slot] = 0 if state is None else state.position
 
     @in_inference_mode
     def save_slot(self, slot: int) -> SlotState:
         """Returns a copy of a slot's state, on the device; see `Vocoder.save_slot`."""
         kernels = self._kernels
-        with nullcontext() if self._stream is None else self._stream.use():
+        with nullcontext() if self._cuda_stream is None else self._cuda_stream.use():
             history, kv_cache = kernels.history[slot].clone(), kernels.kv_cache[slot].clone()
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._cuda_stream is not None:
+            self._cuda_stream.synchronize()
         return SlotState(history, kv_cache, int(self._positions[slot]))
 
     @in_inference_mode
     def prepare_state(self, state: State) -> SlotState:
         """Converts the state of one stream of `decoder.Decoder`, on the same device."""
         history, kv_cache = self._kernels.pack_state(state)
-        if self._stream is not None:  # `load_slot` does not wait for torch's current stream
+        if self._cuda_stream is not None:  # `load_slot` does not wait for torch's current stream
             torch.cuda.current_stream(self._device).synchronize()
         return SlotState(history, kv_cache, int(state.position))
 
@@ -199,10 +199,10 @@ class CudaDecoder:
     ) -> Callable[[Sequence[int]], Callable[[], Samples]]:
         """Starts decoding after the kernels that generate the codes; see `Vocoder.decode_pending`.
 
-        On a CPU there is no stream to wait for: the codes must have been written.
+        On a CPU there is no CUDA stream to wait for: the codes must have been written.
         """
-        if self._stream is not None:
-            self._stream.wait_for_current_stream()
+        if self._cuda_stream is not None:
+            self._cuda_stream.wait_for_current_stream()
         self._start(requests)
         return partial(self._confirm, requests)
 
@@ -235,12 +235,12 @@ class CudaDecoder:
 
     def graphs(self, num_frames: int) -> Graphs:
         """The graphs of a call of `num_frames`: the decoder, and the update of the state."""
-        assert self._stream is not None
+        assert self._cuda_stream is not None
         if num_frames not in self._graphs:
             kernels = self._kernels
             self._graphs[num_frames] = (
-                self._stream.record(lambda: kernels.decode(num_frames)),
-                self._stream.record(lambda: kernels.update_state(num_frames)),
+                self._cuda_stream.record(lambda: kernels.decode(num_frames)),
+                self._cuda_stream.record(lambda: kernels.update_state(num_frames)),
             )
         return self._graphs[num_frames]
 
@@ -251,8 +251,8 @@ class CudaDecoder:
 
     @in_inference_mode
     def _launch(self, num_frames: int) -> None:
-        if self._stream is not None:
-            self._stream.decode(self.graphs(num_frames)[0])
+        if self._cuda_stream is not None:
+            self._cuda_stream.decode(self.graphs(num_frames)[0])
         else:
             self._kernels.decode(num_frames)
 
@@ -279,15 +279,15 @@ class CudaDecoder:
         self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]
     ) -> None:
         """Advances every stream by the number of its frames that are kept."""
-        if self._stream is not None:
-            self._stream.state_updated.synchronize()  # until then the kernel reads the counts
+        if self._cuda_stream is not None:
+            self._cuda_stream.state_updated.synchronize()  # until then the kernel reads the counts
         num_frames = np.array([request.num_frames for request in requests], np.int64)
         ends = np.cumsum(num_frames)
         size = self._call_size(int(num_frames.sum()))
         self._num_kept_frames[:size] = 0  # only a request's first frame has its count
         self._num_kept_frames[ends - num_frames] = counts
-        if self._stream is not None:
-            self._stream.update_state(self.graphs(size)[1])
+        if self._cuda_stream is not None:
+            self._cuda_stream.update_state(self.graphs(size)[1])
         else:
             self._kernels.update_state(size)
         slots = np.array([request.slot for request in requests], np.int64)
@@ -295,8 +295,8 @@ class CudaDecoder:
 
     def _collect(self, requests: Sequence[PendingDecodeRequest], counts: Sequence[int]) -> Samples:
         """Waits for the decoder and copies the samples of requests with frames to keep."""
-        if self._stream is not None:
-            self._stream.decoded.synchronize()
+        if self._cuda_stream is not None:
+            self._cuda_stream.decoded.synchronize()
         all_finite = not self._non_finite[: sum(r.num_frames for r in requests)].any()
         samples: Samples = []
         first = 0
@@ -304,37 +304,37 @@ class CudaDecoder:
             end = first + count
             if count:
                 finite = all_finite or not self._non_finite[first:end].any()
-                span = slice(first * self.frame, end * self.frame)
-                samples.append(self._pcm[span].copy() if finite else None)
+                pcm = self._pcm[first * self.samples_per_frame : end * self.samples_per_frame]
+                samples.append(pcm.copy() if finite else None)
             first += request.num_frames
         return samples
 
 
-class _CodecStream:
-    """The CUDA stream of the codec, beside the stream of the decode kernel."""
+class _CodecCudaStream:
+    """The CUDA stream of the codec, beside that of the decode kernel."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._cuda_stream = torch.cuda.Stream(device)
         self._codes_written = torch.cuda.Event()
         self.decoded = torch.cuda.Event()
         self.state_updated = torch.cuda.Event()
 
     def use(self) -> AbstractContextManager[None]:
         """Makes it torch's current stream: work is ordered after the codec's earlier work."""
-        return torch.cuda.stream(self._stream)
+        return torch.cuda.stream(self._cuda_stream)
 
     def keep(self, tensor: Tensor) -> None:
         """Keeps a tensor's memory allocated until the work launched so far is done."""
-        tensor.record_stream(self._stream)
+        tensor.record_stream(self._cuda_stream)
 
     def synchronize(self) -> None:
         """Waits for all work launched so far."""
-        self._stream.synchronize()
+        self._cuda_stream.synchronize()
 
     def record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Captures the launches of a function; other threads may use CUDA during the capture."""
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), torch.cuda.stream(self._cuda_stream):
             graph.capture_begin(capture_error_mode="thread_local")
             launch()
             graph.capture_end()
@@ -342,21 +342,21 @@ class _CodecStream:
 
     def wait_for_current_stream(self) -> None:
         """Orders later work after all work launched so far on torch's current stream."""
-        self._codes_written.record(torch.cuda.current_stream(self._stream.device))
-        self._stream.wait_event(self._codes_written)
+        self._codes_written.record(torch.cuda.current_stream(self._cuda_stream.device))
+        self._cuda_stream.wait_event(self._codes_written)
 
     def decode(self, graph: torch.cuda.CUDAGraph) -> None:
         """Starts the decoder; torch's current stream waits for it."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._cuda_stream):
             graph.replay()
-            self.decoded.record(self._stream)
-        torch.cuda.current_stream(self._stream.device).wait_event(self.decoded)
+            self.decoded.record(self._cuda_stream)
+        torch.cuda.current_stream(self._cuda_stream.device).wait_event(self.decoded)
 
     def update_state(self, graph: torch.cuda.CUDAGraph) -> None:
         """Starts the update of the state; torch's current stream does not wait for it."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._cuda_stream):
             graph.replay()
-            self.state_updated.record(self._stream)
+            self.state_updated.record(self._cuda_stream)
 
 
 def rounds(chunks: Sequence[Chunk], capacity: int) -> Iterator[list[Chunk]]:

@@ -171,14 +171,14 @@ class Decoder:
 
     Attributes:
         config: The decoder's configuration.
-        frame: Samples of a frame.
+        samples_per_frame: Samples of a frame.
         sample_rate: In Hz.
     """
 
     def __init__(self, weights: w.DecoderWeights, config: CodecConfig) -> None:
         """Folds the weights' constants; float32 tensors on the decoder's device."""
         self.config = config.decoder
-        self.frame = config.samples_per_frame
+        self.samples_per_frame = config.samples_per_frame
         self.sample_rate = config.sample_rate
         self._w = weights
         self._tables = codebook_tables(weights)

@@ -39,13 +39,13 @@ class Encoder:
 
     Attributes:
         config: The encoder's configuration.
-        frame: Samples of a frame.
+        samples_per_frame: Samples of a frame.
     """
 
     def __init__(self, weights: w.EncoderWeights, config: CodecConfig) -> None:
         """Uses the weights as they are, on their device."""
         self.config = config.encoder
-        self.frame = config.samples_per_frame
+        self.samples_per_frame = config.samples_per_frame
         self._w = weights
 
     @torch.inference_mode()
@@ -79,7 +79,7 @@ class Encoder:
             *self._quantize(weights.semantic, x),
             *self._quantize(weights.acoustic, x),
         ]
-        return torch.stack(codes, dim=-1)[: math.ceil(len(wave) / self.frame)]
+        return torch.stack(codes, dim=-1)[: math.ceil(len(wave) / self.samples_per_frame)]
 
     def _transform(self, x: Tensor) -> Tensor:
         stack = self.config.stack

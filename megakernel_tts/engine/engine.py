@@ -22,7 +22,7 @@ from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.stream import Stream, StreamRequest
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import ChunkPolicy, EventQueue, Session
-from megakernel_tts.text.prompt import Layout, Prefix, PromptBuilder
+from megakernel_tts.text.prompt import Prefix, PromptBuilder, PromptLayout
 from megakernel_tts.text.text_queue import TextQueue
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Engine:
         text_queue: TextQueue,
         prefix: Prefix,
         voice: "Voice | None",
-        layout: Layout,
+        layout: PromptLayout,
         sampling: Sampling,
         chunks: ChunkPolicy,
         *,
@@ -114,7 +114,7 @@ class Engine:
         scheduler = self._loop.scheduler
         state = self._initial_state
         if voice is not None and voice.codes is not None:
-            with scheduler.lock:  # before the codec runs for nothing
+            with scheduler.lock:  # before work of the codec that would be discarded
                 self._check_open()
             state = self._state_after(voice.codes.tobytes(), voice.codes.shape[1])
         request = StreamRequest(

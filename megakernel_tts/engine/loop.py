@@ -18,7 +18,7 @@ Delivery. The decode pipeline has at most one batch in flight. It is delivered
 A segment that is over ends after the delivery of its last chunk, thus beside a step if its slot is
 not needed at once. Prompts of streams that get slots next are built beside a step, too.
 
-A slot never changes hands while its codes are being decoded (asserted in `Stream`).
+A slot is not assigned to another stream while its codes are being decoded (asserted in `Stream`).
 """
 
 import time

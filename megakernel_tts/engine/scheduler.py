@@ -77,7 +77,7 @@ class Scheduler:
         # In the order in which they get slots; replaced under `lock`, so that reading needs none.
         self._streams: tuple[Stream, ...] = ()
         self._free_slots = list(range(backend.num_slots))
-        # Whether memory was too small, when it was last asked for: for the next frame of a stream
+        # Whether memory was too small, when it was last requested: for the next frame of a stream
         # that speaks, or for the stream at the front of the queue.
         self._frame_lacks_memory = self._slot_lacks_memory = False
 

@@ -12,7 +12,7 @@ from megakernel_tts.engine.delivery import Delivery
 from megakernel_tts.engine.segment import Segment
 from megakernel_tts.sampling import Sampling
 from megakernel_tts.session import FRAME_S, ChunkPolicy, EventQueue, FinishReason
-from megakernel_tts.text.prompt import Layout, Prefix, Prompt
+from megakernel_tts.text.prompt import Prefix, Prompt, PromptLayout
 from megakernel_tts.text.text_queue import TextQueue, TextSegment
 
 _SEVERITY: tuple[FinishReason, ...] = ("eos", "length", "guard")
@@ -36,7 +36,7 @@ class StreamRequest:
 
     prefix: Prefix
     vocoder_state: Any
-    layout: Layout
+    layout: PromptLayout
     sampling: Sampling
     chunks: ChunkPolicy
     alignment: Alignment | None = None

@@ -71,7 +71,7 @@ def make_plan(
     tile_bytes: int,
     *,
     max_strips_per_block: int | None = None,
-    num_stages: int | None = None,
+    num_score_stages: int | None = None,
 ) -> SearchPlan:
     """Partitions a search.
 
@@ -81,7 +81,7 @@ def make_plan(
         shape: Items, rows and columns.
         tile_bytes: Size of a tile of scores.
         max_strips_per_block: Strips of a block; by default as many as the kernels take.
-        num_stages: Tiles of scores of a strip; by default as many as shared memory has room for.
+        num_score_stages: Tiles of scores of a strip; by default as many as fit shared memory.
     """
     num_items, num_rows, num_columns = shape
     num_strips = -(-num_rows // info.strip_rows)
@@ -93,15 +93,15 @@ def make_plan(
         num_words <= info.window_words - info.padding_words
     )
     trace_bytes = info.trace_shared_bytes
-    if num_stages is None:
+    if num_score_stages is None:
         # Up to max_blocks_per_sm blocks share a multiprocessor's memory; fewer have more each.
         blocks_per_sm = min(-(-num_items * blocks_per_item // gpu.num_sms), info.max_blocks_per_sm)
         share = gpu.shared_bytes_per_sm // blocks_per_sm - _RESERVED_SHARED_BYTES
         fixed = info.static_shared_bytes + (trace_bytes if shared_directions else 0)
         free_bytes = min(gpu.shared_bytes_per_block, share) - fixed
         num_fitting = free_bytes // (strips_per_block * tile_bytes)
-        num_stages = max(1, min(num_fitting, info.max_score_stages))
-    stage_bytes = strips_per_block * num_stages * tile_bytes
+        num_score_stages = max(1, min(num_fitting, info.max_score_stages))
+    stage_bytes = strips_per_block * num_score_stages * tile_bytes
     return SearchPlan(
         SearchParams(
             num_items=num_items,
@@ -113,7 +113,7 @@ def make_plan(
             num_tiles=num_tiles,
             strips_per_block=strips_per_block,
             blocks_per_item=blocks_per_item,
-            num_stages=num_stages,
+            num_score_stages=num_score_stages,
         ),
         shared_directions,
         num_counter_words=(1 + num_items + 3) // 4 * 4 if blocks_per_item > 1 else 0,

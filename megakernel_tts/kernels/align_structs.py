@@ -32,7 +32,7 @@ class SearchParams(DeviceStruct):
         ("num_tiles", c_int),
         ("strips_per_block", c_int),
         ("blocks_per_item", c_int),
-        ("num_stages", c_int),
+        ("num_score_stages", c_int),
         ("block_counter", pointer("unsigned")),
         ("done_counters", pointer("unsigned")),
         ("edges", pointer("uint32_t")),

@@ -270,8 +270,8 @@ WARPGROUP_TILES = tuple(
 def warpgroup_columns(params: ProjectionParams) -> int:
     """Columns of the tiles that a layer's weights are packed for on sm_90a; 0: none.
 
-    The convolutions of the blocks: those of one tap load and store more for each product, and are
-    faster with narrow tiles.
+    The convolutions of the decoder's blocks: those of one tap load and store more for each product,
+    and are faster with narrow tiles.
     """
     one_plane = params.input.num_planes == 1
     if params.epilogue.value != Epilogue.SNAKE or params.output.num_channels % 96:

@@ -131,7 +131,7 @@ def audio_message(audio: bytes, span: CharacterSpan, *, synchronous: bool) -> di
     Args:
         audio: Encoded samples; may be empty.
         span: The characters.
-        synchronous: Whether the client asked for `sync_alignment`.
+        synchronous: Whether the client requested `sync_alignment`.
     """
     origin_ms = 0 if synchronous else span.start_ms
     if not span.characters and not synchronous:

@@ -155,7 +155,7 @@ class _ElevenLabsSocket:
         self.on_end()
 
     def on_end(self) -> None:
-        """Closes the connection if the client wants it and no context is open."""
+        """Closes the connection if the client requested it and no context is open."""
         if self._closes and not self._socket.speeches:
             self._socket.close()
 

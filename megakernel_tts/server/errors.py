@@ -11,7 +11,7 @@ from megakernel_tts import (
     VoiceError,
 )
 
-RETRY_AFTER_S = 1  # after which a client may repeat a request that met an overload
+RETRY_AFTER_S = 1  # after which a client may repeat a request that was refused for overload
 
 
 class RequestError(Exception):

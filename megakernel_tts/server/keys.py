@@ -12,8 +12,8 @@ from typing import Any
 class Priority(IntEnum):
     """Classes of requests, the most urgent first.
 
-    `LIVE` speech has a listener who waits for it. `PREFETCH` speech will be needed soon. Nobody
-    waits for `BATCH` speech.
+    `LIVE` speech has a listener who waits for it. `PREFETCH` speech will be needed soon. `BATCH`
+    speech has no listener who waits.
     """
 
     LIVE = 0

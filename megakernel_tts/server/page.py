@@ -15,7 +15,7 @@ from megakernel_tts.server.streams import SpeechStreams
 
 _FOLDER = Path(__file__).with_name("static")
 _HEADERS = {
-    "Cache-Control": "no-cache",  # a browser asks whether its copy is current
+    "Cache-Control": "no-cache",  # a browser checks whether its copy is current
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; media-src blob:; "
@@ -31,7 +31,7 @@ class Page:
     """The page of a server.
 
     Attributes:
-        PUBLIC_PATHS: Paths of its files, which need no key: the page asks for one.
+        PUBLIC_PATHS: Paths of its files, which need no key: the page has a field for it.
     """
 
     PUBLIC_PATHS = frozenset({"/", *(f"/static/{file.name}" for file in _FOLDER.iterdir())})

@@ -114,7 +114,7 @@ class SpeechSocket(Generic[L]):
         """Ends `run`: closes the connection after what was sent, and stops all speeches.
 
         Args:
-            error: The reason, unless the client has all that it asked for.
+            error: The reason, unless the client has all that it requested.
         """
         self._close_frame = (1000, "") if error is None else (error.close_code, error.message)
         self._closing.set()

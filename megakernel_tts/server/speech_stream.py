@@ -76,7 +76,7 @@ class SpeechChunk:
         start_s: Start of the audio, in seconds from the start of the stream.
         end_s: End of the audio; a codec may hold back the end of it.
         segment: Index of the segment of the text, as in `AudioChunk`.
-        is_break: Whether it is silence that the text asks for.
+        is_break: Whether it is the silence of a break in the text.
         slot_wait_s: Seconds so far for which the stream waited because all slots were in use.
     """
 

@@ -64,7 +64,7 @@ class VoiceLibrary(Mapping[str, Voice]):
     """
 
     def __init__(self, voices: Mapping[str, Voice], folder: Path | None) -> None:
-        """Reads the voices of the folder; files that are no voices are logged and left alone.
+        """Reads the voices of the folder; files that are no voices are logged and not changed.
 
         Args:
             voices: Voices that clients cannot remove.

@@ -24,7 +24,7 @@ from megakernel_tts.text.text_embedding import TextEmbedding
 from megakernel_tts.text.tokenizer import TextTokenizer
 from megakernel_tts.voice import Voice
 
-Layout = Literal["full", "streaming"]
+PromptLayout = Literal["full", "streaming"]
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class PromptBuilder:
         return talker.languages[name]
 
     def build(
-        self, prefix: Prefix, ids: list[int], layout: Layout, *, text_ended: bool
+        self, prefix: Prefix, ids: list[int], layout: PromptLayout, *, text_ended: bool
     ) -> Prompt | None:
         """Builds the prompt of a text; called in inference mode.
 

@@ -76,7 +76,7 @@ def test_emulated_durations_match_the_cpu(
             batch.frames,
             aligned=aligned,
             strips_per_block=rng.randint(1, 2),
-            num_stages=rng.randint(1, 4),
+            num_score_stages=rng.randint(1, 4),
             late=rng.choice([0, 50]),
         )
         assert torch.equal(found, plain_batch_durations(as_float32)), seed
@@ -173,7 +173,7 @@ def test_emulated_reads_stay_inside_the_scores(
         row_stride = -(-frames // multiple) * multiple
         storage = guarded(items * tokens * row_stride, dtype, at_end)
         scores = storage.view(items, tokens, row_stride)[:, :, :frames].copy_(torch.randn(shape))
-        found = emulated.durations(scores, aligned=aligned, num_stages=stages)
+        found = emulated.durations(scores, aligned=aligned, num_score_stages=stages)
         assert torch.equal(found, plain_batch_durations(Batch(scores, *full_lengths(scores))))
 
 

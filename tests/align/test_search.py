@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megakernel_tts.align import mas, maximum_path
-from megakernel_tts.align.search import Layout, Out
+from megakernel_tts.align.search import Out, ScoreLayout
 from tests.align.lattices import (
     Batch,
     every_path,
@@ -122,7 +122,7 @@ def test_layouts_are_transposed(out: Out) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
 @pytest.mark.parametrize("layout", ["BTS", "BST"])
-def test_a_mask_is_equivalent_to_lengths(dtype: torch.dtype, layout: Layout) -> None:
+def test_a_mask_is_equivalent_to_lengths(dtype: torch.dtype, layout: ScoreLayout) -> None:
     batch = random_batch(9, 20, 40)
     mask, scores = _mask(batch).to(dtype), batch.scores
     if layout == "BST":

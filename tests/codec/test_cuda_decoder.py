@@ -199,7 +199,7 @@ def test_tiles_of_wide_layers_do_not_change_samples(tmp_path: Path, make: Make) 
     for slot in range(3):
         other.load_slot(slot)
     for ends in ((1, 2, 0), (3, 3, 3)):  # chunks of all lengths, with a history and without
-        starts = [len(samples) // other.frame for samples in map(joined, made)]
+        starts = [len(samples) // other.samples_per_frame for samples in map(joined, made)]
         slots = [slot for slot in range(3) if ends[slot] > starts[slot]]
         requests = [DecodeRequest(slot, codes[slot][starts[slot] : ends[slot]]) for slot in slots]
         for slot, samples in zip(slots, other.decode(requests)(), strict=True):
@@ -220,7 +220,7 @@ def test_a_saved_state_continues_in_any_slot(decoder: CudaDecoder) -> None:
     for slot in (1, 2):
         decoder.load_slot(slot, state)
         rest = decode_one(decoder, slot, codes[5:])
-        np.testing.assert_array_equal(rest, whole[5 * decoder.frame :])
+        np.testing.assert_array_equal(rest, whole[5 * decoder.samples_per_frame :])
 
 
 def test_a_torch_state_continues_in_a_slot(codec: Codec, decoder: CudaDecoder) -> None:

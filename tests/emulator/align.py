@@ -63,7 +63,7 @@ class EmulatedAlign(AlignKernels):
         *,
         aligned: bool = False,
         strips_per_block: int = 2,
-        num_stages: int = 1,
+        num_score_stages: int = 1,
         late: int = 0,
     ) -> Tensor:
         """Computes durations int32 [B, T] of scores [B, T, S] whose frames are adjacent.
@@ -74,7 +74,7 @@ class EmulatedAlign(AlignKernels):
             frame_lengths: int32 or int64 [B], or none.
             aligned: Whether four cells are copied at a time.
             strips_per_block: Strips of a block, at most 2.
-            num_stages: Tiles of scores of a strip in shared memory.
+            num_score_stages: Tiles of scores of a strip in shared memory.
             late: Turns of the other blocks after which the first block starts.
         """
         items, rows, columns = scores.shape
@@ -84,7 +84,7 @@ class EmulatedAlign(AlignKernels):
             (items, rows, columns),
             self.tile_bytes(scores.dtype),
             max_strips_per_block=strips_per_block,
-            num_stages=num_stages,
+            num_score_stages=num_score_stages,
         )
         self.module.late = late
         return self.launch_search(scores, text_lengths, frame_lengths, plan, aligned=aligned)

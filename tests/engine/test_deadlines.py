@@ -16,7 +16,7 @@ from megakernel_tts.engine.scheduler import SchedulingPolicy
 from megakernel_tts.engine.work_times import IterationWork
 from megakernel_tts.loader import LoadedModel
 from megakernel_tts.session import FRAME_S
-from megakernel_tts.text.prompt import Layout
+from megakernel_tts.text.prompt import PromptLayout
 from tests.engine.timed import Device, TimedBackend, TimedVocoder, gaps, record_chunks
 from tests.rig import TEXT, UNLIMITED, Rig, codes, drain, scripted
 
@@ -27,7 +27,7 @@ class Arrival:
 
     time_s: float
     num_frames: int
-    layout: Layout = "full"
+    layout: PromptLayout = "full"
 
 
 @dataclass

@@ -204,7 +204,7 @@ def test_a_failing_decode_ends_no_other_stream(rig: Rig, monkeypatch: pytest.Mon
     def fail(frames: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
         if (frames == marked).all(dim=-1).any():
             batch_sizes.append(len(frames))
-            raise ArithmeticError("out of luck")
+            raise ArithmeticError("the step failed")
         return decode(frames, state)
 
     monkeypatch.setattr(rig.engine.decoder, "decode", fail)
@@ -219,19 +219,19 @@ def test_a_failing_decode_ends_no_other_stream(rig: Rig, monkeypatch: pytest.Mon
     for session in (bad, good):
         session.end()
     finish = drain(bad)[1]
-    assert finish.reason == "error" and "out of luck" in str(finish.error)
+    assert finish.reason == "error" and "the step failed" in str(finish.error)
     assert batch_sizes[0] == 2
     assert drain(good)[1].reason == "eos"
 
 
 def test_a_reader_that_stops_pauses_its_stream_only(rig: Rig) -> None:
     rig.backend.endless = True
-    lazy = rig.open(seed=1, largest=4, ahead=10)
+    lagging = rig.open(seed=1, largest=4, ahead=10)
     rig.settle()
     assert sum(rig.backend.batch_sizes) == 10
     rig.backend.endless = False
     assert drain(rig.open(seed=2))[1].reason == "eos"
-    chunks, finish = drain(lazy)
+    chunks, finish = drain(lagging)
     assert finish.reason == "eos"
     np.testing.assert_array_equal(codes(chunks), scripted(1, finish.frames))
 
@@ -332,7 +332,7 @@ def test_every_segment_starts_from_the_codec_state_after_the_recording(
     for segment in np.split(codes(chunks), 2):
         whole = torch.cat([recording, torch.from_numpy(segment)])[None]
         wave, _ = decoder.decode(whole, decoder.start())
-        expected.append(pcm16(wave[0, -tail * decoder.frame :].numpy()))
+        expected.append(pcm16(wave[0, -tail * decoder.samples_per_frame :].numpy()))
     assert np.abs(pcm.astype(int) - np.concatenate(expected)).max() <= 1
     rig.engine.close()
 

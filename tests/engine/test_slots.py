@@ -109,7 +109,7 @@ def test_the_waiting_time_of_a_cancelled_stream_does_not_grow(make_rig: MakeRig)
 
 
 def test_streams_with_a_stalled_reader_are_swapped_out_and_lose_no_frame(rig: Rig) -> None:
-    lazy = [rig.open(seed=i, largest=2, ahead=5) for i in range(2)]
+    lagging = [rig.open(seed=i, largest=2, ahead=5) for i in range(2)]
     rig.settle()
     assert [stream.slot for stream in rig.streams] == [0, 1]
     others = [rig.open(seed=10 + i) for i in range(3)]
@@ -118,7 +118,7 @@ def test_streams_with_a_stalled_reader_are_swapped_out_and_lose_no_frame(rig: Ri
     rig.settle()
     assert rig.backend.num_swapped_out >= 1
     assert "swap_in" not in rig.backend.events, "their readers have not read yet"
-    for seed, session in enumerate(lazy):
+    for seed, session in enumerate(lagging):
         chunks, finish = drain(session)
         assert (finish.reason, finish.frames) == ("eos", rig.num_frames)
         np.testing.assert_array_equal(codes(chunks), scripted(seed, rig.num_frames))

@@ -104,14 +104,14 @@ def test_a_step_lasts_until_the_first_chunk_is_due(rig: Rig) -> None:
 
 def test_the_reader_and_the_text_limit_a_step(rig: Rig) -> None:
     rig.backend.endless = True
-    lazy = rig.open(seed=1, first=4, largest=4, ahead=6)
+    lagging = rig.open(seed=1, first=4, largest=4, ahead=6)
     session = rig.open(None, seed=2, first=8, largest=8)
     session.push_text("hello to ")
     assert isinstance(next(iter(session)), AudioChunk)
     rig.settle()
     assert rig.backend.step_lengths[-1] <= 2
     assert rig.backend.num_frames(0) == 6, "frames that may be unread"
-    lazy.cancel()
+    lagging.cancel()
 
 
 def test_a_new_session_waits_for_at_most_one_frame(rig: Rig) -> None:

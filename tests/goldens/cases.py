@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from megakernel_tts.model.config import Kind
 from megakernel_tts.model.random_checkpoint import Size
-from megakernel_tts.text.prompt import Layout
+from megakernel_tts.text.prompt import PromptLayout
 
 Model = Size | Literal["demo"]  # random checkpoints and the demo voice
 
@@ -25,7 +25,7 @@ class Case:
     name: str
     kind: Kind
     text: str
-    layout: Layout
+    layout: PromptLayout
     language: str = "English"
     speaker: str | None = None
     instruct: str | None = None

@@ -14,7 +14,7 @@ from megakernel_stt.model.random_checkpoint import write_checkpoint
 from megakernel_stt.network.features import MelStream, mel_filters
 from tests.stt.streams import encode
 
-_SEED = 3  # of weights whose frames of noise and of silence can be told apart
+_SEED = 3  # of weights whose frames of noise and of silence differ
 _SCALE = 60.0  # of the logit by which loudness lowers that of blank
 _BLANK_BIAS = 15.0
 

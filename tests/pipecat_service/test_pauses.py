@@ -50,7 +50,7 @@ def scarce() -> Iterator[TTS]:
     with simulated_tts(64, 0.001, WordTokenizer()) as tts:
         backend = tts._loaded.engine.backend
         assert isinstance(backend, SimulatedBackend)
-        backend.num_silent_steps, backend.num_trailing_steps = 3, 4
+        backend.num_silent_intervals, backend.num_trailing_intervals = 3, 4
         backend.distinct_segments = True
         tts.warmup()
         yield tts

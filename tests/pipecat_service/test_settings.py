@@ -141,10 +141,10 @@ def test_other_settings_are_refused_one_by_one(
 
 def test_what_the_model_refuses_is_refused_with_the_other_settings_of_the_service() -> None:
     """A voice is checked with the present instruction, an instruction with the new voice."""
-    asked: list[tuple[object, str | None]] = []
+    requested: list[tuple[object, str | None]] = []
 
     def refuse_loud(voice: object, language: str, instruct: str | None) -> None:
-        asked.append((voice, instruct))
+        requested.append((voice, instruct))
         if instruct == "Loud.":
             raise VoiceError("too loud")
 
@@ -152,7 +152,7 @@ def test_what_the_model_refuses_is_refused_with_the_other_settings_of_the_servic
     check, current = SettingsCheck(info, {}, refuse_loud), settings(voice="ryan", instruct="Low.")
     new = MegakernelTTSSettings(voice="dylan", instruct="Loud.")
     delta, (error,) = check.accepted(current, new)
-    assert asked == [("dylan", "Low."), ("dylan", "Loud.")]
+    assert requested == [("dylan", "Low."), ("dylan", "Loud.")]
     assert str(error) == "too loud" and delta.given_fields() == {"voice": "dylan"}
     assert current.voice == "ryan", "the settings of the service were changed"
     with pytest.raises(VoiceError, match="too loud"):

@@ -84,7 +84,7 @@ def test_a_failure_within_a_turn_keeps_the_words_spoken_before(own_engine: TTS) 
 
 
 def test_silence_before_speech_is_not_sent(own_engine: TTS) -> None:
-    own_engine._loaded.engine.backend.num_silent_steps = 12  # type: ignore[attr-defined]
+    own_engine._loaded.engine.backend.num_silent_intervals = 12  # type: ignore[attr-defined]
     bot = Bot(own_engine, "One two three.")
     run_conversations([bot], Bot.reply)
     (onset,) = bot.metrics(TTFAMetricsData)

@@ -19,7 +19,7 @@ _STAMPS = (
     "logs.py",
     "openai_voices.py",
     "tracing.py",
-)  # modules that tell others when something was
+)  # modules that report when something was
 
 
 def test_speech_and_limits_do_not_depend_on_the_wall_clock(

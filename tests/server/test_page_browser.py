@@ -241,7 +241,7 @@ def test_the_page_fits_the_screen(drive: Drive, server: RunningServer, width: in
 
 
 def test_the_colours_have_enough_contrast(drive: Drive, server: RunningServer) -> None:
-    """At least 4.5:1 for text, as WCAG 2 asks, in both schemes."""
+    """At least 4.5:1 for text, as WCAG 2 requires, in both schemes."""
     ratio = """
       (first, second) => {
         const luminance = (name) => {

@@ -296,22 +296,22 @@ def test_names_of_models(tmp_path: Path, archive: Path) -> None:
 def test_a_hub_id_downloads_safetensors_or_else_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str | None, list[str]]] = []
+    requested: list[tuple[str, str | None, list[str]]] = []
 
     def download(repository: str, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((repository, revision, allow_patterns))
+        requested.append((repository, revision, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert find_model("nvidia/x@refs/pr/17") == tmp_path
-    assert [patterns for *_, patterns in asked] == [["*.json", "*.safetensors"], ["*.nemo"]]
-    assert {(repository, revision) for repository, revision, _ in asked} == {
+    assert [patterns for *_, patterns in requested] == [["*.json", "*.safetensors"], ["*.nemo"]]
+    assert {(repository, revision) for repository, revision, _ in requested} == {
         ("nvidia/x", "refs/pr/17")
     }
     (tmp_path / "model.safetensors").touch()
-    asked.clear()
+    requested.clear()
     find_model("nvidia/x")
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_an_archive_is_read_in_place(archive: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from megakernel_stt.network.features import MelStream, mel_filters, normalized, take_frames
+from megakernel_stt.network.features import MelStream, mel_filters, normalized, take_mel_frames
 from tests.stt.goldens.cases import audio
 
 FILTERS = mel_filters(80)
@@ -36,7 +36,7 @@ def test_streams_that_are_computed_together_have_the_features_of_each() -> None:
             for packet in np.array_split(samples[i : i + 600], generator.integers(1, 4)):
                 stream.add(packet)
         ready = [stream.num_ready for stream in streams]
-        for found, count, frames in zip(parts, ready, take_frames(streams), strict=True):
+        for found, count, frames in zip(parts, ready, take_mel_frames(streams), strict=True):
             assert len(frames) == count
             found.append(frames)
     for stream, found, samples in zip(streams, parts, recordings, strict=True):

@@ -10,7 +10,7 @@ import torch
 from megakernel_tts.backends.reference import Reference
 from megakernel_tts.errors import VoiceError
 from megakernel_tts.loader import LoadedModel
-from megakernel_tts.text.prompt import Layout, PromptBuilder
+from megakernel_tts.text.prompt import PromptBuilder, PromptLayout
 from megakernel_tts.voice import Voice
 
 
@@ -72,7 +72,7 @@ def test_batching_does_not_change_text_vectors(load: Callable[..., LoadedModel])
 @pytest.mark.parametrize("layout", ["full", "streaming"])
 @pytest.mark.parametrize("reference", [None, 2, 40], ids=["no reference", "short", "long"])
 def test_text_token_i_is_at_position_text_start_plus_i(
-    load: Callable[..., LoadedModel], layout: Layout, reference: int | None
+    load: Callable[..., LoadedModel], layout: PromptLayout, reference: int | None
 ) -> None:
     """Replacing a token changes exactly the vector of its position, in the prompt or fed later."""
     loaded = load("base")

@@ -221,7 +221,7 @@ class EngineClient:
                 else:
                     self._end_cloning(number, error.exception())
             case Cloned(number=number):
-                self._end_cloning(number, unpack_voice(message.layout, message.body))
+                self._end_cloning(number, unpack_voice(message.header, message.body))
             case Chunk(session=number):
                 self._sessions[number].receive(message)
             case Finished(session=number):

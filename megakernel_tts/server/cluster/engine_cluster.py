@@ -159,7 +159,7 @@ class EngineCluster:
         Raises:
             MegakernelTTSError: As `TTS.open`; an `EngineClosedError` if no engine is warm.
         """
-        # A cloned voice travels with each request, so that an engine that was restarted has it.
+        # A cloned voice is sent with each request, so that an engine that was restarted has it.
         cloned, arrays = pack_voice(voice) if isinstance(voice, Voice) else (None, b"")
         request = SessionRequest(
             voice=None if isinstance(voice, Voice) else voice,

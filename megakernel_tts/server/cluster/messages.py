@@ -67,7 +67,7 @@ def _exception_type(name: str) -> type[Exception] | None:
 
 
 @dataclass(frozen=True)
-class VoiceLayout:
+class VoiceHeader:
     """Sizes of the arrays in a cloned voice's body, and its transcript.
 
     Attributes:
@@ -81,27 +81,27 @@ class VoiceLayout:
     text: str | None
 
 
-def pack_voice(voice: Voice) -> tuple[VoiceLayout, bytes]:
-    """Returns the layout and the body of a cloned voice."""
+def pack_voice(voice: Voice) -> tuple[VoiceHeader, bytes]:
+    """Returns the header and the body of a cloned voice."""
     body = voice.x_vector.astype("<f4").tobytes()
     num_groups = 0
     if voice.codes is not None:
         num_groups = voice.codes.shape[1]
         body += voice.codes.astype("<i8").tobytes()
-    return VoiceLayout(len(voice.x_vector), num_groups, voice.text), body
+    return VoiceHeader(len(voice.x_vector), num_groups, voice.text), body
 
 
-def unpack_voice(layout: VoiceLayout, body: bytes) -> Voice:
-    """Returns the voice of a layout and a body.
+def unpack_voice(header: VoiceHeader, body: bytes) -> Voice:
+    """Returns the voice of a header and a body.
 
     Raises:
         VoiceError: Its values are invalid.
     """
-    x_vector = np.frombuffer(body, "<f4", layout.hidden)
-    if layout.text is None:
+    x_vector = np.frombuffer(body, "<f4", header.hidden)
+    if header.text is None:
         return Voice(x_vector)
-    codes = np.frombuffer(body, "<i8", offset=4 * layout.hidden)
-    return Voice(x_vector, codes.reshape(-1, layout.num_groups), layout.text)
+    codes = np.frombuffer(body, "<i8", offset=4 * header.hidden)
+    return Voice(x_vector, codes.reshape(-1, header.num_groups), header.text)
 
 
 # --- from the front ---
@@ -134,7 +134,7 @@ class SessionRequest:
 
     Attributes:
         voice: A voice's name; None for the default, or for a cloned voice.
-        cloned: Layout of a cloned voice; None for other voices.
+        cloned: Header of a cloned voice; None for other voices.
         language: As in `TTS.open`.
         instruct: As in `TTS.open`.
         sampling: As in `TTS.open`.
@@ -146,7 +146,7 @@ class SessionRequest:
     """
 
     voice: str | None
-    cloned: VoiceLayout | None
+    cloned: VoiceHeader | None
     language: str
     instruct: str | None
     sampling: Sampling
@@ -159,7 +159,7 @@ class SessionRequest:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Makes a request of fields as JSON returns them."""
-        fields["cloned"] = fields["cloned"] and VoiceLayout(**fields["cloned"])
+        fields["cloned"] = fields["cloned"] and VoiceHeader(**fields["cloned"])
         fields["sampling"] = Sampling(**fields["sampling"])
         fields["chunks"] = ChunkPolicy(**fields["chunks"])
         return cls(**fields)
@@ -293,13 +293,13 @@ class Cloned(Message):
     """A voice was made from a recording; its arrays are the body."""
 
     number: int
-    layout: VoiceLayout
+    header: VoiceHeader
     body: bytes = field(default=b"", repr=False)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
         """See `Message`."""
-        fields["layout"] = VoiceLayout(**fields["layout"])
+        fields["header"] = VoiceHeader(**fields["header"])
         return cls(**fields)
 
 

@@ -39,7 +39,7 @@ from megakernel_tts.server.cluster.messages import (
     Refused,
     Release,
     SessionRequest,
-    VoiceLayout,
+    VoiceHeader,
     Warm,
     encode,
     pack_voice,
@@ -52,7 +52,7 @@ CODES = np.arange(32, dtype=np.int64).reshape(2, 16)
 VOICE = Voice(np.linspace(-1, 1, 5, dtype=np.float32), CODES, "What was said: \u00e9\u4e2d.")
 
 
-def make_open(cloned: VoiceLayout | None, body: bytes) -> Open:
+def make_open(cloned: VoiceHeader | None, body: bytes) -> Open:
     request = SessionRequest(
         voice=None if cloned else "ryan",
         cloned=cloned,
@@ -112,8 +112,8 @@ def test_messages_arrive_equal_however_the_bytes_are_divided(data: st.DataObject
 
 @pytest.mark.parametrize("voice", [VOICE, Voice(VOICE.x_vector)], ids=["transcript", "x-vector"])
 def test_a_cloned_voice_arrives_equal(voice: Voice) -> None:
-    layout, body = pack_voice(voice)
-    arrived = unpack_voice(layout, body)
+    header, body = pack_voice(voice)
+    arrived = unpack_voice(header, body)
     assert np.array_equal(arrived.x_vector, voice.x_vector)
     assert arrived.text == voice.text
     assert (arrived.codes is None) == (voice.codes is None)
@@ -131,7 +131,7 @@ def test_the_layout_of_memory_does_not_change_a_voice() -> None:
 
 def test_invalid_values_of_a_voice_are_refused() -> None:
     with pytest.raises(VoiceError, match="NaN"):
-        unpack_voice(VoiceLayout(2, 0, None), np.array([1, np.nan], "<f4").tobytes())
+        unpack_voice(VoiceHeader(2, 0, None), np.array([1, np.nan], "<f4").tobytes())
 
 
 PUBLIC_ERRORS = [
