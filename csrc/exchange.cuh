@@ -33,11 +33,14 @@
 //  7. Wide kernels. All columns have the same tag. mlp_normed and attention_normed are written with
 //     the rows of the residual, and take the residual's place as input of qkv, gate_up and head.
 //     One thread block per column reads the residual and writes the column's scale, before it
-//     computes rows of the next phase; all thread blocks have read the scales of all columns before
-//     they store results of that phase, with or without rows of it. So 2 to 4 hold for residual and
-//     scales. The last use of mlp_normed in the predictor's pass 0 has no reader; a reader of the
-//     next use finds it or the use before, which has the third tag. predictor_input is read by all
-//     thread blocks with rows of the input projection, which store these rows afterwards.
+//     computes rows of the next phase. A thread block with rows of this phase reads the scales of
+//     all columns before it stores the rows; one without rows reads none. The next use of the
+//     scales depends on all rows of the phase, those of the head through the sampled codes. So 2 to
+//     4 hold for residual and scales. The predictor's pass 0, which has no head, therefore
+//     exchanges no result: nothing would depend on the reads of its scales. Pass 1 begins with an
+//     input of its own, whose rows a thread block stores after it has computed its rows of down.
+//     predictor_input is read by all thread blocks with rows of the input projection, which store
+//     these rows afterwards.
 //  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
 //  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block

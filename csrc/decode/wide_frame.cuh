@@ -63,11 +63,11 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
   // force all of it into local memory.
   template <class S, bool InputIsExchanged, class Finish>
   DEVICE bool run_network(const Network& n, const WideBuffers& buffers, EpochTags& layer_tags,
-                          WideTags& tags, Finish finish) {
+                          WideTags& tags, bool exchanges_result, Finish finish) {
     WideTags copied = tags;
     context_.epoch_tags = layer_tags;
-    const bool ok =
-        run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied, pass_columns(), finish);
+    const bool ok = run_wide_layers<S, InputIsExchanged>(context_, n, buffers, copied,
+                                                         pass_columns(), exchanges_result, finish);
     layer_tags = context_.epoch_tags, tags = copied;
     return ok;
   }
@@ -98,7 +98,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
         return valid && stream_states()[c].starts_from_prompt ? prompt_hidden(c)[k] : x;
       };
       if (!run_network<Talker, false>(s_.talker, p_.wide_talker, talker_layer_tags_, talker_tags_,
-                                      finish)) {
+                                      true, finish)) {
         return false;
       }
       exchange_final_scales<Talker>(s_.talker, p_.wide_talker, talker_tags_);
@@ -137,14 +137,9 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
         tags.input.of(0), n.eps);
   }
 
-  // Waits for the scales of the final norm, which depend on all results of the pass. So this orders
-  // its keys and values before the reads of the next pass.
-  DEVICE void wait_for_final_scales(const WideBuffers& buffers, const WideTags& tags) {
-    wait_for_scales(context_, buffers.mlp_scales, tags.input.of(0), kDown);
-  }
-
   // logits = W norm(x): reads mlp_normed [columns, Shape::k], writes exchange.logits [columns,
-  // Shape::rows].
+  // Shape::rows]. The codes that all thread blocks wait for next depend on all logits. So they
+  // order the keys and values of the pass before the reads of the next pass.
   template <class Shape>
   DEVICE bool project_head(const Network& n, const WideBuffers& buffers, const WideTags& tags,
                            EpochTags& head_tags) {
@@ -157,12 +152,15 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
     };
     return project_wide<Shape, 1>(
         context_, kHead, WideInput{buffers.mlp_normed, tags.input.of(0), kDown},
-        [&] { wait_for_final_scales(buffers, tags); }, [](const WideResult&) { return 0; }, store);
+        [&] { wait_for_scales(context_, buffers.mlp_scales, tags.input.of(0), kDown); },
+        [](const WideResult&) { return 0; }, store);
   }
 
   // --- the code predictor ---
 
-  // The predictor's pass `pass`, and but for pass 0 its logits [streams, codes].
+  // The predictor's pass `pass`, and but for pass 0 its logits [streams, codes]. Pass 0 exchanges
+  // no result: the next pass needs its keys and values only, and a warp reads those that it has
+  // written.
   DEVICE bool run_predictor(int pass) {
     set_columns(num_streams(), [&](int c) { return Column{c, pass, c, true, -1}; });
     // Elements k to k + 3 of the input [columns, talker hidden]: the norm of talker_hidden, or the
@@ -183,14 +181,11 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
                                    predictor_tags_, input);
     }
     if (!run_network<Predictor, M::has_input_projection>(
-            s_.predictor, buffers, predictor_layer_tags_, predictor_tags_, keep)) {
+            s_.predictor, buffers, predictor_layer_tags_, predictor_tags_, pass > 0, keep)) {
       return false;
     }
+    if (pass == 0) return true;
     exchange_final_scales<Predictor>(s_.predictor, buffers, predictor_tags_);
-    if (pass == 0) {
-      wait_for_final_scales(buffers, predictor_tags_);
-      return true;
-    }
     return project_head<typename M::PredictorHead>(s_.predictor, buffers, predictor_tags_,
                                                    predictor_head_tags_);
   }

@@ -242,7 +242,8 @@ DEVICE WideResult wide_result_of(int i, int first, int count, int log2_columns) 
 
 // Computes this thread block's rows of y [rows, columns]. A thread adds up the partial sums of
 // `ResultsTogether` results at a time, which hides latency where it has many.
-//   wait() waits for what `store` needs, once; all threads call it, before a block barrier;
+//   wait() waits for what `store` needs, once; all threads call it, before a block barrier, unless
+//   the thread block has no rows;
 //   preload(result) returns an operand of `store`;
 //   store(result, sum, operand, valid) receives y[r, c]; all lanes call it, some without a valid
 //   sum.
@@ -253,7 +254,6 @@ DEVICE bool project_wide(Context& context, Phase phase, WideInput input, Wait wa
   using Sums = WideSums<Context::max_columns>;
   const RowGroupRange row_groups = context.row_groups[phase];
   const int num_row_groups = warp_uniform(row_groups.count);
-  if (num_row_groups == 0) wait();
 #pragma unroll 1
   for (int done = 0; done < num_row_groups; done += kMaxRowGroups) {
     const int count = min(kMaxRowGroups, num_row_groups - done), first = row_groups.first + done;

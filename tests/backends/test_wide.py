@@ -317,8 +317,12 @@ def test_a_prefill_after_a_launch_of_many_streams_does_not_copy_them(make_rig: M
     assert all(map(torch.equal, *states))
 
 
-def test_schedules_change_neither_codes_nor_epochs(make_rig: MakeRig) -> None:
-    rig = make_rig("1b7", 16)
+@pytest.mark.parametrize("size", SIZES)
+def test_schedules_change_neither_codes_nor_epochs(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, size: Size
+) -> None:
+    monkeypatch.setattr(megakernel, "_TIMEOUT_NS", 1_000_000)  # readings of the emulated clock
+    rig = make_rig(size, 16)
     codes = []
     for rig.module.schedule_seed, rig.module.late in ((0, 0), (1, 0), (0, 2000)):
         rig.begin(rig.wide, range(9))
