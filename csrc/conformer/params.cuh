@@ -9,7 +9,7 @@
 namespace megakernel::conformer {
 
 constexpr int kBlockThreads = 256;
-constexpr int kMaxFewRows = 8;  // that `project` takes
+constexpr int kMaxFewRows = 4;  // that `project` takes; kernels.cu compiles it for these
 
 // The sizes of the model; without them, those of the released ones.
 #ifdef MEGAKERNEL_CONFORMER_HIDDEN

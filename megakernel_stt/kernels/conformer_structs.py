@@ -10,7 +10,7 @@ from megakernel_common.kernels.declarations import (
 )
 
 BLOCK_THREADS = 256
-MAX_FEW_ROWS = 8  # that `project` takes
+MAX_FEW_ROWS = 4  # that `project` takes
 
 _NAMESPACE = "megakernel::conformer"
 

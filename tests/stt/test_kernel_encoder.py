@@ -11,6 +11,7 @@ from torch import Tensor
 from megakernel_common.checkpoint import map_leaves
 from megakernel_common.layers import exact_convolutions, split_heads
 from megakernel_stt.kernels.conformer import ConformerKernels, conformer_obstacle, load_conformer
+from megakernel_stt.kernels.conformer_structs import MAX_FEW_ROWS
 from megakernel_stt.kernels.encoder import KernelEncoder
 from megakernel_stt.model.config import EncoderConfig, StreamingConfig
 from megakernel_stt.model.random_checkpoint import RELEASED_SIZE, Size, random_model
@@ -245,7 +246,7 @@ def test_convolution_module_is_that_of_torch(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@pytest.mark.parametrize("num_rows", [1, 3, MAX_FEW_ROWS])
 def test_layers_of_few_rows_are_those_of_torch(
     num_rows: int, dtype: torch.dtype, place: Place, load: LoadModel
 ) -> None:
@@ -290,15 +291,17 @@ def test_layers_of_few_rows_are_those_of_torch(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_do_not_depend_on_each_other(dtype: torch.dtype, load: LoadModel) -> None:
-    """The bits of one row, alone and as the last of eight."""
+    """The bits of one row, alone and as the last of several."""
     model = load("streaming")
     made = emulated_conformer(
         copied(model.weights.encoder, "emulator", dtype), model.config.encoder
     )
     layer, norm = made.qkv[0], made.weights.blocks[0].attention.norm
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(8, 1, model.config.encoder.hidden_size, generator=generator).to(dtype)
-    together, alone = (rows.new_empty(n, 1, len(layer.weight)) for n in (8, 1))
+    rows = torch.randn(MAX_FEW_ROWS, 1, model.config.encoder.hidden_size, generator=generator).to(
+        dtype
+    )
+    together, alone = (rows.new_empty(n, 1, len(layer.weight)) for n in (MAX_FEW_ROWS, 1))
     made.project("qkv", layer, rows, together, norm=norm)
     made.project("qkv", layer, rows[-1:].clone(), alone, norm=norm)
     assert torch.equal(together[-1:], alone)
