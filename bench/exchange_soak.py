@@ -5,6 +5,7 @@ CUDA stream and a second engine synthesises. Every code must be the same both ti
 random weights of the 0.6B size, unless --model names one.
 
 python -m bench.exchange_soak --json bench/results/exchange-soak.json
+python -m bench.exchange_soak --slots 16  # wide kernels
 """
 
 import argparse
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from bench.report import write
 from megakernel_tts import TTS, ChunkPolicy, Sampling
+from megakernel_tts.cli.console import positive_integer
 from megakernel_tts.model.config import ModelConfig
 from megakernel_tts.model.random_released import write_released_checkpoint
 
@@ -175,6 +177,9 @@ def main() -> int:
     parser.add_argument("--exchanges", type=int, default=1_000_000)
     parser.add_argument("--model", help="checkpoint folder or name, instead of random weights")
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--slots", type=positive_integer, default=8, help="concurrent streams (default: 8)"
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +188,7 @@ def main() -> int:
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
             write_released_checkpoint(Path(folder), "0.6B", device)
         with (
-            TTS.load(model, options.device, slots=8) as tts,
+            TTS.load(model, options.device, slots=options.slots) as tts,
             TTS.load(model, options.device, slots=2) as other,
         ):
             report = soak(tts, other, options.exchanges)

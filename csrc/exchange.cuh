@@ -38,9 +38,10 @@
 //     scales depends on all rows of the phase, those of the head through the sampled codes. So 2 to
 //     4 hold for residual and scales. The predictor's pass 0, which has no head, therefore
 //     exchanges no result: nothing would depend on the reads of its scales. Pass 1 begins with an
-//     input of its own, whose rows a thread block stores after it has computed its rows of down.
-//     predictor_input is read by all thread blocks with rows of the input projection, which store
-//     these rows afterwards.
+//     input of its own. A thread block stores rows and scales of it after it has computed its rows
+//     of down or, without such rows, of gate_up, which by 2 depend on all reads of scales in pass
+//     0. predictor_input is read by all thread blocks with rows of the input projection, which
+//     store these rows afterwards.
 //  8. Launches. The host sets all bits of the workspace before a launch, on the same CUDA stream.
 //     Every launch counts its uses from 0. So no value of an earlier launch has a tag of a use.
 //  9. Timeouts. A thread that has timed out continues with the values that it has; its thread block
@@ -258,6 +259,7 @@ DEVICE uint4 wait_for_values(const uint32_t* values, uint32_t tag, SpinTimeout t
 DEVICE uint32_t wait_for_value(const uint32_t* at, uint32_t tag, int shift, SpinTimeout timeout) {
   uint32_t v = load_relaxed(at);
   while (!warp_all((v >> shift & kTagMask) == tag)) {
+    observe_tag(v >> shift & kTagMask, tag);
     if (!warp_all(timeout.keep_waiting())) break;
     v = load_relaxed(at);
   }

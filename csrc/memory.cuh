@@ -199,9 +199,11 @@ DEVICE unsigned load_host_flag(const unsigned* from_host) {
 
 // --- polls ---
 
-// The emulator counts polls that find a value of another use than the last one or the current one.
+// The emulator counts polls that find a value of another use than the last one or the current one:
+// values of an encoding, or a tag.
 template <class Values>
 DEVICE void observe_epoch(uint4, uint32_t) {}
+DEVICE void observe_tag(uint32_t, uint32_t) {}
 // One iteration of a polling loop. The emulator switches to another thread here.
 DEVICE void spin_pause() {}
 

@@ -32,4 +32,4 @@ class SynthesisError(MegakernelTTSError):
 
 
 class DeviceError(MegakernelTTSError, RuntimeError):
-    """The device did not finish a launch; its state is undefined afterwards."""
+    """The device did not finish a launch, whose streams end; later launches are not affected."""

@@ -305,6 +305,7 @@ DEVICE void combine_spans(const Params& p, const Network& n, const EpochTags& ep
       for (int i = 0; i < kBatch; ++i) {
         arrived &=
             has_tag(weighted[i], tag) && has_tag(span_max[i], tag) && has_tag(span_sum[i], tag);
+        observe_epoch<FloatValues>({weighted[i], span_max[i], span_sum[i], tag}, tag);
       }
       if (warp_all(arrived) || !warp_all(timeout.keep_waiting())) break;
     }

@@ -121,6 +121,7 @@ class WideFrameGenerator : StreamContext<M, MaxColumns> {
     uint4 v = load_relaxed(static_cast<const uint4*>(at));
     SpinTimeout timeout(p_, kDown, context_.timed_out());
     while (!warp_all(from_prompt || has_tag(v, tag)) && warp_all(timeout.keep_waiting())) {
+      if (!from_prompt) observe_epoch<FloatValues>(v, tag);
       v = load_relaxed(static_cast<const uint4*>(at));
     }
     return untag(v);

@@ -371,7 +371,8 @@ class Megakernel:
             self.clear_prefix_cache()  # the launch that failed may have been that of a prompt
             raise DeviceError(
                 f"The kernel timed out: thread block {block} waited for {_TIMEOUT_NS / 1e9:g} s "
-                f"at the phase {PHASES[phase]}. Another program may hold the GPU; try again."
+                f"at the phase {PHASES[phase]}. Another program may hold the GPU; if none "
+                "does, see docs/where-to-change.md, a launch that timed out."
             )
         counts = buffers.num_published[:num_streams]
         table = buffers.table(num_streams, num_frames).astype(np.int64)  # one copy for all streams

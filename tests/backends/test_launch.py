@@ -114,7 +114,7 @@ def test_the_engine_reports_a_timeout_and_continues(
     reason, error, frames = say()
     timeout.off()
     assert (reason, frames) == ("error", 0)
-    assert "timed out" in error and "try again" in error
+    assert "timed out" in error and "where-to-change.md" in error
     assert say() == ("length", "None", 3)
     engine.close()
     assert not engine._thread.is_alive()

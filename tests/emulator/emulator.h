@@ -257,12 +257,12 @@ inline unsigned load_host_flag(const unsigned* from_host) { return *from_host; }
 
 // Polls that found a value of the next use, or of the last but one. They have the same tag.
 inline long num_epoch_violations = 0;
+inline void observe_tag(uint32_t found, uint32_t tag) {
+  num_epoch_violations += found == (tag == 2 ? 0 : tag + 1);
+}
 template <class Values>
 inline void observe_epoch(uint4 v, uint32_t tag) {
-  const uint32_t next_tag = tag == 2 ? 0 : tag + 1;
-  for (uint32_t value : {v.x, v.y, v.z, v.w}) {
-    num_epoch_violations += Values::tag_of(value) == next_tag;
-  }
+  for (uint32_t value : {v.x, v.y, v.z, v.w}) observe_tag(Values::tag_of(value), tag);
 }
 inline void spin_pause() { yield_poll(); }
 
