@@ -77,7 +77,9 @@ def test_contexts_of_a_socket_are_divided_among_the_engines(
     running.run(main())
 
 
-def test_contexts_of_an_engine_that_is_killed_end_with_an_error(local: TTS) -> None:
+def test_contexts_of_an_engine_that_is_killed_end_with_an_error(
+    local: TTS, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of the other engine continue, and new requests are served."""
 
     async def main() -> None:
@@ -109,6 +111,8 @@ def test_contexts_of_an_engine_that_is_killed_end_with_an_error(local: TTS) -> N
             reply = await http.post("/v1/audio/speech", json=body)
             assert reply.content == local.say(TEXT).pcm.tobytes()
             assert server.metric('requests_success_total{finished_reason="error"}') == 2
+            logged = [each for each in caplog.records if each.levelno >= logging.ERROR]
+            assert {each.getMessage() for each in logged} == {"an engine process has ended"}
 
     asyncio.run(main())
 
